@@ -82,6 +82,13 @@ def test_write_text_interrupted_leaves_nothing_behind(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_names_of_the_longest_length_are_written(tmp_path):
+    """255 bytes, which a temporary name with all of it would exceed."""
+    file = tmp_path / ("a" * 251 + ".txt")
+    write_text(file, "x")
+    assert file.read_text() == "x"
+
+
 def test_write_text_leaves_what_a_path_is(tmp_path):
     """A file gets the rights of any new one; a link stays a link, and a device a device."""
     (tmp_path / "ordinary").write_text("x")

@@ -292,13 +292,18 @@ def _is_special(path: Path) -> bool:
     return path.exists() and not path.is_file()
 
 
+_MAX_PREFIX: Final = 50
+"""Maximum number of characters of a file's name in that of its temporary file."""
+
+
 def _create_temporary(path: Path) -> Path:
     """Create an empty temporary file in the folder of `path`, with the permissions of a new file.
 
     Raises `InputError` if the folder is missing or not writable, or no file can have the name.
     """
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        prefix = f".{path.name[:_MAX_PREFIX]}."
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=".tmp")
     except FileNotFoundError:
         if path.parent.is_dir():  # Such as /proc, in which no file can be created.
             msg = f"{path}: the folder {path.parent} cannot be written"

@@ -105,7 +105,7 @@ def test_file_name_in_place_of_a_model_points_to_the_option(told):
     """A graph file given as a model is told apart from a misspelt name."""
     with told.raises(GraphError):
         load_model("mine.graph.json")
-    with pytest.raises(GraphError, match="a{300}"):
+    with pytest.raises(GraphError, match="a" * 300):
         read_model_or_file("a" * 300)  # longer than names of files
 
 

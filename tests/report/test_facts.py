@@ -181,7 +181,7 @@ def test_rejected_schedules_and_own_wishes_are_told(told):
 
 
 def test_a_bound_of_a_model_without_baseline_is_stated():
-    """The gap between 1 and a bound of -1 is 2; unlike an overhead, the objective may be below 0."""
+    """The gap between 1 and a bound of -1 is 2: unlike an overhead, it may be below 0."""
     facts = schedule_facts(subject(skip_problem()))
     objective = {"minimize": "own", "name": "obj", "value": 1.0, "bound": -1.0}
     found = schedule_answers(facts | {"status": "feasible", "gap": 2.0, "objective": objective})[1]

@@ -74,6 +74,24 @@ def test_that_no_addresses_fit_is_proved(ram, mode, words):
     assert found.result.reason.startswith(words)
 
 
+def test_ctrl_c_in_a_later_solve_is_reported():
+    """16 B suffice for the tensors, not for their addresses; the second solve is interrupted."""
+    calls = []
+
+    def solve_once(problem, **keywords):
+        calls.append(problem)
+        found = solve(problem, **keywords)
+        if len(calls) == 1:
+            return found
+        nothing = {"schedule": None, "simulation": None, "status": Status.UNKNOWN}
+        return replace(found, termination=Termination.INTERRUPTED, **nothing)
+
+    found = fit_arena(skip_problem(ram=16), mode="blocking", alignment=4, solve=solve_once)
+    assert len(calls) == 2
+    assert found.result.termination == Termination.INTERRUPTED
+    assert found.result.reason.startswith("interrupted")
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_random_problems_fit_or_are_refused(seed):
     """What is returned is valid; what is called infeasible has no blocking plan that fits."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 import poetmodel as pm
+from poetmodel.device import Cost
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.schedule import GraphIdentity
 from poetmodel.sweeps.instances import (
@@ -91,6 +92,23 @@ def test_library_states_its_problems(library):
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in others
     }
+
+
+def test_problems_without_units_or_with_other_costs_are_refused(tmp_path, network):
+    """The index has energies and times only, and one file of costs for a graph and a device."""
+    problem, best = problem_of(network), BestResults()
+    least = Instance("small", "zoo", replace(problem, minimize="ram"), best)
+    with pytest.raises(InputError, match="small: only problems of energy or time"):
+        write_library([least], tmp_path / "ram")
+    costs = problem.costs
+    slower = {name: Cost(2 * cost.time_s, cost.energy_j) for name, cost in costs.compute.items()}
+    other = replace(problem, costs=replace(costs, compute=slower))
+    pair = [
+        Instance(name=f"p{k}", kind="zoo", problem=each, best=best)
+        for k, each in enumerate((problem, other))
+    ]
+    with pytest.raises(InputError, match="different costs of one graph and device"):
+        write_library(pair, tmp_path / "pair")
 
 
 def test_files_are_shared_by_problems(tmp_path, network):

@@ -330,7 +330,8 @@ class _FittingSearch:
             # An arena that fits, but whose plan violates a limit, leaves no excess: bisect then.
             excess_bytes = self._min_excess_bytes()
             budget_bytes = too_large_bytes - excess_bytes - margin_bytes if excess_bytes > 0 else 0
-        return Fitted(self._no_fit_result(first_result), None, None)
+        no_fit_result = self._no_fit_result(first_result, last_termination=result.termination)
+        return Fitted(no_fit_result, None, None)
 
     def _improve_fitting(self, first_result: SolveResult, plan: Plan, arena: Arena) -> Fitted:
         """Solve for the remaining time, from a first schedule whose arena fits.
@@ -519,10 +520,13 @@ class _FittingSearch:
         """Return the excess of the smallest arena so far over the usable RAM [B], maybe below 0."""
         return (self.smallest_arena_bytes or 0) - self.usable_bytes
 
-    def _no_fit_result(self, first_result: SolveResult) -> SolveResult:
+    def _no_fit_result(
+        self, first_result: SolveResult, *, last_termination: Termination = Termination.STALLED
+    ) -> SolveResult:
         """Return the first result without its schedule, with the reason and hints.
 
-        Its status becomes UNKNOWN and its termination STALLED.
+        Its status becomes UNKNOWN. Its termination becomes INTERRUPTED if that is the termination
+        of the last solve, else STALLED.
         """
         excess_bytes = self._min_excess_bytes()
         is_late = self.request.remaining_s() <= 2 * self.plan_and_place_s
@@ -537,10 +541,13 @@ class _FittingSearch:
             reason += ", or ".join(hints or ["the device has no more RAM: take a smaller step"])
         else:
             reason += "plans that fit violate other limits; raise the time limit"
+        is_interrupted = last_termination == Termination.INTERRUPTED
+        if is_interrupted:
+            reason = f"interrupted before addresses were found that fit {self._usable_ram_text()}"
         return replace(
             first_result,
             status=Status.UNKNOWN,
-            termination=Termination.STALLED,
+            termination=Termination.INTERRUPTED if is_interrupted else Termination.STALLED,
             schedule=None,
             simulation=None,
             reason=reason,

@@ -174,15 +174,18 @@ class _LibraryWriter:
         self._folder = folder
         self._mps = mps
         self._graph_files: dict[str, str] = {}
-        self._cost_files: dict[tuple[str, str], str] = {}
+        self._cost_files: dict[tuple[str, str], tuple[str, Costs]] = {}
 
     def write_problem(self, instance: Instance) -> dict[str, Any]:
         """Write the files of a problem, except files written before; return its line of the index.
 
-        Raises `InputError` if a graph, costs or a device cannot be written, or if the device is not
-        a shipped one, and the errors of `_write_mps`.
+        Raises `InputError` if a graph, costs or a device cannot be written, if the device is not a
+        shipped one, or if the problem does not minimize energy or time, and the errors of
+        `_write_mps`.
         """
         problem = instance.problem
+        if problem.minimize not in {Quantity.ENERGY, Quantity.TIME}:
+            raise InputError(f"{instance.name}: only problems of energy or time are written")
         costs, graph, device = problem.costs, problem.graph, problem.costs.device
         objective = problem.objective
         return {
@@ -214,16 +217,19 @@ class _LibraryWriter:
     def _write_costs(self, graph: Graph, costs: Costs) -> str:
         """Write the costs of a graph, and return the path of their file relative to the library.
 
-        A graph has one file for each device, and one for costs without a device. Only the first
-        costs for a file are written, even if later ones differ.
+        A graph has one file for each device, and one for costs without a device. Raises
+        `InputError` if the costs of two problems with one file differ.
         """
         source = "measured" if costs.device is None else costs.device.short_name
         key = graph.sha256, source
         if key not in self._cost_files:
             name = f"costs/{file_name(graph.name, graph.sha256[:8], source)}.profile.csv"
             costs.save(self._folder / name)
-            self._cost_files[key] = name
-        return self._cost_files[key]
+            self._cost_files[key] = name, costs
+        name, written_costs = self._cost_files[key]
+        if (written_costs.compute, written_costs.pages) != (costs.compute, costs.pages):
+            raise InputError(f"{name}: two problems have different costs of one graph and device")
+        return name
 
     def _write_device(self, device: Device) -> str:
         """Copy the shipped file of a device once, and return the copy's path in the library.
