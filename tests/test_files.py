@@ -85,7 +85,7 @@ def test_write_text_interrupted_leaves_nothing_behind(tmp_path, monkeypatch):
 def test_names_of_the_longest_length_are_written(tmp_path):
     """255 bytes, which a temporary name with all of it would exceed."""
     file = tmp_path / ("a" * 251 + ".txt")
-    write_text(file, "x")
+    files.write_text(file, "x")
     assert file.read_text() == "x"
 
 

@@ -97,7 +97,7 @@ def test_library_states_its_problems(library):
 def test_problems_without_units_or_with_other_costs_are_refused(tmp_path, network):
     """The index has energies and times only, and one file of costs for a graph and a device."""
     problem, best = problem_of(network), BestResults()
-    least = Instance("small", "zoo", replace(problem, minimize="ram"), best)
+    least = Instance(name="small", kind="zoo", problem=replace(problem, minimize="ram"), best=best)
     with pytest.raises(InputError, match="small: only problems of energy or time"):
         write_library([least], tmp_path / "ram")
     costs = problem.costs
