@@ -230,13 +230,14 @@ def _parse_real(
 
 
 def _to_float(number: Fraction, value: object) -> float:
+    """Convert a number to float; raise `BudgetError` with `value` if it is above `_MAX_REAL`."""
     if number > _MAX_REAL:
         raise BudgetError(f"expected at most 1e30, got {quote(value)}")
     return float(number)
 
 
 def _split_quantity(value: object, kind: _QuantityKind) -> tuple[Fraction, str | None]:
-    """Return the number and the unit of a text or number; the unit is None if there is none.
+    """Return (number, unit) of a text or number; the unit may be ``%``, and is None if missing.
 
     Units are not checked. Raises `BudgetError` for negative or infinite numbers, NaN, texts of
     another format, and values of other types.
@@ -293,7 +294,7 @@ def _percentage_base(base: float | None, kind: _QuantityKind) -> Fraction:
 
 
 def brief(subject: object, *facts: str) -> str:
-    """Return a one-line ``repr`` of an object: the name of its class, and the nonempty `facts`.
+    """Return a one-line ``repr`` of an object from its nonempty `facts`: ``Class(fact, fact)``.
 
     Facts of more than `MAX_BRIEF_CHARACTERS` characters in total are truncated, and end with "...".
     """

@@ -31,7 +31,7 @@ MAX_FILES: Final = 512
 MAX_FILE_BYTES: Final = 2**28
 """Maximum size of a file; larger ones count as damaged [B]."""
 _NAME_DIGITS: Final = 40
-"""Digits of a key in the name of its file."""
+"""Number of leading digits of a key in the name of its file."""
 _NAME_PATTERN: Final = "*-" + "[0-9a-f]" * _NAME_DIGITS + ".json"
 """Pattern of the names of the cache's files; a folder may contain other files."""
 FOLDER_VARIABLE: Final = "POETMODEL_CACHE"
@@ -47,10 +47,11 @@ def digest(*values: Any) -> str:
 
 
 def default_folder() -> Path | None:
-    """Return the default folder of the cache; None if the variable `FOLDER_VARIABLE` is empty.
+    """Return the default folder: the value of the variable `FOLDER_VARIABLE`, None if it is empty.
 
-    Without the variable, it is ``poetmodel`` in ``$XDG_CACHE_HOME`` or else in ``~/.cache``. Raises
-    `RuntimeError` if it would be in ``~/.cache`` and the user has no home directory.
+    If the variable is not set, the folder is ``poetmodel`` in ``$XDG_CACHE_HOME`` or else in
+    ``~/.cache``. Raises `RuntimeError` if it would be in ``~/.cache`` and the user has no home
+    directory.
     """
     folder_setting = os.environ.get(FOLDER_VARIABLE)
     if folder_setting is not None:
@@ -60,7 +61,10 @@ def default_folder() -> Path | None:
 
 
 class Cache:
-    """A cache of JSON values by kind and key: files in a folder, or in memory without a folder."""
+    """A cache of JSON values by kind and key: files in a folder, or in memory without a folder.
+
+    A key must be a `digest`.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -132,7 +136,7 @@ class Cache:
         return (self.folder or Path()) / f"{kind}-{key[:_NAME_DIGITS]}.json"
 
     def _prune(self) -> None:
-        """Remove the files with the oldest modification times until `MAX_FILES` remain."""
+        """Remove the oldest files of all kinds, by modification time, until `MAX_FILES` remain."""
         files = list((self.folder or Path()).glob(_NAME_PATTERN))
         if len(files) <= MAX_FILES:
             return
@@ -168,7 +172,8 @@ def _code_digest() -> str:
 def host_key() -> list[Any]:
     """Return versions, host properties and PyTorch settings, for keys of costs and kernels.
 
-    Costs, workspaces and the choice of kernels depend on them.
+    Costs, workspaces and the choice of kernels depend on them. A change of a source file of
+    `poetmodel.torch` changes the result.
     """
     return [
         _code_digest(),
@@ -221,7 +226,7 @@ def _plain_target(target: Any, positions: dict[Any, int]) -> Any:
 
 
 def plain_value(value: Any, positions: dict[Any, int]) -> Any:
-    """Return an argument of a call as JSON values; FX nodes become ["node", position].
+    """Return an argument of a call as JSON values; an FX node becomes ["node", its position].
 
     Raises
     ------

@@ -196,7 +196,8 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
     **limits
         Limits as for `poetmodel.Problem`: ``ram``, ``deadline``, ``deadline_counts``,
         ``aux_bytes``, ``energy_budget``, ``commit``, ``recompute``, ``paging``, and ``minimize``.
-        Percentages refer to the step that trains all layers, those of RAM without tiles.
+        Percentages refer to the step that trains all layers; those of RAM, to this step without
+        tiles.
 
     Returns
     -------
@@ -325,7 +326,11 @@ def _check_options(
     tile: str | int | TileChoice | None,
     limits: Mapping[str, Any],
 ) -> None:
-    """Raise `InputError` for invalid options before the first capture."""
+    """Raise `InputError` for the first invalid option, before the first capture.
+
+    Loads the device, and files of scores and costs. Neither the layers and values of scores nor the
+    names of limits are checked.
+    """
     group_by_layer((), per)
     if scores != GRADIENT_NORM:
         _stated_scores(scores)
@@ -353,7 +358,8 @@ def _choose_tiles(
     If `choice.is_whole`, step and limits are unchanged. Otherwise the returned limits have the RAM
     limit, by default the device's RAM, in bytes, because a percentage of RAM refers to the step
     without tiles. Each candidate is solved for a fraction of the time, and the smallest value
-    decides; a single candidate is not solved. Raises `InputError` without a device.
+    decides. A single candidate is not solved. If tiles are requested without a device, raises
+    `InputError`.
     """
     if choice.is_whole:
         return ChosenTiles(tile_bytes=None, step=step), dict(limits)
@@ -383,8 +389,9 @@ def _proof_scope(
 ) -> str:
     """Return the scope of a proof that no layer can be trained, as text for display.
 
-    Empty if `status` is not ``infeasible``. For an undivided step also empty without a device, or
-    if no tiles need less RAM.
+    The scope is the tile size, or the step without tiles; then the text has the tile size that
+    needs the least RAM. Empty if `status` is not ``infeasible``. For an undivided step also empty
+    without a device, or if no tiles need less RAM.
     """
     device = problem.costs.device
     if status != Status.INFEASIBLE:
@@ -456,7 +463,7 @@ def _layer_scores(
     """Return the score of each layer: the user's, or gradient norms.
 
     Raises `InputError` for scores that are missing, invalid, or of unknown or int8 layers, and the
-    errors of `gradient_norms` and `load_scores`.
+    errors of `gradient_norms` and `load_scores`. Scores that are all 0 are returned.
     """
     if scores == GRADIENT_NORM:
         values = gradient_norms(layers, model, loss_fn, batch)
@@ -479,7 +486,7 @@ def _stated_scores(scores: Mapping[str, float] | str | Path) -> tuple[dict[str, 
 
 
 def _check_not_quantized(scores: Mapping[str, float], model: torch.nn.Module, source: str) -> None:
-    """Raise `InputError` if a score is that of a layer in an int8 front, which is frozen."""
+    """Raise `InputError` if `scores` has any score of a layer in an int8 front, which is frozen."""
     converted_model = with_fronts(model)
     front_paths = [
         path
@@ -503,6 +510,7 @@ def _step_costs(
 ) -> Costs:
     """Return the costs of a step: the profile's, or else estimates for the device.
 
+    With both, the costs are the profile's, and their device is `device`.
     Raises `InputError` without a profile and a device.
     """
     loaded_device = Device.load(device) if isinstance(device, str) else device
@@ -571,9 +579,10 @@ def _solve_chosen_step(
     """Solve for the schedule of the chosen step.
 
     `derived_graph` is the graph from the selection: it has the nodes of `step`, maybe under other
-    names. `start_schedule` is a schedule of it, if any. `problem` is that of all layers. The solver
-    gets the remaining time of `request`, at least 0.01 s, and the result states the whole time
-    limit.
+    names. `start_schedule` is a schedule of that graph, if any. `problem` is that of the step that
+    trains all layers; its limits apply, and `costs_for` finds the costs of `derived_graph` in it.
+    The solver gets the remaining time of `request`, at least 0.01 s, and the result states the
+    whole time limit.
     """
     costs = costs_for(derived_graph, problem)
     chosen_problem = replace(
@@ -603,10 +612,11 @@ def _make_unproved_choice(
 ) -> Choice:
     """Solve the chosen step; return a choice with the sum of all scores as bound.
 
-    Its status is ``feasible``, also if the solve finds no schedule.
+    The status of the choice is ``feasible``, also if the solve finds no schedule.
 
     Used if the nodes of `step` differ from those of the graphs on which the sets were compared.
-    Raises `CaptureError` if the costs are a profile, which has no costs of the nodes of `step`.
+    Raises `CaptureError` if the costs are not the estimates for a device: a profile has no costs of
+    the nodes of `step`.
     """
     costs = problem.costs
     if costs.device is None or costs != Costs.estimate(problem.graph, costs.device):

@@ -80,7 +80,8 @@ def compile(  # noqa: PLR0913 - one entry point; all parameters except three hav
         With several input shapes (`dynamic`), a percentage below 100 refers to the peak of the
         first shape, and all have the same budget in bytes.
     storage : str or Path, optional
-        Folder for the page file and the state file; created if it is missing and used.
+        Folder for the page file and the state file. Created if it is missing and used, also to
+        measure transfers.
     paging : bool, optional
         Whether tensors may be paged. Default: only if `storage` is given.
     recompute : bool
@@ -182,7 +183,7 @@ class Step:
         """The compiled step for the last inputs."""
 
     def __repr__(self) -> str:
-        """Return name, planned peak, overhead and call in one line."""
+        """Return name, planned peak, budget, overhead, and the call that executes the step."""
         current, result = self._current, self._current.result
         overhead, baseline = "", result.problem.objective.baseline
         if result.overhead is not None and baseline > 0:
@@ -231,9 +232,10 @@ class Step:
     def select(self, *inputs: Any, **named_inputs: Any) -> tuple[Compiled, tuple[Any, ...]]:
         """Return (compiled step for inputs like these, flat inputs).
 
-        The compiled step becomes the current one. If none matches, compiles a new one if `dynamic`
-        is ``retrace``, and otherwise raises `CaptureError`. Also raises the errors of
-        `_structure_inputs` and `Guards.hold`, and of `compile` if it compiles.
+        Tries the current compiled step, then all, oldest first. The first one whose guards hold
+        becomes the current one. If there is none, compiles a new one if `dynamic` is ``retrace``,
+        and otherwise raises `CaptureError`. Also raises the errors of `_structure_inputs` and
+        `Guards.hold`, and of `compile` if it compiles.
         """
         name = self._current.trace.joint.name
         batch = self._structure_inputs(inputs, named_inputs)
@@ -256,8 +258,8 @@ class Step:
     def _structure_inputs(self, inputs: tuple[Any, ...], named_inputs: dict[str, Any]) -> Inputs:
         """Return the inputs of a call as a sequence or mapping, as in `compile`.
 
-        Raises `CaptureError` for inputs by position, except a single mapping, if the step was
-        compiled with names, and for inputs by name if it was compiled without.
+        A step that was compiled with a mapping accepts either inputs by name or a single mapping by
+        position, any other step only inputs by position. Otherwise raises `CaptureError`.
         """
         joint = self._current.trace.joint
         if joint.output is None and not named_inputs:
@@ -382,7 +384,10 @@ class Step:
         )
 
     def _compile(self, inputs: Inputs) -> Compiled:
-        """Compile the step for inputs and show progress; append the result to `_compiled_steps`."""
+        """Compile the step for inputs and show progress; append it to `_compiled_steps`; return it.
+
+        The caller makes it the current one.
+        """
         first_compiled = self._compiled_steps[0] if self._compiled_steps else None
         with CAPTURE_LOCK, infrequent_gc(), show_phases() as show_phase:
             compiled = Compiled(
@@ -403,7 +408,10 @@ class Step:
 def _report_values(
     compiled: Compiled, certificate: Certificate | None, *, call: str
 ) -> dict[str, Any]:
-    """Return the metrics of a compiled step, and `call`, which compiles it, as plain values."""
+    """Return the values of `Step.report`: metrics, the result of the solve, and `call`.
+
+    `call` is the Python code that compiles the step.
+    """
     graph, scheduled, check = compiled.trace.graph, compiled.scheduled, compiled.check
     program = compiled.plan.program
     return {
@@ -444,7 +452,10 @@ def _report_values(
 
 
 def _write_report(path: str | Path, report: dict[str, Any], compiled: Compiled) -> None:
-    """Write a report as a page (.html) or JSON (.json); raise `InputError` for other suffixes."""
+    """Write a report as a page (.html) or JSON (.json); raise the errors of `Step.report`.
+
+    A page shows the result and plan of `compiled`.
+    """
     suffix = Path(str(path)).suffix
     if suffix not in (".html", ".json"):
         raise InputError(f"{path}: expected a file *.html for a page, or *.json for values")

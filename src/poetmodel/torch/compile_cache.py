@@ -132,12 +132,12 @@ class CachedSchedules:
 class CachedStep(CachedSchedules):
     """Loads and stores the profiles, costs and schedules of a captured step in a cache.
 
-    If the cache has no folder, or `joint` contains a value without a key, a new one in memory is
-    used.
+    If `cache` has no folder, or `joint` contains a value without a key, a new cache in memory is
+    used instead.
     """
 
     def __init__(self, cache: Cache, joint: Joint) -> None:
-        """Compute the key of the step; without a key, use a cache in memory."""
+        """Compute the key of the step; without a folder or key, use a new cache in memory."""
         super().__init__(cache)
         self._joint = joint
         self._key: str | None = None
@@ -172,7 +172,8 @@ class CachedStep(CachedSchedules):
     ) -> Profile:
         """Return the costs of `trace` with pages in `folder`: from the cache, else from `measure`.
 
-        Stores the costs that `measure` returns.
+        An entry of the cache is valid for one step, one `folder`, and the same division of
+        convolutions in `trace`. Stores the costs that `measure` returns.
         """
         path = None if folder is None else str(Path(folder).resolve())
         key = digest(self._key, path, describe_divided_kernels(trace))
@@ -231,9 +232,10 @@ def _problem_key(problem: Problem) -> str:
 def _plain_graph(joint: Joint) -> list[Any]:
     """Return operations, shapes, arguments, results and clipping norm of a graph, for a key.
 
-    Tensors among the arguments are represented by layout and storage, without their values. Shapes
-    are included because they may depend on values that the model reads, such as masks.
-    Raises `NoKeyError` if a value has no key.
+    A tensor among the arguments is represented by its layout, the size of its storage, the tensors
+    that share this storage, and ``requires_grad``, but not by its values. Other arguments are
+    represented by their values. Shapes are included because they may depend on values that the
+    model reads, such as masks. Raises `NoKeyError` if a value has no key.
     """
     nodes = list(joint.graph_module.graph.nodes)
     shapes = [[list(tensor.shape) for tensor in tensors_in(node.meta.get("val"))] for node in nodes]

@@ -104,10 +104,11 @@ class Compiled:
     """A step compiled for one set of input shapes: trace, costs, schedule, plan and program.
 
     Creating the object captures, measures and solves the step, and compares it with eager PyTorch.
-    Parameters and errors are those of `poetmodel.torch.compile`. `first_compiled` is the step as
-    compiled for the first input shapes, which determines a budget in percent, and whose state file
-    is shared; None for the first input shapes themselves. `show_phase` is called with the name of
-    each phase of compilation.
+    If the comparison fails, the object is closed before the error is raised. Parameters and errors
+    are those of `poetmodel.torch.compile`. `first_compiled` is the step as compiled for the first
+    input shapes, which determines a budget in percent, and whose state file is shared; None for the
+    first input shapes themselves. `show_phase` is called with the name of each phase of
+    compilation.
     """
 
     def __init__(
@@ -180,6 +181,7 @@ class Compiled:
             raise
         release_memory()
         self.compile_s = perf_counter() - start_s
+        """Time to create this object [s]."""
 
     @property
     def peak_bytes(self) -> int:
@@ -196,8 +198,9 @@ class Compiled:
         """Return the budget of the step [B].
 
         A percentage refers to the keep-all peak of the first input shapes, because the RAM of a
-        host does not depend on inputs. If the first budget permits keeping all tensors, this budget
-        permits it, too. Raises `BudgetError` if the option `ram` is invalid.
+        host does not depend on inputs. A percentage that permits keeping all tensors for the first
+        input shapes permits it for these shapes, too. Raises `BudgetError` if the option `ram` is
+        invalid.
         """
         keep_all_bytes = self.keep_all_bytes
         budget = Budget.parse(options.ram)
@@ -267,7 +270,8 @@ class Compiled:
     def _make_plan(self, result: SolveResult) -> tuple[Plan, PlanCheck]:
         """Return the plan of a result's schedule, with its check.
 
-        Raises `NoScheduleError` if the result has no schedule.
+        The core waits for each transfer. State with a size of 0 becomes resident. Raises
+        `NoScheduleError` if the result has no schedule.
         """
         graph, costs = self.scheduled.graph, self.costs
         usable_bytes = self.budget_bytes - self.scheduled.reserved_bytes
@@ -320,10 +324,11 @@ class Compiled:
 
 
 def _make_reserved_state_resident(graph: Graph, schedule: Schedule) -> Schedule:
-    """Return a schedule in which all state of 0 bytes, which reserved bytes include, is resident.
+    """Return a schedule in which all state with a size of 0 in `graph` is resident.
 
-    Removes the decisions to keep or page the state that becomes resident, and its replacements.
-    Returns `schedule` itself if all state of 0 bytes is resident already.
+    Its bytes are reserved bytes, which `graph` does not count. Removes the decisions to keep or
+    page the state that becomes resident, and those for its replacements. Returns `schedule` itself
+    if all this state is resident already.
     """
     sizes = graph.tensor_bytes
     free_state = {i for i in graph.state_tensors if not sizes[i]}.difference(schedule.resident)
@@ -391,8 +396,8 @@ def _find_costs(
 def show_phases(*, after_s: float = 0.0) -> Iterator[Callable[[str], None]]:
     """Context manager that yields a function to show the name of the current phase on stderr.
 
-    The display appears after `after_s` seconds, and is removed at the end. Without a terminal, the
-    function does nothing.
+    The display appears after `after_s` seconds, and is removed at the end. If stderr is no
+    terminal, the function has no effect.
     """
     if not sys.stderr.isatty():
         yield lambda _: None

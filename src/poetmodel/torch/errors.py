@@ -35,7 +35,7 @@ FOREIGN_ERRORS: Final = (Exception,)
 """Classes of exceptions that code of users or of PyTorch may raise."""
 
 EXECUTORCH_RELEASE: Final = "1.5"
-"""The supported release of ExecuTorch."""
+"""The supported release of ExecuTorch, in any patch version."""
 
 
 class CaptureError(InputError):
@@ -47,9 +47,9 @@ class ForbiddenError(RuntimeError):
 
 
 def foreign_tensor_error(predicate: str) -> ForbiddenError:
-    """Return the error for a tensor that belongs to no module, but is changed or needs a gradient.
+    """Return the error for a wrong use of a tensor that is no parameter, buffer or input.
 
-    `predicate` is the verb phrase of the message, such as "is changed".
+    `predicate` is the verb phrase of the message that names the use, such as "is changed".
     """
     return ForbiddenError(
         f"a tensor that is no parameter, buffer or input {predicate}{{where}}, but can only be a "
@@ -63,7 +63,7 @@ class PageError(PoetModelError, OSError):
 
 
 def require_torch() -> str:
-    """Return the version of the installed PyTorch.
+    """Return the version of the installed PyTorch, without importing PyTorch.
 
     Raises `BackendUnavailableError` if it is missing or older than `MIN_TORCH`.
     """
@@ -115,9 +115,10 @@ def require_executorch() -> None:
 def convert_exceptions(subject: str, trail: Sequence[str] = ()) -> Iterator[None]:
     """Context manager that converts exceptions to `CaptureError`, usually with line and advice.
 
-    `subject` begins the message. `trail` is the names of the modules being called, the innermost
-    last; the message names the innermost one if no line of the user's or a library's code is known.
-    Exceptions of poetmodel pass unchanged; if one is in the exception chain, it is raised instead.
+    `subject` begins the message. `trail` has the names of the modules being called when an
+    exception occurs, the innermost last; the message names the innermost one if no line of the
+    user's or a library's code is known. Exceptions of poetmodel pass unchanged; if one is in the
+    exception chain, it is raised instead.
     """
     try:
         yield
@@ -230,7 +231,7 @@ def exception_chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def user_line_of_error(error: BaseException) -> str | None:
-    """Return the innermost line of the user's or a library's code in a traceback.
+    """Return the innermost line of the user's or a library's code in an exception's traceback.
 
     The result is file, line number and text, as from `format_source_line`. None if the traceback
     contains no such line.
@@ -239,7 +240,7 @@ def user_line_of_error(error: BaseException) -> str | None:
 
 
 def running_user_line(frame: FrameType, *, within: str | None = None) -> str | None:
-    """Return the innermost line of the user's or a library's code on the stack, from `frame`.
+    """Return the innermost line of the user's or a library's code on the stack, from `frame` out.
 
     The search ends before the first frame of the file `within`. None if it finds no such line.
     """

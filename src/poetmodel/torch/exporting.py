@@ -45,7 +45,7 @@ def export(
         Folder to write; created if missing. C files, headers and weight files that only an earlier
         export wrote there are deleted.
     name : str, optional
-        Name of the step; by default the class of `model`.
+        Name of the step; by default the name of the class of `model`.
     optimizer : torch.optim.Optimizer, optional
         Include the updates of this optimizer, with all its parameter groups and settings. It must
         be one that `trace` supports. Without an optimizer, the step returns gradients.
@@ -126,9 +126,10 @@ def _export_command(
 ) -> str:
     """Return Python code that repeats the export, if the ``repr`` of each argument is code.
 
-    `options` maps further parameters of `export` to their arguments. The code uses the names
-    ``model``, ``loss_fn``, ``inputs`` and, with an optimizer, ``optimizer``. Whitespace in the
-    ``repr`` of other values than strings becomes single spaces.
+    `options` maps further parameters of `export` to their arguments. The code imports
+    `poetmodel.torch`, but only uses the names ``model``, ``loss_fn``, ``inputs`` and, with an
+    optimizer, ``optimizer``. Whitespace in the ``repr`` of other values than strings becomes single
+    spaces.
     """
     arguments = "" if optimizer is None else ", optimizer=optimizer"
     arguments += "".join(

@@ -96,7 +96,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         inputs: Mapping[str, Any],
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
-        """Execute one step on a batch, and return the loss.
+        """Execute one step on a batch, and return the loss, scaled as by ``transformers.Trainer``.
 
         Sets `model`, and an optimizer that has modes, to training mode before the step.
         Adds to the gradients in ``.grad``; with `whole_step`, updates parameters instead. Compiles
@@ -151,11 +151,11 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
     ) -> torch.Tensor:
         """Return the loss that ``transformers.Trainer.training_step`` differentiates.
 
-        Replaces the backward pass of that method, so that no gradients are computed. Prevents
-        its call of ``train()`` of the optimizer, and its emptying of the cache of an accelerator,
-        which would read the step count. `accumulated_batches` is the number of batches whose
-        gradients are accumulated. Raises `CaptureError` if ``compute_loss`` reads the epoch or the
-        step count.
+        Calls that method without its backward pass, so that no gradients are computed. The method
+        neither calls the optimizer's ``train()`` nor empties the cache of an accelerator, for which
+        it would read the step count. `accumulated_batches` is the number of batches whose gradients
+        are accumulated. Raises `CaptureError` if ``compute_loss`` reads the epoch or the step
+        count.
         """
         losses: list[torch.Tensor] = []
 

@@ -136,7 +136,10 @@ def _skip_activation(layer: Any) -> Iterator[None]:
 
 
 def _check_layers(model: Any) -> None:
-    """Raise `InputError` for a layer's activity loss or state, or a constraint on a parameter."""
+    """Raise `InputError` for an activity regularizer, a stateful layer or a constrained parameter.
+
+    Constraints on frozen variables are permitted.
+    """
     for layer in model._flatten_layers():  # noqa: SLF001
         if getattr(layer, "activity_regularizer", None) is not None:
             raise _added_losses_error(model)
@@ -175,12 +178,12 @@ def _is_seeded(layer: Any) -> bool:
 class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
     """A Keras model whose variables are parameters and buffers. Create it with `from_keras`.
 
-    States of random generators are no buffers.
-    `final_layer` is the layer whose activation is skipped in training mode; None for no layer.
+    States of random generators are no buffers. `final_layer` is the layer whose activation is
+    skipped in training mode; None for no layer.
     """
 
     def __init__(self, model: Any, final_layer: Any = None) -> None:
-        """Register the tensors of variables as parameters and buffers."""
+        """Register variables as parameters or buffers; store the tensors of generator states."""
         super().__init__()
         # The model is no submodule: its layers read variables, which a capture cannot replace.
         self._call = _make_stateless_call(model, final_layer)
@@ -311,8 +314,8 @@ def _check_draws(
 def _pack_inputs(model: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
     """Return inputs in the structure that a functional model expects, in a tuple.
 
-    Inputs of other models are returned unchanged.
-    Raises `InputError` for another number of inputs.
+    Inputs of other models are returned unchanged. Raises `InputError` if a functional model has
+    another number of inputs.
     """
     structure = getattr(model, "_inputs_struct", None)
     if structure is None:

@@ -78,14 +78,17 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         precision_plugin: Any = None,
         **options: Unpack[LoopKeywords],
     ) -> None:
-        """Check and store the options; the first batch compiles the step."""
+        """Check the names of the options, and store them; the first batch compiles the step.
+
+        Refuses training in several processes.
+        """
         if unknown_names := options.keys() - LOOP_OPTIONS:
             raise TypeError(f"Strategy: unknown parameters: {join_names(sorted(unknown_names))}")
         refuse_processes("Strategy", _REMEDY)
         super().__init__("cpu", accelerator, checkpoint_io, precision_plugin)
         self._options: dict[str, Any] = {"ram": ram, "dynamic": "retrace", **options}
         self.step: Step | None = None
-        """The last compiled step; None before the first batch."""
+        """The last compiled step, also after it is closed; None before the first batch."""
         self._compiled_module: Any = None
         self._whole_step = whole_step
         self._current_trainer: Any = None
@@ -99,8 +102,9 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         Compiles on the first batch of a module, and on the first batch after `teardown` has closed
         the step. Logs the values of the batch. On the first accumulated batch, clears ``.grad``
         before and after the step, and stores the gradients for `backward`; later batches add theirs
-        to ``.grad``. With `whole_step`, updates parameters instead. Raises `CaptureError` for
-        manual optimization, and the errors of compilation and of the step.
+        to ``.grad``. With `whole_step`, the step updates the parameters and leaves no gradients.
+        Raises `CaptureError` for manual optimization, and the errors of compilation and of the
+        step.
         """
         module: Any = self.lightning_module
         if not module.automatic_optimization:
@@ -222,17 +226,17 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
 
     @contextmanager
     def _attach_trainer(self, module: Any) -> Iterator[list[dict[str, Any]]]:
-        """Context manager that attaches the trainer to the module; yields a list.
+        """Context manager that attaches the trainer to the module; yields the list of log entries.
 
-        Each call of ``log`` inside only appends its arguments to the list. Raises `CaptureError` if
-        the module logs a value that is no tensor, or reads the epoch or the step count: a compiled
-        step would repeat these values from the capture.
+        Each call of ``log`` inside only appends an entry, its arguments by name. Raises
+        `CaptureError` if the module logs a value that is no tensor, or reads the epoch or the step
+        count: a compiled step would repeat these values from the capture.
         """
         name, trainer = type(module).__name__, self._current_trainer
         log_signature, entries = signature(type(module).log), []
 
         def log(*args: Any, **kwargs: Any) -> None:
-            """Record the arguments of a call of ``log``.
+            """Append the arguments of a call of ``log``, by name, to the entries.
 
             Raises `CaptureError` for a value that is no tensor.
             """

@@ -109,7 +109,7 @@ def load_step(target: str, onnx: OnnxStep | None = None) -> StepArguments:
 def trained_weight_bytes(model: object) -> int:
     """Return the size of all nonzero elements of trained parameters on the CPU [B].
 
-    Of parameters that share memory, only the parameter with the largest size of nonzero elements
+    Of parameters that share a storage, only the one with the largest size of nonzero elements
     counts. Returns 0 if the object is no module.
     """
     import torch
@@ -168,6 +168,7 @@ def _import_function(target: str, format_text: str = TARGET_FORMAT) -> Iterator[
 
 
 def _load_loss(target: str) -> Callable[..., Any]:
+    """Import a user-defined loss; raise `InputError` if that fails."""
     if not is_target(target):
         raise InputError(f"--loss {quote(target)}: expected {_LOSS_FORMAT}")
     with _import_function(target, _LOSS_FORMAT) as function:
@@ -193,7 +194,10 @@ def load_batch(target: str) -> tuple[Any, ...]:
 
 
 def _check_returned(target: str, returned: object) -> StepArguments:
-    """Return (model, loss, inputs) from a target's return value; raise `InputError` if invalid."""
+    """Return (model, loss, inputs) from a target's return value; raise `InputError` if invalid.
+
+    The model is not checked. Inputs in a list are returned as a tuple.
+    """
     if not isinstance(returned, tuple | list) or len(returned) != _RETURNED_COUNT:
         is_sequence = isinstance(returned, tuple | list)
         kind = type(returned).__name__
@@ -228,10 +232,10 @@ def _load_module(name: str, format_text: str) -> ModuleType:
 
 
 def _load_file(path: Path, format_text: str) -> ModuleType:
-    """Import a Python file as a module; raise `InputError` if it does not exist.
+    """Execute a Python file as a new module; raise `InputError` if it does not exist.
 
     Registers the module in `sys.modules` under the name of the file without ``.py``, also if the
-    import fails, in place of another module of this name.
+    execution fails, in place of another module of this name.
     """
     spec = spec_from_file_location(path.stem, path)
     if not path.is_file() or spec is None or spec.loader is None:

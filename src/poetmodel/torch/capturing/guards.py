@@ -47,9 +47,10 @@ class Assumptions:
     """For each of `tensors`, then for each input that the step changes or differentiates: the index
     of the first of them that is the same tensor."""
     overlaps: tuple[int | None, ...]
-    """For each input the index, among the tensors that the step may change, of the first that
-    overlaps it in memory, also of the input itself; None if none does, and for inputs that are no
-    plain tensors. Empty if the step changes no tensor, or `tensors` is empty."""
+    """For each input: the index, among the tensors that the step may change, of the first that
+    overlaps it in memory. An input that the step changes overlaps itself. None if no tensor
+    overlaps it, and for inputs that are no plain tensors. Empty if the step changes no tensor, or
+    `tensors` is empty."""
     autocast: bool
     """Whether autocast on the CPU is on around the step; autocast inside the model is part of the
     graph."""
@@ -58,7 +59,7 @@ class Assumptions:
 class Guards:
     """Checks whether a captured step is valid for a call, by properties of state and inputs.
 
-    The properties must be those at construction, and values that Python code read those of the
+    The properties must be those at construction. Values that Python code read must be those of the
     capture. Construction and checks raise `CaptureError` if no compiled step supports the call: in
     inference mode, for inputs that require a gradient and were computed from other tensors, and for
     gradient hooks of parameters, buffers or inputs.
@@ -103,16 +104,17 @@ class Guards:
         self._changed_names = [argument.name for argument in changed_arguments]
         self._changed_names += [joint.input_names[position] for position in self._changed_inputs]
         self._constants = tuple(_constant_holders(joint, self._module_names, self._modules))
-        """(attributes of a module, key, name for display, constant tensor), see `hold`."""
+        """(attributes of a module, key, name for display, constant tensor), by
+        `_constant_holders`."""
         self.compiled_assumptions = self._assumptions(joint.inputs)
         """Assumptions at the compilation of the step."""
 
     def hold(self, inputs: Sequence[Any]) -> bool:
         """Return whether the step is valid for flat inputs and the current state.
 
-        Constant tensors must be the objects of the capture. Returns False if a Python value or a
-        constant has changed. Otherwise raises `CaptureError` if no compiled step supports the call.
-        `PythonGuards.hold` stores the current plain values for later checks.
+        Returns False if a Python value has changed, or a constant tensor is another object than
+        that of the capture. Otherwise raises `CaptureError` if no compiled step supports the call.
+        Calls `PythonGuards.hold`, which stores current plain values for later checks.
         """
         joint = self._joint
         return (
@@ -208,7 +210,10 @@ class Guards:
                 yield name
 
     def _module_differences(self, current_assumptions: Assumptions) -> Iterator[str]:
-        """Yield texts for changed training modes, changed hooks of each module, and autocast."""
+        """Yield a text for changed training modes, each module with changed hooks, and autocast.
+
+        The text for training modes names no module.
+        """
         compiled_assumptions = self.compiled_assumptions
         # The first module wraps the model and its loss, and never changes.
         if compiled_assumptions.training[1:] != current_assumptions.training[1:]:
@@ -224,8 +229,8 @@ class Guards:
     def _assumptions(self, inputs: Sequence[Any]) -> Assumptions:
         """Return the current assumptions of a step on flat inputs.
 
-        Raises `CaptureError` as `refuse_inference_mode` and `refuse_inputs` do, and for gradient
-        hooks of parameters and buffers, unless `tensors` of the result would be empty.
+        Raises `CaptureError` as `refuse_inference_mode` and `refuse_inputs` do. Also raises it for
+        gradient hooks of parameters and buffers, except if `tensors` of the result would be empty.
         """
         joint = self._joint
         modules = tuple(joint.module.modules())
@@ -269,7 +274,10 @@ class Guards:
 
 
 def _is_overlapping(tensor_a: torch.Tensor, tensor_b: torch.Tensor) -> bool:
-    """Return whether the byte ranges of two tensors in one storage overlap."""
+    """Return whether the byte ranges of two tensors in one storage overlap.
+
+    A range extends from the first to the last element, also over bytes between elements.
+    """
     begins, ends = [], []
     for tensor in (tensor_a, tensor_b):
         dimensions = zip(tensor.shape, tensor.stride(), strict=True)
@@ -284,8 +292,8 @@ def _constant_holders(
 ) -> Iterator[tuple[dict[str, Any], str, str, torch.Tensor]]:
     """Yield (attributes, key, name, tensor) of each attribute or global that is a constant tensor.
 
-    The attributes are the ``__dict__`` of a module of the model or of a Python module. `names` are
-    the display names of `modules`.
+    The attributes are the ``__dict__`` of one of `modules`, or of any imported Python module.
+    `names` are the display names of `modules`.
     """
     constants = {
         id(value) for value in map(joint.value, joint.arguments_of(InputKind.CONSTANT_TENSOR))
@@ -353,7 +361,8 @@ def _guarded_properties(value: Any) -> Any:
 
     Those of a plain tensor are (shape, type, strides, device, whether it requires a gradient), not
     its values. Those of any other object are (type, text): by the text NaN equals itself, and by
-    the type 1 differs from 1.0. The text is the `repr`, of other tensors class and layout.
+    the type 1 differs from 1.0. The text is the `repr`, except for tensors that are not plain
+    (`is_plain`): it then has class and layout.
     """
     if not isinstance(value, torch.Tensor):
         return (type(value), repr(value))

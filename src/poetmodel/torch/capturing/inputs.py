@@ -82,9 +82,10 @@ def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def input_names(spec: Any, *, by_name: bool) -> tuple[str, ...]:
-    """Return the name of each flat input for display: ``inputs[0]``; if `by_name`, key and path.
+    """Return the name of each flat input for display, such as ``inputs[0]``.
 
-    With `by_name`, `spec` is that of named inputs.
+    With `by_name`, `spec` is that of named inputs, and a name is the key with the path in its
+    value, such as ``masks['causal']``.
     """
     count = spec.num_leaves
     if not by_name:
@@ -253,8 +254,9 @@ def is_plain(tensor: torch.Tensor) -> bool:
 def input_errors(inputs: object) -> Iterator[str]:
     """Yield the errors of inputs that a step does not support.
 
-    They are the error of the container, otherwise of the first invalid name, otherwise the errors
-    of all values, or one if there are no inputs.
+    Yields one error for an unsupported container, otherwise one for the first name that is no
+    string. Otherwise yields the errors of each value, or one error if there are no inputs. A value
+    must be a plain tensor (`is_plain`), a str, int, float or None, and not of a class of NumPy.
     """
     if not isinstance(inputs, tuple | list | Mapping):
         yield (
@@ -298,7 +300,7 @@ def _call_errors(model: torch.nn.Module, inputs: Inputs, *, has_no_loss_fn: bool
     """Yield an error if ``forward`` cannot be called with the inputs.
 
     With a loss_fn the last input is the target, which ``forward`` does not get. Yields none if the
-    signature is unknown, or pre-hooks may change the arguments.
+    signature is unknown, or the model has pre-hooks, which may change the arguments.
     """
     signature = _find_signature(model)
     if signature is None or model._forward_pre_hooks:  # noqa: SLF001 - hooks may change arguments
@@ -353,9 +355,10 @@ def find_loss(name: str, output: Any) -> Any:
 class OutputStructure:
     """The structure of a model's output around its loss and other tensors.
 
-    Tuples, lists, dataclasses and the attributes of the output itself are rebuilt; other mappings
-    become dicts. Numbers, strings and other `_CONSTANT_TYPES` are those of the capture. Any other
-    object, such as the cache of a language model, becomes None.
+    Tuples, lists, dataclasses and the attributes of the output itself are rebuilt; mappings that
+    are no dataclasses become dicts. A dataclass is rebuilt from its ``__init__`` fields. Numbers,
+    strings and other `_CONSTANT_TYPES` are those of the capture. Any other object, such as the
+    cache of a language model, becomes None.
     """
 
     names: tuple[str, ...]
@@ -369,7 +372,10 @@ class OutputStructure:
     def from_output(
         cls, output: Any, loss: torch.Tensor
     ) -> tuple[OutputStructure, list[torch.Tensor]]:
-        """Return the structure of an output, and its tensors besides the loss."""
+        """Return an output's structure, and its tensors besides the loss in the order of `names`.
+
+        A tensor that occurs several times in the output is returned several times.
+        """
         leaves: Leaves = []
         builder = _collect_tensors(output, "", leaves)
         further_leaves: Leaves = []
@@ -396,7 +402,7 @@ class OutputStructure:
     def tensors_by_name(self, output: Any) -> dict[str, torch.Tensor]:
         """Return the tensors in an output of this structure by name; the loss has the name "".
 
-        An output without the loss has no such entry.
+        Names are assigned by position. There is no "" if the structure does not contain the loss.
         """
         leaves: Leaves = []
         _collect_tensors(output, "", leaves)
@@ -410,7 +416,8 @@ class OutputStructure:
 def _collect_tensors(value: Any, path: str, leaves: Leaves) -> Builder:
     """Append (path, tensor) of a value's tensors to `leaves`; return the value's builder.
 
-    `OutputStructure` describes the values that the builder returns.
+    `path` is that of the value in the output, empty for the output itself. `OutputStructure`
+    describes the values that the builder returns.
     """
     if isinstance(value, torch.Tensor):
         leaves.append((path or "tensor", value))

@@ -1,7 +1,7 @@
 """Capture of a module on inputs: forward pass, loss and backward pass as one functional graph.
 
-The functions of PyTorch that this module (``aot_export_joint_with_descriptors``), `joint_graph`
-(descriptors), `values` and `surroundings` use may change; PyTorch 2.9 and newer have them.
+This module (``aot_export_joint_with_descriptors``), `joint_graph` (descriptors), `values` and
+`surroundings` use functions of PyTorch that may change. PyTorch 2.9 and newer have them.
 """
 
 from __future__ import annotations
@@ -93,6 +93,11 @@ def capture(
 ) -> Joint:
     """Capture a training step: forward pass, loss, and backward pass.
 
+    Executes forward several times, first eagerly on copies of the inputs. Changes no parameter,
+    gradient, buffer or random generator. Empties LRU caches in which forward stores tensors. Logs a
+    warning if forward stores tensors in attributes of the model, or in globals, dicts or attributes
+    outside of it, or reads the value of a buffer that the step changes.
+
     Parameters
     ----------
     model, loss_fn, inputs
@@ -103,12 +108,7 @@ def capture(
     Returns
     -------
     Joint
-        The captured step, in which an int8 front replaces each module quantized by PT2E. Capturing
-        executes forward several times, first eagerly on copies of the inputs. It changes no
-        parameter, gradient, buffer or random generator. LRU caches in which forward stores tensors
-        are emptied. A warning is logged if forward stores tensors in attributes of the model, or in
-        globals, dicts or attributes outside of it, or reads the value of a buffer that the step
-        changes.
+        The captured step, in which an int8 front replaces each module quantized by PT2E.
 
     Raises
     ------
@@ -258,11 +258,11 @@ def _record_python_reads(
 ) -> None:
     """Execute an eager forward pass on copies of the inputs; record the Python values it reads.
 
-    Executes up to two more passes if the first changes Python state. Restores tensors that the
-    passes write, the state of `snapshot` and `state_changes`, and PyTorch's random state on the
-    CPU. Warnings, and an error in the first pass, are ignored, because the capture that follows
-    raises the error. Raises `CaptureError` if each forward pass changes Python state, and the
-    errors of further passes.
+    `python_reads` records these, and `state_changes` the values that the pass sets. If it sets any,
+    up to two more passes are executed. Restores tensors that the passes write, the state of
+    `snapshot` and `state_changes`, and PyTorch's random state on the CPU. Warnings, and an error in
+    the first pass, are ignored, because the capture that follows raises the error. Raises
+    `CaptureError` if each forward pass changes Python state, and the errors of further passes.
     """
     written_tensors = WrittenTensors(captured_module.buffers())
 
@@ -298,10 +298,10 @@ def _try_export(
 ) -> tuple[fx.GraphModule, KnownValues] | None:
     """Return (joint graph, known values); None if the export failed and must be repeated.
 
-    An export is repeated if the code stores tensors of one forward pass for the next: then
-    `leftovers` registers their holders. It is also repeated if the code reads an unknown value:
-    then `checks` record tests for finite numbers. Any other error, and one that remains after this,
-    is raised. After each error `snapshot` is restored.
+    It must be repeated after the first error that leaves tensors of the capture in objects outside
+    of modules: `leftovers` then registers these holders. It must also be repeated after the first
+    error of an unknown value: ``checks.records_tests`` is then set. Any other error is raised.
+    Restores `snapshot` after each error.
     """
     values = KnownValues()
     context = TracingContext(make_fake_mode(values, uses_onednn=uses_onednn))
@@ -384,9 +384,11 @@ def _wrap_with_loss(
 
 
 def _capture_errors(joint: Joint) -> Iterator[str]:
-    """Yield each reason why a captured step is refused: its loss, no gradient, an operation.
+    """Yield each reason to refuse a captured step: its loss, absent gradients, or an operation.
 
-    Callers stop at the first one, because later checks may then raise other exceptions.
+    Refused operations take an object such as a random generator, make a sparse tensor, or change a
+    tensor in place. Callers stop at the first reason, because later checks may then raise other
+    exceptions.
     """
     losses = [result.node.meta["val"] for result in joint.results if result.kind is OutputKind.LOSS]
     if len(losses) != 1 or losses[0].numel() != 1:

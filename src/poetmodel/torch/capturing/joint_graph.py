@@ -391,9 +391,9 @@ def output_specs(
     """Yield the outputs of a captured graph; absent gradients are omitted.
 
     Without `structure`, the module's outputs are losses; with it, the first output is the loss, and
-    further outputs have the paths in ``structure.names``. With `has_check`, the last output is a
-    check for finite numbers. Raises `CaptureError` for a loss that is no tensor, and for a kind of
-    output that is not supported.
+    further outputs have the paths in ``structure.names``. With `has_check`, the last of the
+    module's outputs is a check for finite numbers. Raises `CaptureError` for a loss that is no
+    tensor, and for a kind of output that is not supported.
     """
     argument_of = {
         argument.node.meta["desc"]: argument

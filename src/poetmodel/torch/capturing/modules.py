@@ -131,8 +131,8 @@ class ModuleSnapshot:
         The content is the value of an attribute, or all items of a container in it.
 
         With `is_capturing`, a forward pass of a capture begins, for which PyTorch has replaced
-        parameters and buffers and may have set hooks. The replacements are then retained, and hooks
-        of modules restored to those before the first such pass since the last restoration without
+        parameters and buffers and may have set hooks. Then the replacements are retained. Hooks of
+        modules become those before the first such pass since the last restoration without
         `is_capturing`.
 
         Attributes that every module has, or that modules derive from parameters, are not returned.
@@ -329,10 +329,10 @@ class AssignedBuffers:
         """Context manager around a forward pass: records which buffers the pass assigns.
 
         Calls `before_forward` first. Copies the new values of registered buffers into their old
-        tensors, which the modules have again at the end. Raises `CaptureError` if forward assigns a
-        buffer a value of another shape or type, one that requires a gradient, or None; if it adds
-        or removes a buffer, alone or with a module; or if it creates, assigns or removes a
-        parameter, or changes the number of its hooks.
+        tensors, which the modules have again at the end. Other buffers retain the assigned tensors.
+        Raises `CaptureError` if forward assigns a buffer a value of another shape or type, one that
+        requires a gradient, or None; if it adds or removes a buffer, alone or with a module; or if
+        it creates, assigns or removes a parameter, or changes the number of its gradient hooks.
         """
         if self.before_forward is not None:
             self.before_forward()
@@ -361,9 +361,9 @@ class AssignedBuffers:
                 self._set_buffer(path, key, old_buffers[path, key])
 
     def _current_parameters(self) -> Mapping[tuple[str, str], tuple[torch.Tensor, int]]:
-        """Return (tensor, number of hooks) of each parameter, by (path of the module, name).
+        """Return (tensor, number of gradient hooks) of each parameter, by (module path, name).
 
-        Modules that forward added are included.
+        Modules that forward added are included, parameters that are None omitted.
         """
         return {
             (path, key): (tensor, sum(len(getattr(tensor, name) or ()) for name in _TENSOR_HOOKS))
@@ -375,7 +375,7 @@ class AssignedBuffers:
     def _check_parameters(
         self, old_parameters: Mapping[tuple[str, str], tuple[torch.Tensor, int]]
     ) -> None:
-        """Raise `CaptureError` if parameters, or their numbers of hooks, are not the old ones."""
+        """Raise `CaptureError` if parameters, or their numbers of gradient hooks, have changed."""
         new_parameters = self._current_parameters()
         for path, key in sorted(old_parameters.keys() | new_parameters.keys()):
             (old_tensor, n_old_hooks), (new_tensor, n_new_hooks) = (
@@ -389,7 +389,10 @@ class AssignedBuffers:
                 raise CaptureError(self._format_error(path, key, error, kind="parameter"))
 
     def _current_buffers(self) -> Mapping[tuple[str, str], torch.Tensor]:
-        """Return each buffer by (path of the module, name), also of modules that forward added."""
+        """Return each buffer by (path of the module, name).
+
+        Modules that forward added are included, buffers that are None omitted.
+        """
         return {
             (path, key): buffer
             for path, module in self._model.named_modules()
@@ -515,7 +518,7 @@ def _is_restorable(generator: _Generator) -> bool:
 
 
 def _find_generators(snapshot: ModuleSnapshot) -> Iterator[_Generator]:
-    """Yield the generators of ``random`` and ``numpy.random``, and instances in a snapshot.
+    """Yield the generators of Python and NumPy: the global ones, and instances in a snapshot.
 
     An instance of a class of NumPy that is in several containers is yielded several times.
     """
@@ -573,8 +576,8 @@ class Leftovers:
         self._removals: list[Callable[[], object]] = []
         """Functions that remove the tensors from the registered holders."""
         self.holder_names: set[str] = set()
-        """Globals, keys of dicts and attributes from which the last `remove_tensors` removed
-        tensors. Other holders have no name here."""
+        """Names of globals, keys of dicts and attributes from which the last `remove_tensors`
+        removed tensors. Other holders have no name here."""
 
     def register_holders(self, error: BaseException) -> bool:
         """Remove the tensors of a capture that failed with `error`, and register their holders.
@@ -603,8 +606,9 @@ class Leftovers:
     def remove_tensors(self) -> list[Callable[[], object]]:
         """Remove the tensors of a capture from their holders; return functions that repeat this.
 
-        Replaces `holder_names`. An LRU cache loses all entries; attributes are set to None. The
-        returned functions set a list, set or deque to the items that remain now.
+        The tensors of a capture are of the class `FunctionalTensor`. Replaces `holder_names`. An
+        LRU cache loses all entries; attributes are set to None. The returned functions set a list,
+        set or deque to the items that remain now.
         """
         self.holder_names.clear()
         # No name refers to the list of objects, which would be found as a holder itself.

@@ -92,7 +92,7 @@ class AttributeRecorder:
         read_attribute: Any = kind.__getattribute__
 
         def read_and_report(value: Any, name: str) -> Any:
-            """Return an attribute; report its value, or `ABSENT` if not found, to `on_read`."""
+            """Return an attribute or raise `AttributeError`; report it or `ABSENT` to `on_read`."""
             try:
                 attribute = read_attribute(value, name)
             except AttributeError:

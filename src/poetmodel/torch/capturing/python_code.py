@@ -59,7 +59,7 @@ class ExecutedCode:
     def __init__(self, code: CodeType, global_values: dict[str, Any]) -> None:
         """Find the globals and closure variables that `code` sets or deletes, and globals it reads.
 
-        Without `is_traced` the list of instructions and these names are missing as attributes.
+        If `is_traced` is False, the attributes for instructions and these names are not set.
         """
         self.code = code
         self.global_values = global_values
@@ -162,7 +162,8 @@ class FollowingCode:
         """Start after the instruction that `frame` executes, or at `position` of `listing`.
 
         Without `listing`, the following code is unknown if `frame` is None, or executes neither the
-        read of an attribute nor, with `may_call`, a call.
+        read of an attribute nor, with `may_call`, a call. With `listing`, `frame` is only read for
+        local variables that are keys.
         """
         self._max_assignments = max_assignments
         """Maximum number of successive assignments to local variables that are followed.
@@ -211,9 +212,9 @@ class FollowingCode:
         return str(instruction.argval), self._skip(1)
 
     def find_read_keys(self, value: Any) -> list[tuple[Any, FollowingCode]] | None:
-        """Return (key, following code) of each key that is read from a container.
+        """Return (key, following code) of each key that the code reads from a container, `value`.
 
-        Returns None if the whole container may be read. Keys that are only set are omitted.
+        Returns None if the whole container may be read. A key that is only set is omitted.
         """
         next_instruction = self._instruction_after(0)
         if next_instruction is None or self._listing is None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     Line = tuple[str, int]
+    """File name and line number."""
 
 
 class Access(StrEnum):
@@ -66,7 +67,7 @@ class GuardedPlace:
     """`current_value` at the end of the capture, with all state restored. Until then `ABSENT`."""
 
     def current_value(self) -> Any:
-        """Return the current value, or a snapshot of all items.
+        """Return the current value; for `Access.CONTENT` a snapshot of all items.
 
         Returns `ABSENT` if the value is missing, or reading it fails.
         """
@@ -113,7 +114,7 @@ class PythonGuards:
         places: Sequence[GuardedPlace] = (),
         alternatives: Mapping[tuple[int, Any], Any] | None = None,
     ) -> None:
-        """Prepare the comparisons as for a graph without constants; `set_constants` sets them."""
+        """Prepare the comparisons for a graph without constants; `set_constants` registers them."""
         self._places = tuple(places)
         self._alternatives = alternatives or {}
         self.set_constants(())
@@ -237,7 +238,10 @@ class PythonGuards:
         return alternative is not ABSENT and comparison_key(value) == alternative
 
     def _is_set_by_forward(self, place: GuardedPlace) -> bool:
-        """Return whether all changed items of a container have the values that forward sets."""
+        """Return whether all changed items of a container have the values that forward sets.
+
+        The items of a container that is no dict are compared as a whole.
+        """
         holder, holder_id = place.holder, id(place.holder)
         if not isinstance(holder, dict):
             return bool(self._alternatives.get((holder_id, None), ABSENT) == comparison_key(holder))

@@ -67,6 +67,7 @@ class RecordedPlaces:
         """``id`` of each function of a code object, by the code's ``id``."""
         self._registered_ids: set[int] = set()
         self._watched_ids: set[int] = set()
+        """``id`` of each object to which the callee of `on_holder` retains a reference."""
         self.on_holder: Callable[[str, Any], bool] = lambda *_: False
         """Called with the name and value of each object to watch, before code can change it.
 
@@ -215,7 +216,8 @@ class RecordedPlaces:
 
         The place of a container's content is recorded; if it is already, there is no effect. All
         items, or keywords and arguments of a partial function, are registered, and recorded in turn
-        if they are of these types. Items of containers with over `_MAX_ITEMS` items are not.
+        if they are of these types. Items of containers with over `_MAX_ITEMS` items, and of
+        arrays, are ignored.
         """
         if isinstance(value, partial):
             items: Sequence[tuple[Any, Any]] = [("keywords", value.keywords), ("args", value.args)]
@@ -262,9 +264,11 @@ class RecordedPlaces:
                 yield kind
 
     def remove_temporary_objects(self) -> None:
-        """Remove objects that forward created, which have no other references, with their places.
+        """Remove objects to which only the recorder refers, with their places.
 
-        Calls `on_forgotten` with the ``id`` of those that the callee of `on_holder` retains.
+        Forward created these objects. Repeats this until none is left, because a removed object may
+        refer to another one. Each time calls `on_forgotten` with the ``id`` of removed objects that
+        the callee of `on_holder` retains.
         """
         for place in self.places.values():
             self.holders.setdefault(id(place.holder), place.holder)

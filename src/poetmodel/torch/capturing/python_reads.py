@@ -112,7 +112,8 @@ class PythonReads:
     def record_reads(self) -> Iterator[None]:
         """Context manager that records the places that a forward pass in this thread reads.
 
-        Inside, registered classes are patched, and a tracer replaces that of `sys.settrace`.
+        First records the loss function. Inside, registered classes are patched, and a tracer
+        replaces that of `sys.settrace`.
         """
         self._thread = get_ident()
         self._is_active = True
@@ -127,7 +128,10 @@ class PythonReads:
                 self._is_active = False
 
     def _trace_call(self, frame: FrameType, _: str, __: Any) -> Any:
-        """Record the code object of a call, for `sys.settrace`; return its line tracer or None."""
+        """Record the code of a call, for `sys.settrace`; return its line tracer, None if untraced.
+
+        The first call of traced code also registers its names.
+        """
         code = frame.f_code
         executed_code = self._codes.get(id(code))
         if executed_code is None:
@@ -139,7 +143,8 @@ class PythonReads:
     def _register_names(self, executed_code: ExecutedCode, frame: FrameType) -> None:
         """Register a function's globals, closure and classes of arguments before its first line.
 
-        Also stores the first values of variables in `executed_code`.
+        Also stores the first values of globals in `executed_code`, and those of closure variables
+        if the code sets one.
         """
         self._is_busy = True
         try:
@@ -396,7 +401,8 @@ class PythonReads:
         """Return the cells of a code object's closure variables that outlive the pass, by name.
 
         They are the cells of all known functions with this code, each once; without a known
-        function, those of the functions around it.
+        function, those of the executed functions that define it. Local variables of these functions
+        do not outlive the pass.
         """
         code = executed_code.code
         if not code.co_freevars:

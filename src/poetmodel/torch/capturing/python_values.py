@@ -50,7 +50,7 @@ _MAX_TEXT_LENGTH: Final = 60
 
 
 def content_of(container: Any) -> Any:
-    """Return the dict, list, set, deque or array that has the content of a container.
+    """Return the dict or list inside a UserDict, UserList or SimpleNamespace, not a copy.
 
     Any other object is returned unchanged.
     """
@@ -141,8 +141,8 @@ def key_has_tensors(key: Any) -> bool:
 def origin_of_module(module: str) -> CodeOrigin:
     """Return the origin of a Python module's code, by the module's name.
 
-    Python's standard modules, PyTorch and poetmodel are recognized by name. USER for any other
-    module that has no file or is not imported.
+    Python's standard modules, PyTorch and poetmodel are recognized by name, any other module by
+    file (`code_origin`). USER if that module has no file or is not imported.
     """
     root = module.partition(".")[0]
     if root in sys.stdlib_module_names and root != "__main__":
@@ -184,7 +184,9 @@ class Comparison:
     def is_same(self, old_value: Any, new_value: Any, depth: int = _MAX_DEPTH) -> bool:
         """Return whether a step captured with `old_value` is also valid for `new_value`.
 
-        False for different objects nested deeper than `depth`, except tensors.
+        Both values must have one type, plain values one `repr`, and tensors one shape and dtype. A
+        constant tensor must be the same object. False for different objects nested deeper than
+        `depth`, except tensors.
         """
         if old_value is new_value:
             return True

@@ -59,7 +59,8 @@ def replay(joint: Joint, execute: Execute = execute_kernel) -> None:
     """Execute every operation once, in graph order, on the captured inputs and the current state.
 
     `execute` is called with each operation's node, arguments and keywords, and returns the result.
-    Values are freed after their last use. The state of the CPU's random generator is restored.
+    Values are freed after their last use. The results of the step are discarded, and its state does
+    not change. The state of the CPU's random generator is restored.
     """
     values = ((argument.node, joint.value(argument)) for argument in joint.arguments)
     env = {
@@ -117,7 +118,10 @@ class DistinctOpExecutor:
         """For each operation that was not executed, the operation whose outputs were used."""
 
     def __call__(self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Execute an operation, or return the outputs of an executed one with the same call key."""
+        """Execute an operation, or return the outputs of an executed one with the same call key.
+
+        Call this once for each operation of the step.
+        """
         key = self._keys.get(node)
         if key is None:
             return self._execute(node, arguments, keywords)
@@ -141,7 +145,10 @@ LARGE_BYTES: Final = 2**18
 
 
 def _is_large(node: fx.Node) -> bool:
-    """Return whether a PyTorch operator that is no view has large outputs of floats or booleans."""
+    """Return whether a node's outputs have `LARGE_BYTES` or more in total, all floats or booleans.
+
+    False for views, and for operators that are not PyTorch's.
+    """
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace != "aten" or target.is_view:
         return False

@@ -87,7 +87,7 @@ class _WatchedHolder:
         return self.old_content if content is None else copy_content(content)
 
     def set_item(self, key: Any, value: Any) -> None:
-        """Set an item, or all content of a list, set or deque; `ABSENT` deletes an item."""
+        """Set an item or attribute, or all content of a list, set or deque; `ABSENT` deletes it."""
         content = self.content
         if not isinstance(content, dict):
             replace_content(content, value)
@@ -109,9 +109,10 @@ class _WatchedHolder:
     def changes(self) -> Iterator[tuple[Any, Any, Any]]:
         """Yield (key, old value, new value) of each item that is no longer the same object.
 
-        The value of a missing item is `ABSENT`. A changed list, set or deque is yielded as a whole,
-        with the key None. Attributes and globals whose names begin with two underscores, and
-        attributes that every module has (`OWN_ATTRIBUTES`), are omitted.
+        The value of a missing item is `ABSENT`. A list, set or deque with another object, number or
+        order of objects is yielded as a whole, with the key None. Attributes and globals whose
+        names begin with two underscores, and attributes that every module has (`OWN_ATTRIBUTES`),
+        are omitted.
         """
         old_content, new_content = self.old_content, self.copy_current()
         is_module = issubclass(type(self.holder), torch.nn.Module)
@@ -251,10 +252,11 @@ class StateChanges:
             self._watch_class(kind)
 
     def _watch(self, name: str, value: Any) -> bool:
-        """Watch a container or object; return whether a reference to it is retained.
+        """Watch a container or object; return True if this retains a reference to it.
 
-        Ignores objects of packages, arrays, objects without attributes, objects that the module
-        snapshot restores, and objects that are already watched.
+        Returns False for values that it ignores: objects whose class a package defines, arrays,
+        objects without attributes, objects that the module snapshot restores, and objects that are
+        already watched.
         """
         kind = type(value)
         is_builtin = isinstance(value, CONTAINERS) or kind.__module__ == "builtins"
@@ -282,7 +284,10 @@ class StateChanges:
             self._watched[id(kind), None] = watched_holder
 
     def _watch_variables(self) -> None:
-        """Watch the globals and closure variables that executed code may set."""
+        """Watch the globals and closure variables that code of the forward pass may set.
+
+        Their old values are those before that code was first executed.
+        """
         for name, holder, key, first_value in self._reads.stored_globals():
             if (id(holder), key) not in self._watched:
                 self._watched[id(holder), key] = _WatchedGlobal(name, holder, {key: first_value})
@@ -291,9 +296,10 @@ class StateChanges:
                 self._watched[id(cell), None] = _WatchedVariable(name, cell, {None: first_value})
 
     def _find_changes(self) -> Iterator[tuple[_WatchedHolder, Any, Any, Any]]:
-        """Yield (watched holder, key, old value, new value) of each item with a changed value.
+        """Yield (watched holder, key, old value, new value) of each item with another value.
 
-        Items outside of modules whose old value has tensors are omitted.
+        Values differ if their comparison keys do. Items outside of modules whose old value has
+        tensors are omitted.
         """
         for watched_holder in list(self._watched.values()):
             is_in_snapshot = id(watched_holder.content) in self._snapshot_ids
@@ -321,11 +327,15 @@ class StateChanges:
     def check(self, forward: Callable[[], object], restore: Callable[[], object]) -> None:
         """Raise `CaptureError` if each forward pass changes Python state; call this after a pass.
 
-        Stores the comparison keys of values that the first pass sets in `first_pass_keys`. Does not
-        restore the state at its end. Exceptions of `forward` pass unchanged.
+        Stores the comparison keys of values that the first pass sets in `first_pass_keys`. If there
+        are any, executes a second pass. If items then have other values than after the first pass,
+        restores the state, finds the line that sets these items in a third pass, and raises.
 
-        An item with equal values after both passes is refused only if it has no tensors, no read of
-        it was recorded yet, and a line of a user's code sets it again after it was reset.
+        Otherwise both passes have set equal values. Items without tensors, and without a recorded
+        read, are reset to their old values, and a third pass is executed. Raises if a line of a
+        user's code sets such an item again.
+
+        Does not restore the state at its end. Exceptions of `forward` pass unchanged.
 
         Parameters
         ----------
@@ -333,7 +343,7 @@ class StateChanges:
             Executes another pass. Called once or twice, only if the first pass has changed a value.
         restore : callable
             Restores the state before the first pass. Called only if the second pass sets other
-            values.
+            values than the first.
         """
         self._watch_variables()
         first_keys = self._find_changed_keys()
@@ -381,12 +391,13 @@ class StateChanges:
         *,
         only_user_lines: bool,
     ) -> None:
-        """Execute another forward pass; raise `CaptureError` if it changes `items`.
+        """Execute a forward pass to find the lines that change `items`; raise `CaptureError`.
 
-        The message describes the first change with its line, if known, and counts further ones.
+        The message describes the first change with its line, if known, and counts further changes.
 
-        With `only_user_lines`, only lines of a user's code count, because packages may cache
-        values: returns if there is none. Without it, always raises.
+        With `only_user_lines`, changes by lines of packages are ignored, because packages may cache
+        values. If there is no other change, the method returns. Without `only_user_lines` it always
+        raises, also if it finds no line.
         """
         tracer = _ChangeTracer(items)
         with tracer:
@@ -451,9 +462,10 @@ class _ChangeTracer:
         self._compare()
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        """Compare the items at each event of a user's or package's code, and store its line.
+        """Compare the items at each event of a user's or package's code, and then store its line.
 
-        A trace function for `sys.settrace`, which returns itself, or None for other code.
+        A trace function for `sys.settrace`. Returns itself, or None for code of other origins, such
+        as PyTorch's.
         """
         path = frame.f_code.co_filename
         if code_origin(path) not in _TRACED_ORIGINS:
@@ -464,7 +476,10 @@ class _ChangeTracer:
         return self._trace
 
     def _compare(self) -> None:
-        """Record the line, the old and the new value of the first change of each item."""
+        """Record the last traced line, the old and the new value at the first change of each item.
+
+        Values differ if their comparison keys do. Changes before the first traced line are ignored.
+        """
         for item_id, item in self._item_by_id.items():
             old_value, new_value = self._last_values[item_id], self._current_value(*item)
             if item_id in self.lines or comparison_key(old_value) == comparison_key(new_value):
@@ -485,7 +500,7 @@ class WrittenTensors(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, 
     Parameters
     ----------
     buffers : iterable of torch.Tensor
-        Tensors that are saved in any case.
+        Tensors that are saved at once, whether or not an operator writes them.
     """
 
     def __init__(self, buffers: Iterable[torch.Tensor]) -> None:
@@ -499,7 +514,11 @@ class WrittenTensors(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, 
             self._save(buffer)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Save the existing tensors that an operator writes, then call the operator."""
+        """Save the existing tensors that the schema of an operator writes; call the operator.
+
+        A tensor is saved once, with its whole storage. Tensors that the forward pass created, and
+        meta tensors, are not saved.
+        """
         keywords = kwargs or {}
         schema = func._schema  # noqa: SLF001 - the only source of writes
         for position, argument in enumerate(schema.arguments if schema.is_mutable else ()):
@@ -521,7 +540,7 @@ class WrittenTensors(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, 
             self._saved_storages[key] = (storage, storage.clone())
 
     def restore(self) -> None:
-        """Restore the saved values, and forget which tensors the pass created.
+        """Restore the saved values; count all tensors as existing again.
 
         The saved values remain for further restorations.
         """

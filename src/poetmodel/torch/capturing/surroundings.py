@@ -62,9 +62,9 @@ def make_fake_mode(values: KnownValues, *, uses_onednn: bool) -> FakeTensorMode:
     ``contiguous()`` would then be captured for the predicted strides. The captured view may be
     impossible for the real tensor, or there may be one copy more or less than in eager mode, which
     changes the order of sums. Therefore each operation that returns new CPU tensors of two or more
-    dimensions is executed on zeros, once for equal layouts and other arguments. Fake outputs get
-    the strides of the real outputs. If the call fails, the predicted strides stay. Known values are
-    attached to fake tensors, and reads recorded in `values`.
+    dimensions is executed on zeros. Calls with equal layouts and equal other arguments are executed
+    once. Fake outputs get the strides of the real outputs. If the call fails, the predicted strides
+    stay. Known values are attached to fake tensors, and reads are recorded in `values`.
     """
     # Real tensors that the code refers to become constants.
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -74,7 +74,10 @@ def make_fake_mode(values: KnownValues, *, uses_onednn: bool) -> FakeTensorMode:
 
 
 class _StrideCorrector:
-    """Replaces a fake mode's dispatch: predicts outputs, corrects strides and attaches values."""
+    """Dispatch function of a fake mode: predicts outputs, corrects strides and attaches values.
+
+    Creating the object stores the dispatch of `mode`, and does not replace it.
+    """
 
     def __init__(self, mode: FakeTensorMode, values: KnownValues, *, uses_onednn: bool) -> None:
         self._mode = mode
@@ -253,7 +256,10 @@ def _measure_layouts(
 
 
 def _execute_on_zeros(func: Any, leaves: Sequence[Any], spec: Any, *, uses_onednn: bool) -> Any:
-    """Execute an operation on zeros; return the outputs, None if it fails or takes a generator."""
+    """Execute an operation on zeros; return the outputs, None if it fails or takes a generator.
+
+    Restores the state of the CPU's random generator.
+    """
     if any(isinstance(leaf, torch.Generator) for leaf in leaves):
         return None
     random_state = torch.random.fork_rng(devices=[])
@@ -266,7 +272,7 @@ def _execute_on_zeros(func: Any, leaves: Sequence[Any], spec: Any, *, uses_onedn
 
 
 def _zeros_like(leaf: Any) -> Any:
-    """Return CPU zeros with the shape, strides and type of a tensor; any other object unchanged."""
+    """Return CPU zeros with the layout and dtype of a tensor; any other object unchanged."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     dimensions = zip(leaf.shape, leaf.stride(), strict=True)
@@ -294,8 +300,8 @@ def correct_fake_strides(inputs: Sequence[Any]) -> Iterator[None]:
     """Context manager that corrects the strides of fake tensors in a capture by AOTAutograd.
 
     Without the correction, views could be captured that are impossible for the real tensors. Only
-    `_MISPREDICTED_OPERATORS` are corrected. Has no effect if PyTorch finds no fake mode: not in its
-    tracing context, among active modes or by `inputs`.
+    `_MISPREDICTED_OPERATORS` are corrected. Has no effect if PyTorch finds no fake mode in its
+    tracing context, among active modes or in `inputs`.
     """
     mode = detect_fake_mode(inputs)
     if mode is None:
@@ -336,8 +342,8 @@ def annotate_nodes(
     captured_module : torch.nn.Module
         The module that gets hooks, with its submodules, until the end.
     module_trail : list of str
-        Replaced by descriptions of the modules that are being executed, the innermost last. After
-        an exception it still has the modules in which the exception was raised.
+        Cleared; then has a description of each module that is being executed, the innermost last.
+        After an exception it still has the modules in which the exception was raised.
     check : callable
         Called with `module_trail` before each module is added to it or removed; may raise.
     """
@@ -374,7 +380,7 @@ def annotate_nodes(
     wrapper_file = type(captured_module).forward.__code__.co_filename
 
     def create_annotated_node(tracer: TracerBase, *args: Any, **kwargs: Any) -> fx.Node:
-        """Create a node, annotated with the current module and line."""
+        """Create a node; inside a module, annotate it with the module and the line, if known."""
         node = create_node(tracer, *args, **kwargs)
         if module_trail:
             line = running_user_line(sys._getframe(1), within=wrapper_file)  # noqa: SLF001
@@ -406,7 +412,8 @@ def attach_known_values(
 ) -> Iterator[None]:
     """Context manager that attaches values of inputs and buffers to the fakes of forward passes.
 
-    They are the values at its beginning; `KnownValues.attach_source` states which are skipped.
+    The values are the real tensors at its beginning, not copies. `KnownValues.attach_source` states
+    which tensors are skipped.
     """
     buffers = {
         path: buffer.detach()
@@ -415,12 +422,12 @@ def attach_known_values(
     real_inputs = [value.detach() if isinstance(value, torch.Tensor) else None for value in inputs]
 
     def attach_values(_: torch.nn.Module, fake_inputs: Sequence[Any]) -> None:
-        """Attach the known values to the fake inputs and buffers; a forward pre-hook."""
+        """Attach the real tensors to the fake inputs and buffers; a forward pre-hook."""
         for position, (fake, real_input) in enumerate(zip(fake_inputs, real_inputs, strict=True)):
             if real_input is not None:
                 values.attach_source(fake, real_input, SourceTensor(position))
         for path, fake in captured_module.named_buffers(remove_duplicate=False):
-            if path in buffers:  # others are those of modules that an earlier pass created
+            if path in buffers:  # a module that an earlier pass created may have further buffers
                 values.attach_source(fake, buffers[path], SourceTensor(None, path))
 
     handle = captured_module.register_forward_pre_hook(attach_values)
@@ -439,18 +446,19 @@ _GENERATORS: Final = (
 
 @contextmanager
 def bypass_checkpoints(captured_module: torch.nn.Module) -> Iterator[None]:
-    """Context manager in which ``torch.utils.checkpoint`` just calls its function.
+    """Context manager in which ``torch.utils.checkpoint`` calls its function once.
 
     The schedule of a step decides its recomputations. Reentrant checkpoints cannot be captured, and
-    are replaced by a plain call, with gradients if an input requires one. In its backward pass
-    eager mode executes a checkpointed function again, which updates the statistics of a norm once
-    more. Therefore norms update their statistics here once more per enclosing checkpoint.
+    are replaced by a plain call, with gradients if an input requires one. Other checkpoints do not
+    recompute in a capture, and are only counted. In its backward pass eager mode executes a
+    checkpointed function again, which updates the statistics of a norm once more. Therefore a norm
+    updates its statistics here once for itself, and once for each checkpoint around it.
     """
     depth = 0
 
     @contextmanager
     def count_depth() -> Iterator[None]:
-        """Context manager that counts a checkpoint as enclosing."""
+        """Context manager around a checkpointed function; counts it in `depth`."""
         nonlocal depth
         depth += 1
         try:
@@ -459,7 +467,7 @@ def bypass_checkpoints(captured_module: torch.nn.Module) -> Iterator[None]:
             depth -= 1
 
     def repeat_update(norm: Any, inputs: Any, output: torch.Tensor) -> None:
-        """Update a norm's statistics once more per enclosing checkpoint; a forward hook.
+        """Update the statistics of a batch or instance norm `depth` times more; a forward hook.
 
         Has no effect in eval mode, without statistics, or if the output needs no gradient.
         """
@@ -481,7 +489,7 @@ def bypass_checkpoints(captured_module: torch.nn.Module) -> Iterator[None]:
                 return function(*inputs)
 
     def generate_nonreentrant(*arguments: Any, **keywords: Any) -> Iterator[None]:
-        """Like PyTorch's generator, but counts the checkpoint as enclosing."""
+        """Like PyTorch's generator, but counts the checkpoint in `depth`."""
         with count_depth():
             yield from generator(*arguments, **keywords)
 
@@ -521,7 +529,7 @@ other rounding or strides than in eager mode."""
 
 @contextmanager
 def native_operators() -> Iterator[None]:
-    """Context manager that prevents decompositions whose results differ from eager.
+    """Context manager that prevents decompositions whose results differ from eager mode.
 
     During tracing PyTorch's dispatcher prefers Python kernels of an operator, if there are any.
     Some replace the operator: ``upsample_nearest2d`` becomes an index. The gradient of the index
@@ -578,9 +586,9 @@ def retain_random_operations() -> AbstractContextManager[None]:
 
 @contextmanager
 def refuse_seeding() -> Iterator[None]:
-    """Context manager that refuses seeding of the CPU generator (`ForbiddenError`).
+    """Context manager in which seeding the CPU generator raises `ForbiddenError`.
 
-    At its end it restores the generator's state.
+    At its end the generator has the state of the beginning.
     """
     generator = torch.default_generator
     with torch.random.fork_rng(devices=[]):

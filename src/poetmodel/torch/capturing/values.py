@@ -1,9 +1,9 @@
 """Known values of fake tensors in a capture, and reads of them by Python code.
 
-A fake tensor gets a known value if it depends on the code, the inputs and the buffers alone, and is
-not large. Python code may read the value: by an ``if``, ``.item()`` or a shape that depends on a
-mask. For each value that is read and is no constant, an expression in terms of inputs and buffers
-is recorded. A guard evaluates the expression again before each step.
+A fake tensor that is not large gets a known value if only the code, the inputs and the buffers
+determine this value. Python code may read the value: by an ``if``, ``.item()`` or a shape that
+depends on a mask. For each value that is read and is no constant, an expression in terms of inputs
+and buffers is recorded. A guard evaluates the expression again before each step.
 
 Whether numbers are finite depends on parameters, so no guard can test it before a step. Models for
 detection and translation often test it to clamp overflows: ``if not torch.isfinite(x).all()``. A
@@ -161,15 +161,18 @@ class KnownValues:
     """Computes and attaches known values during a capture, and records reads by Python code."""
 
     reads: dict[CallExpression, Read] = field(default_factory=dict)
+    """Reads by Python code, by the expression of the value."""
     asserts: list[Any] = field(default_factory=list)
     """Operators that assert unknown values, and may be missing in the graph."""
     _calls: dict[Any, CallExpression] = field(default_factory=dict)
+    """One expression for all equal calls, by function, nesting and keys of the leaves."""
     _literals: dict[Any, Literal] = field(default_factory=dict)
+    """One literal for all equal constants, by content; by ``id`` above `_MAX_COMPARED` elements."""
 
     def attach_source(
         self, tensor: torch.Tensor, real_value: torch.Tensor, source: SourceTensor
     ) -> None:
-        """Attach `real_value` to a fake input or buffer.
+        """Attach `real_value` itself, not a copy, to a fake input or buffer.
 
         Has no effect if `tensor` is not fake, or `real_value` is large (`_MAX_STORED`), not strided
         or not on the CPU.
@@ -184,13 +187,16 @@ class KnownValues:
     def evaluate(self, function: Any, arguments: Any, keywords: Any) -> KnownValue | None:
         """Evaluate an operation on known inputs; return the result.
 
-        Returns a random value if one is drawn or read, and no value that is read is unknown.
-        Otherwise returns None if a value that is read is unknown, the operation fails, or it is in
-        place and one of its tensors depends on inputs; for operators without tensor arguments
-        except `_CREATORS`; and for large tensors of `_FROM_METADATA`.
+        Returns `_RANDOM` if the operation draws numbers or reads a random value, and reads no
+        unknown value. Otherwise returns None if the operation
 
-        An in-place operation changes known constants. If one of its tensors is no constant, or it
-        draws numbers, the known values of all its tensors are invalidated instead.
+        - reads an unknown value, or fails,
+        - is in place, and one of its tensors depends on inputs or buffers of the step,
+        - has no tensor argument, and is not one of `_CREATORS`, or
+        - is one of `_FROM_METADATA`, and has a large argument (`_MAX_STORED`).
+
+        An in-place operation on constants alone changes their values. Any other in-place operation
+        invalidates the known values of all its tensor arguments.
         """
         inputs = tensors_in((arguments, keywords))
         name = function.overloadpacket.__name__
@@ -234,9 +240,8 @@ class KnownValues:
     def attach(self, outputs: Any, known_value: KnownValue | None) -> None:
         """Attach known values to the fake outputs of an operation.
 
-        Skips large values, and values of another shape than the fake; random values are attached to
-        all outputs. Has no effect if `known_value` is None or has other numbers
-        (`is_metadata_only`).
+        Skips large values, and values of another shape than the fake. A random value is attached to
+        all outputs. Has no effect if `known_value` is None or `is_metadata_only`.
         """
         if known_value is None or known_value.is_metadata_only:
             return
@@ -262,9 +267,10 @@ class KnownValues:
             vars(fake).pop(_VALUE_ATTRIBUTE, None)
 
     def record_read(self, known_value: KnownValue, value: Any, *, function: Any = None) -> None:
-        """Record that Python read `value`: a known value, or `function` of it.
+        """Add a `Read` of `value` to `reads`: of the known value, or of `function` of it.
 
-        Skips constants, and values that were read before.
+        The line is that of the code that is running. Skips constants, and expressions that were
+        read before.
         """
         expression = known_value.expression
         if function is not None and expression is not None:
@@ -288,11 +294,12 @@ class KnownValues:
     def evaluate_dynamic_shape(
         self, function: Any, arguments: Any, keywords: Any
     ) -> KnownValue | None:
-        """Evaluate an operation whose output shape depends on values; record that they are read.
+        """Evaluate an operation whose output shape depends on values; record reads of them.
 
-        Returns None if the values that determine the shape are unknown, and a random value if they
-        are random. If only these values are known, the operation is executed with zeros for the
-        unknown ones, so the result has other numbers (`is_metadata_only`); its exceptions are
+        The recorded values are the numbers of `_SIZE_FUNCTIONS`, for other operators the shapes of
+        the outputs. Returns None if the values that determine the shape are unknown, and `_RANDOM`
+        if they are random. If only these values are known, the operation is executed with zeros for
+        the unknown ones, so the result has other numbers (`is_metadata_only`); its exceptions are
         raised. An index by integers, whose shape is fixed, has the result of `evaluate`.
         """
         known_value = self.evaluate(function, arguments, keywords)
@@ -332,9 +339,9 @@ class KnownValues:
         return self._calls.setdefault(key, CallExpression(function, expressions, spec))
 
     def _find_leaf_expression(self, leaf: Any) -> Any:
-        """Return the expression of a tensor with a known value, a `Literal` for a constant.
+        """Return the expression of a tensor with a known value; any other object unchanged.
 
-        Any other object is returned unchanged.
+        A constant is a `Literal`, which equal constants share. A tensor must have a known value.
         """
         if not isinstance(leaf, torch.Tensor):
             return leaf
@@ -367,7 +374,8 @@ def _leaf_key(leaf: Any) -> Any:
 def _get_known_value(tensor: torch.Tensor, function: Any) -> KnownValue | None:
     """Return the known value of an operator's argument; None if unknown or invalidated.
 
-    Operators that return a literal have a real tensor as argument, which is copied.
+    For a random argument returns `_RANDOM`. The argument of `_LITERAL_OPERATORS` is a real tensor;
+    its known value is a copy.
     """
     if function.overloadpacket.__name__ in _LITERAL_OPERATORS and type(tensor) is torch.Tensor:
         return KnownValue(tensor.clone())
@@ -380,7 +388,10 @@ def _get_known_value(tensor: torch.Tensor, function: Any) -> KnownValue | None:
 
 
 def _real_or_zeros(leaf: Any, function: Any) -> Any:
-    """Return the known value of a tensor, or zeros of its shape; any other object unchanged."""
+    """Return the known value of a tensor, or any other object itself.
+
+    For an unknown or random value returns contiguous zeros of the tensor's shape and dtype.
+    """
     if not isinstance(leaf, torch.Tensor):
         return leaf
     known_value = _get_known_value(leaf, function)
@@ -462,7 +473,7 @@ class ValueGuards:
 
 
 def _dependency_order(expressions: Sequence[CallExpression]) -> list[CallExpression]:
-    """Return all calls in `expressions`, each after the calls of its arguments."""
+    """Return all calls in `expressions`, nested ones too, each once and after its arguments."""
     ordered_calls: dict[CallExpression, None] = {}
     pending = list(reversed(expressions))
     while pending:
@@ -524,7 +535,8 @@ class FiniteChecks:
     def enable_asserts(self, graph_module: fx.GraphModule, values: KnownValues) -> bool:
         """Turn on `records_asserts` if a capture contains assertions of operators.
 
-        Returns whether this turns it on, so that the capture must be repeated.
+        An assertion is in `values.asserts`, or adds a token to the inputs of `graph_module`.
+        Returns whether this call turns it on, so that the capture must be repeated.
         """
         descriptors = [
             node.meta.get("desc") for node in graph_module.graph.find_nodes(op="placeholder")
@@ -563,9 +575,9 @@ class _FiniteTestMode(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function; mark the result of a test with its value for finite numbers.
 
-        Also marks reductions, negations and combinations of results with one common mark. If Python
-        reads a marked result whose value is unknown, record the test, and return the value for
-        finite numbers.
+        A reduction or combination of results with equal marks gets their mark, a negation the
+        opposite one. If Python reads a marked result whose value is unknown, records the test, and
+        returns the mark instead.
         """
         name = getattr(func, "__name__", "")
         tensors = [value for value in args if isinstance(value, torch.Tensor)]

@@ -13,12 +13,12 @@ import torch  # noqa: F401 - so that the mock modules are moved behind it
 
 
 def _reorder_mock_modules() -> None:
-    """Move Pyomo's mock modules of optional packages behind PyTorch in ``sys.modules``.
+    """Move Pyomo's mock modules of optional packages to the end of ``sys.modules``.
 
     Inductor pickles its graphs. For an object without a module name, such as
-    ``torch.contiguous_format``, pickle searches all modules in turn. The mock of a missing package
-    raises an error that is no ``AttributeError``. A process that loads Pyomo before PyTorch could
-    then not compile with Inductor.
+    ``torch.contiguous_format``, pickle searches all modules in turn, and ends at PyTorch. The mock
+    of a missing package raises an error that is no ``AttributeError``. Therefore a process that
+    loads Pyomo before PyTorch could not compile with Inductor.
     """
     for name in [name for name in sys.modules if name.startswith("pyomo.common.dependencies.")]:
         sys.modules[name] = sys.modules.pop(name)

@@ -197,7 +197,7 @@ def _argument_errors(kernels: str, costs: str | None, **arguments: Any) -> Itera
 def _number_errors(
     ram: object, time_limit: float, gap: float, outside: Any, **_: Any
 ) -> Iterator[str]:
-    """Yield an error for each invalid size, time limit or gap."""
+    """Yield each error of `ram`, `time_limit`, `gap` and `outside`; ignore other arguments."""
     checks: list[Callable[[], object]] = [
         lambda: check_budget(ram),
         lambda: Request(time_limit_s=time_limit, gap=gap),

@@ -94,7 +94,7 @@ class Backend(GraphPlanner):
     """Whether all calls of a graph have the same plan."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        """Start without plans; register `add_wrapper_advice` in Dynamo."""
+        """Start without plans; call `add_wrapper_advice`, which registers a callback in Dynamo."""
         super().__init__(*arguments, **options)
         add_wrapper_advice(_find_refusal_recorder)
         self.names: dict[int, str] = {}
@@ -177,7 +177,8 @@ class Backend(GraphPlanner):
     def _register_wrappers(self) -> dict[str, Any]:
         """Register DDP and FSDP2 modules around the function; return fields of `FirstCall`.
 
-        Raises `CaptureError` if gradients are to be added and there is a wrapper.
+        The fields are `is_sharded`, `waits_with_others` and `wrapped_bytes`, by name. Raises
+        `CaptureError` if gradients are to be added and there is a wrapper.
         """
         sharded_modules, ddp = _find_sharded_modules(), active_ddp()
         if self._settings.add_gradients and (sharded_modules or ddp is not None):
@@ -210,7 +211,7 @@ class Backend(GraphPlanner):
         is_first_shape = call.function not in self._first_keep_all_bytes
 
         def compile_again(outside: OutsideMemory, arguments: Sequence[Any]) -> Callable[..., Any]:
-            """Compile the graph with the measured memory; replace its first plan, not its name."""
+            """Compile the graph with the measured memory; replace its first plan, keep its name."""
             if is_first_shape:  # a percentage of keep-all counts the measured memory too
                 self._first_keep_all_bytes.pop(call.function, None)  # absent for ram="eager"
             with self.plan_call(earlier_call=call, outside=outside):
@@ -312,11 +313,11 @@ class Backend(GraphPlanner):
     def choose_plan(self, frontier: Frontier, *, is_pinned: bool) -> GraphPlan | None:
         """Return the plan of the next call of a graph; None for the first compiled plan.
 
-        With `is_pinned`, the call has the first compiled plan. Before the first call of a step, the
-        plans and the budget of the step are chosen if `LiveCalls.last_step` has several calls with
-        a choice, or has one and this call is expected to wait with other calls. A call without a
-        chosen plan has `tight_plan` if it is not the first of the step, or is expected to wait.
-        Raises the errors of `StepPlanner.begin_step` and `Frontier.tight_plan`.
+        With `is_pinned`, the call has the first compiled plan. If there is a `LiveCalls.last_step`,
+        the first call of a step chooses the plans of all its calls, and the budget: if the last
+        step has several calls with a choice, or if this call is expected to wait with other calls.
+        A call without a chosen plan has `tight_plan` if it is not the first of the step, or is
+        expected to wait. Raises the errors of `StepPlanner.begin_step` and `Frontier.tight_plan`.
 
         Stores in `_live` the budget, whether the call `is_pinned`, and whether it has the plan
         chosen for it in the step (`is_expected`).
@@ -343,7 +344,10 @@ class Backend(GraphPlanner):
         )
 
     def _make_name_suffix(self, module: fx.GraphModule, inputs: Sequence[Any]) -> str:
-        """Return a suffix of a graph's name: its function and first input shapes; set `names`."""
+        """Return the end of a graph's name: its function and first input shapes; set `names`.
+
+        Shapes of parameters and buffers, and more than `_MAX_SHAPES` shapes, are omitted.
+        """
         self.names, shapes = {}, []
         for position, node in enumerate(module.graph.find_nodes(op="placeholder")):
             expression = getattr(getattr(node, "_dynamo_source", None), "name", "")
@@ -445,7 +449,10 @@ class GraphCalls:
             self.variants[id(frontier.tight_plan)] = first_variant
 
     def __call__(self, *arguments: Any) -> Any:
-        """Execute a call by its plan, which is compiled if it is new; on fakes by the first one."""
+        """Execute a call by the plan of `Backend.choose_plan`; compile the graph for a new plan.
+
+        Calls on fake tensors, and calls under hooks of saved tensors, have the first plan.
+        """
         if any(isinstance(value, FakeTensor) for value in arguments):  # DDP predicts shapes
             return self._first_variant.execute(*arguments)
         # A checkpoint has such hooks, and must save the same tensors again when it is recomputed.
@@ -484,9 +491,9 @@ def _find_sharded_modules() -> list[torch.nn.Module]:
 
 
 def _find_function_name() -> str:
-    """Return the class of the module that the captured function calls, else its name and line.
+    """Return the class name of the module that the captured function calls.
 
-    Without a capture, returns "a function".
+    Without one, returns the name, file and line of the function; without a capture, "a function".
     """
     translator = _find_translator()
     if translator is None:

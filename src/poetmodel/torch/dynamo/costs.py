@@ -58,7 +58,7 @@ class Profiles:
         measures_times: bool,
         is_generated: Callable[[fx.Node], bool] | None = None,
     ) -> None:
-        """Create a profiler; `load_or_measure` executes operations."""
+        """Create a profiler without executing operations."""
         self._cache = cache
         self._profiler = OpProfiler(measure_times=measures_times)
         self._is_generated = is_generated
@@ -67,9 +67,9 @@ class Profiles:
         """Return the profiles of a graph's operations: from the cache, or measured and then cached.
 
         The cache is not used for a graph with a value that `plain_value` cannot represent.
-        Measuring executes each operation on synthetic tensors, once for each call key. Operations
-        with effects, collectives and generated kernels retain predicted profiles. Raises the errors
-        of `profile_on_synthetic`.
+        Measuring executes operations on synthetic tensors, once or twice for each call key, also if
+        times are not measured. Operations with effects, collectives and generated kernels are not
+        executed; they retain predicted profiles. Raises the errors of `profile_on_synthetic`.
         """
         key = self._key(joint)
         cached_lists = None if key is None else self._cache.read("profiles", key)
@@ -86,7 +86,10 @@ class Profiles:
         return profiles
 
     def _key(self, joint: JointGraph) -> str | None:
-        """Return the cache key of a graph on this host; None if a value in it has no key."""
+        """Return the cache key of a graph on this host; None if a value in it has no key.
+
+        Profiles with and without times have different keys.
+        """
         inputs = [list(map(plain_layout, tensors_in(fake_value(node)))) for node in joint.arguments]
         with suppress(NoKeyError):
             return digest(
@@ -116,7 +119,10 @@ def load_machine_rates(cache: Cache) -> tuple[float, float]:
 
 
 def host_device(rates: tuple[float, float]) -> Device:
-    """Return this machine as a device with the rates of `load_machine_rates`."""
+    """Return this machine as a device with the rates of `load_machine_rates`.
+
+    It has the physical RAM, a nominal power of 1 W, and no storage.
+    """
     flops_per_s, bytes_per_s = rates
     return Device(
         name="this machine",

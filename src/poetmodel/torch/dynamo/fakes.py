@@ -20,7 +20,8 @@ def capture_on_fakes(
     """Compile and execute a call on fake tensors: `compiler` is called with the captured graph.
 
     A module is copied without the memory of its parameters and buffers. Tensors on the device
-    ``meta`` count as CPU tensors. PyTorch raises its own error if it cannot capture one graph.
+    ``meta`` count as CPU tensors. Raises the errors of PyTorch, for example if it cannot capture
+    the call as one graph.
     """
 
     def to_fake(value: torch.Tensor) -> torch.Tensor:
@@ -44,9 +45,10 @@ def capture_on_fakes(
 
 
 def fake_function(module: fx.GraphModule, _: object = None) -> Callable[[list[Any]], Any]:
-    """Return a function that executes no node of a graph, and returns fake results.
+    """Return a function that executes no node of a graph, and returns tensors like its results.
 
-    The function clears its list of arguments, as PyTorch's boxed functions do.
+    In a fake mode these new tensors are fake. The function clears its list of arguments, as
+    PyTorch's boxed functions do.
     """
     (output,) = module.graph.find_nodes(op="output")
 

@@ -54,9 +54,9 @@ class Frontier:
 
     @cached_property
     def min_peak_bytes(self) -> int:
-        """Smallest peak found in a short time, including memory that is not in the plan [B].
+        """Smallest peak that `find_min_ram` found, with memory that is not in the plan [B].
 
-        The keep-all peak if none was found.
+        The keep-all peak if it found no schedule.
         """
         graph_problem = self.graph_problem
         problem = graph_problem.make_problem(MAX_BYTES)
@@ -88,7 +88,8 @@ class Frontier:
     def tight_plan(self) -> GraphPlan:
         """The plan with at most `min_saved_bytes` saved, at the smallest tried peak that has one.
 
-        `keep_all_plan` if none was found; raises its error.
+        `_PEAK_FACTORS` are tried in order, then the keep-all peak. If no such plan was found, it is
+        `keep_all_plan`, whose error is then raised.
         """
         for factor in _PEAK_FACTORS:
             peak_bytes = min(ceil(factor * self.min_peak_bytes), self.graph_problem.keep_all_bytes)
@@ -105,11 +106,12 @@ class Frontier:
         return any(graph_plan is plan for plan in self._plan_by_limits.values())
 
     def find_plans(self, budget_bytes: int, until_s: float) -> list[GraphPlan]:
-        """Solve for plans within a budget; return those that none of the rest dominates.
+        """Solve for plans within a budget; return the nondominated ones, fastest first.
 
-        They are compared by peaks, saved bytes and time, and in order of time; there may be none.
-        Plans for limits of an earlier call are not solved for again. After `until_s` [s], on the
-        monotonic clock, a solve still has `MIN_SOLVE_S`. Raises the error of `keep_all_plan`.
+        A plan is dominated by one with no larger peaks, saved bytes and time. Returns [] if no plan
+        within the budget was found. Plans for limits of an earlier call are not solved for again.
+        After `until_s` [s], on the monotonic clock, a solve still has `MIN_SOLVE_S`. Raises the
+        error of `keep_all_plan`.
         """
         self._until_s = until_s
         graph_problem = self.graph_problem
@@ -143,9 +145,9 @@ class Frontier:
         )
 
     def check_budget(self, budget_bytes: int) -> None:
-        """Raise `BudgetError` if no plan for a single call was found within a budget.
+        """Raise `BudgetError` if `min_peak_bytes` and the peaks of two plans exceed a budget.
 
-        Also raises the error of `keep_all_plan`.
+        The plans are `tight_plan` and `keep_all_plan`. Also raises the error of `keep_all_plan`.
         """
         min_bytes = min(
             graph_plan.record.predicted_peak_bytes
@@ -163,7 +165,7 @@ class Frontier:
             )
 
     def _plan_within(self, peak_bytes: int, saved_bytes: int) -> GraphPlan | None:
-        """Return `GraphProblem.plan_within` for two limits, cached.
+        """Return `GraphProblem.plan_within` for two limits, cached, also if it is None.
 
         The solve has the time limit of a call divided by `_N_SOLVES`, and ends at `_until_s`; it
         has at least `MIN_SOLVE_S`.
@@ -205,7 +207,7 @@ def _min_saved_bytes(graph: Graph, first_backward_node: int) -> int:
 
 
 def _nondominated_plans(plans: list[GraphPlan], budget_bytes: int) -> Iterator[GraphPlan]:
-    """Yield the plans within a budget that are not dominated, in order of time.
+    """Yield the plans whose peaks are within a budget and that are not dominated, fastest first.
 
     A plan is dominated if another one has no larger peaks, saved bytes and time. Of plans with
     equal peaks, saved bytes and time, the first is yielded.

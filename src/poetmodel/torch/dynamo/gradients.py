@@ -1,7 +1,8 @@
 """Gradients that the backward graph adds to ``.grad`` itself, instead of returning them.
 
-Autograd gets None for these gradients and accumulates none, but recent versions of PyTorch call the
-hooks after accumulation. Cases whose sums could differ from those of autograd are refused.
+Autograd gets None instead of these gradients and accumulates none. Recent versions of PyTorch call
+post-accumulation hooks nevertheless. Cases whose sums could differ from those of autograd are
+refused.
 
 The first check of a backward pass covers all its calls, so that a refusal leaves ``.grad``
 unchanged. Autograd has no list of the nodes of a pass, so this check reads the outputs from the
@@ -70,9 +71,9 @@ has_side_effect(add_gradient)
 
 
 def trained_parameters(inputs: Sequence[Any], names: Mapping[int, str]) -> dict[int, str]:
-    """Return the name of each input that is a trained parameter, by its position in `inputs`.
+    """Return the name of each `Parameter` that requires a gradient, by its position in `inputs`.
 
-    Without a name in `names`, it is ``parameter`` and the position.
+    A position without a name in `names`, such as 3, gets ``parameter 3``.
     """
     return {
         position: names.get(position) or f"parameter {position}"
@@ -84,13 +85,16 @@ def trained_parameters(inputs: Sequence[Any], names: Mapping[int, str]) -> dict[
 def insert_additions(graph: fx.Graph, parameters: Mapping[int, str]) -> None:
     """Insert operations into a joint graph that add gradients of parameters to ``.grad``.
 
+    Each operation follows the computation of its gradient.
+
     Parameters
     ----------
     graph : torch.fx.Graph
         Joint graph of AOTAutograd, changed in place; the operations replace the gradients among its
         results.
     parameters : mapping
-        Names of the parameters by their positions among the inputs of the function.
+        Names of the parameters by their positions among the inputs of the function; gradients of
+        other inputs stay results.
     """
     from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput
 
@@ -158,16 +162,17 @@ class AdditionChecks:
     ) -> Any:
         """Wrap a compiled function, so that it registers a check of each call's backward pass.
 
-        Calls with gradients disabled are not checked. The wrapper raises `CaptureError` in a
-        forward pass of DDP, under hooks of saved tensors, and if `find_node` finds no node although
-        a result needs a gradient.
+        Calls with gradients disabled are not checked. For all other calls the wrapper raises
+        `CaptureError` in a forward pass of DDP, under hooks of saved tensors, and if `find_node`
+        returns None although a result requires a gradient.
 
         Parameters
         ----------
         compiled_function : callable
             The compiled function.
         find_node : callable
-            Returns a weak reference to the autograd node of results, or None.
+            Returns a weak reference to the autograd node of the call that returned results, or
+            None.
         """
 
         def call_compiled(*arguments: Any) -> Any:
@@ -207,11 +212,11 @@ _CHECKED_KEY: Final = "poetmodel.checked"
 
 
 def _check_pass(node: Any) -> None:
-    """Raise `CaptureError` if gradients of a call may not be added to ``.grad``; a prehook.
+    """Raise `CaptureError` if gradients of a call must not be added to ``.grad``; a prehook.
 
     The first check of a backward pass covers all its calls, so that an error leaves ``.grad``
-    unchanged, unless another thread called the engine. Marks the AccumulateGrad node of each
-    parameter whose gradient the call adds, and registers a `_GradientWatch` for it.
+    unchanged, unless another thread called the engine. Without an error, marks the AccumulateGrad
+    node of each parameter whose gradient the call adds, and registers a `_GradientWatch` for it.
     """
     if torch.is_grad_enabled():
         raise CaptureError(
@@ -339,6 +344,9 @@ def _sources_message(name: str) -> str:
 
 def _find_error(parameter: Any, target: Any, name: str) -> str | None:
     """Return the reason why a gradient must not be added to ``.grad``; None if it may.
+
+    Reasons: the pass does not accumulate this gradient, or already added another one; a hook of the
+    parameter would be skipped; ``.grad`` is sparse.
 
     Parameters
     ----------

@@ -55,7 +55,10 @@ _SEEDED_OPERATORS: Final = frozenset(
 
 
 def is_generated(node: fx.Node) -> bool:
-    """Return whether Inductor generates the kernel of an operation instead of calling PyTorch's."""
+    """Return whether Inductor generates the kernel of an operation instead of calling PyTorch's.
+
+    False for compute-intensive operations, such as matrix products.
+    """
     target: Any = node.target
     return (
         target in lowerings
@@ -86,7 +89,13 @@ class InliningPredictor:
                 self._reductions.add(node)
 
     def __call__(self, node: fx.Node, size_bytes: int, read_bytes: Sequence[int]) -> bool:
-        """Return whether a node is inlined, by its size and the sizes of its inputs [B]."""
+        """Return whether a node is inlined, by its size and the sizes of its inputs [B].
+
+        An inlined node is pure, and neither a reduction nor a result. It and all its readers can be
+        fused. It has at most `MAX_LARGE_INPUTS` large inputs; with several readers it has at most
+        one, and is no ``cat``. If it reads random numbers in the forward pass, the backward pass
+        does not read it.
+        """
         if not self._is_fusible(node) or node in self._reductions or node.is_impure():
             return False
         views = [node, *self._find_views(node)]
@@ -160,9 +169,9 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Plan a joint graph; return the modules of its forward and backward passes.
 
-        Raises `CaptureError` without ``fullgraph=True`` or with buckets of DDP, otherwise as
-        `JointGraph` and `GraphPlanner.rewrite`. Records the refusal. Changes `gm` as
-        `_split_graph`.
+        Raises `CaptureError` without ``fullgraph=True`` or with buckets of DDP, and the errors of
+        `JointGraph` and `GraphPlanner.rewrite`. Records each error as a refusal. Changes `gm` as
+        `_split_graph` does.
         """
         with self.graphs.record_refusals():
             return self._split_graph(gm, num_fwd_outputs, static_lifetime_input_indices)
@@ -242,8 +251,9 @@ class MeasuringCompiler:
         """Strides of the arguments of the forward pass, by name."""
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
-        """Compile a graph of one pass, store its measured peak, and return the counted pass.
+        """Compile a graph of one pass, store its measured peak, and return the wrapped pass.
 
+        The `CountedGraph` wraps it to count its calls. An inference pass is stored as forward pass.
         Raises `CaptureError` if the graph fails on synthetic tensors, or a profiler is on.
         """
         names = [str(node.target) for node in gm.graph.find_nodes(op="placeholder")]
@@ -286,7 +296,7 @@ class MeasuringCompiler:
 
 
 def _make_synthetic_source(value: Any, *, is_counted: bool, integer: int) -> Callable[[], Any]:
-    """Return a function that returns a synthetic tensor like `value`; without a tensor, `value`.
+    """Return a function that returns a synthetic tensor like `value`; `value` if it is no tensor.
 
     The tensor has the shape, strides and type of `value`, and is on the CPU. Floating-point
     elements are 1, all other elements `integer`. With `is_counted` each call allocates a new
@@ -329,15 +339,15 @@ class InductorBackend(Backend):
     ) -> Any:
         """Compile a graph; repeat with more bytes reserved for Inductor until the peak fits.
 
-        The first attempt reserves the bytes that an earlier compilation cached. The last attempt's
-        plan is recorded, and its reserved bytes are cached unless the first attempt succeeded. A
-        call without gradients has no plan, and is compiled once.
+        The first attempt reserves the bytes that an earlier compilation cached, or 0 B. The plan of
+        the successful attempt is recorded; its reserved bytes are cached unless it was the first
+        attempt. A call without gradients has no plan, and is compiled once.
 
         Raises
         ------
         BudgetError
-            If the first plan is not found, or no plan of at most `MAX_ATTEMPTS` has a measured peak
-            within the budget. For a call without gradients as `_inference_budget_bytes`.
+            If the first plan is not found, or none of at most `MAX_ATTEMPTS` plans has a measured
+            peak within the budget. For a call without gradients as `_inference_budget_bytes`.
         CaptureError
             As `Partitioner` and `MeasuringCompiler` when they are called.
         """

@@ -154,7 +154,7 @@ class JointGraph(StepGraph):
 
     @property
     def has_loss_outside(self) -> bool:
-        """Whether results need gradients, but none of them is a scalar, as a loss would be."""
+        """Whether results need gradients, but none of these is a scalar, as a loss would be."""
         return bool(self.tangents) and all(fake_value(node).numel() != 1 for node in self.tangents)
 
     @property
@@ -174,10 +174,10 @@ class JointGraph(StepGraph):
     def checkpointed_peak_bytes(self, graph: Graph) -> int | None:
         """Return the peak RAM with the checkpoints of the model itself [B]; None without any.
 
-        `graph` is the training graph. Of the operations that a checkpoint recomputes by its policy,
-        only the tensors are kept that nodes outside of the checkpoint read in the forward pass.
-        When the backward pass first needs another tensor of them, the checkpoint is recomputed up
-        to the last of its operations that the backward pass needs.
+        `graph` is the training graph. A checkpoint recomputes operations by their policy. Of their
+        tensors, those that nodes outside of the checkpoint read in the forward pass are kept. When
+        the backward pass first reads another one, the checkpoint is recomputed up to its last
+        operation that the backward pass needs.
         """
         region_of = {
             operation.index: operation.node.meta.get("ac_graph_id")
@@ -255,9 +255,9 @@ class JointGraph(StepGraph):
 
     @property
     def must_recompute_storages(self) -> frozenset[int]:
-        """Indices of the storages that ``MUST_RECOMPUTE`` forbids to save.
+        """Indices of the storages that the policy ``MUST_RECOMPUTE`` forbids to save.
 
-        Excludes storages that cannot be recomputed, and results, which the caller holds.
+        Excludes storages that cannot be recomputed, and forward results, which the caller holds.
         """
         forbidden_storages = (
             number
@@ -288,10 +288,10 @@ class JointGraph(StepGraph):
         return Graph(name="captured", nodes=(*nodes, results_node), kernels="pytorch")
 
     def _make_node(self, operation: Operation) -> Node:
-        """Return the node of an operation; results that the caller holds get 0 bytes.
+        """Return the node of an operation; `forward_results`, which the caller holds, get 0 bytes.
 
         If the operation has several outputs, its workspace includes these results. The workspace of
-        the first backward node covers `outside_bytes`.
+        the first backward node is at least `outside_bytes` minus its outputs and the tangents.
         """
         caller_storages = self.forward_results.intersection(operation.storages)
         workspace_bytes = operation.profile.workspace_bytes
@@ -365,8 +365,8 @@ class JointGraph(StepGraph):
     def copied_bytes(self) -> int:
         """Bytes of the gradients that autograd copies when they are returned [B].
 
-        Autograd does not copy a gradient when it is returned first, if it is in new memory and has
-        the strides of its parameter.
+        Autograd does not copy a gradient in new memory with the strides of its parameter, unless
+        the same gradient was already returned for another parameter.
         """
         from torch._functorch._aot_autograd.descriptors import GradAOTOutput
 
@@ -400,7 +400,8 @@ def _independent_nodes(
 ) -> list[fx.Node]:
     """Return pure nodes of the backward pass that do not depend on tangents, in graph order.
 
-    AOTAutograd traces them in the forward pass: casts, and copies of slices to be saved.
+    Examples are casts, and copies of slices to be saved: AOTAutograd traces them in the forward
+    pass.
     """
     dependent_nodes: set[fx.Node] = set(tangents)
     independent_nodes = []
@@ -415,10 +416,10 @@ def _independent_nodes(
 def _saved_copies(
     independent_nodes: Sequence[fx.Node], forward_nodes: Collection[fx.Node]
 ) -> set[fx.Node]:
-    """Return independent nodes that should be computed in the forward pass, with their ancestors.
+    """Return independent nodes that should be computed in the forward pass, with all ancestors.
 
     These nodes are the only readers of a storage in the backward pass, read no other storage, and
-    together are smaller than the storage. Saving them instead of the storage needs less RAM.
+    their outputs together are smaller than the storage. Saving the outputs needs less RAM.
     """
     readers: dict[int, set[fx.Node]] = {}
     sizes: dict[int, int] = {}
@@ -510,7 +511,10 @@ def _is_expanding(node: fx.Node) -> bool:
 
 
 def _check_plannable(graph: fx.Graph) -> None:
-    """Raise `CaptureError` if the memory of a graph's node cannot be planned."""
+    """Raise `CaptureError` at the first node whose memory cannot be planned.
+
+    `JointGraph` lists the cases.
+    """
     for node in graph.nodes:
         value = fake_value(node)
         if getattr(node.meta.get("recompute"), "name", "") == "MUST_CPU_OFFLOAD":
@@ -555,10 +559,10 @@ def _display_name(node: fx.Node) -> str:
 
 
 def _find_line(node: fx.Node) -> str:
-    """Return the innermost line outside of PyTorch that created a node; else its module or name.
+    """Return the innermost line outside of PyTorch that created a node, as text.
 
-    A line is file, line number and code as text. If the node has no stack trace, that of a reader
-    or an input is used.
+    The text has file, line number and code. If the node has no stack trace, that of a reader or an
+    input is used. If no trace has such a line, returns the node's module, or else its name.
     """
     traces = (
         near_node.meta.get("stack_trace")
@@ -574,7 +578,7 @@ def _find_line(node: fx.Node) -> str:
 
 
 def storage_sizes(nodes: Iterable[fx.Node]) -> dict[int, int]:
-    """Return the size of each storage that `nodes` are in, by storage key [B].
+    """Return the size of each storage that holds an output of `nodes`, by storage key [B].
 
     Nodes whose output is not one tensor are skipped.
     """

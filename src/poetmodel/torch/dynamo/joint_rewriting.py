@@ -48,7 +48,7 @@ class JointRewriter(Rewriter):
         """First node of the new graph that is no argument; copies are inserted before it."""
 
     def rewrite(self, program: Program, middle_node: int | None = None) -> fx.Graph:
-        """Write the operations of a program, and return the graph; call this once.
+        """Write a program's operations, fill `saved_nodes`, and return the graph; call this once.
 
         The backward pass begins at node `middle_node` of the plan's graph. By default it begins
         with the first backward operation; without one, after all operations. The program's waits
@@ -73,7 +73,7 @@ class JointRewriter(Rewriter):
         return self.graph
 
     def _begin_backward(self) -> None:
-        """Write the results of the forward pass; later nodes belong to the backward pass."""
+        """Write views and waits that forward results need; later nodes are of the backward pass."""
         self._forward_results = self._map_results(
             self._joint.results[: self._joint.forward_outputs]
         )
@@ -81,7 +81,10 @@ class JointRewriter(Rewriter):
         self._views.clear()
 
     def _compute(self, index: int) -> None:
-        """Write operation `index`; a first backward operation begins the backward pass."""
+        """Write operation `index`; the first backward operation begins the backward pass.
+
+        Has no effect for the node of the results, whose index follows that of the last operation.
+        """
         if index == len(self._joint.operations):  # the node for the results
             return
         operation = self._joint.operations[index]
@@ -101,7 +104,7 @@ class JointRewriter(Rewriter):
     def _page_out(self, number: int) -> None:
         """Write the pending waits for collectives in storage `number`, then its page-out.
 
-        Records the token of the page.
+        Records the node of the page's token.
         """
         for key in self._awaited_keys.intersection(self.output_keys(number)):
             self.write_wait(key)
@@ -114,7 +117,7 @@ class JointRewriter(Rewriter):
         self._tokens[number] = token
 
     def _page_in(self, number: int) -> None:
-        """Write a page-in of storage `number`, and views for its further layouts."""
+        """Write a page-in of storage `number`, and a view for each further output in it."""
         first_key, *other_keys = self.output_keys(number)
         value = fake_value(self._newest[first_key])
         arguments = (self.register_read(self._tokens[number]), value.dtype, self._file_number)

@@ -95,7 +95,7 @@ class _LiveCall:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of existing saved tensors [B], and of existing results if a backward may follow."""
+        """Existing bytes of saved tensors and, if a backward pass may follow, of results [B]."""
         held_bytes = self.saved_bytes
         if self._has_node:
             held_bytes += sum(result.alive_bytes for result in self.results)
@@ -234,7 +234,10 @@ class CountedGraph:
         return _mark_boxed(counted_pass, compiled_pass)
 
     def record_nodes(self, compiled_function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the compiled function, so that it stores the autograd node of each call."""
+        """Wrap the compiled function, so that each live call gets its autograd node.
+
+        The call is also marked as returned.
+        """
 
         def call_compiled(*arguments: Any) -> Any:
             """Call the function, and store the autograd node in its live call."""
@@ -290,8 +293,8 @@ class CountedGraph:
     def _make_backward_pass(self, arguments: Sequence[Any]) -> _Pass:
         """Return the record of a backward pass: its peak, and the call that saved `arguments`.
 
-        The peak is that with ``retain_graph=True`` if the pass has it, and excludes results of the
-        call that no longer exist.
+        With ``retain_graph=True`` the peak includes all saved tensors. Results of the call that no
+        longer exist are subtracted from the peak.
         """
         backward_call = self._calls.find_call(self, arguments)
         retains_graph = torch._C._autograd._get_current_graph_task_keep_graph()  # noqa: SLF001 - no other
@@ -470,11 +473,15 @@ class LiveCalls:
         ------
         BudgetError
             If the pass, with live calls and other running passes, could exceed the budget, also
-            after a garbage collection. For a forward pass also if each possible backward pass could
-            and the budget is final, or if the interval after it could and other calls wait or are
-            expected to; neither if the plan was chosen for the step or a checkpoint is recomputed.
-            For a backward pass also if a forward pass of the step took more before the budget was
-            known. The reason is recorded as `refusal`. Also as `Frontier.keep_all_plan`.
+            after a garbage collection. The reason is recorded as `refusal`.
+
+            A forward pass is also refused if the budget is final (see `_find_budget_bytes`) and
+            every possible next backward pass could exceed it. If other calls wait or are expected
+            to, it is refused if the interval after it could exceed the budget. These two rules do
+            not apply if the plan was chosen for the step, or a checkpoint is recomputed.
+
+            A backward pass is also refused if an earlier forward pass of the step took more than
+            the budget, which was not known then. Also the error of `Frontier.keep_all_plan`.
         """
         text = self._reserve(new_pass)
         if text is not None:
@@ -487,9 +494,10 @@ class LiveCalls:
     def end_pass(self, ended_pass: _Pass) -> None:
         """End a pass: its call becomes live after a forward pass, and ends after a backward pass.
 
-        A failed pass, and ``retain_graph=True``, end and add no call. Finished calls are removed.
-        The step ends when a last pass of a call has returned, no call is live and no pass runs;
-        this clears `refusal`.
+        A failed pass, and ``retain_graph=True``, end and add no call. Records the tensors that the
+        pass returned, and removes finished calls. The step ends when a last pass of a call has
+        returned, no call is live and no pass runs; this sets `has_completed_step`, and clears
+        `refusal`.
         """
         with self._lock:
             self._passes.remove(ended_pass)
@@ -514,7 +522,7 @@ class LiveCalls:
     def next_call_number(self) -> int:
         """Return the number of the next call with a choice of plans; 0 for the first of a step.
 
-        Removes finished calls before.
+        Removes finished calls first.
         """
         with self._lock:
             self._remove_finished()
@@ -542,8 +550,9 @@ class LiveCalls:
     ) -> None:
         """Record a pass in the step, with the RAM that no choice of plans changes; set its number.
 
-        Before a backward pass of a known call that follows no backward pass, also records the
-        interval between both passes. Updates `_is_regular`.
+        `held_bytes` is all RAM that counts during the pass besides its own peak. If a backward pass
+        of a known call does not follow another backward pass, the interval before it is recorded
+        first. Updates `_is_regular`.
         """
         backward_call = new_pass.backward_call
         if new_pass.is_backward:
@@ -585,9 +594,12 @@ class LiveCalls:
         """Return (budget [B], whether it is final).
 
         The budget is at least the largest one of the graphs of the pass, live calls and running
-        passes. A percentage refers to the calls of the first step, which are known when a backward
-        pass begins; until then the budget is at least their keep-all peak so far. Updates this
-        peak. Raises the error of `Frontier.keep_all_plan`.
+        passes. If the budget of all calls is known, the budget is final. Until then, a graph
+        without a choice of plans, and a single call whose graph has a budget, have the largest
+        budget of the graphs, also final. Otherwise a percentage refers to the calls of the first
+        step, which are known when a backward pass begins. Before that the budget is at least their
+        keep-all peak so far, and not final. Updates this peak. Raises the error of
+        `Frontier.keep_all_plan`.
         """
         graphs = [
             new_pass.graph,
@@ -618,7 +630,8 @@ class LiveCalls:
     def _reserve(self, new_pass: _Pass) -> str | None:
         """Reserve the peak of a pass, and record the pass in the current or a new step.
 
-        Returns None, or the error message if it could exceed the budget; then reserves no bytes.
+        Returns None. If the pass could exceed the budget, reserves no bytes and returns the error
+        message. In both cases finished calls are removed. Raises as `_find_budget_bytes`.
         """
         graph = new_pass.graph
         with self._lock:

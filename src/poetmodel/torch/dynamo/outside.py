@@ -46,8 +46,8 @@ class RemeasuredGraph:
         """Execute a call; measure the memory after its forward pass, unless that succeeded before.
 
         A call with gradients enabled and without a profiler starts a measurement, and the next call
-        ends it. If a backward pass was executed in between, that call compiles the graph again with
-        the measured memory, and later calls do not measure. Raises as `compile_again`.
+        ends it. If a backward pass was executed in between, this next call compiles the graph again
+        with the measured memory, and no further call measures. Raises as `compile_again`.
         """
         measured_memory = self.end_measurement()
         if self._compile_again is not None and measured_memory is not None:
@@ -104,9 +104,10 @@ class RemeasuredGraph:
 
 
 class LossOnlyGraph:
-    """A graph whose results that need gradients are detached unless scalar, if it returns a loss.
+    """A graph that detaches its results except scalars, if it returns a loss.
 
-    A loss is a scalar result that needs a gradient. Without one, the graph is unchanged.
+    A loss is a scalar result that needs a gradient. Without one, the graph is unchanged. Results
+    that need no gradient are unchanged, too.
 
     Parameters
     ----------
@@ -142,7 +143,7 @@ class LossOnlyGraph:
     def compile_with(self, compiler: Callable[[fx.GraphModule], Any]) -> Callable[..., Any]:
         """Compile the graph; a gradient that reaches a detached result raises `CaptureError`.
 
-        For this error, calls with gradients enabled return detached results that require gradients.
+        For this error, in calls with gradients enabled the detached results require gradients.
         """
         compiled_function = compiler(self._module)
         if not self._detached_positions:

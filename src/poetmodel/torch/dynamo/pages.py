@@ -40,6 +40,7 @@ class SlotFile(ScratchFile):
         _FILE_BY_NUMBER[self.number] = self
 
     def _create(self) -> None:
+        """Create the file, without slots; raise `InputError` if it cannot be created."""
         super()._create()
         self.bytes = 0
         """Size of the file [B]."""
@@ -97,7 +98,8 @@ class SlotFile(ScratchFile):
 def page_out(tensor: torch.Tensor, file_number: int) -> torch.Tensor:
     """Write the storage of a tensor to file `file_number`; return the token of the slot used.
 
-    The slot is free again when the token is deleted. Raises as `SlotFile.write`.
+    The file stores the layout of the tensor. The slot is free again when the token is deleted.
+    Raises as `SlotFile.write`.
     """
     file, size = _FILE_BY_NUMBER[file_number], tensor.untyped_storage().nbytes()
     offset = file.write(bytes_of(tensor.untyped_storage()))

@@ -145,7 +145,7 @@ class PassPeaks(NamedTuple):
     held_bytes: int = 0
     """Saved tensors and results between both passes; an upper bound with Inductor's kernels."""
     saved_bytes: int = 0
-    """Saved tensors that are not results; 0 with Inductor's kernels, where it is unknown."""
+    """Saved tensors of the plan that are not results; 0 with Inductor's kernels, as unknown."""
     backward_bytes: int = 0
     """Peak of the backward pass, with results and gradients; 0 without a backward pass."""
     retained_bytes: int | None = None
@@ -221,9 +221,10 @@ class BackendOptions:
         checkpoints of the model itself, if any. ``eager`` means `eager_bytes`, or `keep_all_bytes`
         without checkpoints.
 
-        A percentage refers to the first shape of a function, whose peak is stored in `call`,
-        because the RAM of the host does not depend on inputs. From 100 % a budget keeps everything
-        for each shape. Without gradients no tensor is saved, and a percentage means the whole peak.
+        A percentage refers to the first shape of a function, whose `keep_all_bytes` is stored in
+        `call`, because the RAM of the host does not depend on inputs. From 100 % the budget is at
+        least `keep_all_bytes`, for each shape. Without gradients no tensor is saved, and any
+        percentage means `keep_all_bytes`.
         """
         budget = self.budget
         if budget is None:
@@ -283,7 +284,10 @@ class FirstCall:
 
 
 def check_budget(ram: object) -> None:
-    """Raise `BudgetError` unless `ram` is a budget above 0; numbers up to 100 need a unit."""
+    """Raise `BudgetError` unless `ram` is ``eager``, or a budget above 0.
+
+    Numbers up to 100 need a unit.
+    """
     if ram == EAGER_PEAK:
         return
     size = Budget.parse(ram).resolve(_REFERENCE_BYTES)  # type: ignore[arg-type]
@@ -403,7 +407,8 @@ class GraphProblem:
     ) -> GraphProblem:
         """Return the problem of `joint`; applies the profiles and outside memory to `joint`.
 
-        Without a device and rates in `call`, loads the rates of this machine, or measures them.
+        Without a device in the settings and rates in `call`, loads or measures the rates of this
+        machine.
         """
         joint.apply_profiles(profiles)
         joint.outside_bytes = call.outside.peak_bytes
@@ -457,9 +462,9 @@ class GraphProblem:
         usable_bytes : int
             RAM for the plan [B].
         saved_bytes : int, optional
-            Upper bound on the RAM of the plan between both passes [B]. The graph then has a node
-            without outputs between them, whose workspace is the rest of `usable_bytes`. Also sets
-            the outside memory of the joint graph to that of the call.
+            Upper bound on the RAM of the plan between both passes [B]. With a bound, the graph has
+            a node without outputs between both passes, whose workspace is the rest of
+            `usable_bytes`, and the outside memory of the joint graph is set to that of the call.
         """
         graph, times_s = self.graph, list(self.times_s)
         if saved_bytes is not None:
@@ -571,7 +576,8 @@ class GraphProblem:
     ) -> PassPeaks:
         """Return the peaks of both passes of a plan, with memory that is not in the plan.
 
-        `saved_bytes` is without that memory. Memory of DDP and FSDP2 is not included.
+        `saved_bytes` and `copied_bytes` are without this memory. Memory of DDP and FSDP2 is not
+        included. Without a backward pass, `forward_bytes` is the whole peak.
         """
         high_bytes = [record.peak_bytes for record in check.records]
         count = self.middle_node
@@ -633,11 +639,12 @@ def _shared_solve(
 def _solve(
     problem: Problem, settings: BackendOptions, call: FirstCall, regions: tuple[Region, ...]
 ) -> SolveResult:
-    """Return the result of a problem from the cache, if it is final; otherwise solve and store it.
+    """Return a cached final result of a problem; otherwise solve it and store the result.
 
-    The solve begins with a cached schedule, if any. Otherwise it ends after `FIRST_TIME_RATIO` of
-    the time limit if no schedule was found, and that of a search for the smallest RAM does not fit.
-    Results with regions are not cached.
+    A cached schedule is improved in the remaining time of the call. Without one, a first solve has
+    `FIRST_TIME_RATIO` of the time limit. If it reaches this limit, a second solve improves its
+    schedule in the remaining time. If it found none, the second solve starts from the schedule of
+    `find_min_ram`, or is omitted if that does not fit. Results with regions are not cached.
     """
     schedules = CachedSchedules(settings.cache)
     cached_result = None if regions else schedules.load_result(problem, gap=settings.gap)
@@ -716,7 +723,7 @@ def _make_costs(
     """Return the costs of a graph: estimated for `device`, or from `times_s` if measured.
 
     Estimated times include `CALL_S` per node. `times_s` excludes the last node, the results, whose
-    time is 0. The energy of a computation or transfer is the number of its time.
+    time is 0. The energy [J] of a computation or transfer is set to its time [s].
     """
     estimated_costs = Costs.estimate(graph, device).table(graph)
     compute_s = [CALL_S + time_s for time_s in estimated_costs.compute_time_s]
@@ -738,7 +745,10 @@ def _make_costs(
 
 
 def _copies_bytes(joint: JointGraph) -> int:
-    """Return the size of copies of arguments that are read and overwritten [B]."""
+    """Return the size of the overwritten arguments that are inputs of operations [B].
+
+    Each counts as one copy for the backward pass, even if that pass does not read it.
+    """
     overwritten_arguments = {
         source
         for operation in joint.operations
@@ -767,7 +777,10 @@ def _find_cached_min_ram(
 
 
 def find_min_ram(problem: Problem, gap: float) -> SolveResult:
-    """Solve a problem for the smallest peak RAM instead, within a short CPU time."""
+    """Solve for the smallest peak RAM, up to the keep-all peak, instead of a problem's objective.
+
+    The CPU time is `REFUSING_S`, and `REFUSING_NODE_S` per node. The result may have no schedule.
+    """
     limit_s = REFUSING_S + REFUSING_NODE_S * len(problem.graph.nodes)
     with processor_clock(REFUSING_WALL_RATIO * limit_s):
         return solve(
@@ -790,8 +803,8 @@ def _budget_refusal(
 ) -> str:
     """Return the message that a budget is too small, with the smallest sufficient one if found.
 
-    `is_proved` is whether the budget is proven too small. If neither that nor the search for the
-    smallest budget proves it, the message is that no plan was found in time.
+    `is_proved` is whether it is already proved that the budget is too small. If the search for the
+    smallest budget does not prove it either, the message is that no plan was found in time.
     """
     min_ram_result = _find_cached_min_ram(problem, settings, call)
     is_proved = is_proved or (min_ram_result.bound or 0.0) > problem.usable_ram_bytes

@@ -52,9 +52,9 @@ class RankExchange:
         Raises
         ------
         CaptureError
-            In every process if keys differ, for example because shapes of graphs differ. If another
-            process does not call in time. In all processes but the first if `compute` raises a
-            `PoetModelError` in the first process, where this error itself is raised.
+            In every process if keys differ, for example because shapes of graphs differ; if another
+            process does not call in time; in all processes but the first if `compute` raises a
+            `PoetModelError`, which the first process raises itself.
         RuntimeError
             If the first process returns no result in time.
         """
@@ -88,7 +88,7 @@ class RankExchange:
         Raises
         ------
         CaptureError
-            In every process if keys differ. If another process does not call in time.
+            In every process if keys differ, or if another process does not call in time.
         """
         if _is_alone():
             return [value]
@@ -98,7 +98,7 @@ class RankExchange:
         return [pickle.loads(content) for content in values]  # noqa: S301 - of the same job
 
     def _exchange(self, key: str, value: bytes) -> tuple[distributed.Store, str]:
-        """Write the value of this process, and wait for all processes.
+        """Write the value of this process to the store, and wait for all processes.
 
         Returns (store, prefix of the keys of this exchange). Raises `CaptureError` if another
         process has another `key`, or does not call in time.

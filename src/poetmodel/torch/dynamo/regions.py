@@ -95,7 +95,10 @@ def region(*, ram: str | int, name: str = "region") -> AbstractContextManager[An
 
 
 def region_errors(regions: Any) -> Iterator[str]:
-    """Yield an error for each invalid budget in `regions`; one unless it is a mapping or None."""
+    """Yield an error for each invalid budget in `regions`, or one if `regions` is no mapping.
+
+    Yields no error for None.
+    """
     if not isinstance(regions, Mapping | None):
         yield f"regions: expected budgets by module, such as encoder.*, got {quote(regions)}"
         return
@@ -143,9 +146,9 @@ def find_regions(
 ) -> tuple[Region, ...]:
     """Return the regions of a graph: modules, ``with`` blocks, and `_POLICY`, in this order.
 
-    `module_budgets` has budgets by module name or pattern. Only forward operations count. Returns
-    () for a graph without a backward pass. Raises `InputError` if the operations of a region
-    compute no tensor, `BudgetError` for an invalid budget.
+    `module_budgets` has budgets by module name or pattern. `_POLICY` has a budget of 0 B. Only
+    forward operations count. Returns () for a graph without a backward pass. Raises `InputError`
+    if the operations of a region compute no tensor, `BudgetError` for an invalid budget.
     """
     phases = [operation.phase for operation in joint.operations]
     if joint.is_inference or Phase.BACKWARD not in phases:
@@ -188,7 +191,10 @@ def find_regions(
 def _make_region(
     graph: Graph, stage: int, name: str, ram: str | int, tensors: frozenset[int]
 ) -> Region:
-    """Return a region with budget `ram`; 100 % are its bytes in RAM at `stage` in keep-all."""
+    """Return a region with budget `ram`; raise `BudgetError` if `ram` is invalid.
+
+    100 % are the bytes of its tensors that nodes from `stage` on read.
+    """
     kept_tensors = (i for i in tensors if max(graph.users_of[i], default=0) >= stage)
     keep_all_bytes = sum(graph.tensor_bytes[i] for i in kept_tensors)
     limit_bytes = Budget.parse(ram, field=f"region {name}").resolve(keep_all_bytes)
@@ -216,8 +222,8 @@ def solve_with_regions(
     with the rows of regions is solved. Its time limit is at least `_TRIAL_S`, also after
     `time_limit`. `on_progress` is called only in the first solve.
 
-    The result has no schedule if no schedule that meets all budgets was found. Other fields may
-    then be those of the first solve.
+    The result has no schedule if no schedule that meets all budgets was found. Its other fields,
+    such as the status, may then be those of the first solve.
     """
     deadline_s = monotonic() + time_limit
     result = solve(problem, time_limit=time_limit / 3, gap=gap, on_progress=on_progress)
@@ -268,7 +274,10 @@ def _cost_lower_bound(problem: Problem, regions: Iterable[Region]) -> float:
 
 
 def _region_cost_bound(problem: Problem, region: Region) -> float:
-    """Return a lower bound on the cost of restoring the bytes above the budget of one region."""
+    """Return a lower bound on the cost of restoring the bytes above the budget of one region.
+
+    These are the bytes of its tensors that the backward pass reads, minus the budget.
+    """
     graph, costs = problem.graph, problem.objective.coefficients
     restorations: list[tuple[float, int]] = []
     read_tensors = {i for i in region.tensors if max(graph.users_of[i], default=0) >= region.stage}
@@ -346,10 +355,11 @@ def _recompute_excess(
 def _search_with_less_ram(
     problem: Problem, regions: tuple[Region, ...], first_schedule: Schedule, deadline_s: float
 ) -> Candidate | None:
-    """Return a verified schedule that meets the budgets of regions; None if none is found.
+    """Return a verified schedule that meets the budgets of regions; None if none is found in time.
 
-    Each trial problem has less RAM at the first backward stage than the schedule of the previous
-    one uses there: less by the bytes by which that schedule exceeds the budgets.
+    Each trial problem has a larger workspace at the first backward node. The RAM left there is that
+    of the previous schedule's tensors, minus the bytes by which they exceed the budgets. The search
+    ends at `deadline_s`, on the monotonic clock [s].
     """
     graph, stage = problem.graph, regions[0].stage
     trial_schedule: Schedule | None = first_schedule

@@ -128,6 +128,7 @@ class GraphPlanner:
         self._call: FirstCall | None = None
         """The call whose graphs are being planned."""
         self._has_warned = False
+        """Whether the warning was logged that memory of the loss is not counted."""
         self._live = LiveCalls(settings.keep_all_fraction)
         self._live.wrapped_bytes = self._wrapped_bytes
         self._steps = StepPlanner(settings.keep_all_fraction, settings.stated_bytes)
@@ -144,8 +145,8 @@ class GraphPlanner:
     def __deepcopy__(self, _: object) -> Self:
         """Return a planner with the same settings, without plans and live calls.
 
-        The copy of a compiled module has such a planner, and compiles its graphs itself. The copy
-        shares the file for pages and the profiles of operations with the original.
+        The copy of a compiled module has such a planner, and compiles its graphs itself. Both
+        planners share the file for pages and the profiles of operations.
         """
         planner = type(self)(self._settings)
         shared_names = ("_is_predicted", "_file", "_profiles")
@@ -355,13 +356,13 @@ class GraphPlanner:
     def _agree_profiles(
         self, joint: JointGraph, call: FirstCall
     ) -> tuple[Sequence[OpProfile], FirstCall]:
-        """Return (profiles of a graph, `call` with rates and bytes of its wrappers).
+        """Return (profiles of a graph, `call` with rates and bytes of DDP and FSDP2).
 
         Profiles and rates are read from the cache, or else measured; with a device in the settings,
         rates are None. Measurements of processes differ, by their processors or by chance. Each
-        process uses the largest workspaces, times and bytes of wrappers and the smallest rates of
-        all processes, so that all have one plan, which is valid in each. For a prediction, returns
-        predicted profiles and `call` unchanged.
+        process uses the largest workspaces, times and bytes of DDP and FSDP2, and the smallest
+        rates, of all processes, so that all have one plan, which is valid in each. For a
+        prediction, returns predicted profiles and `call` unchanged.
         """
         if self._is_predicted:
             return [operation.profile for operation in joint.operations], call
@@ -390,9 +391,10 @@ class GraphPlanner:
         """Return the plan of a graph, and set `_frontier`.
 
         `_frontier` is None for a graph without a backward pass, a prediction, or with reserved
-        bytes. If other calls are expected to wait at the same time, the plan is
-        `Frontier.tight_plan`, whose peak may exceed the budget. Raises the errors of `plan` and, in
-        that case, of `Frontier.check_budget` for a budget in bytes.
+        bytes. If there is a frontier and other calls are expected to wait at the same time, the
+        plan is `Frontier.tight_plan`, whose peak may exceed the budget. In this case, raises the
+        errors of `Frontier.tight_plan` and, for a budget in bytes, of `Frontier.check_budget`;
+        otherwise those of `plan`.
         """
         self._frontier = None
         options: dict[str, Any] = {

@@ -213,9 +213,9 @@ class StepPlanner:
     ) -> StepPlan | None:
         """Choose the plans of a step, given the passes of the previous step; set `step_plan`.
 
-        Choices are cached by `make_step_key`. Returns None if no choice was found, and for further
-        steps after `_MAX_CHOICES` different ones. The first choice sets `budget_bytes` if it is
-        None.
+        Choices are cached by `make_step_key`, also those that found no plans. Returns None if no
+        choice was found, and for further steps after `_MAX_CHOICES` different ones. The first
+        choice sets `budget_bytes` if it is None.
 
         Parameters
         ----------

@@ -63,7 +63,7 @@ def bucket_bytes(module: DistributedDataParallel) -> int:
 
 
 def find_sharded_parents(value: object) -> list[torch.nn.Module]:
-    """Return the modules sharded by FSDP2 that are or contain `value`.
+    """Return the modules that FSDP2 shards and that are or contain `value`.
 
     [] if `value` is no module, or FSDP2 is not imported.
     """
@@ -82,8 +82,9 @@ def find_sharded_parents(value: object) -> list[torch.nn.Module]:
 def gathered_bytes(modules: Iterable[torch.nn.Module], excluded_keys: Container[int]) -> int:
     """Return the current bytes of FSDP2 except sharded parameters, in the models of `modules` [B].
 
-    FSDP2 shards all `modules`. Counts gathered parameters, buffers of collectives and gradients,
-    except storages whose `storage_key` is in `excluded_keys`.
+    Each of `modules` must be one that FSDP2 shards. Counts gathered parameters, buffers of
+    collectives, and gradients, sharded or not. Counts each storage once, except those whose
+    `storage_key` is in `excluded_keys`.
     """
     module_states = [module._get_fsdp_state() for module in modules]
     states = {
@@ -101,7 +102,10 @@ def gathered_bytes(modules: Iterable[torch.nn.Module], excluded_keys: Container[
 
 
 def _fsdp_tensors(state: Any) -> Iterator[Any]:
-    """Yield FSDP2's tensors of a module except sharded parameters; some values may be None."""
+    """Yield FSDP2's tensors of a module except sharded parameters, from the module's FSDP2 state.
+
+    Some values may be None, or occur several times.
+    """
     communication = state._comm_ctx
     if (gather_state := getattr(communication, "all_gather_state", None)) is not None:
         yield gather_state.all_gather_result.all_gather_output
@@ -119,8 +123,9 @@ def _fsdp_tensors(state: Any) -> Iterator[Any]:
 def has_compiled_siblings(module: torch.nn.Module) -> bool:
     """Return whether `module` is in a model with another compiled module.
 
-    Compiled modules that contain `module` do not count. The model is the outermost module that
-    contains `module`, at most `_MAX_DEPTH` modules away; without one, the result is False.
+    Compiled modules that contain `module` do not count; those in `module` do. The model is the
+    outermost module that contains `module`, at most `_MAX_DEPTH` modules away; False if no module
+    contains `module`.
     """
     modules = [value for value in gc.get_objects() if issubclass(type(value), torch.nn.Module)]
     parents = {id(child): parent for parent in modules for child in parent._modules.values()}
@@ -148,21 +153,21 @@ def wrapper_advice(*, is_sharded: bool) -> str | None:
 
 
 def add_wrapper_advice(find_recorder: Callable[[Any], Callable[[str], object] | None]) -> None:
-    """Register a callback that records advice if Dynamo cannot capture a wrapper.
+    """Register a callback that records advice if Dynamo cannot capture DDP or FSDP2.
 
     The callback also prepends the advice to Dynamo's error. PyTorch calls it at the end of each
-    compilation, but calls no back end in this case. ``torch._dynamo.reset()`` removes the callback;
-    a second registration before that has no effect.
+    compilation; if the capture failed, it has not called a back end. ``torch._dynamo.reset()``
+    removes the callback; a second registration before that has no effect.
 
     Parameters
     ----------
     find_recorder : callable
-        Called with a back end; returns the function that records advice for it, or None if it is
-        not one of poetmodel.
+        Called with a back end; returns the function that records advice for that back end, or None
+        if the back end is not one of poetmodel.
     """
 
     def prepend_advice(_: object) -> None:
-        """Record advice and prepend it to the current error, if that is due to a wrapper.
+        """Record advice and prepend it to the current error, if DDP or FSDP2 caused that error.
 
         Errors of other back ends than those of poetmodel stay unchanged.
         """
@@ -190,7 +195,10 @@ def add_wrapper_advice(find_recorder: Callable[[Any], Callable[[str], object] | 
 
 
 def _find_backend(error: BaseException) -> Any:
-    """Return the innermost back end of a failed compilation; None if no frame refers to one."""
+    """Return the back end of a failed compilation, without PyTorch's wrappers around it.
+
+    The outermost frame of the traceback that has a back end determines it. None without one.
+    """
     for frame, _ in walk_tb(error.__traceback__):
         backend = frame.f_locals.get("compiler_fn")
         while backend is not None:

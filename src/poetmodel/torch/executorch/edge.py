@@ -125,8 +125,8 @@ def _make_loss_module(
     With `loss_fn`, the last input is its target; without it, the model receives all inputs. The
     loss is found in the output of `loss_fn`, or else of the model, by `find_loss`, which may raise
     `CaptureError`. The module is a shallow copy of the model with another ``forward`` and without
-    forward hooks, so that parameters retain their names. A loss module is its submodule. Inputs
-    that are no tensors are constants of it.
+    forward hooks, so that parameters retain their names. A `loss_fn` that is a module becomes its
+    submodule `LOSS`. Inputs that are no tensors become constants.
     """
     flat_inputs, structure = flatten(inputs)
     model_inputs = inputs if loss_fn is None or isinstance(inputs, Mapping) else inputs[:-1]
@@ -263,9 +263,9 @@ def _is_inverse(permutation: Sequence[int], other_permutation: Sequence[int]) ->
 
 
 def is_view(node: fx.Node) -> bool:
-    """Return whether a node is a view, which ExecuTorch executes without a copy.
+    """Return whether a node is a contiguous ``view_copy``: ExecuTorch executes it without a copy.
 
-    False for results of the graph.
+    False for results of the graph, which ExecuTorch copies.
     """
     return (
         node.target is _VIEW
@@ -335,7 +335,7 @@ def _correct_metadata(
     """
     kind_of_category = {
         "gradients": OutputKind.GRADIENT_TO_PARAMETER,
-        "parameters": OutputKind.TOKEN,
+        "parameters": OutputKind.TOKEN,  # by this kind ExecuTorch marks parameters
     }
     for name, program in methods.items():
         specs = program.graph_signature.output_specs

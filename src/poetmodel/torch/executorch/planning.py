@@ -71,7 +71,8 @@ class EdgeGraph(StepGraph):
     def training_graph(self) -> Graph:
         """Return the training graph, with an end node that reads all results.
 
-        Inputs and random operations cannot be recomputed.
+        The graph does not include `resident_bytes`. Inputs and random operations cannot be
+        recomputed.
         """
         end_node = self.results_node(
             self.find_reads(self.graph.output_node().all_input_nodes).storages
@@ -88,7 +89,10 @@ class EdgeGraph(StepGraph):
 
 
 def _make_profile(node: fx.Node) -> OpProfile:
-    """Return a profile in which each output has its own memory; workspace and time are 0."""
+    """Return the profile of a node, with memory for each output, and workspace and time 0.
+
+    The bytes of each output are rounded up to `ALIGNMENT`, but not the moved bytes.
+    """
     value = fake_value(node)
     is_single = not isinstance(value, tuple | list)
     tensors = [
@@ -108,7 +112,7 @@ def _make_profile(node: fx.Node) -> OpProfile:
 
 
 def _loss_node(program: ExportedProgram) -> fx.Node:
-    """Return the node that computes the loss: the result itself may be a view or item of it."""
+    """Return the node that computes the loss; the result itself may be a view or item of it."""
     results = program.graph.output_node().args[0]
     specs = program.graph_signature.output_specs
     loss: Any = next(
@@ -151,20 +155,18 @@ def _split_arguments(program: ExportedProgram) -> tuple[list[fx.Node], list[fx.N
 class ReorderOperations(PassBase):  # type: ignore[misc, unused-ignore]
     """Graph pass that puts operations into the order of a plan, with a copy for each recomputation.
 
-    `order` has the index of each computed operation of `step_graph`, again for a recomputation; the
-    index of the end node is ignored.
+    `order` has the index in `step_graph` of each computed operation, repeated for a recomputation.
+    The index of the end node is ignored.
 
-    A view is written before its first reader, once for each copy of its input. An item of a
-    multi-output result directly follows the result, because a later item would keep all other items
-    in memory.
+    A view is written before its first reader, once for each copy of its input. The items of an
+    operation with several outputs directly follow it, because a later item would keep all other
+    items in memory.
     """
 
     def __init__(self, step_graph: EdgeGraph, order: Sequence[int]) -> None:
         super().__init__()
         self._step_graph = step_graph
-        self._order = [
-            i for i in order if i < len(step_graph.operations)
-        ]  # the last node is the end
+        self._order = [i for i in order if i < len(step_graph.operations)]  # without the end node
 
     def call(self, module: fx.GraphModule) -> PassResult:
         """Replace the module's graph by a new graph in the order of the plan."""

@@ -73,6 +73,7 @@ class ExecutorchProgram:
     solve_s: float
     """`SolveResult.solve_s` of `result` [s]; excludes a fallback to minimum RAM."""
     device: str
+    """Key of the device, or its name if it has no key."""
     sgd: Mapping[str, Any] | None
     """Arguments of ``get_sgd_optimizer`` besides the parameters; None without an optimizer."""
     result: SolveResult = field(repr=False)
@@ -83,7 +84,10 @@ class ExecutorchProgram:
         return values | {"path": str(self.path)}
 
     def __str__(self) -> str:
-        """Return name, sizes, recomputations, overhead, status and solve time in one line."""
+        """Return a line: name, sizes, recomputations, overhead, bound, device, status, solve time.
+
+        The bound is left out if it is unknown.
+        """
         bound = "" if self.gap is None else f" (at least {self.overhead * (1 - self.gap):.1%})"
         return (
             f"{self.name}: arena {format_bytes(self.arena_bytes)} of "
@@ -158,7 +162,8 @@ def to_executorch(
     NoScheduleError
         If no schedule was found in time.
     VerificationError
-        If the plan violates a rule, or the arena of the file the budget, which is a bug.
+        If the plan or its arena violates a rule, or the arena of the file exceeds the budget. This
+        is a bug of poetmodel.
     """
     output_path = Path(path)
     _check_arguments(output_path, storage, paging)
@@ -262,8 +267,8 @@ def _solve_min_ram(
     """Solve for minimum RAM; return (result, plan, arena).
 
     The returned result is a copy of `failed_result`, the result without a schedule that fits, with
-    the schedule of minimum RAM. Raises `BudgetError` if the arena of this schedule does not fit
-    either, and `NoScheduleError` if no schedule is found.
+    the schedule of minimum RAM and status FEASIBLE. Raises `BudgetError` if the arena of this
+    schedule does not fit either, and `NoScheduleError` if no schedule is found.
     """
     ram_bytes = problem.usable_ram_bytes
     exact_options: SolveKeywords = {**options, "gap": 0.0}
@@ -316,7 +321,8 @@ def _check_arguments(output_path: Path, storage: object, paging: object) -> None
 def _sgd_options(optimizer: torch.optim.Optimizer, *objects: object) -> dict[str, Any]:
     """Return arguments for ExecuTorch's SGD; raise `InputError` if it cannot replace `optimizer`.
 
-    The optimizer must have all trained parameters of the modules in `objects`, and no other ones.
+    The error has the first of `_sgd_errors`. The optimizer must have exactly the trained parameters
+    of the modules in `objects`.
     """
     for error in _sgd_errors(optimizer, objects):
         raise InputError(f"optimizer: {error}")

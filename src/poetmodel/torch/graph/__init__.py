@@ -1,3 +1,3 @@
 """FX graphs: tensors, operators, kernels, profiles and rewriting, for each kind of capture."""
 
-from poetmodel.torch.graph import dropout  # its kernels are registered  # noqa: F401
+from poetmodel.torch.graph import dropout  # registers its kernels  # noqa: F401

@@ -125,6 +125,7 @@ def split_dropout(graph: fx.Graph) -> None:
     backward.
     """
     aten = torch.ops.aten
+    # These kernels need the probability, which the dropout nodes have until they are erased below.
     for node in graph.find_nodes(op="call_function", target=aten.native_dropout_backward.default):
         set_kernel(node, kernel_of(node))
     for node in graph.find_nodes(op="call_function", target=aten.native_dropout.default):

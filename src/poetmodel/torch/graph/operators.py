@@ -40,7 +40,7 @@ def module_path(node: fx.Node) -> str:
 def has_effect(node: fx.Node) -> bool:
     """Return whether a node is ``aten.copy_``, or an impure call without a predicted output.
 
-    Checks of values are impure calls, for example.
+    An example of an impure call is a check of values.
     """
     return node.target is torch.ops.aten.copy_.default or (
         node.op == "call_function" and fake_value(node) is None and node.is_impure()
@@ -50,7 +50,8 @@ def has_effect(node: fx.Node) -> bool:
 def is_foreign(target: Any) -> bool:
     """Return whether an operator is of another library, or calls functions of the user.
 
-    Collectives count as operators of another library.
+    Collectives count as operators of another library. Python functions do not, nor do operators of
+    poetmodel.
     """
     namespace = getattr(target, "namespace", "aten")
     return namespace not in ("aten", "prims", "prim", "_operator", "poetmodel")

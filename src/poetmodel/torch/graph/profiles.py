@@ -381,7 +381,10 @@ class _SyntheticProfiler:
         return execute_on_synthetic(profile_with)
 
     def _synthetic_tensor(self, value: torch.Tensor, integer: int) -> torch.Tensor:
-        """Return a synthetic tensor with shape, strides and storage size of `value` at offset 0."""
+        """Return a synthetic tensor with shape, strides and storage size of `value` at offset 0.
+
+        Its numbers are 1 if they are floating-point, otherwise `integer`.
+        """
         storage_bytes = value.untyped_storage().nbytes()
         key = (value.dtype, integer)
         memory = None if self._profiler.measures_times else self._memory.get(key)

@@ -47,6 +47,7 @@ def compile_graph(
         values.
     module : torch.nn.Module, optional
         The module with the attributes of ``get_attr`` nodes, which are read once, at compilation.
+        Needed if the graph has such nodes.
 
     Returns
     -------

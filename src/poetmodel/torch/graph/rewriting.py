@@ -106,7 +106,7 @@ class Rewriter:
         return new_node
 
     def write_wait(self, key: OutputKey) -> None:
-        """Write the wait for a collective's result; the wait becomes the output's newest copy."""
+        """Write the missing wait for a collective's result as the newest copy of the output."""
         self._awaited_keys.remove(key)
         collective = self._newest[key]
         target = torch.ops._c10d_functional.wait_tensor.default  # noqa: SLF001 - its only name

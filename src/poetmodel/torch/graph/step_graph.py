@@ -43,7 +43,7 @@ class TensorStorage:
     """Index of the operation that allocates the storage."""
     bytes: int
     layouts: tuple[TensorLayout, ...]
-    """Layouts of the operation's outputs in this storage, nearly always one."""
+    """Layouts of the operation's outputs in this storage, usually one."""
     replaces: int | None = None
     """Index of the state storage whose next value this tensor is, in the same memory."""
 
@@ -163,7 +163,7 @@ class StepGraph(ABC):
         """Return the phase of a node."""
 
     def path_of(self, node: fx.Node) -> str:
-        """Return the path of the module that a node belongs to; "" if unknown."""
+        """Return the path of the module that a node belongs to; "" if root or unknown."""
         return module_path(node)
 
     def _add_sources(self) -> None:  # noqa: B027 - subclasses without sources need none

@@ -115,7 +115,8 @@ class HeapWatch:
     def end(self) -> list[list[int]]:
         """Stop recording; return a list of totals of allocated minus freed bytes per section [B].
 
-        The list of each section begins with 0, followed by the total after each allocation or free.
+        The first section begins at construction, each further one at a `start_section`. The list of
+        a section begins with 0, followed by the total after each allocation or free.
         """
         with _remove_notices():
             self._profiler.__exit__(None, None, None)

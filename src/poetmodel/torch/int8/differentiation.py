@@ -154,7 +154,7 @@ class _UnweightedFunction(Function):  # type: ignore[misc, unused-ignore]
         """Return the gradients of the one or two input proxies, and None for other arguments.
 
         Gradients follow from that of the result's proxy; for a dequantization, from
-        `output_gradient`. In a sum, a proxy that needs no gradient has None.
+        `output_gradient`. In a sum, the result for a proxy that needs no gradient is None.
         """
         layer, no_gradients = ctx.layer, (None,) * len(ctx.needs_input_grad[3:])
         if layer.operator == "dequantize":

@@ -67,8 +67,9 @@ class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
 
         Tensors are int8, except the input of ``quantize`` and the result of ``dequantize``.
 
-        With `proxies`, the proxies of the inputs' real values or None, return the result and its
-        proxy. A proxy is a tensor without memory that has the gradient of the real value.
+        `proxies` has the proxy of each input's real value, or None for an input without one. If
+        `proxies` is given, return (result, proxy of the result). A proxy is a tensor without memory
+        that has the gradient of the real value.
 
         Raises `ValueError` for another number of channels than that of the weight.
         """

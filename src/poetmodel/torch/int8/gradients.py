@@ -73,8 +73,8 @@ def q8_convolution_input_gradient(
     """Return the gradient of a convolution's input.
 
     `input_size` is the input's number of rows and columns. The result is the transposed convolution
-    of ``gradient * weight_scale`` with `weight`, which is in the order of `q8_conv2d`, or of
-    `q8_depthwise` if it has three dimensions.
+    of ``gradient * weight_scale`` with `weight`, without the padding. `weight` is in the order of
+    `q8_conv2d`, or of `q8_depthwise` if it has three dimensions.
     """
     _, padding, _, groups = window_arguments
     filters = _pytorch_weight(weight).float()
@@ -159,8 +159,8 @@ def q8_maximum_gradient(
 ) -> Tensor:
     """Return the gradient of a max pool's input; `y` are the maxima.
 
-    The first largest element of each window, by rows, gets the gradient of the window. A window
-    with only padding has none.
+    The first largest element of each window, by rows, gets the gradient of the window. The gradient
+    of a window with only padding is dropped.
     """
     unassigned_mask = torch.ones(y.shape, dtype=torch.bool)
     selections = []
@@ -184,10 +184,11 @@ def _scatter_windows(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Tensor:
-    """Return the gradient of an image: the sum of the gradients of windows, for each element.
+    """Return the gradient of an image, without padding: for each element the sum over its windows.
 
-    `selections` has, for each position in a window, a mask of the windows whose gradient goes to
-    the element at that position. If it is None, the gradient of a window goes to all elements.
+    `selections` has, for each position in a window, by rows, a mask of the windows whose gradient
+    is added to the element at that position. If `selections` is None, the gradient of a window is
+    added to all its elements.
     """
     batch, height, width, channels = gradient.shape
     above, below, left, right = padding
@@ -270,8 +271,9 @@ class RoundingDraws:
     def draw_uniform(self, weight: Tensor, *, first: int = 0) -> Tensor:
         """Return a float32 number for each weight: the upper 24 bits of its word, times 2^-24.
 
-        The result has the shape and the device of `weight`, whose elements are not read.
-        If `weight` is a slice of the tensor, `first` is the index of its first element.
+        Each call returns the same numbers. The result has the shape and the device of `weight`,
+        whose elements are not read. If `weight` is a slice of the tensor, `first` is the index of
+        its first element.
         """
         first_block, end_block = first // 4, -(-(first + weight.numel()) // 4)
         words = _philox_words(
@@ -290,9 +292,8 @@ _WORD: Final = 0xFFFFFFFF
 def _philox_words(first_block: int, end_block: int, counter: Sequence[int], *key: int) -> Tensor:
     """Return a row of four 32-bit words for each block from `first_block` to below `end_block`.
 
-    The words are int64 numbers from 0 to below 2^32.
-    `counter` is the three words of the counter after the block number; `key` the two words of the
-    key.
+    The words are int64 numbers from 0 to below 2^32. `counter` has the three words of the counter
+    after the block number; `key` has the two words of the key, whose bits above 32 are ignored.
     """
     words = torch.zeros((end_block - first_block, 4), dtype=torch.int64)
     words[:, 0] = torch.arange(first_block, end_block)
@@ -323,8 +324,9 @@ def _convolution_gradient(
 ) -> Tensor:
     """Return a gradient of a convolution: of the padded input `x`, or of the filters.
 
-    `gradient_index` is 0 for `x`, or 1 for the filters. Of that tensor only the shape is read.
-    `gradient` has its channels last; `x`, `filters` and the result are in PyTorch's order.
+    `gradient_index` is 0 for `x`, or 1 for the filters. Of that tensor only the shape is read. `x`
+    is already padded: the padding in `window_arguments` is ignored. `gradient` has its channels
+    last; `x`, `filters` and the result are in PyTorch's order.
     """
     stride, _, dilation, groups = window_arguments
     result: Tensor = torch.ops.aten.convolution_backward(

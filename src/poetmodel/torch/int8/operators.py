@@ -35,7 +35,7 @@ _MIN_BYTE, _MAX_BYTE = -128, 127
 
 
 def find_operator(name: str) -> Any:
-    """Return the operator ``q8_NAME`` as in captured graphs."""
+    """Return the operator ``q8_{name}``, in the overload that captured graphs contain."""
     return getattr(torch.ops.poetmodel, f"q8_{name}").default
 
 

@@ -190,7 +190,8 @@ def _make_linear_layer(
 def _convert_padding(reader: Reader, node: fx.Node) -> PaddedValue:
     """Convert a padding of rows and columns with zeros to a padded value; refuse other paddings.
 
-    Also refuses operands other than quantized values and the input of the front.
+    Also refuses operands other than quantized values and the input of the front: padded values, for
+    example.
     """
     x, pads, *options = arguments_of(node)
     value = options[-1] or 0
@@ -275,7 +276,7 @@ def _convert_add(reader: Reader, node: fx.Node) -> PendingLayer:
 def _convert_max_pool(reader: Reader, node: fx.Node) -> Any:
     """Add the layer of a max pool; return its value, which has the levels of the input.
 
-    Refuses ``ceil_mode``, and an operand that is not quantized.
+    Refuses ``ceil_mode``, and an operand that is padded or not quantized.
     """
     x, window, stride, padding, dilation, uses_ceil = arguments_of(node)
     source = reader.read_quantized(node, x)
@@ -297,7 +298,11 @@ def _convert_max_pool(reader: Reader, node: fx.Node) -> Any:
 
 @_register_conversion(aten.avg_pool2d.default)
 def _convert_mean_pool(reader: Reader, node: fx.Node) -> PendingLayer:
-    """Convert a mean pool; refuse unquantized operands, and options without an int8 kernel."""
+    """Convert a mean pool.
+
+    Refuses ``ceil_mode``, ``divisor_override``, ``count_include_pad=False`` with padding, a window
+    of one pixel with stride or padding, and an operand that is padded or not quantized.
+    """
     x, window, stride, padding, uses_ceil, includes_padding, divisor = arguments_of(node)
     size, pads = _to_pair(window), _to_pair(padding)
     strides = _to_pair(stride) if stride else size
@@ -324,9 +329,8 @@ def _convert_global_mean(reader: Reader, node: fx.Node) -> PendingLayer:
 def _convert_mean(reader: Reader, node: fx.Node) -> PendingLayer:
     """Convert a mean over rows and columns of images.
 
-    Refuses other dimensions, operands of another rank, and unquantized operands.
-
-    Without ``keepdim``, the result has one row per sample.
+    Without ``keepdim``, the result has one row per sample. Refuses other dimensions, and an operand
+    that is of another rank, padded, or not quantized.
     """
     x, dimensions, keeps_dimensions, _ = arguments_of(node)
     rank = len(reader.read_shape(node, x))
@@ -351,7 +355,8 @@ def _make_mean_layer(
     """Return a pending mean of windows, or of all pixels if `window_arguments` is None.
 
     `window_arguments` are window, stride and padding. `flattens` states whether the result has one
-    row per sample. Refuses an operand that is not quantized, or whose shape is needed but unknown.
+    row per sample. Refuses an operand that is padded or not quantized. If `window_arguments` is
+    None, or with `flattens`, also refuses an operand without a known shape.
     """
     source = reader.read_quantized(node, x)
     if window_arguments is None:
@@ -375,7 +380,7 @@ def _convert_flatten(reader: Reader, node: fx.Node) -> Any:
     """Convert a reshape of images to one row per sample, or of any tensor to its own shape.
 
     Adds no layer: a linear layer after the reshape reorders its own weight. Refuses other reshapes,
-    and operands that are not quantized or have no known shape.
+    and operands that are padded, not quantized, or without a known shape.
     """
     source = reader.read_quantized(node, node.args[0])
     shape, new_shape = reader.read_shape(node, node.args[0]), tuple(node.meta["val"].shape)

@@ -81,14 +81,14 @@ def quantized(
         module.
     train : str or sequence of str, optional
         Convolutions and linear layers whose int8 weights and biases train: ``all``, ``last-N``, or
-        names or patterns of modules such as ``blocks.3.*``. Default: none.
+        whole names, or patterns, of their modules, such as ``blocks.3.*``. Default: none.
     rounding : str, optional
-        Treatment of weight changes below one int8 step: ``16 bits`` stores another int8 for each
-        weight; ``stochastic`` rounds randomly.
+        Treatment of weight changes below one int8 step, used only with `train`: ``16 bits`` stores
+        another int8 for each weight; ``stochastic`` rounds randomly.
     headroom : float, optional
-        Factor, at least 1, by which some ranges exceed those of `front` and `batches`, because
-        training changes them: the ranges of trained weights, and of activations that depend on
-        them.
+        Factor, at least 1, by which, with `train`, some ranges exceed those of `front` and
+        `batches`, because training changes them: the ranges of trained weights, and of activations
+        that depend on them.
 
     Returns
     -------
@@ -104,11 +104,12 @@ def quantized(
         If ``torch.export`` or torchao cannot convert `front`, or if `front` fails on a batch.
     InputError
         If an operator or its quantization has no int8 kernel; the message names the operator and
-        its module. If `front` does not have one input and one result. If `batches` is one tensor.
-        If there is no batch, or one that is no float tensor, is not finite, or has samples of
-        another shape than the first. If `front` is converted and there are batches. If `front` is
-        already a `QuantizedFront`, or prepared by PT2E but not converted. If `rounding` or
-        `headroom` is invalid, `train` is empty, or a name or number in `train` matches no layer.
+        its module. If `front` does not have one result, or is converted and does not have one
+        input. If `batches` is one tensor. If there is no batch, or one that is no float tensor, is
+        not finite, or has samples of another shape than the first. If `front` is converted and
+        `batches` is not None. If `front` is already a `QuantizedFront`, or prepared by PT2E but not
+        converted. If `rounding` or `headroom` is invalid, or `train` or an entry of it selects no
+        layer.
 
     Notes
     -----
@@ -160,7 +161,8 @@ def convert_network(
     """Convert a PT2E module to a front; to a network unless `train` is None.
 
     `label` is the name of the module in messages, by default "quantized front" or "quantized
-    network". Raises `InputError` as `convert_front` and, for `train`, `_select_trained_nodes` do.
+    network". Does not check `rounding` and `headroom`: the caller does, by `check_training`.
+    Raises `InputError` as `convert_front` and, for `train`, `_select_trained_nodes` do.
     """
     if train is None:
         return convert_front(converted_module, label=label or "quantized front")
@@ -190,10 +192,11 @@ def _select_trained_nodes(
 ) -> frozenset[fx.Node]:
     """Return the nodes of convolutions and linear layers that `train` selects.
 
-    In a sequence, ``all`` and ``last-N`` are ordinary patterns. Raises `InputError` if the
-    module has no convolution or linear layer, if a pattern matches none or `train` is empty, or if
-    N of ``last-N`` is not from 1 to the number of these layers. `option` is the name of `train` in
-    the message.
+    A name or pattern must match the whole module path of a node, as in `fnmatchcase`. In a
+    sequence, ``all`` and ``last-N`` are ordinary patterns. Raises `InputError` if the module has no
+    convolution or linear layer, if a pattern matches none or `train` is empty, or if N of
+    ``last-N`` is not from 1 to the number of these layers. `option` is the name of `train` in the
+    message.
     """
     weight_nodes = [
         node
@@ -232,7 +235,7 @@ def _select_trained_nodes(
 def _read_front_input(batch: Any) -> torch.Tensor:
     """Return a batch, or its first element if it is a tuple or list.
 
-    Raises `InputError` if the result is no float tensor.
+    Raises `InputError` if the result is no floating-point tensor.
     """
     if isinstance(batch, tuple | list) and batch:
         batch = batch[0]

@@ -123,10 +123,11 @@ class Reader:
         return front_class(self.layers, self.wires, has_flat_result=self.has_flat_result)
 
     def check_operators(self) -> None:
-        """Raise `InputError` for the first operator that has no pattern.
+        """Raise `InputError` for the first operator that has no pattern and is not PT2E's.
 
-        The module may be prepared by PT2E but not converted. Operators are ignored if all their
-        inputs are constant, if they compute sizes, or if the result does not depend on them.
+        The module may be prepared by PT2E but not converted: calls of its observers are ignored.
+        Operators are ignored if all their inputs are constant, if they compute sizes, or if the
+        result does not depend on them.
         """
         graph = self.module.graph
         ancestors = _ancestor_nodes(graph.output_node().args[0])
@@ -281,8 +282,8 @@ class Reader:
     def _add_layer(self, name: str, layer: QuantizedLayer, inputs: tuple[int, ...]) -> int:
         """Add a layer and its wire; return its number, counted from 1.
 
-        Its name is `name`, with a suffix if another layer already has this name. The suffix ends in
-        the first number, from the count of layers with this name, that makes the name unique.
+        Its name is `name`. If a layer already has this name, a suffix ``_OPERATORn`` follows, where
+        ``n`` is the first free number from the count of layers added as `name`, this one included.
         """
         self.layer_counts[name] += 1
         layer_name, number = name, self.layer_counts[name]
@@ -346,7 +347,7 @@ class Reader:
         return value
 
     def read_weight(self, node: fx.Node, argument: fx.Node) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return an int8 weight and its scale for each output.
+        """Return an int8 weight and its scale for each output; a single scale is repeated.
 
         Refuses weights that are not constant, or not dequantized from int8, zero points other than
         0, and scales along another axis than the first.
@@ -384,9 +385,11 @@ class Reader:
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the int8 weight of a layer, and the constants of its sums by buffer name.
 
-        The constants are the initial sum (``start``), ``scale`` and ``bias`` of each output.
-        Refuses weights as `read_weight` does, a bias that is not constant, and layers whose sums
-        may exceed 32 bits or have more than `_MAX_PRODUCTS` products.
+        The constants of each output are ``start``, the initial sum: minus the zero point of the
+        input times the sum of the int8 weights; ``scale``, the product of the scales of weight and
+        input; and ``bias``, the real bias, 0 if `bias` is None. `source` is the input. Refuses
+        weights as `read_weight` does, a bias that is not constant, and layers whose sums may exceed
+        32 bits or have more than `_MAX_PRODUCTS` products.
         """
         weight_bytes, scales = self.read_weight(node, weight)
         max_sum = weight_bytes.double().abs().flatten(1).sum(1).max()
@@ -453,9 +456,9 @@ class Reader:
         )
 
     def read_shape(self, node: fx.Node, argument: fx.Node) -> tuple[int, ...]:
-        """Return the shape of an operand; that of a quantizing node without shape is its operand's.
+        """Return the shape of an operand, or refuse `node` if the shape is unknown.
 
-        Refuses unknown shapes.
+        A quantizing node without a recorded shape has the shape of its own operand.
         """
         while is_quantizing(argument) and "val" not in argument.meta:
             argument = argument.args[0]

@@ -67,8 +67,8 @@ def convert_front(
 ) -> QuantizedFront:
     """Convert a PT2E module to a quantized front; `label` is the name of the module in messages.
 
-    If layers train by `training`, the result is a `QuantizedNetwork`. Raises `InputError` as
-    `with_fronts` does.
+    The result is a `QuantizedNetwork` if `training` has nodes. Raises `InputError` as `with_fronts`
+    does.
     """
     return Reader(module, label, training or Training(frozenset()), PATTERNS).convert()
 

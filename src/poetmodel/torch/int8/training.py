@@ -1,7 +1,7 @@
 """Trainable int8 layers: forward like a quantized front, backward in float32.
 
-Eager PyTorch with these modules is the definition. The forward pass saves only int8 tensors, and
-the scales of weights. The gradient of a weight belongs to a parameter without memory,
+Eager PyTorch with these modules defines results and updates. The forward pass saves only int8
+tensors, and the scales of weights. The gradient of a weight belongs to a parameter without memory,
 `TrainedLayer.weight_gradient`; `QuantizedSGD` uses this gradient to update the weight's bytes.
 """
 
@@ -64,12 +64,12 @@ class TrainedLayer(QuantizedLayer):
     def __init__(self, layer: QuantizedLayer, *, rounding: str, headroom: float) -> None:
         """Copy a layer with scales coarser by `headroom`, and residuals if `rounding` stores them.
 
-        The bias becomes a parameter. Registers the layer for the check that refuses its weights in
-        PyTorch's optimizers.
+        Rounds its real weights to the coarser scales. The bias becomes a parameter. Registers the
+        copy for the check that refuses its weights in PyTorch's optimizers.
         """
         if layer.weight_scale is None or layer.input_levels is None:
             raise InputError(f"{layer.operator}: it has no weights to train")
-        # The same real weights, on coarser scales.
+        # The same real weights up to rounding, on coarser scales.
         weight_16 = torch.round(layer.weight.double() * (INT16_STEPS / headroom))
         weight, residual = split_16_bits(weight_16)
         constants = {"weight": weight, "scale": layer.scale * headroom}
@@ -96,10 +96,9 @@ class TrainedLayer(QuantizedLayer):
         _register_layer(self)
 
     def forward(self, *inputs: Tensor, proxies: Sequence[Tensor | None] | None = None) -> Any:
-        """Return the int8 result of an int8 input.
+        """Return the int8 result of an int8 input; with `proxies`, (result, proxy of the result).
 
-        With `proxies`, which has the proxy of the input's real value or None, return the result and
-        its proxy.
+        The only entry of `proxies` is the proxy of the input's real value, or None.
         """
         result, proxy = apply_with_proxies(self, inputs, proxies or (None,))
         return result if proxies is None else (result, proxy)
@@ -242,7 +241,7 @@ def _register_check() -> None:
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Raise `InputError` if an optimizer has int8 weights and is no `QuantizedSGD`."""
+    """Raise `InputError` if an optimizer other than `QuantizedSGD` has a `weight_gradient`."""
     if isinstance(optimizer, QuantizedSGD):
         return
     weight_gradient_ids = {id(layer.weight_gradient) for layer in _TRAINED_LAYERS}
@@ -288,7 +287,7 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
     def __init__(
         self, model: nn.Module, lr: float = 1e-3, *, weight_decay: float = 0.0, seed: int = 0
     ) -> None:
-        """Check the options, and collect the trained layers and parameters of `model`.
+        """Check the options, and collect the trained layers and trainable parameters of `model`.
 
         Adds ``updates``, which is 0, and ``seed`` to the parameter groups.
         """
@@ -330,7 +329,7 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update int8 weights by quantized SGD, and other parameters by plain SGD.
 
-        Only parameters with a gradient are updated. Counts the update. Returns the loss of the
+        Only parameters with a gradient are updated. Calls `count_update`. Returns the loss of the
         closure; None without a closure.
 
         Raises

@@ -82,10 +82,10 @@ def with_evaluation(
 ) -> LoweredStep:
     """Return a step with a forward pass in evaluation mode, `evaluation`, that computes the loss.
 
-    Parameters as for `lower`. With a `loss_fn`, the pass also counts correct labels if the target
-    has an integer label for each vector of several scores that the model returns. Vectors are along
-    dimension 1, or dimension 0 of a single sample. A label is correct if its score is the highest,
-    and the first one if several are highest.
+    Parameters as for `lower`. With a `loss_fn`, the output is a vector: the loss and, if the target
+    has an integer label for each vector of several scores that the model returns, the number of
+    correct labels. Vectors of scores are along dimension 1, or dimension 0 of a single sample. A
+    label is correct if its score is the highest, and the first one if several are highest.
 
     Raises
     ------
@@ -102,11 +102,11 @@ def with_evaluation(
 def _make_counting_loss(
     loss_fn: Callable[..., torch.Tensor] | None,
 ) -> Callable[..., torch.Tensor] | None:
-    """Return a loss function that adds the number of correct labels to the loss of `loss_fn`.
+    """Return a function that sums a stack: the loss of `loss_fn`, the number of correct labels.
 
-    Returns None if `loss_fn` is None. Without classes by `_class_dimension`, no number is added.
-    `_cut_to_output` later cuts the graph before this sum, at the stack of the numbers. For a loss
-    module, the result is a module with the same names of parameters.
+    Returns None if `loss_fn` is None. Without classes by `_class_dimension`, the stack has only the
+    loss. `_cut_to_output` later cuts the graph before the sum, so that the stack is the output. For
+    a loss module, the result is a shallow copy with the same parameters.
     """
     if loss_fn is None:
         return None
@@ -132,7 +132,7 @@ def _make_counting_loss(
 
 
 def _class_dimension(output: Any, target: Any) -> int | None:
-    """Return the dimension of `output` along which classes have scores.
+    """Return the dimension of `output` along which classes have scores: 1, or 0 of a vector.
 
     Returns None unless `output` has real scores of several classes, and `target` has an integer
     label for each vector of scores.
@@ -231,9 +231,10 @@ def _cut_to_output(joint: Joint, *, loss_is_sum: bool) -> Joint:
 def _write_to_caller(step: LoweredStep, model_input_count: int, joint: Joint) -> LoweredStep:
     """Return a lowered forward pass whose last node writes to the caller's output.
 
-    The last node gets the name ``output``, and the graph a name with "in evaluation mode". Of the
-    flat inputs, only the first `model_input_count` remain. All entries of `states`, and initial
-    values of buffers that no call uses, are removed, too.
+    The last node, which computes `step.loss`, gets the name ``output`` and loses its output tensor
+    in the graph: `output` of the returned step refers to the buffer. The graph gets a name with "in
+    evaluation mode". Of the flat inputs, only the first `model_input_count` remain. All entries of
+    `states`, and initial values of buffers that no call uses, are removed, too.
     """
     graph, buffer = step.graph, step.loss.buffer
     last_index = graph.node_of[graph.tensor_index[buffer]]
@@ -270,8 +271,8 @@ def _remove_shared_values(
 ) -> LoweredStep:
     """Return a forward pass without initial values that the step or its passes already contain.
 
-    These have the same name and bytes. A different value under a name in use is renamed, with
-    `pass_name` in the new name.
+    A value is removed if its name and bytes are the same. A different value under a name in use is
+    renamed, with `pass_name` in the new name.
     """
     new_values, new_names = {}, {}
     step_values = dict(step.values)

@@ -88,7 +88,7 @@ def _lower_dot(op: Lowering) -> None:
 def _lower_sum_with_product(
     op: Lowering, x: Any, a: StridedView, b: StridedView, beta: float, alpha: float
 ) -> None:
-    """Lower ``beta * x + alpha * (a @ b)``."""
+    """Lower ``beta * x + alpha * (a @ b)``; `x` is not added if `beta` is 0."""
     out = op.output()
     product = _to_column(out) if len(out.shape) < len(a.shape) else out
     addend = convert_operand(op, x).broadcast(out.shape)
@@ -116,7 +116,7 @@ def _lower_row_copy(op: Lowering, out: StridedView, x: StridedView) -> None:
 
 
 def _to_column(view: StridedView) -> StridedView:
-    """Return a vector as a matrix with one column."""
+    """Return a vector as a matrix with one column, whose stride is 0."""
     return StridedView(
         buffer=view.buffer,
         offset=view.offset,
@@ -138,8 +138,8 @@ def _lower_product(
     """Lower the product of matrices, or of batches of matrices: ``a @ b``.
 
     The product overwrites `out`, or is added to `out` if `accumulate`. If `out` has several rows,
-    and neither its columns nor its rows of several elements are contiguous, the product is computed
-    in workspace and then copied; with `accumulate`, it is refused.
+    its columns, or its rows of several elements, must be contiguous. Otherwise the product is
+    computed in workspace and then copied, or refused with `accumulate`.
     """
     if out.shape[-1] == 1 < out.shape[-2] or (out.strides[-1] != 1 and out.shape[-1] > 1):
         # Kernels compute several elements of a row at once, so that long rows are faster.
@@ -181,8 +181,9 @@ def _lower_loss_sum(
 ) -> None:
     """Add the call of a kernel for the sum or mean of losses, or one loss per element.
 
-    `reduction` is PyTorch's number; `constants` are the arguments of the kernel between the shape
-    tables and the divisor of the sum.
+    Operands are converted to real numbers, and broadcast to one shape. `reduction` is PyTorch's
+    number; `constants` are the arguments of the kernel between the shape tables and the divisor of
+    the sum.
     """
     out = op.output()
     views = [convert_operand(op, argument) for argument in operands]
@@ -206,7 +207,10 @@ def _lower_loss_gradient(
 ) -> None:
     """Add the call of a kernel for the gradient of a loss with respect to each element.
 
-    Marks the operation as elementwise. Parameters as for `_lower_loss_sum`.
+    Operands, the gradient of the loss first, are converted to real numbers, and broadcast to the
+    output. `reduction` is PyTorch's number; `constants` are the arguments of the kernel between the
+    shape table and the factor of the gradient: 1 / elements for a mean, otherwise 1. Marks the
+    operation as elementwise.
     """
     out = op.output()
     views = [convert_operand(op, argument).broadcast(out.shape) for argument in operands]
@@ -241,7 +245,10 @@ def _lower_binary_cross_entropy(op: Lowering) -> None:
 
 @lowers(aten.binary_cross_entropy_backward.default)
 def _lower_binary_cross_entropy_backward(op: Lowering) -> None:
-    """Lower the gradient of the loss, multiplied by the weight if the loss has one."""
+    """Lower the gradient of the loss, multiplied by the weight if the loss has one.
+
+    Marks the operation as elementwise only without a weight.
+    """
     gradient, x, y, weight, reduction = op.args
     _lower_loss_gradient(op, "pm_binary_cross_entropy_backward", (gradient, x, y), reduction)
     if weight is not None:
@@ -366,8 +373,8 @@ def accumulate_gradient(
 
     Without clip factors, the result is `total` itself. Sets the condition of the operation: the
     calls that clip, and all calls added later, are executed only for the last batch of an
-    accumulation. `count` is the node of the number of earlier batches in `total`. Refuses a `total`
-    that is not dense.
+    accumulation. `count` is the node of the number of earlier batches in `total`. The caller clears
+    `total` after the update. Refuses a `total` that is not dense.
     """
     if not total.is_dense:
         op.refuse("expected a dense parameter")
@@ -404,7 +411,7 @@ def _lower_sgd(op: Lowering, rule: Sgd, state: Views, gradient: StridedView, rat
 
 
 def _lower_adam(op: Lowering, rule: Adam, state: Views, gradient: StridedView, rate: Rate) -> None:
-    """Add the calls of Adam or AMSGrad and of its step count."""
+    """Add the call of Adam or AMSGrad, then the call that increments its step count."""
     parameter, step_count, *moments = state
     beta1, beta2 = map(float, rule.betas)
     op.call(
@@ -418,7 +425,7 @@ def _lower_adam(op: Lowering, rule: Adam, state: Views, gradient: StridedView, r
 def _lower_nadam(
     op: Lowering, rule: NAdam, state: Views, gradient: StridedView, rate: Rate
 ) -> None:
-    """Add the calls of NAdam, and of its step count and momentum product."""
+    """Add the call of NAdam, then the call that updates its step count and momentum product."""
     parameter, step_count, product, *moments = state
     beta1, beta2 = map(float, rule.betas)
     momentum_constants = (beta1, rule.momentum_decay * math.log(NADAM_DECAY))
@@ -434,7 +441,10 @@ def _lower_nadam(
 def _lower_rmsprop(
     op: Lowering, rule: RmsProp, state: Views, gradient: StridedView, rate: Rate
 ) -> None:
-    """Add the calls of RMSprop, with or without momentum and centring, and of its step count."""
+    """Add the call of RMSprop, then the call that increments its step count.
+
+    Momentum and centring have kernels of their own.
+    """
     parameter, step_count, *moments = state
     momentum_constants = (float(rule.momentum),) if rule.momentum > 0 else ()
     sign, decay, _ = _decay_constants(rule)
@@ -450,7 +460,7 @@ def _lower_rmsprop(
 def _lower_adagrad(
     op: Lowering, rule: Adagrad, state: Views, gradient: StridedView, rate: Rate
 ) -> None:
-    """Add the calls of Adagrad and of its step count."""
+    """Add the call of Adagrad, then the call that increments its step count."""
     parameter, step_count, total = state
     sign, decay, _ = _decay_constants(rule)
     op.call(
@@ -464,7 +474,7 @@ def _lower_adagrad(
 def _lower_adamax(
     op: Lowering, rule: Adamax, state: Views, gradient: StridedView, rate: Rate
 ) -> None:
-    """Add the calls of Adamax and of its step count."""
+    """Add the call of Adamax, then the call that increments its step count."""
     parameter, step_count, *moments = state
     beta1, beta2 = map(float, rule.betas)
     sign, decay, _ = _decay_constants(rule)
@@ -479,7 +489,7 @@ def _lower_adamax(
 def _lower_radam(
     op: Lowering, rule: RAdam, state: Views, gradient: StridedView, rate: Rate
 ) -> None:
-    """Add the calls of RAdam and of its step count."""
+    """Add the call of RAdam, then the call that increments its step count."""
     parameter, step_count, *moments = state
     beta1, beta2 = map(float, rule.betas)
     max_length, scale = 2.0 / (1.0 - beta2) - 1.0, -2.0 / _safe_log(beta2)

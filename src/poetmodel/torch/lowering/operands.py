@@ -293,10 +293,12 @@ _TYPE_TEXTS: Final = {
 def shape_table(op: Lowering, *views: StridedView, preserve_order: bool = False) -> tuple[int, ...]:
     """Return the shape table of views of one shape, as defined in ``pm_each.h``.
 
-    Dimensions of size 1 are omitted. The remaining ones are sorted by the strides of the first
-    view, the largest outermost, unless `preserve_order`; then dimensions that are contiguous in all
-    views are merged. A table of one element has one dimension of size 1, a table without elements
-    one of size 0. Refuses more than `MAX_RANK` dimensions after merging.
+    The table has the number of dimensions, then the size and the stride in each view of each
+    dimension, the innermost first. Dimensions of size 1 are omitted. The remaining ones are sorted
+    by the strides of the first view, the largest outermost, unless `preserve_order`; then
+    dimensions that are contiguous in all views are merged. A table of one element has one dimension
+    of size 1, a table without elements one of size 0. Refuses more than `MAX_RANK` dimensions after
+    merging.
     """
     dimensions = [
         (views[0].shape[i], *(view.strides[i] for view in views))
@@ -335,7 +337,7 @@ def remove_dimensions(view: StridedView, dimensions: Iterable[int]) -> StridedVi
 
 
 def select_dimensions(view: StridedView, dimensions: Sequence[int]) -> StridedView:
-    """Return a view with some of its dimensions, in the given order, at index 0 of the others."""
+    """Return a view with some dimensions, in the given order, at index 0 of all other ones."""
     return replace(
         view,
         shape=tuple(view.shape[i] for i in dimensions),

@@ -154,7 +154,10 @@ def _lower_affine(op: Lowering, x: Any, factor: float, shift: float) -> None:
 def _lower_integer_pointwise(
     op: Lowering, kernel: str, *operands: Any, constants: tuple[int, ...] = ()
 ) -> None:
-    """Add the call of a kernel of integers for all elements; mark the operation as elementwise."""
+    """Add the call of a kernel of integers for all elements; mark the operation as elementwise.
+
+    Operands are converted to integers, and broadcast.
+    """
     out = op.output()
     views = [
         convert_operand(op, argument, DataType.INT32).broadcast(out.shape) for argument in operands
@@ -324,7 +327,9 @@ _COMPARISON_RELATIONS: Final = {
 def _lower_comparison(op: Lowering, x: Any, y: Any, relations: int) -> None:
     """Lower a comparison of two tensors, or of a tensor with a number.
 
-    An element of the output is true if one of the relations in the bits of `relations` holds.
+    An element of the output is true if one of the relations in the bits of `relations`, such as
+    `_LESS`, holds. Integers and truth values are compared as integers, unless the other operand is
+    real.
     """
     out = op.output()
     operand_types = [
@@ -404,7 +409,7 @@ def _lower_masked_fill(op: Lowering) -> None:
 def _lower_selection(op: Lowering, condition: Any, x: Any, y: Any) -> None:
     """Lower a selection of elements: of `x` where `condition` is true, otherwise of `y`.
 
-    Marks the operation as elementwise.
+    `x` and `y` are converted to the type of the output. Marks the operation as elementwise.
     """
     out = op.output()
     views = [

@@ -131,7 +131,7 @@ def _lower_argmax(op: Lowering) -> None:
     )
 )
 def _lower_any(op: Lowering) -> None:
-    """Lower ``any`` and ``all``: ``all`` is true unless any element is false.
+    """Lower ``any`` and ``all``: ``all`` negates, in a second call, whether any element is false.
 
     Refuses elements of other types than bool and uint8.
     """
@@ -182,9 +182,9 @@ def _lower_cdist_backward(op: Lowering) -> None:
 def _call_on_pairs(
     op: Lowering, kernel: str, operands: Sequence[Any], order: float, first_index: int = 0
 ) -> None:
-    """Add the call of a kernel on all pairs of rows of two adjacent operands.
+    """Add the call of a kernel on all pairs of a row of one operand and a row of the next one.
 
-    `first_index` is the index of the first of the two in `operands`. Copies operands that are not
+    `first_index` is the index of the first of these two in `operands`. Copies operands that are not
     contiguous. Refuses orders other than 1 and 2, and different batch dimensions.
     """
     if order not in (1, 2):
@@ -405,7 +405,7 @@ def _optional_operand(op: Lowering, argument: Any) -> StridedView | int:
 def _optional_output(op: Lowering, position: int) -> StridedView | int:
     """Return an output, or a null pointer (0) if the operation does not have it.
 
-    Refuses an output after the first one that is not contiguous.
+    Refuses outputs other than the first one if they are not contiguous.
     """
     if not op.has_output(position):
         return 0
@@ -444,7 +444,8 @@ def _row_layout(
 
     The strides of all tensors are one tuple. The elements of a row are the last `inner_rank`
     dimensions. The leading dimensions are merged into rows, or divided into outer dimensions and
-    rows. Refuses dimensions that cannot be merged in this way.
+    rows: rows are then the last dimension, or all except the first. Refuses dimensions that cannot
+    be merged in this way.
     """
     leading_rank = len(views[0].shape) - inner_rank
     leading_sizes, inner_sizes = views[0].shape[:leading_rank], views[0].shape[leading_rank:]

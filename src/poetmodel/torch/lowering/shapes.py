@@ -34,7 +34,7 @@ aten: Final = torch.ops.aten
 _MAX_MODE: Final = 2
 """PyTorch's number of the mode ``max`` of an ``EmbeddingBag``."""
 
-# -- parts of tensors ---------------------------------------------------------------------------
+# -- slices and rearrangements ------------------------------------------------------------------
 
 
 @lowers(aten.cat.default)
@@ -131,6 +131,7 @@ def _lower_repeat(op: Lowering) -> None:
 
 @lowers(aten.flip.default)
 def _lower_flip(op: Lowering) -> None:
+    """Lower to one copy, from a view with negative strides."""
     x = op.value(op.args[0])
     for dimension in op.args[1]:
         flipped_dimension = positive_dimension(dimension, len(x.shape))
@@ -142,10 +143,10 @@ def _lower_flip(op: Lowering) -> None:
 
 @lowers(aten.roll.default)
 def _lower_roll(op: Lowering) -> None:
-    """Lower a roll to copies of slices.
+    """Lower a roll to one copy per slice; each rolled dimension divides all slices in two.
 
-    Without dimensions, all elements are rolled as one vector. Then tensors that are not contiguous
-    are refused.
+    Empty slices are skipped. Without dimensions, all elements are rolled as one vector; then
+    tensors that are not contiguous are refused.
     """
     x, shifts, dimensions = op.args
     x, out = op.value(x), op.output()
@@ -241,6 +242,7 @@ def _lower_empty(op: Lowering) -> None:
 
 @lowers(aten.arange.default, aten.arange.start, aten.arange.start_step)
 def _lower_arange(op: Lowering) -> None:
+    """Lower to one call. Start and step are truncated to integers if the result has integers."""
     out = op.output()
     start = 0 if op.node.target is aten.arange.default else op.args[0]
     step = op.args[2] if op.node.target is aten.arange.start_step else 1
@@ -266,8 +268,9 @@ def _call_gather(
 
     `x` and `index` have the shape of the output. Where `x` has stride 0, the index alone selects
     the element. `stride` and `size` are those of the indexed dimension of `x`; `size` is 0 for an
-    index that combines several dimensions. `allow_negative`: whether indices may be negative, which
-    count from the end. Refuses elements of one byte.
+    index that combines several dimensions. The kernel counts negative indices from the end;
+    `allow_negative` only includes them in the valid range of the call. Refuses elements of one
+    byte.
     """
     out = op.output()
     if x.type is DataType.UINT8:
@@ -297,8 +300,8 @@ def _call_scatter(
 
     `out`, `x` and `index` have one shape. Where `out` has stride 0, the index alone selects the
     element. `numbers` are stride and size of the indexed dimension and, if `accumulate`, the index
-    to skip. A size of 0 and `allow_negative` are as for `_call_gather`. Refuses values of `x` that
-    are not real numbers.
+    to skip. A size of 0 and `allow_negative` are as for `_call_gather`. Refuses `x` of another type
+    than `DataType.REAL`.
     """
     if x.type is not DataType.REAL:
         op.refuse("expected real numbers")
@@ -336,9 +339,9 @@ def _lower_embedding_dense_backward(op: Lowering) -> None:
 def _lower_embedding_bag(op: Lowering) -> None:
     """Lower sums, means or maxima of bags of rows of a table.
 
-    In mode ``max``, the row index of each maximum, or -1 for an empty bag, is written to output 3,
-    if that output exists. No other output after the first is written. Refuses tables that are not
-    contiguous, and options that have no kernel.
+    In mode ``max``, the row index of each maximum is written to output 3, if that output exists; -1
+    for a bag without indices other than the padding index. No other output after the first is
+    written. Refuses tables that are not contiguous, ``scale_grad_by_freq`` and ``sparse``.
     """
     w, *bags, scales_by_frequency, mode, is_sparse, weights, _, padding_index = op.args
     _check_bag_options(op, scales_by_frequency, is_sparse)
@@ -356,7 +359,8 @@ def _lower_embedding_bag(op: Lowering) -> None:
 def _lower_embedding_bag_backward(op: Lowering) -> None:
     """Lower the gradient of a table: fill with 0, then add the gradients of all bags.
 
-    Refuses options that have no kernel.
+    In mode ``max``, a gradient is added only to the row of the maximum. Refuses
+    ``scale_grad_by_freq`` and ``sparse``.
     """
     (
         gradient,
@@ -382,7 +386,7 @@ def _lower_embedding_bag_backward(op: Lowering) -> None:
 
 
 def _check_bag_options(op: Lowering, scales_by_frequency: bool, is_sparse: bool) -> None:  # noqa: FBT001
-    """Refuse options of an ``EmbeddingBag`` that have no kernel."""
+    """Refuse the options ``scale_grad_by_freq`` and ``sparse`` of an ``EmbeddingBag``."""
     for name, is_set in (("scale_grad_by_freq", scales_by_frequency), ("sparse", is_sparse)):
         if is_set:
             op.refuse(f"{name}=True has no kernel; leave it out")
@@ -402,8 +406,8 @@ def _call_on_bags(
 
     `tensors` are the first arguments of the kernel. `bags` are the indices, and the position of the
     first index of each bag. `sizes` are the number of bags, the columns of the table, the mode and
-    the padding index. `weights` has a factor for each index, or is None. Copies indices, positions
-    and weights that are not contiguous to workspace.
+    the padding index. `weights` has a factor for each index; None passes a null pointer. Copies
+    indices, positions and weights that are not contiguous to workspace.
     """
     indices, offsets = (make_contiguous(op, op.value(tensor)) for tensor in bags)
     weight_view: StridedView | int = (
@@ -434,7 +438,8 @@ def _lower_indexing(
     """Lower indexing to a gather.
 
     `indices` has an index, or None, for each of the first dimensions of `x`. Further dimensions are
-    not indexed. `allow_negative`: whether a single index may be negative; several always may.
+    not indexed. `allow_negative`: whether a single index may be negative; several indices always
+    may.
     """
     source, index, stride, size = _combine_indices(op, x, indices, op.output().shape)
     _call_gather(op, source, index, stride, size, allow_negative=allow_negative)
@@ -485,9 +490,9 @@ def _combine_indices(
 ) -> tuple[StridedView, StridedView, int, int]:
     """Return (view of `x`, index, stride, size) for a gather or scatter of this `shape`.
 
-    Stride and size are those of the indexed dimension. If several dimensions have an index, calls
-    are added that combine these indices into one in workspace, with stride 1 and size 0. Refuses
-    indices that are not int64 or int32.
+    Stride and size are those of the indexed dimension. If several dimensions have an index, adds
+    calls that combine these indices, in workspace, into one without negative numbers; its stride is
+    1 and its size 0. Refuses indices that are not int64 or int32.
     """
     dimensions = [dimension for dimension, argument in enumerate(indices) if argument is not None]
     views = [op.value(indices[dimension]) for dimension in dimensions]

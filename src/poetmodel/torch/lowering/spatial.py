@@ -23,8 +23,8 @@ aten = torch.ops.aten
 class _Convolution:
     """The operands of a convolution from x to y with weight w, and its sizes.
 
-    A transposed convolution has exchanged operands. It computes x from y, like the input gradient
-    of a convolution from x to y.
+    For a transposed convolution, x is the output and y the input, because it computes x from y like
+    the input gradient of a convolution from x to y.
     """
 
     x: StridedView
@@ -51,7 +51,10 @@ class _Convolution:
 
 @lowers(aten.convolution.default)
 def _lower_convolution(op: Lowering) -> None:
-    """Lower a convolution; the output of a transposed one is first filled with its bias, if any."""
+    """Lower a convolution; a transposed one first copies any bias to the output, then adds to it.
+
+    Refuses a bias that is not contiguous.
+    """
     x, w = op.value(op.args[0]), op.value(op.args[1])
     bias = None if op.args[2] is None else op.value(op.args[2])
     transposed, y = op.args[6], op.output()
@@ -79,10 +82,13 @@ def _lower_convolution(op: Lowering) -> None:
 
 @lowers(aten.convolution_backward.default)
 def _lower_convolution_backward(op: Lowering) -> None:
-    """Lower each requested gradient of a convolution to a call."""
+    """Lower each requested gradient that is an output to a call, the bias gradient first.
+
+    Refuses a bias gradient that is not contiguous.
+    """
     dy, x, w = (op.value(argument) for argument in op.args[:3])
     transposed, output_mask = op.args[7], op.args[10]
-    # PyTorch's kernel also returns gradients that were not requested.
+    # The mask is checked, too: PyTorch's kernel also returns gradients that were not requested.
     if output_mask[2] and op.has_output(2):
         out = _check_bias(op, op.output(2))
         op.call(
@@ -125,8 +131,8 @@ def _make_convolution(
     """Return a convolution's operands and sizes; refuse all but one or two spatial dimensions.
 
     `operands` are x, w and y; `window_arguments` are stride, padding and dilation. An unpadded
-    convolution whose window covers the image has the sizes of a matrix product, if it has one group
-    and contiguous samples.
+    convolution whose window covers the image is a matrix product, if it has one group and
+    contiguous samples: each input element counts as a channel of one pixel.
     """
     x, w, y = operands
     spatial_rank = len(x.shape) - 2
@@ -172,9 +178,10 @@ def _call_convolution(
 ) -> None:
     """Add the call of `kernel`, or of its variant for depthwise convolutions or for any strides.
 
-    `operands` are the output and the inputs of the kernel. `accumulate`: whether the kernel adds to
-    its output; None for kernels that overwrite it. Only ``pm_conv2d`` and its variants have a
-    `bias`. Refuses a bias that is not contiguous.
+    The variant for any strides is called unless samples are contiguous. `operands` are the output
+    and the inputs of the kernel. `accumulate`: whether ``pm_conv2d_dx`` adds to its output; None
+    for other kernels, which overwrite it. Only ``pm_conv2d`` and its variants have a `bias`.
+    Refuses a bias that is not contiguous.
     """
     arguments: list[Any] = [*operands]
     if kernel == "pm_conv2d":
@@ -259,7 +266,8 @@ def _call_max_pool(
 ) -> None:
     """Add the call of the max pool kernel, which also writes indices if they are an output.
 
-    `bounds` has begin and end of each window along rows, and along columns.
+    `bounds` has begin and end of each window along rows, and along columns. `dilation` has the
+    steps within a window along both.
     """
     out = op.output()
     indices = op.output(1) if op.has_output(1) else None
@@ -389,6 +397,7 @@ def _lower_nearest_backward(op: Lowering) -> None:
 
 @lowers(aten.upsample_linear1d.default, aten.upsample_bilinear2d.default)
 def _lower_bilinear(op: Lowering) -> None:
+    """Lower bilinear interpolation, or linear interpolation as that of a single row."""
     x, out = op.value(op.args[0]), op.output()
     strides, sizes = plane_layout(out, x, plane_dimensions=_spatial_rank(op))
     distances = _source_distances(x, out, align_corners=op.args[2], factors=op.args[3:])
@@ -409,6 +418,7 @@ def _lower_bilinear(op: Lowering) -> None:
 
 @lowers(aten.upsample_linear1d_backward.default, aten.upsample_bilinear2d_backward.default)
 def _lower_bilinear_backward(op: Lowering) -> None:
+    """Lower to one call; the kernel sets the gradient to 0 before it adds."""
     dy, dx = op.value(op.args[0]), op.output()
     strides, sizes = plane_layout(dx, dy, plane_dimensions=_spatial_rank(op))
     distances = _source_distances(dx, dy, align_corners=op.args[3], factors=op.args[4:])
@@ -530,7 +540,8 @@ def _source_distances(
 def _padding_sources(op: Lowering, x: StridedView, pads: Sequence[int]) -> list[tuple[int, ...]]:
     """Return the source rows and columns of padding by reflection or replication.
 
-    With one spatial dimension, the only source row is 0.
+    The operator's name decides which. `pads` has the widths before and after each spatial dimension
+    of `x`, the last dimension first. With one spatial dimension, the only source row is 0.
     """
     is_reflection = "reflection" in str(op.node.target)
     widths = list(zip(pads[::2], pads[1::2], strict=True))[::-1]

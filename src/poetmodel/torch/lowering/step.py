@@ -76,7 +76,7 @@ def lower(
         the message names the first of these operators and its module. If `clip_grad_norm` is given
         without an optimizer.
     InputError
-        If `accumulate` is no integer from 1, or is above 1 without an `optimizer`; if state of the
+        If `accumulate` is no integer above 0, or is above 1 without an `optimizer`; if state of the
         optimizer is not finite; if a module quantized by PT2E cannot be converted to an int8 front.
     """
     if type(accumulate) is not int or accumulate < 1:
@@ -121,10 +121,7 @@ class StepLowering:
         """Execute the captured graph on its inputs, to find its storages and views.
 
         Results get a view if they are one tensor, arguments as in `_add_argument_views`. Also
-        registers the buffers of unread inputs, and computes the relative learning rates. Raises
-        `CaptureError` if an operation fails on the inputs or returns an input together with new
-        memory, for types that exported code does not have, and for learning rates that differ if
-        the first one is 0.
+        registers the buffers of unread inputs, and computes the relative learning rates.
         """
         self.joint = joint
         # Workspaces of PyTorch do not count: C kernels have their own.
@@ -350,7 +347,7 @@ class StepLowering:
             )
 
     def _name_gradients(self) -> Iterator[NamedTensor]:
-        """Yield the gradients of parameters, in the order of the parameters."""
+        """Yield the gradients of parameters that the step returns, in the order of parameters."""
         argument_index = {
             argument.node: index for index, argument in enumerate(self.joint.arguments)
         }
@@ -372,9 +369,10 @@ class StepLowering:
     def _read_initial_values(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield (buffer, elements) of all tensors that exist before the step, except inputs.
 
-        Skips tensors without a view, and yields each buffer once, with all its elements. A moment
-        with `starts_with_gradient` is all NaN. Raises `CaptureError` for integers of more than 32
-        bits, and `InputError` for optimizer state that is not finite.
+        The gradient of the loss, 1, is one of them. Skips tensors without a view, and yields each
+        buffer once, with all its elements. A moment with `starts_with_gradient` is all NaN. Raises
+        `CaptureError` for integers outside the range of int32, and `InputError` for optimizer state
+        that is not finite.
         """
         seen_buffers: set[str] = set()
         for argument in self.joint.arguments:
@@ -444,10 +442,10 @@ class StepLowering:
         """Return the graph's node of an operation.
 
         The inputs of the node are the tensors of the graph that its calls use, except its outputs.
-        PyTorch's operator may have further inputs. `lowering` is None for an operation without
-        calls, whose node has no inputs, workspace or in-place pair. Phase, FLOP and memory traffic
-        are those of the operation, but the traffic of state is None. All nodes except state and
-        updates are recomputable.
+        PyTorch's operator may have further inputs. `lowering` is None for state, whose node has no
+        inputs, workspace or in-place pair. Phase, FLOP and memory traffic are those of the
+        operation, but the traffic of state is None. All nodes except state and updates are
+        recomputable.
         """
         buffer_names = self._buffer_names(lowering)
         outputs = {self.storage_names[number] for number in operation.storages}
@@ -550,10 +548,10 @@ class StepLowering:
 
 
 def _guard_messages(joint: Joint) -> Iterator[str]:
-    """Yield a message for each line and each value that exported code cannot check.
+    """Yield a message for each line of Python and each value that exported code cannot check.
 
     The lines test whether numbers are finite or in range, or a matrix is invertible. The values are
-    those of inputs and buffers that Python code has read, except in an assertion.
+    those that Python code has read from inputs and buffers, except in an assertion.
     """
     for line in joint.finite_check_lines:
         yield (
@@ -587,7 +585,7 @@ def _missing_kernel_messages(operations: Sequence[Operation]) -> Iterator[str]:
 def _to_exported_array(value: torch.Tensor, kind: DataType, name: str) -> np.ndarray:
     """Return a copy of a tensor as a NumPy array of the type that represents `kind`.
 
-    Raises `CaptureError` for integers of more than 32 bits.
+    Raises `CaptureError`, with the `name` of the tensor, for integers outside the range of int32.
     """
     if kind is DataType.INT32 and value.numel():
         limits = torch.iinfo(torch.int32)
@@ -662,7 +660,7 @@ def _make_bias_gradient(selection: fx.Node, node: fx.Node) -> None:
 def _insert_gradient_node(graph: fx.Graph, node: fx.Node, position: int) -> fx.Node:
     """Insert a copy of a convolution's backward node that computes only the gradient at `position`.
 
-    Return the copy; its value is a tuple with None elsewhere. The original node stays.
+    Return the copy; its value is a tuple with None elsewhere. The original node stays, behind it.
     """
     output_mask = [index == position for index in range(3)]
     arguments: tuple[Any, ...] = (*node.args[:-1], output_mask)

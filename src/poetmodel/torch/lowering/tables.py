@@ -148,7 +148,7 @@ class _Conversions:
         self.input_of: dict[fx.Node, InputSpec] = {}
         """The user input that each byte tensor is, or of which it is a view."""
         self._channel_dimensions: dict[fx.Node, set[int]] = {}
-        """A set with the channel dimension on which each operation's results depend, or empty."""
+        """For each conversion, the set of its channel dimension; empty if it depends on none."""
         changed_nodes = {r.target.node for r in joint.results if r.target is not None}
         constant_kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
         self._arguments = {
@@ -226,7 +226,10 @@ class _Conversions:
         return self._constants[node]
 
     def _compute_constant(self, node: fx.Node) -> torch.Tensor | None:
-        """Return the value of an argument or operation that is a constant tensor, or else None."""
+        """Return the tensor of a constant argument, or of an operation that reads only constants.
+
+        Returns None for other nodes, random operators and results that are not one tensor.
+        """
         if node in self._arguments:
             return self._joint.value(self._arguments[node]).detach()
         if node.op != "call_function" or _is_random(node.target):
@@ -270,6 +273,7 @@ class _Conversions:
         """Compute a conversion for all 256 bytes, from constants and from `values`.
 
         `values` has the 256 bytes by their source, and the results of earlier conversions.
+        Constants are reduced as in `_Constant.reduce`, so that they broadcast.
         """
         if node.target in _COPIES:
             (x,) = node.all_input_nodes

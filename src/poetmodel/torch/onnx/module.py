@@ -171,7 +171,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         self.front_values = ("", "") if front is None else (front.source, front.result)
         """Names of the front's input and of its result; empty without a front."""
         self.executions: tuple[_Execution, ...] = ()
-        """The nodes in the order of execution."""
+        """The executions of the nodes, in order."""
         record = _Constants(self, record).register_all()
         _check_outputs(record)
         for node in record.nodes:
@@ -226,8 +226,8 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
     ) -> tuple[torch.Tensor, ...]:
         """Return example inputs in the shapes of the file.
 
-        Floating-point inputs are random, but equal in each call. Integers are 0 of type int64,
-        booleans are true.
+        Floating-point inputs are standard normal numbers, equal in each call. Integers are 0 of
+        type int64, booleans are true.
 
         Parameters
         ----------
@@ -297,7 +297,10 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         return torch.randn(shape, generator=generator)
 
     def _check_shapes(self, inputs: tuple[torch.Tensor, ...]) -> None:
-        """Raise `InputError` unless the number and the shapes of the inputs match the file."""
+        """Raise `InputError` unless the number and the shapes of the inputs match the file.
+
+        An open dimension matches any size, even if another one has the same name.
+        """
         if len(inputs) != len(self.inputs):
             names = ", ".join(repr(record.name) for record in self.inputs)
             raise InputError(f"{self.file}: expected the inputs {names}, got {len(inputs)} tensors")
@@ -343,9 +346,9 @@ def _convert_unsigned(x: torch.Tensor) -> torch.Tensor:
 
 
 def _check_outputs(record: FileRecord) -> None:
-    """Raise `InputError` if a node or the network's outputs use an output that is not supported.
+    """Raise `InputError` if a `first_output_only` operator has another output that is read.
 
-    Some operators support only their first output.
+    Outputs of the network count as read.
     """
     read_names = {name for node in record.nodes for name in node.inputs} | set(record.outputs)
     for node in record.nodes:
@@ -360,7 +363,8 @@ def _check_outputs(record: FileRecord) -> None:
 def _plan_executions(record: FileRecord) -> Iterator[_Execution]:
     """Yield the executions of the nodes in order, each with the values to delete after it.
 
-    A value is deleted after its last reader, unless it is an output.
+    A value is deleted after its last reader, unless it is an output. A value without a reader is
+    not deleted.
     """
     last_reader = {
         name: index for index, node in enumerate(record.nodes) for name in node.inputs if name

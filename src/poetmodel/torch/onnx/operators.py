@@ -266,7 +266,7 @@ def to_operands(x: Any, y: Any) -> tuple[Any, Any]:
 
 
 def to_integers(node: OnnxNode, value: Any, description: str) -> list[int]:
-    """Return a tuple of numbers, or a single number, as a list of integers.
+    """Return a tuple of numbers, or a single number, as a list of integers, truncated.
 
     Raises `InputError` if the value is a tensor, which is not constant. `description` names the
     input in the message.

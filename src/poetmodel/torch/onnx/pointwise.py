@@ -258,7 +258,7 @@ def _compute_gelu(node: OnnxNode, x: Any) -> torch.Tensor:
 
 @register_operator("PRelu", weights=(1,))
 def _compute_prelu(_: OnnxNode, x: Any, slope: Any) -> torch.Tensor:
-    """Multiply negative elements by a slope, for example one slope per channel."""
+    """Multiply negative elements by a slope, which is broadcast: for example one per channel."""
     x, slope = to_tensors(x, slope)
     padded_shape = (1,) * (x.ndim - slope.ndim) + tuple(slope.shape)
     if slope.numel() == 1 or (x.ndim > 1 and padded_shape == (1, x.shape[1], *(1,) * (x.ndim - 2))):

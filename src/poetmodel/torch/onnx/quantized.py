@@ -188,7 +188,7 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
         source: str,
         result: str,
     ) -> None:
-        """Register a buffer for each constant, and a module for each node that computes.
+        """Register a buffer for each of `constants`, and a module for each node that computes.
 
         Constant, QuantizeLinear and DequantizeLinear nodes have no module.
         """
@@ -206,7 +206,7 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
             self.register_buffer(self.buffer_names[name], torch.from_numpy(value.copy()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Compute the result of the front.
+        """Compute the result of the front; of each node, only the first output is stored.
 
         Raises `InputError` if a node has a feature that is not supported.
         """
@@ -226,7 +226,7 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
         return front_result
 
     def _read_operand(self, name: str, values: Mapping[str, Any], *, is_weight: bool) -> Any:
-        """Return the value called `name`; a constant as a tensor if `is_weight`, or as numbers.
+        """Return the value called `name`; a constant as a tensor if `is_weight`, else as numbers.
 
         Returns None for an empty name.
         """
@@ -245,9 +245,11 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
 
         A QuantizeLinear without a zero point returns the type of its attribute ``output_dtype``,
         by default uint8. Constants of other types than int8 and uint8, such as an int32 bias, are
-        dequantized by arithmetic. Raises `InputError` if another value has such a type, and for
-        several scales, except those of such constants and of dequantized int8 values. Also raises
-        it for blocks with scales of their own (``block_size``).
+        dequantized by arithmetic. Only these constants and dequantized int8 values may have several
+        scales.
+
+        Raises `InputError` for other values with several scales or another type than int8 and
+        uint8, and for blocks with scales of their own (``block_size``).
         """
         if node.attributes.get("block_size", 0):
             raise InputError(

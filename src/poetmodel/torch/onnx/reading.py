@@ -66,6 +66,7 @@ class FileRecord:
     nodes: tuple[NodeRecord, ...]
     inputs: tuple[InputRecord, ...]
     outputs: tuple[str, ...]
+    """Names of the floating-point outputs."""
     initializers: Mapping[str, np.ndarray]
     """Arrays by name, with types as from `read_array`."""
 

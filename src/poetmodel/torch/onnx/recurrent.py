@@ -59,8 +59,8 @@ def _compute_directions(
     directions. `initial_states` has None for states of zeros. `lengths` are the lengths of the
     sequences; None if all sequences are full. Beyond the length of a sequence, Y is 0 and its
     states are unchanged. If the attribute ``layout`` is set, the batch is the first dimension of
-    `x`, Y and states. Returns Y alone if the node has one output. Raises `InputError` for
-    attributes and activations that are not supported.
+    `x`, Y and states. Returns Y alone if the node has one output. Raises `InputError` for the
+    attributes ``clip`` and ``input_forget``, and for activations that are not supported.
     """
     is_batch_first = bool(node.get("layout", 0))
     if is_batch_first:
@@ -132,7 +132,7 @@ _DEFAULT_ACTIVATIONS: Final = {
 
 
 def _find_activations(node: OnnxNode, direction: int, n_directions: int) -> tuple[Activation, ...]:
-    """Return the activations of a direction, by default those of ONNX.
+    """Return the activations of a direction: attribute ``activations``, or ONNX's defaults.
 
     Raises `InputError` if one is not supported.
     """

@@ -107,7 +107,10 @@ def _compute_cumulative_sum(node: OnnxNode, x: Any, axis: Any) -> torch.Tensor:
 
 @register_operator("TopK", numbers=(1,))
 def _select_top_k(node: OnnxNode, x: torch.Tensor, count: Any) -> Any:
-    """Return the largest or smallest elements along an axis, and indices for a second output."""
+    """Return the largest or smallest elements along an axis, and indices for a second output.
+
+    The elements are sorted unless the attribute ``sorted`` is 0.
+    """
     (k,) = to_integers(node, count, "number of elements")
     axis = read_axis(node, x.ndim, -1)
     values, indices = torch.topk(
@@ -129,7 +132,7 @@ def _compute_matmul(_: OnnxNode, x: Any, y: Any) -> torch.Tensor:
 def _compute_gemm(node: OnnxNode, x: Any, w: Any, c: Any = None) -> torch.Tensor:
     """Return ``alpha x w + beta c``; ``transA`` and ``transB`` transpose `x` and `w` first.
 
-    If both factors are 1 and `c` is a bias vector, the linear layer adds it.
+    If both factors are 1 and `c` is a bias vector, `functional.linear` adds it.
     """
     x, w, c = to_tensors(x, w, c)
     x = x.T if node.get("transA", 0) else x
@@ -155,8 +158,8 @@ def _compute_batch_norm(node: OnnxNode, x: torch.Tensor, *parameters: Any) -> An
     """Normalize by the batch in training mode, otherwise by the running statistics.
 
     The mode is that of the module; the attribute ``training_mode`` is ignored. Training mode also
-    updates the running statistics.
-    ONNX's momentum weights the old statistics, PyTorch's the new statistics.
+    updates the running statistics. The momentum of the file is subtracted from 1, because ONNX's
+    momentum weights the old statistics, PyTorch's the new statistics.
     """
     scale, bias, mean, variance = (to_tensor(value, x) for value in parameters)
     momentum, epsilon = 1 - node.get("momentum", 0.9), node.get("epsilon", 1e-5)
@@ -200,7 +203,7 @@ _CHANNEL_SCALE_OPSET = 21
 
 @register_operator("GroupNormalization", weights=(1, 2))
 def _compute_group_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any) -> torch.Tensor:
-    """Normalize groups of channels. Scales and biases per group are repeated for each channel."""
+    """Normalize groups of channels; before opset 21, each group has one scale and one bias."""
     groups = node.get("num_groups")
     scale, bias = to_tensor(scale, x), to_tensor(bias, x)
     if node.opset < _CHANNEL_SCALE_OPSET:
@@ -236,7 +239,8 @@ def _divide_by_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 def _compute_local_response_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     """Return ``x / (bias + alpha / size * total) ** beta``.
 
-    `total` is the sum of squares over `size` neighbouring channels.
+    `total` is the sum of squares over `size` channels, from ``(size - 1) // 2`` channels before to
+    ``size // 2`` channels after each channel. Missing channels count as 0.
     """
     size = node.get("size")
     channels_before = math.floor((size - 1) / 2)

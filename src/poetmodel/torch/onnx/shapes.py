@@ -53,7 +53,7 @@ def _flatten(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 
 @register_operator("Squeeze", numbers=(1,))
 def _squeeze(node: OnnxNode, x: Any, axes: Any = None) -> torch.Tensor:
-    """Remove the given axes; all axes of size 1 if none are given."""
+    """Remove the given axes, which must have size 1; by default all axes of size 1."""
     x = to_tensor(x)
     removed_axes = read_axes(node, axes, rank=x.ndim)
     removed_axes = (
@@ -102,9 +102,10 @@ def _concat(node: OnnxNode, *values: Any) -> torch.Tensor:
 def _split_axis(
     node: OnnxNode, x: torch.Tensor, sizes: Any = None
 ) -> tuple[torch.Tensor, ...] | torch.Tensor:
-    """Split an axis into the given sizes, or into equal pieces; the last one may be smaller.
+    """Split an axis into the given sizes, by default into one piece for each output of the node.
 
-    Returns the piece itself if the node has one output.
+    By default pieces are equal, but the last one may be smaller. Returns the piece itself if the
+    node has one output.
     """
     axis = read_axis(node, x.ndim)
     if sizes is None:
@@ -174,7 +175,7 @@ def _slice(node: OnnxNode, x: Any, *bounds: Any) -> torch.Tensor:
 
 
 def _slice_axis(x: torch.Tensor, axis: int, bounds: slice) -> torch.Tensor:
-    """Slice one axis. A negative step flips the range before slicing."""
+    """Slice one axis. For a negative step, first flips the elements of the range."""
     positions = range(*bounds.indices(x.shape[axis]))
     if positions.step > 0:
         leading_slices = [slice(None)] * axis
@@ -215,7 +216,7 @@ def _move_channels_to_space(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 
 @register_operator("SpaceToDepth")
 def _move_space_to_channels(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
-    """Move square blocks of pixels into channels."""
+    """Move square blocks of pixels into channels: the inverse of ``DepthToSpace`` in mode DCR."""
     n, channels, height, width = x.shape
     size = node.get("blocksize")
     blocks = x.reshape(n, channels, height // size, size, width // size, size)
@@ -329,7 +330,11 @@ def _gather_nd(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
 
 @register_operator("ScatterElements")
 def _scatter_elements(node: OnnxNode, x: Any, indices: Any, updates: Any) -> torch.Tensor:
-    """Return a copy of `x` with updates written or accumulated at indices along an axis."""
+    """Return a copy of `x` with updates written at indices along an axis.
+
+    With ``reduction``, an update is added, multiplied, or replaces the element if it is larger or
+    smaller. Negative indices count from the end.
+    """
     x, indices, updates = to_tensors(x, indices, updates)
     axis = read_axis(node, x.ndim)
     targets = _positive_indices(indices.to(torch.int64), x.shape[axis])
@@ -363,7 +368,7 @@ def _scatter_nd(node: OnnxNode, x: Any, indices: Any, updates: Any) -> torch.Ten
 def _make_one_hot(node: OnnxNode, indices: Any, depth: Any, values: Any) -> torch.Tensor:
     """Return a tensor with a new axis: ``values[1]`` at each index, ``values[0]`` elsewhere.
 
-    Negative indices count from the end. An index beyond `depth` has no position on the axis.
+    Negative indices count from the end. For an index outside of the axis, all are ``values[0]``.
     """
     (size,) = to_integers(node, depth, "depth")
     off_value, on_value = to_number_list(node, values, "values")

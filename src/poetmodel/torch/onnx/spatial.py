@@ -90,9 +90,9 @@ class _Window:
         return means.reshape(*x.shape[:2], *means.shape[2:])
 
     def _padding_after(self, axis: int, pad_before: int, pad_after: int) -> int:
-        """Return the padding after an axis with which a pool has the window count of ``ceil_mode``.
+        """Return the padding after an axis for ``ceil_mode``, where the window count is rounded up.
 
-        Windows that would begin in the padding after the axis are left out, as in PyTorch and ONNX.
+        A window that would begin in the padding after the axis is left out, as in PyTorch and ONNX.
         The padding is negative if no window reads the end of the axis.
         """
         stride, length = self.strides[axis], self.lengths[axis]
@@ -103,7 +103,7 @@ class _Window:
 
     @property
     def symmetric_pads(self) -> tuple[int, ...] | None:
-        """The padding of each axis if it is equal before and after; None otherwise."""
+        """The padding before and after each axis; None if these differ for an axis."""
         if any(pad_before != pad_after for pad_before, pad_after in self.pads):
             return None
         return tuple(pad_before for pad_before, _ in self.pads)
@@ -143,7 +143,8 @@ def _compute_transposed_convolution(
 ) -> torch.Tensor:
     """Compute a transposed convolution.
 
-    Asymmetric or negative padding is applied to the result, which it crops or extends.
+    Asymmetric or negative padding is applied to the result: it crops the result or extends it with
+    zeros, and then the bias is added.
     """
     w = to_tensor(w, x)
     size = tuple(w.shape[2:])
@@ -178,7 +179,7 @@ def _split_padding(total: int, *, small_first: bool) -> tuple[int, int]:
     """Split the total padding of an axis into the padding before and after it.
 
     If the total is odd, the padding before is the smaller one if `small_first`, else the larger.
-    A negative total extends the result of the transposed convolution at the end.
+    A negative total is all after the axis, and extends the result of a transposed convolution.
     """
     if total < 0:
         return 0, total
@@ -190,7 +191,8 @@ def _split_padding(total: int, *, small_first: bool) -> tuple[int, int]:
 def _compute_max_pool(node: OnnxNode, x: torch.Tensor) -> Any:
     """Compute the maximum of each window.
 
-    Padding that PyTorch does not support is applied before the pool, with -inf.
+    Asymmetric padding, and padding of more than half the window, is applied before the pool, with
+    -inf.
     """
     size = tuple(node.get("kernel_shape"))
     window = _Window(node, x, size)
@@ -203,7 +205,10 @@ def _compute_max_pool(node: OnnxNode, x: torch.Tensor) -> Any:
 
 @register_operator("AveragePool")
 def _compute_mean_pool(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
-    """Compute the mean of each window, counting padding as the node's attributes require."""
+    """Compute the mean of each window; ``count_include_pad`` counts padding as zeros.
+
+    Padding that ``ceil_mode`` adds never counts.
+    """
     size = tuple(node.get("kernel_shape"))
     window = _Window(node, x, size)
     counts_padding, pads = bool(node.get("count_include_pad", 0)), window.symmetric_pads
@@ -270,8 +275,8 @@ def _resize(
 ) -> torch.Tensor:
     """Resize with PyTorch's operator if it has the result of ONNX, otherwise axis by axis.
 
-    Raises `InputError` if the coordinate transformation is not supported, or if the roi, scales or
-    sizes that it needs are tensors.
+    Raises `InputError` if the coordinate transformation is not supported, or if a tensor is given
+    for the sizes, for the scales without sizes, or for the roi of ``tf_crop_and_resize``.
     """
     resized_axes = [_ResizedAxis(node, size) for size in x.shape]
     axes = read_axes(node, None, rank=x.ndim)
@@ -298,7 +303,7 @@ def _set_lengths(node: OnnxNode, axes: list[_ResizedAxis], lengths: list[int]) -
     """Set factor and length of each axis from the output lengths.
 
     If ``keep_aspect_ratio_policy`` is not ``stretch``, all axes get one factor: the smallest for
-    ``not_larger``, otherwise the largest. Their lengths follow from this factor by rounding.
+    ``not_larger``, otherwise the largest. Their lengths follow from this factor, rounded half up.
     """
     factors = [length / axis.size for axis, length in zip(axes, lengths, strict=True)]
     policy = node.get("keep_aspect_ratio_policy", "stretch")
@@ -350,7 +355,11 @@ class _ResizedAxis:
         return self.factor == self.length / self.size
 
     def resize(self, x: torch.Tensor, axis: int) -> torch.Tensor:
-        """Return `x` with dimension `axis` resized."""
+        """Return `x` with dimension `axis` resized.
+
+        With ``tf_crop_and_resize``, output elements whose position is outside of the input have
+        ``extrapolation_value``.
+        """
         positions = self._source_positions()
         windows = [self._taps(position) for position in positions]
         shape = [-1 if k == axis else 1 for k in range(x.ndim)]
@@ -379,7 +388,7 @@ class _ResizedAxis:
         return y
 
     def _source_positions(self) -> list[float]:
-        """Return the position of each output element in the input, in elements."""
+        """Return the position of each output element in the input, as a fractional index."""
         last_index, exact_length = self.size - 1, self.size * self.factor
         if self.coordinates in ("align_corners", _CROPPED):
             first, last = self.crop if self.coordinates == _CROPPED else (0.0, 1.0)
@@ -399,7 +408,8 @@ class _ResizedAxis:
     def _taps(self, position: float) -> list[tuple[int, float]]:
         """Return the taps of an output element: (index, weight) pairs of input elements.
 
-        Indices may be outside the axis; the caller clamps them.
+        The sum of the weights is 1. Indices may be outside of the axis, with weight 0 if
+        ``exclude_outside`` is set; the caller clamps them.
         """
         if self.mode == "nearest":
             return [(_round_position(self.node, position), 1.0)]

@@ -22,7 +22,7 @@ _ENDINGS: Final = {
     "cross-entropy": ("Softmax", "LogSoftmax"),
     "bce": ("Sigmoid",),
 }
-"""Operators at the end of a file that each loss contains."""
+"""Operators that each loss contains, and replaces at the end of a file."""
 _LOSS_OF_ENDING: Final = {
     "Softmax": "cross-entropy",
     "LogSoftmax": "cross-entropy",
@@ -87,9 +87,10 @@ def make_onnx_step(
 
 
 def _compute_outputs(path: str, model: OnnxModule, inputs: tuple[torch.Tensor, ...]) -> Any:
-    """Return the outputs for example inputs in evaluation mode; set training mode afterwards.
+    """Return the outputs for example inputs in evaluation mode.
 
-    Raises `InputError` if PyTorch fails on these inputs.
+    Sets training mode afterwards, also after an error. Raises `InputError` if PyTorch fails on
+    these inputs.
     """
     try:
         with torch.no_grad():
@@ -116,7 +117,8 @@ def _format_loss_names() -> str:
 def _check_ending(path: str, loss: str, ending: OnnxNode | None) -> None:
     """Raise `InputError` if the loss cannot follow the operator at the end of the file.
 
-    ``nll`` requires a LogSoftmax there; all other losses accept a file without `ending`.
+    ``nll`` requires a LogSoftmax. ``cross-entropy`` and ``bce`` accept their operators of
+    `_ENDINGS`, or no `ending`. ``mse`` and ``l1`` accept any file.
     """
     operator = None if ending is None else ending.operator
     node_text = "" if ending is None else f" ({ending.name!r})"
@@ -203,8 +205,9 @@ _LOSSES: Final[
 def _make_user_target(name: str, function: Any, outputs: Any) -> torch.Tensor:
     """Return the default target of a user-defined loss, or zeros in the shape of the output.
 
-    The default target is a tensor: the default value of the second parameter. Raises `InputError`
-    if `function` is not callable, or if there are several outputs and no default.
+    The default target is the default value of the second parameter, if that is a tensor. Raises
+    `InputError` if `function` is not callable, or if there are several outputs and no default
+    target.
     """
     if not callable(function):
         raise InputError(f"--loss {name}: expected a function of an output and its target")

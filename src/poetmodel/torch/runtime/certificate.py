@@ -95,7 +95,7 @@ class Certificate:
         return self.heap_peak_bytes <= self.budget_bytes
 
     def summary(self) -> str:
-        """Return the comparison as four lines of text, with at most five differences."""
+        """Return the comparison as four lines of text; the first names at most five differences."""
         if self.differences:
             list_text = format_differences(self.differences, max_count=5)
             results_text = (
@@ -159,9 +159,9 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
     execution is timed; short steps are repeated. The budget does not bound the memory of this
     function.
 
-    Raises `CaptureError` if a profiler of PyTorch is on, a check of the step fails, or the
-    optimizer or its parameters have changed since the capture. Raises `PageError` if a page or
-    state cannot be written or read. Exceptions of the eager step are not converted.
+    Raises `CaptureError` if a profiler of PyTorch is on, a test of `Joint.finite_check_lines`
+    fails, or the optimizer or its parameters have changed since the capture. Raises `PageError` if
+    a page or state cannot be written or read. Exceptions of the eager step are not converted.
     """
     joint, runner = compiled.trace.joint, compiled.runner
     state = StepState(joint, inputs)

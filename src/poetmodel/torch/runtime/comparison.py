@@ -54,7 +54,7 @@ class ResultDifference:
         return f"{self.name} ({self.text}{operation_text})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the difference as plain values for JSON: its fields and its text.
+        """Return the difference as plain values for JSON: its fields, and `text` as ``told``.
 
         ``largest`` is None for differences that are not finite.
         """
@@ -67,8 +67,9 @@ class ResultDifference:
 def check_agreement(trace: Trace, runner: Runner) -> None:
     """Compare a compiled step with eager PyTorch, on the inputs of the capture.
 
-    Also compares eager PyTorch with itself. Restores all state. Logs differences that are as small
-    as the rounding of sums in another order, and another final state of the random generator.
+    First compares two executions of eager PyTorch. Restores the values of all state, and moves it
+    to the homes of the plan. Logs differences that are as small as the rounding of sums in another
+    order, and another final state of the random generator.
 
     Raises `CaptureError` if results differ by more. Also raises it if eager PyTorch raises an
     exception, if a test of `Joint.finite_check_lines` fails in the compiled step, or if eager
@@ -133,12 +134,13 @@ def _execute_eager(joint: Joint, *, backward: bool = True) -> Any:
 def _unstable_results(trace: Trace, state: StepState, expected: Results) -> list[ResultDifference]:
     """Return the results that differ in a second eager step.
 
-    The second step starts with the modules as the first step left them.
+    The second step starts with the modules as the first step left them. `expected` are the results
+    of the first step.
 
-    `expected` are the results of the first step. The backward pass is not repeated if modules are
-    unchanged and all results of a second forward pass are equal, including parameters and moments
-    that updates would change: except in custom autograd functions and hooks, a backward pass
-    executes no Python code of the model.
+    The backward pass is not repeated if modules are unchanged and all results of a second forward
+    pass are equal: except in custom autograd functions and hooks, a backward pass executes no
+    Python code of the model. With an optimizer, these results include parameters and moments, so
+    that the backward pass is repeated if the first step changed any of them.
     """
     if state.is_unchanged:
         execute_forward = partial(_execute_eager, trace.joint, backward=False)
@@ -195,8 +197,9 @@ def execute_eager_step(joint: Joint, inputs: Sequence[Any], *, backward: bool = 
     """Execute a step in eager PyTorch; return its output.
 
     Without `backward`, executes only the forward pass, which may change buffers. Otherwise also
-    adds gradients of the loss over `Joint.accumulate` or, with an optimizer, updates parameters and
-    moments and clears gradients. The loss in the output is detached and not divided.
+    divides the loss by `Joint.accumulate` and adds its gradients. With an optimizer, then clips the
+    gradients if `Joint.clip_grad_norm` is set, updates parameters and moments, and clears the
+    gradients. The loss in the output is detached and not divided.
     """
     with torch.enable_grad():
         outputs = joint.module(*inputs)
@@ -312,9 +315,8 @@ class StepState:
         """Reset the state and call `step`; return (results by name, random state after the step).
 
         Results are loss and outputs, gradients, changed tensors, and with an optimizer parameters
-        and moments.
-        Without `restore_modules`, modules retain their attributes of the previous step. Clears the
-        gradients at the end.
+        and moments. Without `restore_modules`, modules retain their attributes of the previous
+        step. Clears the gradients at the end.
         """
         self.reset(restore_modules=restore_modules)
         # An output of a model may be a buffer, which the next step changes.

@@ -1,10 +1,10 @@
 """Convolutions in pieces: with a fraction of the workspace, and the same bits.
 
 oneDNN copies weights, images and gradients to its own layout, so that the gradients of one
-convolution often determine the minimum budget of a step. A piece of the channels or images needs
-only copies of its operands. Each element of a result remains one sum. Whether its terms are added
-in the same order is tested by comparing results of the divided and the undivided kernel. Sums over
-the batch are never divided, because they would round differently.
+convolution often determine the minimum budget of a step. A kernel that computes a piece of the
+channels or images copies only the operands of that piece. Each element of a result remains one sum.
+Whether its terms are added in the same order is tested by comparing results of the divided and the
+undivided kernel. Sums over the batch are never divided, because they would round differently.
 
 The backward pass of batch norm, which allocates its result twice, is divided by channels, too.
 """
@@ -49,8 +49,9 @@ class DividedOp:
     operation: int
     """Index of the operation in the step's graph."""
     divisions: tuple[Division | None, ...]
-    """(division of the output, or of a norm's gradients), or (division of the input's gradient,
-    division of the weight's); None for a tensor that is not divided."""
+    """For a convolution or a norm, one division: of the output, or of the norm's gradients. For a
+    convolution's gradients two: of the input's, and of those of weight and bias; None for gradients
+    that are not divided."""
     workspace_bytes: int
     """Workspace when computed in pieces [B]."""
 
@@ -119,7 +120,7 @@ def choose_divisions(trace: Trace, *, budget_bytes: int) -> list[DividedOp]:
 def divide_convolutions(trace: Trace, divided_ops: Iterable[DividedOp]) -> Trace:
     """Set kernels that compute operations in pieces; return the trace with the new workspaces.
 
-    Changes the nodes of the captured graph.
+    Changes the nodes of the captured graph, which the returned trace shares with `trace`.
     """
     nodes = list(trace.graph.nodes)
     for divided_op in divided_ops:
@@ -138,7 +139,7 @@ def divide_convolutions(trace: Trace, divided_ops: Iterable[DividedOp]) -> Trace
 
 
 def describe_divided_kernels(trace: Trace) -> str:
-    """Return the operations with stored kernels and these kernels, one per line; a cache key."""
+    """Return a line for each operation with a stored kernel: its name and the kernel's `repr`."""
     operations = trace.step_graph.operations
     pairs = ((operation, stored_kernel(operation.node)) for operation in operations)
     return "\n".join(
@@ -169,8 +170,8 @@ class Division:
     def ranges(self, total: int) -> Iterator[slice]:
         """Yield the range of each piece in order; the last piece may be smaller.
 
-        `total` is the number of images, channels or groups. Pieces may be fewer than `count`,
-        because their size is rounded up.
+        `total` is the number of images, channels or groups. The size of pieces is rounded up, see
+        also `_VECTOR_CHANNELS`, so there may be fewer pieces than `count`.
         """
         piece_size = -(-total // self.count)
         if self.dimension in ("in", "out", "groups") and total % _VECTOR_CHANNELS == 0:
@@ -239,7 +240,7 @@ class DividedConvolution:
 class DividedConvolutionBackward:
     """Kernel of the gradients of a convolution in pieces.
 
-    The gradient of the input is computed first, or that of the weight if the weight is smaller.
+    The gradient of the input is computed first; if the weight is smaller than the input, last.
     """
 
     divisions: tuple[Division | None, ...]
@@ -280,7 +281,9 @@ def _compute_gradients(
 ) -> Sequence[OptionalTensor]:
     """Return the gradients of input, weight and bias; None where `mask` is False.
 
-    `dy` is the gradient of the output, `operands` are input, weight and bias.
+    `division` is None for the undivided kernel. `dy` is the gradient of the output, `operands` are
+    input, weight and bias. `settings` are the arguments of ``aten.convolution_backward`` between
+    the bias sizes and the mask.
     """
     if division is None:
         gradients: Sequence[OptionalTensor] = _BACKWARD(
@@ -338,12 +341,13 @@ class DividedNormBackward:
 
 
 def _find_divided_kernel(node: fx.Node, allowed_bytes: int) -> tuple[Any, int] | None:
-    """Return (divided kernel, its workspace [B]).
+    """Return (divided kernel, its workspace [B]), found by executing kernels on random numbers.
 
     The kernel has equal bits, and the fewest pieces whose workspace is allowed, otherwise the
     smallest workspace. For a convolution's gradients, this holds for the division of the input's
-    gradient, and for that of the gradients of weight and bias. Returns None if the undivided
-    kernel's workspace is allowed, or no such kernel needs less.
+    gradient, and for that of the gradients of weight and bias. The sizes of the tensors determine
+    the divided dimension. Returns None if the undivided kernel's workspace is allowed, or no such
+    kernel needs less.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -423,9 +427,9 @@ def _possible_divisions(
 ) -> list[Division]:
     """Return the divisions of a dimension into at least two pieces, by ascending number of pieces.
 
-    Their numbers of pieces are distinct. `settings` are the arguments of the convolution after the
-    bias. With groups, the groups are divided instead of channels; those of a transposed convolution
-    cannot be divided.
+    Tries `_PIECE_COUNTS`; the divisions have distinct numbers of pieces. With groups, the groups
+    are divided instead of channels; returns no division for groups of a transposed convolution.
+    `settings` are the arguments of the convolution after the bias.
     """
     transposed, _, groups = settings[3:6]
     if groups > 1 and dimension != "batch":

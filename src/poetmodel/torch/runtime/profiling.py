@@ -264,10 +264,10 @@ def measure_operation_times(
 
     The time of a step is the sum over its operations. Whole steps are repeated instead of single
     operations, because a repeated operation would find its inputs in the CPU cache, unlike in a
-    training step. Of expensive operations with equal shapes the first in a step is timed. The
-    minimum of each operation over all steps counts, because other load only adds time. With one
-    thread, its CPU time is measured, which excludes other programs; with several threads the
-    wall-clock time. `repeats` and `max_s` are as for `measure`.
+    training step. Of expensive operations with equal shapes the first in a step is timed, and its
+    time counts for all of them. The minimum of each operation over all steps counts, because other
+    load only adds time. With one thread, its CPU time is measured, which excludes other programs;
+    with several threads the wall-clock time. `repeats` and `max_s` are as for `measure`.
     """
     shortest_s: dict[fx.Node, float] = {}
     steps_s: list[float] = []
@@ -275,10 +275,11 @@ def measure_operation_times(
     times_s: dict[fx.Node, float] = {}
 
     def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Execute a node, and store its time in `times_s`."""
+        """Execute a node, store its time in `times_s`, and return its result."""
         call_kernel = partial(execute_kernel, node, arguments, keywords)
         if isinstance(node.target, ParameterUpdate):
-            # A program overwrites state and gradient. Here other operations read them: use copies.
+            # A program overwrites state and gradient. Here other operations read them: use copies,
+            # which are not timed.
             state, gradients, *operands = arguments
             copied_arguments = (copy_tensors(state), copy_tensors(gradients), *operands)
             call_kernel = partial(
@@ -342,7 +343,7 @@ class Paging:
     page_in: TransferTime
     page_out: TransferTime
     cold: bool
-    """Whether reads came from the medium; False if the file cache may not have been emptied."""
+    """Whether reads came from the medium, as tested for one page; False if unknown."""
     folder: str
 
 
@@ -380,7 +381,8 @@ def _measure_transfers(
     Raises `OSError` if one fails.
     """
     page_outs_s, page_ins_s = [], []
-    # Unmapped with its last view, because after an error some views still exist.
+    # The map closes when its last view is deleted. A `with` would fail after an error, when some
+    # views still exist.
     memory = memoryview(mmap.mmap(-1, max(sizes_bytes)))
     memory[:] = os.urandom(4096) * (max(sizes_bytes) // 4096) + bytes(max(sizes_bytes) % 4096)
     os.pwrite(descriptor, memory, 0)

@@ -202,9 +202,10 @@ class StepWriter(Rewriter):
         self._results[output_index] = value
 
     def _is_copied(self, output: StepOutput) -> bool:
-        """Return whether an output is copied: it fills no storage, and reads none outside the plan.
+        """Return whether to copy an output: if it reads only storages of the plan, and fills none.
 
-        Arguments without an operation, and views of these arguments, are copied.
+        Without a copy, the output would keep a larger storage in RAM. Arguments that no operation
+        makes, and views of these arguments, are copied, too.
         """
         return self._scheduled_storages.issuperset(
             output.reads.storages
@@ -291,7 +292,8 @@ class TrainingWriter(StepWriter):
     def _write_update(self, operation: Operation, update: Update, instruction_index: int) -> None:
         """Write a call of `Update.overwrite_state`, which overwrites the memory of the state.
 
-        For state on storage, its newest copies become those of the replacement.
+        The call may also overwrite a gradient that is freed right after. For state on storage, the
+        newest copies of the state become those of the replacement.
         """
         state: Any = operation.node.args[0]
         options: dict[str, Any] = {}
@@ -323,7 +325,10 @@ class TrainingWriter(StepWriter):
     def _write_operation(
         self, operation: Operation, storage_indices: Iterable[int], instruction_index: int
     ) -> None:
-        """Write an operation; in place if it may overwrite an input that is freed right after."""
+        """Write an operation, in place if it may overwrite an input that is freed right after.
+
+        Only the first of these inputs is tried, and only if the operator has an in-place kernel.
+        """
         new_node = self.write_node(operation.node, storage_indices)
         freed_storages = self._storages_freed_after(instruction_index) if operation.in_place else ()
         for _, input_index in operation.in_place:

@@ -46,6 +46,7 @@ class Runner:
     Parameters
     ----------
     trace : Trace
+        The captured step.
     plan : Plan
         A valid plan with blocking transfers.
     storage_indices : sequence of int
@@ -280,7 +281,7 @@ class Runner:
         )
 
     def _argument_values(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the values of all arguments for a step on `inputs`; None for moments and rates."""
+        """Return the arguments of a step on `inputs`; None for moments and learning rates."""
         values: list[Any] = self._fixed_values.copy()
         tensors = self.trace.joint.module_tensors()
         for index, value in zip(self._module_indices, tensors, strict=True):
@@ -292,11 +293,13 @@ class Runner:
     def execute_program(self, values: Sequence[Any], emit: Emit) -> list[torch.Tensor]:
         """Execute the program on the values of the arguments; return the end results in order.
 
-        In a step with updates, the set of the positions of new moments follows these values as the
-        last item. `emit` is called once per gradient, with its output index and value. Other
-        effects are changes of the random state, of files, and of state that is updated. Raises
-        `PageError` if a page cannot be written, read or verified, or the page file cannot be used.
-        Raises `CaptureError` if a check for finite numbers fails.
+        In a step with updates, the last of `values` is the set of the positions of new moments (as
+        from `OptimizerState.fill_arguments`). `emit` is called once per gradient, with its output
+        index and value. Other effects are changes of the random state, of files, and of state that
+        is updated.
+
+        Raises `PageError` if a page cannot be written, read or verified, or the page file cannot be
+        used. Raises `CaptureError` if a check for finite numbers fails.
         """
         pager = self._make_pager()
         try:
@@ -312,7 +315,7 @@ class Runner:
         return results
 
     def _check_finite(self, results: Sequence[torch.Tensor]) -> None:
-        """Raise `CaptureError` if a check of numbers has failed, such as one for finite numbers."""
+        """Raise `CaptureError` if a test of `Joint.finite_check_lines` has failed."""
         if not all(results[position] for position in self._check_positions):
             joint = self.trace.joint
             is_rolled_back = self._rollback and self._can_restore_state

@@ -167,14 +167,15 @@ def _matching_tensors(
 def _gradient_sums(
     model: torch.nn.Module, tensors: Sequence[ExportedTensor]
 ) -> Iterator[tuple[str, torch.nn.Parameter | None]]:
-    """Yield (name, parameter) of the gradient sums in an exported folder.
+    """Yield (name, parameter whose ``.grad`` is the sum) of gradient sums in an exported folder.
 
-    The last pair is the name of the number of summed batches, and None. Yields no pair if the
-    program sums no gradients. Omits sums for which the model has no parameter.
+    The parameter for an int8 weight is `TrainedLayer.weight_gradient`. The last pair is `BATCHES`,
+    the name of the number of summed batches, and None. Yields no pair if the program sums no
+    gradients. Omits sums for which the model has no parameter.
     """
     if any(tensor.name == BATCHES for tensor in tensors):
         parameters = dict(model.named_parameters(remove_duplicate=False))
-        parameters |= {  # int8 weights are buffers; their gradients belong to another parameter
+        parameters |= {  # int8 weights are buffers, which have no gradients
             f"{path}.weight" if path else "weight": layer.weight_gradient
             for path, layer in model.named_modules()
             if isinstance(layer, TrainedLayer)
@@ -192,8 +193,8 @@ def _moment_targets(
     """Yield (name, parameter, key in the optimizer's state) of each moment in `names`, sorted.
 
     Raises `InputError` if the model lacks the parameter, or if the optimizer is not one of PyTorch,
-    does not train the parameter, or has a rule without this key. Without an optimizer, checks only
-    the model.
+    does not train the parameter, or has an update rule without this key. Without an optimizer,
+    checks only the model.
     """
     parameters_by_name = dict(model.named_parameters(remove_duplicate=False))
     if optimizer is not None:

@@ -95,7 +95,7 @@ class Format:
 
     @classmethod
     def from_tensors(cls, tensors: Iterable[StateTensor], *, name: str, generations: int) -> Self:
-        """Return the format of a file for some tensors, with its header."""
+        """Return the format of a file for `tensors`, with the encoded header."""
         tensors = tuple(tensors)
         fields = {
             "version": _VERSION,
@@ -162,7 +162,7 @@ class Format:
 
     @cached_property
     def _offsets(self) -> tuple[int, ...]:
-        """Offset of each tensor in its generation, then the size of a generation [B]."""
+        """Offset of each tensor in the slots of one number, then the size of these slots [B]."""
         sizes = (align_to_block(tensor.storage.bytes) for tensor in self.tensors)
         return tuple(accumulate(sizes, initial=0))
 
@@ -347,8 +347,9 @@ class StateFile:
     def _create(self, folder: str | Path) -> None:
         """Create, lock and allocate the file, and write its header.
 
-        Also creates the folder, and removes abandoned files from it. Raises `InputError` if that
-        fails. Processes forked later close the file.
+        First creates the folder if it is missing, and removes unfinished files of killed processes
+        from it. Raises `InputError` if the folder or the file cannot be created, locked or
+        allocated. Processes forked later close the file.
         """
         make_folder(folder)
         remove_abandoned(folder, f"{PREFIX}*{UNFINISHED}")

@@ -41,11 +41,12 @@ PREFIX: Final = ".poetmodel-pages-"
 """Prefix of the names of page files."""
 
 _LOCK_TIMEOUT_S: Final = 60.0
-"""Time since its last change from which an unlocked file is abandoned: a process locks a new file
-much earlier [s]."""
+"""An unlocked file whose last change is older is abandoned: a process locks a new file much
+earlier [s]."""
 _WORD_BYTES: Final = 8
 """Size of the words that a checksum adds [B]."""
 _ROW_WORDS: Final = ALIGNMENT_BYTES // _WORD_BYTES
+"""Number of words in a block of a checksum."""
 _TAIL_WEIGHTS: Final = np.arange(1, 2 * ALIGNMENT_BYTES, 2 * _WORD_BYTES, dtype=np.uint64)
 """Weights of the words of an incomplete block; twice the number of complete blocks is added."""
 
@@ -66,6 +67,7 @@ class ScratchFile:
 
     def __init__(self, folder: str | Path) -> None:
         self.written_bytes = self.read_bytes = 0
+        """Bytes of pages written and read so far [B]."""
         self._folder = folder
         self._create()
 
@@ -95,8 +97,8 @@ class ScratchFile:
     def _write_page(self, offset: int, memory: memoryview, page_name: str) -> None:
         """Write a page, called `page_name` in messages; return when the medium has stored it.
 
-        Records the checksum of the page, and adds its size to `written_bytes`. Raises `PageError`
-        if the page cannot be written.
+        Records the page's checksum, also if writing fails with `PageError`. Adds the page's size to
+        `written_bytes` once it is written.
         """
         self._checksums[offset] = checksum(memory)
         with convert_page_errors(self.path, f"{page_name} could not be written"):
@@ -140,7 +142,7 @@ class PageFile(ScratchFile):
         self._remove()
 
     def check(self) -> None:
-        """Raise `PageError` if the file was closed; in a forked process, create a new file.
+        """Raise `PageError` if the file was closed; create a new file in a newly forked process.
 
         The new file has no pages. Also raises `PageError` if it cannot be created.
         """
@@ -200,7 +202,7 @@ def write_page(descriptor: int, memory: memoryview, offset: int) -> None:
 def read_page(descriptor: int, memory: memoryview, offset: int) -> int:
     """Read a page into `memory`; return the number of bytes read, fewer at the file's end [B].
 
-    Raises `OSError` if the system refuses.
+    A copy may remain in the file cache. Raises `OSError` if the system refuses.
     """
     total_bytes = 0
     while total_bytes < len(memory):
@@ -261,8 +263,8 @@ def make_folder(folder: str | Path) -> None:
 def remove_abandoned(folder: str | Path, pattern: str) -> None:
     """Remove files in `folder` that match `pattern` and that killed processes have left.
 
-    Files of running processes are locked, and remain. Files changed within `_LOCK_TIMEOUT_S`
-    remain, too, and files that cannot be opened, locked or removed.
+    Files of running processes are locked, and remain. Files that were changed at most
+    `_LOCK_TIMEOUT_S` ago remain, too, and files that cannot be opened, locked or removed.
     """
     for path in Path(folder).glob(pattern):
         with suppress(OSError):
@@ -394,7 +396,7 @@ PAGE_BYTES: Final = mmap.PAGESIZE
 # Constants of Linux headers, because Python's `mmap` does not accept an address.
 _MAP_FIXED: Final = 0x10
 _MAP_NORESERVE: Final = 0x4000
-_MREMAP_FLAGS: Final = 1 | 2
+_MREMAP_FLAGS: Final = 1 | 2  # MREMAP_MAYMOVE and MREMAP_FIXED
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
 _ENTRY_BYTES: Final = 8
@@ -431,7 +433,7 @@ def _map(
     """Map memory privately at `address`, or at a free address if None; return the address.
 
     `flags` extend those of a private mapping without reserved swap: `_MAP_FIXED` replaces the
-    mapping at `address`. Raises `OSError` if that fails.
+    mapping at `address`. Raises `OSError` if the system refuses.
     """
     access, mode = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_NORESERVE
     return _check_address(
@@ -458,7 +460,7 @@ class Memory:
     """
 
     def __init__(self, size_bytes: int) -> None:
-        """Map `size_bytes` of zeros in RAM, and create a storage of PyTorch in them."""
+        """Map memory of zeros in RAM, and create a PyTorch storage of `size_bytes` in it."""
         self._span_bytes = round_up(size_bytes, PAGE_BYTES)
         self._address = _map(None, self._span_bytes, mmap.MAP_ANONYMOUS)
         array = (ctypes.c_char * size_bytes).from_address(self._address)

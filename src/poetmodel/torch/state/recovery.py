@@ -149,7 +149,9 @@ class _RecoveryTargets:
     def find_mismatches(self, tensors: tuple[StateTensor, ...]) -> Iterator[str]:
         """Yield a message for each mismatch between the tensors of a file and model or optimizer.
 
-        Empty parameters and buffers of the model may be absent from the file.
+        Parameters and buffers must have equal names, shapes, types and shared memory, and may not
+        be on the ``meta`` device. Empty ones of the model may be absent from the file. Moments are
+        compared by `_find_moment_mismatches`; their shapes and types are not checked.
         """
         names_by_storage: dict[int, str] = {}
         for tensor in tensors:
@@ -200,8 +202,8 @@ class _RecoveryTargets:
     def set_value(self, tensor: StateTensor, value: torch.Tensor | None) -> None:
         """Copy a value into a parameter or buffer, or store it as a moment; None removes a moment.
 
-        Has no effect if the model has no parameter or buffer for `tensor`, or for None with a
-        parameter or buffer.
+        Has no effect if the model has no parameter or buffer for `tensor`, or if `value` is None
+        and `tensor` is a parameter or buffer. A moment is stored without a copy.
         """
         owner = self.find_tensor(tensor)
         if owner is None:
@@ -344,8 +346,8 @@ def _find_abandoned_files(source: Path) -> Iterator[_AbandonedStateFile]:
 
     `source` is a folder, which may be missing, or a file. In a folder, files in use and unfinished
     files are skipped; a file in use is logged, unless this process has recovered a model from it.
-    Raises `InputError` if `source` is a file in use, or a file cannot be opened. A missing `source`
-    whose name has the prefix of state files is a file.
+    Raises `InputError` if `source` is a file in use, if a file cannot be opened, or if `source` is
+    missing and its name has the prefix of state files.
     """
     if not source.exists() and not source.name.startswith(PREFIX):
         return  # `compile` creates the folder
@@ -384,9 +386,9 @@ def _open_locked(path: Path) -> _AbandonedStateFile | None:
 
 @contextmanager
 def replace_recovered_file(folder: str | Path, model: torch.nn.Module) -> Iterator[int]:
-    """Context manager that removes the file of a recovered model, unless the block raises.
+    """Context manager that at its end removes the file from which a model was recovered.
 
-    The file is the one in `folder` from which `model` was recovered.
+    The file remains, and is still locked, if the block raises or if the file is not in `folder`.
 
     Yields the number of training steps of the recovered state; 0 if the model was not recovered
     from this folder. First logs a warning about each other abandoned file with an intact commit

@@ -90,7 +90,8 @@ class StateStore:
 
     Tensors are identified by the indices of their storages in `trace`; parameters and buffers that
     the step does not read have higher indices. With `rollback`, the file has two generations of all
-    state, so that the last complete one remains if a step fails or the process is killed.
+    state, so that the last complete one remains if a step fails or the process is killed. Methods
+    raise `OSError` if the system refuses a mapping, memory, or to rename the new file.
 
     Parameters
     ----------
@@ -121,7 +122,7 @@ class StateStore:
         self._stored_indices: frozenset[int] = frozenset()
         self._is_trial = False
         self.mirrored_bytes = 0
-        """Number of bytes of state with its home in RAM that steps have written [B]."""
+        """Bytes of state with its home in RAM that `commit` has written to the file so far [B]."""
         model = trace.joint.module.get_submodule(BODY)
         with replace_recovered_file(folder, model) as steps:
             self.file = StateFile(
@@ -173,10 +174,11 @@ class StateStore:
     def prepare_step(self, stored_indices: Collection[int] | None = None) -> None:
         """Prepare the next step: write the changes since the last step to the file.
 
-        `stored_indices` are the tensors with their home on storage from now on; by default the
-        homes do not change. A new moment ``sum`` is stored in the optimizer. In a `trial` with two
-        generations, only discards the results of the last step. Raises `PageError` if the file
-        cannot be used, read or written.
+        `stored_indices` are the indices of the tensors with their home on storage from now on; by
+        default the homes do not change. A new moment ``sum`` is stored in the optimizer. In a
+        `trial` with two generations, only discards the results of the last step. Raises `PageError`
+        in a forked process, or if the file was closed, removed or truncated, or cannot be read or
+        written.
         """
         self.file.check()
         if self._is_trial:
@@ -246,7 +248,7 @@ class StateStore:
         self._bind_unmapped()
 
     def rollback(self) -> None:
-        """Restore the state from before a failed step.
+        """Restore the state tensors from before a failed step.
 
         Moments that the step has created are removed. With one generation, state remains partly
         updated. Raises `PageError` if the file cannot be read.
@@ -293,8 +295,8 @@ class StateStore:
     def close(self) -> None:
         """Move all state to RAM, and remove the file.
 
-        In a forked process, only stops using the file. Raises `PageError` if a tensor cannot be
-        read; the file then remains.
+        In a forked process, only stops using the file. Further calls have no effect. Raises
+        `PageError` if a tensor cannot be read; the file then remains.
         """
         self.file.close()
         self._stored_indices = frozenset()
@@ -348,7 +350,7 @@ class StateStore:
 
 
 def _close_ignoring_errors(file: StateFile) -> None:
-    """Close a file when its store is deleted; the file remains if a tensor cannot be read."""
+    """Close a file when its store is deleted; the file remains if a tensor cannot move to RAM."""
     with suppress(PageError, OSError):
         file.close()
 
@@ -363,7 +365,7 @@ def _identity(tensor: StateTensor) -> tuple[str, str, str]:
 def _all_states(trace: Trace) -> Iterator[_StateEntry]:
     """Yield the state that a step reads, then other parameters and buffers on the CPU.
 
-    Skips empty tensors, and tensors that share memory with an earlier one.
+    Skips empty tensors, and tensors that share a storage with an earlier one.
     """
     states = list(_step_states(trace))
     yield from states

@@ -145,7 +145,11 @@ class CapturedGraph(StepGraph):
 
 
 def _module_paths(joint: Joint) -> dict[fx.Node, str]:
-    """Return the path of each node's module; nodes without a known module are omitted."""
+    """Return the path of each node's module; nodes without a known module are omitted.
+
+    A node without an annotation has the path of the first annotated forward node with the same
+    sequence number; a sum of gradients has the innermost common module of its summands.
+    """
     path_of_sequence: dict[int, str] = {}
     paths: dict[fx.Node, str] = {}
     for node in joint.graph_module.graph.nodes:

@@ -37,10 +37,10 @@ def in_place_pair(
 
     Output and input are storage indices; the first such argument counts. The output must replace no
     state. The input must be a computed tensor of the output's layout that fills its storage and
-    that is read directly, not as a view. `in_place_kernel` must find a kernel for the position of
-    the input, which is no keyword argument. `last_uses` has the index of the last operation
-    that uses each storage: `operation` must be that of the input. Storages in `excluded_indices`
-    must not be overwritten.
+    that is read directly, not as a view. It must be a positional argument for which
+    `in_place_kernel` finds a kernel. `last_uses` has the index of the last operation that uses each
+    storage: `operation` must be that of the input. Storages in `excluded_indices` must not be
+    overwritten.
     """
     if len(operation.storages) != 1 or operation.is_source:
         return ()
@@ -73,7 +73,7 @@ def in_place_pair(
 
 
 def in_place_workspace_bytes(step_graph: CapturedGraph, operation: Operation) -> int:
-    """Return the workspace of an operation, in place if `in_place` is set; 0 if not measured [B].
+    """Return the workspace of an operation, which may run in place; 0 if not measured [B].
 
     Dropout's backward in place needs extra memory: the mask in the gradient's type.
     """
@@ -86,7 +86,7 @@ def in_place_workspace_bytes(step_graph: CapturedGraph, operation: Operation) ->
 def argument_position(step_graph: CapturedGraph, operation: Operation, storage_index: int) -> int:
     """Return the position of the first argument that is storage `storage_index`, not a view of it.
 
-    Raises `StopIteration` if there is none.
+    Keyword arguments are not searched. Raises `StopIteration` if there is none.
     """
     return next(
         position
@@ -99,7 +99,9 @@ def argument_position(step_graph: CapturedGraph, operation: Operation, storage_i
 def in_place_kernel(node: fx.Node, position: int) -> Kernel | None:
     """Return a kernel that computes a node into its argument at `position`; None if there is none.
 
-    The kernel takes the arguments of the node, and returns the overwritten argument.
+    There is none for operators that are random or not element-wise, except dropout's backward. The
+    kernel takes the arguments of the node, and returns the overwritten argument. The caller checks
+    that this argument has the layout of the output.
     """
     target: Any = node.target
     if target is _DROPOUT_BACKWARD:
@@ -144,9 +146,9 @@ def _find_variant(operator: Any, is_first: bool) -> tuple[Kernel, str | None] | 
     """Return an operator's variant that overwrites a tensor, and the name of its out parameter.
 
     If `is_first`, a variant that overwrites the first argument is preferred; it has no out
-    parameter, so the name is None. Returns None if there is no variant. Variants with several out
-    parameters, and those that PyTorch derives from the operator, are excluded: the latter would
-    allocate and copy.
+    parameter, so the name is None. Other variants must have one out parameter and the names and
+    types of the operator's arguments. Variants that PyTorch derives from the operator are excluded:
+    they would allocate and copy. Returns None if there is no variant.
     """
     if operator is torch.ops.aten.mul.Scalar:
         # Its variant ``mul_.Scalar`` rounds the number to half precision.

@@ -1,7 +1,8 @@
 """Optimizers: the update of one parameter and its moments, in their memory.
 
 The operations and their order are those of ``torch.optim``, so that every bit is the same. Some
-rules overwrite the gradient where eager PyTorch allocates, because no later operation reads it.
+rules overwrite the gradient where eager PyTorch allocates. If a later operation reads the gradient,
+they must be called with a copy.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ class Rule(ABC):
     def scratch_bytes(self, parameter: Tensor) -> int:
         """Return the memory that an update needs in addition to the gradient [B].
 
-        A fused kernel copies a gradient that is not contiguous.
+        A fused kernel copies a gradient that is not contiguous. The gradient is assumed to have the
+        layout of the parameter.
         """
         copies_gradient = not torch.empty_like(parameter).is_contiguous()
         is_needed = copies_gradient if self.fused else self.needs_scratch
@@ -614,6 +616,7 @@ def make_optimizer(name: str, *modules: object) -> torch.optim.Optimizer | None:
 def optimizer_errors(optimizer: object) -> Iterator[str]:
     """Yield each reason why the updates of an optimizer cannot be traced, for any model.
 
+    Reasons are the class, hooks on steps, settings, and a parameter in two members of `Optimizers`.
     For an optimizer whose class has no rule, this is the only reason.
     """
     if isinstance(optimizer, Optimizers):
@@ -655,7 +658,11 @@ def optimizer_errors(optimizer: object) -> Iterator[str]:
 
 
 def _group_errors(group: Mapping[str, Any], *, has_fused: bool) -> Iterator[str]:
-    """Yield an error for each setting of a parameter group that cannot be traced."""
+    """Yield an error for each setting of a parameter group that cannot be traced.
+
+    These are ``capturable``, ``differentiable``, ``fused`` unless `has_fused`, tensors, and a
+    learning rate that is no number.
+    """
     for key in ("fused", "capturable", "differentiable"):
         if group.get(key) and not (key == "fused" and has_fused):
             yield f"{key}=True cannot be traced; leave it out"
@@ -703,10 +710,11 @@ class OptimizerMoment:
 
     @property
     def starts_with_gradient(self) -> bool:
-        """Whether the moment is a new momentum buffer with dampening, which its first value skips.
+        """Whether the moment is a new momentum buffer of a group with dampening.
 
-        Its first value is then the gradient. Exported code marks this moment with NaN. Raises
-        `StopIteration` if the moment is a new momentum buffer of a parameter without a group.
+        Its first value is the gradient, without dampening. Exported code marks this moment with
+        NaN. Raises `StopIteration` if the moment is a new momentum buffer of a parameter without a
+        group.
         """
         if self.key != "momentum_buffer" or not self.is_new:
             return False
@@ -715,7 +723,7 @@ class OptimizerMoment:
         return bool(group.get("dampening"))
 
     def value(self) -> torch.Tensor:
-        """Return the current value; if the moment is new, its initial value in new memory.
+        """Return the current value, not a copy; for a new moment its initial value in new memory.
 
         The initial value is 1 for ``mu_product``, ``initial_accumulator_value`` for ``sum``, and 0
         for other keys.
@@ -796,7 +804,8 @@ class OptimizerState:
     def fill_arguments(self, values: list[Any]) -> frozenset[int]:
         """Write rates and moments into the arguments `values`; return the positions of new moments.
 
-        New moments get their initial value, unless they have their home on storage.
+        New moments get their initial value, unless they have their home on storage: their entries
+        in `values` do not change, but their positions are returned, too.
 
         Raises `CaptureError` if optimizer or parameters have changed since the capture, or if a
         parameter has a gradient.

@@ -86,9 +86,11 @@ def scheduled_graph(
 ) -> ScheduledGraph:
     """Return the graph to be solved, without small tensors.
 
-    The closer the budget is to the minimum, the fewer tensors are left out, so that most of the
-    headroom remains for schedules. With a budget of `keep_all_bytes` or more, no computed tensor is
-    left out. Otherwise, with `decide_homes`, the homes of larger state are decisions, too.
+    These take at most a fraction of the budget in total: the first of `KEPT_FRACTIONS` that raises
+    the minimum by at most `MAX_HEADROOM_FRACTION` of the headroom. If the budget is below the
+    lowest minimum, returns the graph with this minimum. With a budget of `keep_all_bytes` or more,
+    no computed tensor is left out. Otherwise, with `decide_homes`, the homes of larger state are
+    decisions, too.
     """
     if budget_bytes >= keep_all_bytes(trace):
         full_graph = coarsen(trace, kept_bytes=-1)  # omits no tensor, not even those of 0 bytes
@@ -196,9 +198,10 @@ def _movable_state(trace: Trace) -> tuple[int, ...]:
 def _decision_graph(trace: Trace, movable: Collection[int] = ()) -> tuple[Graph, tuple[int, ...]]:
     """Return the graph of the tensors to decide on, and the operation index of each of its nodes.
 
-    Omits inputs, which belong to the caller, and state except `movable`, with its replacements:
-    state that is not movable is always in RAM. If a recomputable node reads it and an update
-    replaces it, state and replacement stay in the graph with 0 bytes.
+    Omits inputs, which belong to the caller, and state that is not `movable`, which is always in
+    RAM; also the source nodes of both, and the replacements of this state. Updates remain as nodes.
+    State that a recomputable node reads and an update replaces stays in the graph with 0 bytes,
+    and so does its replacement. For a step without updates, returns the whole graph.
     """
     graph = trace.graph
     if graph.version == 1:  # a step without updates, whose graph has neither state nor inputs
@@ -249,7 +252,7 @@ def always_resident_bytes(trace: Trace) -> int:
 
 
 def scheduled_costs(costs: Costs, graph: Graph) -> Costs:
-    """Return the costs of a graph to be solved, selected from the costs of a whole step."""
+    """Return the costs of the nodes and tensors of `graph`, by name, from those of a whole step."""
     if len(costs.compute) > len(graph.nodes) - len(graph.state_tensors):
         computed_names = (node.name for node in graph.nodes if not node.is_state)
         costs = replace(costs, compute={name: costs.compute[name] for name in computed_names})

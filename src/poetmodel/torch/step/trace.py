@@ -169,8 +169,9 @@ def _build_graph(joint: Joint, step_graph: CapturedGraph) -> Graph:
     """Return the training graph of a captured step, without a node for its results.
 
     The batch size is the first dimension of the first input that has one, at least 1; 1 if no input
-    has dimensions. The type is that of the first parameter. `forward_macs` counts operators for
-    which PyTorch has a FLOP formula.
+    has dimensions. The type is that of the first parameter. `forward_macs` counts operators of the
+    forward phase for which PyTorch has a FLOP formula. `resident_bytes` is empty for a step with
+    updates, whose state is in the graph.
     """
     nodes = tuple(_make_node(step_graph, operation) for operation in step_graph.operations)
     forward_operations = [

@@ -164,7 +164,7 @@ class TrainingGraph(CapturedGraph):
         """Return whether a parameter's update may overwrite its first gradient.
 
         The gradient must be computed and fill its storage, and no later operation may read it.
-        Raises `TypeError` for other updates.
+        Raises `TypeError` for an update of buffers or of int8 weights.
         """
         storages = self.gradient_storages(operation)
         computed_storages = [
@@ -178,8 +178,10 @@ class TrainingGraph(CapturedGraph):
     def update_workspace_bytes(self, operation: Operation) -> int:
         """Return the workspace of an update in addition to its gradient [B].
 
-        It includes copies, scratch memory of the rule and scalars; it is measured for int8 weights.
-        An update of a buffer or of the number of batches has only scalars.
+        It is the size of scratch memory of the rule and scalars, or of the measured workspace
+        without a copy of the gradient if that is larger; plus a copy of the gradient if the update
+        must make one. For int8 weights it is the measured workspace. An update of buffers or of the
+        batch count has only scalars.
         """
         update: Any = operation.node.target
         if isinstance(update, QuantizedUpdate):
@@ -251,7 +253,9 @@ class TrainingGraph(CapturedGraph):
     ) -> dict[int, int]:
         """Return the index of the last operation that must precede each custom one, by index.
 
-        The last operation is not custom itself.
+        The makers of its operands must precede it, and the readers of the state that it replaces;
+        for buffers also the users of these readers' outputs. Of a custom operation among these,
+        the predecessor counts, so that the result is never custom. `custom_indices` are sorted.
         """
         last_uses = [storage.operation for storage in self.storages]
         readers: dict[int | None, list[Operation]] = {}
@@ -329,9 +333,10 @@ class TrainingGraph(CapturedGraph):
 
 
 def _gradient_fits(update: Operation) -> tuple[bool, bool]:
-    """Return the two properties of an update's first gradient in `OpProfile.gradient_fits`.
+    """Return `OpProfile.gradient_fits`: (has the parameter's strides, fills its storage).
 
-    Raises `TypeError` if the operation is not the update of a parameter.
+    These are properties of the update's first gradient. Raises `TypeError` if the operation is not
+    the update of a parameter.
     """
     if update.profile.gradient_fits is None:
         raise TypeError(update.name)

@@ -173,6 +173,7 @@ class ParameterUpdate(Update):
     def writes_gradient(self, operands: Sequence[Any]) -> bool:
         """Return whether `overwrite_state` may overwrite the first gradient, or a copy of it.
 
+        True for several gradients, for a clipping factor, and if the rule writes the gradient.
         `operands` are those of `overwrite_state`. Always True for those of an `AccumulatingUpdate`,
         which include a count.
         """
@@ -185,8 +186,9 @@ class ParameterUpdate(Update):
         """Overwrite the parameter and its moments with their new values.
 
         `operands` are the gradients, the learning rate, and the clipping factor if there is one.
-        The option ``owns_gradient`` permits overwriting the first gradient, otherwise a copy is
-        overwritten; ``is_first`` states that the moments have no value from an earlier update.
+        The option ``owns_gradient`` permits overwriting the first gradient. Otherwise, or if its
+        strides are not those of the parameter, a copy is overwritten. The option ``is_first``
+        states that the moments have no value from an earlier update.
         """
         gradients, rate, *factors = operands
         parameter = state[0]
@@ -205,8 +207,8 @@ class AccumulatingUpdate(ParameterUpdate):
     """The optimizer's step for one parameter, by the sum of its gradients over several batches.
 
     The last state tensor is the sum so far. Operands of `overwrite_state` are the gradients, the
-    learning rate, the number of batches in the sum, and the clipping factor if there is one. Of
-    `batches` batches, the last one updates the parameter and resets the sum to 0.
+    learning rate, the number of earlier batches in the sum, and the clipping factor if there is
+    one. Of `batches` batches, the last one updates the parameter and resets the sum to 0.
     """
 
     def __init__(self, rule: Rule, batches: int) -> None:
@@ -216,7 +218,10 @@ class AccumulatingUpdate(ParameterUpdate):
     def overwrite_state(
         self, state: Sequence[torch.Tensor], *operands: Any, **options: bool
     ) -> None:
-        """Add the gradients to the sum; the last batch updates the parameter and resets the sum."""
+        """Add the gradients to the sum; the last batch updates the parameter and resets the sum.
+
+        No gradient is changed, and the option ``owns_gradient`` has no effect.
+        """
         gradients, rate, count, *factors = operands
         *updated_state, gradient_sum = state
         for gradient in gradients:
@@ -280,9 +285,9 @@ class QuantizedUpdate(Update):
 
         `state` is the weight, the residual if any, and the gradient sum if batches are summed.
         `operands` are the gradients of the real weights, the scales of the weights and the learning
-        rate. The number of summed batches follows if batches are summed, and the clipping factor
-        if gradients are clipped. Raises `InputError` if weights have no residual and the update has
-        no random numbers.
+        rate. The number of earlier batches in the sum follows if batches are summed, and the
+        clipping factor if gradients are clipped. Raises `InputError` if weights have no residual
+        and the update has no random numbers.
         """
         del options
         gradients, scale, rate, *optional_operands = operands
@@ -314,7 +319,7 @@ class QuantizedUpdate(Update):
 
 
 class BatchCount(Update):
-    """Counts batches; the last batch before an update resets the count to 0."""
+    """Counts the batches in the gradient sums; the last batch of a sum resets the count to 0."""
 
     def __init__(self, batches: int) -> None:
         super().__init__("count")
@@ -441,7 +446,10 @@ def _extension_errors(
 
 
 def _quantized_errors(joint: Joint, optimizer: Any) -> Iterator[str]:
-    """Yield an error, the first one, if an optimizer cannot train the int8 layers of a step."""
+    """Yield an error, the first one, if an optimizer cannot train the int8 layers of a step.
+
+    They need SGD without momentum, and a `QuantizedSGD` of the layer for stochastic rounding.
+    """
     layers = trained_layers(joint.module)
     for rule, parameters in group_rules(optimizer):
         for layer in (layers[id(p)] for p in parameters if id(p) in layers):
@@ -614,8 +622,8 @@ class _OptimizerExtension:
     ) -> None:
         """Add the update of a parameter, with graph inputs for its moments; int8 weights have none.
 
-        `factors` has the node of the clipping factor, if any. `count` is the node of the number of
-        summed batches; None if batches are not summed.
+        `factors` has the node of the clipping factor, if any. `count` is the node of the batch
+        count; None if batches are not summed.
         """
         layer = self.quantized_layers.get(id(trained_parameter.parameter))
         if layer is not None:
