@@ -17,7 +17,7 @@ from poetmodel.errors import BudgetError, NoScheduleError
 from poetmodel.sweeps.measurement import FAILED
 from poetmodel.torch.graph.tensors import heap_peak_bytes
 from poetmodel.torch.runtime.convolutions import choose_divisions, divide_convolutions
-from poetmodel.torch.step.scheduled import floor_bytes, keep_all_bytes, scheduled_graph
+from poetmodel.torch.step.scheduled import build_scheduled_graph, floor_bytes, keep_all_bytes
 from pytorch.library import find_constructor
 from pytorch.networks import NETWORKS
 from pytorch.peers import (
@@ -328,7 +328,7 @@ def _refusal_record(
         ram_bytes if ram_bytes is not None else int(choose_budget_fraction(run) * keep_all)
     )
     traced = divide_convolutions(traced, choose_divisions(traced, budget_bytes=budget_bytes))
-    floor = floor_bytes(scheduled_graph(traced, budget_bytes=budget_bytes))
+    floor = floor_bytes(build_scheduled_graph(traced, budget_bytes=budget_bytes))
     facts: dict[str, Any] = {
         "budget_bytes": budget_bytes,
         "floor_bytes": floor,

@@ -15,10 +15,10 @@ from kit.networks import residual_step
 from kit.traced_models import row_step
 from poetmodel.errors import BudgetError, InputError, NoScheduleError
 from poetmodel.torch.step.scheduled import (
+    build_scheduled_graph,
     floor_bytes,
     keep_all_bytes,
     min_budget_bytes,
-    scheduled_graph,
 )
 
 nn = torch.nn
@@ -224,7 +224,7 @@ def test_budgets_that_cannot_be_kept_are_told(ram, kind):
     assert least == min_budget_bytes(traced)
     assert least <= share / 100 * keep_all_bytes(traced) < least * 1.01
     for budget in (least, int(share / 100 * keep_all_bytes(traced))):
-        assert floor_bytes(scheduled_graph(traced, budget_bytes=budget)) <= budget
+        assert floor_bytes(build_scheduled_graph(traced, budget_bytes=budget)) <= budget
     words = rf"no schedule meets .*; that RAM budget is ram={least:,} B minus the [\d,]+ B"
     with pytest.raises(NoScheduleError, match=words):
         pmt.compile(*own, ram=least, recompute=False, device="rpi4b")

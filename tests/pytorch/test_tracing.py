@@ -22,11 +22,11 @@ from poetmodel.torch.capturing.joint_graph import InputKind, OutputKind
 from poetmodel.torch.step.scheduled import (
     KEPT_FRACTIONS,
     RANDOM_STATE_BYTES,
+    build_scheduled_graph,
     coarsen,
     floor_bytes,
     keep_all_bytes,
-    scheduled_costs,
-    scheduled_graph,
+    select_costs,
 )
 
 nn = torch.nn
@@ -119,18 +119,18 @@ def test_the_smallest_tensors_are_kept():
         assert node.inputs == tuple(name for name in before.inputs if name in names)
         assert node.workspace_bytes + node.output_bytes == before.output_bytes
     costs = Costs.estimate(traced.graph, Device.load("rpi4b"))
-    table = scheduled_costs(costs, coarse.graph).table(coarse.graph)
+    table = select_costs(costs, coarse.graph).table(coarse.graph)
     whole = costs.table(traced.graph)
     assert table.compute_time_s == whole.compute_time_s
     assert table.page_in_time_s == tuple(whole.page_in_time_s[i] for i in coarse.storage_indices)
-    assert scheduled_costs(Costs(compute=costs.compute), coarse.graph).pages is None
+    assert select_costs(Costs(compute=costs.compute), coarse.graph).pages is None
 
 
 def test_results_that_wait_are_reserved():
     """Where nothing is kept, copies of the loss and of new statistics are."""
     traced = trace_residual()
     assert traced.held_bytes == 4 + 16 + 16 + 8
-    whole = scheduled_graph(traced, budget_bytes=keep_all_bytes(traced))
+    whole = build_scheduled_graph(traced, budget_bytes=keep_all_bytes(traced))
     assert whole.graph is traced.graph
     assert whole.threshold_bytes == 0
     # A loss, mean and variance of 4 channels, and a counter of 8 bytes.
@@ -140,7 +140,7 @@ def test_results_that_wait_are_reserved():
     first, second = torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False)
     second.weight = first.weight  # whose sum waits for the second gradient
     traced = trace(*row_step(first, second), measure_workspace=False)
-    whole = scheduled_graph(traced, budget_bytes=keep_all_bytes(traced))
+    whole = build_scheduled_graph(traced, budget_bytes=keep_all_bytes(traced))
     assert whole.reserved_bytes == 4 + 64
 
 
@@ -155,22 +155,24 @@ def test_less_is_kept_where_nothing_is_left_beside_it():
     budget = floor_bytes(finest)
     usual = coarsen(traced, kept_bytes=int(KEPT_FRACTIONS[0] * budget))
     assert floor_bytes(usual) > budget
-    found = scheduled_graph(traced, budget_bytes=budget)
+    found = build_scheduled_graph(traced, budget_bytes=budget)
     assert floor_bytes(found) <= budget
     assert found.threshold_bytes < usual.threshold_bytes
     roomy = floor_bytes(usual) + 1000
-    assert scheduled_graph(traced, budget_bytes=roomy).threshold_bytes >= usual.threshold_bytes
+    assert (
+        build_scheduled_graph(traced, budget_bytes=roomy).threshold_bytes >= usual.threshold_bytes
+    )
     for room in (0, 300, 1000, 3000, 30000):
-        found = scheduled_graph(traced, budget_bytes=budget + room)
+        found = build_scheduled_graph(traced, budget_bytes=budget + room)
         assert floor_bytes(found) - budget <= room / 3
-    told = floor_bytes(scheduled_graph(traced, budget_bytes=100))
+    told = floor_bytes(build_scheduled_graph(traced, budget_bytes=100))
     assert told == min(floor_bytes(coarsen(traced, kept_bytes=kept)) for kept in (0, 1))
 
 
 def test_step_near_the_floor_keeps_its_budget(tmp_path):
     """A step a little above the floor, below which there is no plan, is within its budget."""
     own = residual_step()
-    budget = floor_bytes(scheduled_graph(trace(*own), budget_bytes=0)) + 256
+    budget = floor_bytes(build_scheduled_graph(trace(*own), budget_bytes=0)) + 256
     with compile(*own, ram=budget, storage=str(tmp_path), device="rpi4b", time_limit=5) as step:
         certificate = step.verify()
     assert certificate.equal

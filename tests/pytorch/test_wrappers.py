@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import poetmodel.torch as pmt
 from kit.rotation import mark_slow_except
-from poetmodel.torch.dynamo.wrappers import has_compiled_siblings
+from poetmodel.torch.dynamo.wrappers import has_other_compiled_modules
 
 pytestmark = [
     pytest.mark.skipif(not distributed.is_gloo_available(), reason="PyTorch has no gloo here"),
@@ -181,12 +181,12 @@ def test_modules_compiled_around_a_module_are_no_siblings_of_it():
     block, other = nn.Linear(3, 3), nn.Linear(3, 3)
     model = nn.Sequential(block, other)
     compiled_model = torch.compile(model, backend="eager")
-    assert not has_compiled_siblings(block)
+    assert not has_other_compiled_modules(block)
     compiled_model.compile(backend="eager")
     model.compile(backend="eager")
-    assert not has_compiled_siblings(block)
+    assert not has_other_compiled_modules(block)
     other.compile(backend="eager")
-    assert has_compiled_siblings(block)
+    assert has_other_compiled_modules(block)
 
 
 @pytest.mark.parametrize("is_sharded", [False, True])

@@ -31,11 +31,11 @@ from poetmodel.torch.runtime.profiling import MEASURING_S, Profile, measure
 from poetmodel.torch.runtime.runner import Runner
 from poetmodel.torch.state.pages import make_folder, release_memory
 from poetmodel.torch.step.scheduled import (
+    build_scheduled_graph,
     floor_bytes,
     keep_all_bytes,
     min_budget_bytes,
-    scheduled_costs,
-    scheduled_graph,
+    select_costs,
 )
 from poetmodel.torch.step.trace import Trace, capture_step
 
@@ -148,7 +148,7 @@ class Compiled:
         """The budget for tensors and workspaces [B]."""
         divisions = choose_divisions(self.trace, budget_bytes=self.budget_bytes)
         self.trace = divide_convolutions(self.trace, divisions)
-        self.scheduled = scheduled_graph(
+        self.scheduled = build_scheduled_graph(
             self.trace, budget_bytes=self.budget_bytes, decide_homes=options.can_page
         )
         """The graph of the solved problem; `costs` has its costs."""
@@ -162,7 +162,7 @@ class Compiled:
             self.notes = (*self.notes, note)
         self.profile_s = perf_counter() - costs_start_s
         """Time to measure or estimate costs [s]."""
-        self.costs = scheduled_costs(costs, self.scheduled.graph)
+        self.costs = select_costs(costs, self.scheduled.graph)
         self.options = options
         self.state_store: StateStore | None = (
             None if first_compiled is None else first_compiled.state_store

@@ -138,7 +138,7 @@ def convert_exceptions(subject: str, trail: Sequence[str] = ()) -> Iterator[None
 def suppress_warnings() -> Iterator[None]:
     """Context manager that suppresses warnings, and log messages up to level WARNING."""
     old_level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(max(old_level, logging.WARNING))
     try:
         with warnings.catch_warnings(action="ignore"):
             yield

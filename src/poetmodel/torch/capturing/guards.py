@@ -106,7 +106,7 @@ class Guards:
         self._constants = tuple(_constant_holders(joint, self._module_names, self._modules))
         """(attributes of a module, key, name for display, constant tensor), by
         `_constant_holders`."""
-        self.compiled_assumptions = self._assumptions(joint.inputs)
+        self.compiled_assumptions = self._collect_assumptions(joint.inputs)
         """Assumptions at the compilation of the step."""
 
     def hold(self, inputs: Sequence[Any]) -> bool:
@@ -120,7 +120,7 @@ class Guards:
         return (
             joint.python_guards.hold()
             and not any(self._replaced_constant_names())
-            and self._assumptions(inputs) == self.compiled_assumptions
+            and self._collect_assumptions(inputs) == self.compiled_assumptions
             and joint.value_guards.hold(joint.guarded_tensors(inputs))
         )
 
@@ -133,7 +133,7 @@ class Guards:
         """
         compiled_assumptions, current_assumptions = (
             self.compiled_assumptions,
-            self._assumptions(inputs),
+            self._collect_assumptions(inputs),
         )
         yield from _property_differences(
             self._joint.input_names, compiled_assumptions.inputs, current_assumptions.inputs
@@ -226,7 +226,7 @@ class Guards:
         if compiled_assumptions.autocast != current_assumptions.autocast:
             yield "autocast is on around the step: use it inside the model and the loss"
 
-    def _assumptions(self, inputs: Sequence[Any]) -> Assumptions:
+    def _collect_assumptions(self, inputs: Sequence[Any]) -> Assumptions:
         """Return the current assumptions of a step on flat inputs.
 
         Raises `CaptureError` as `refuse_inference_mode` and `refuse_inputs` do. Also raises it for

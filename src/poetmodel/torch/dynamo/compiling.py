@@ -40,10 +40,10 @@ from poetmodel.torch.dynamo.rewriting import AUTO, GraphPlanner
 from poetmodel.torch.dynamo.steps import find_frontiers
 from poetmodel.torch.dynamo.wrappers import (
     active_ddp,
-    add_wrapper_advice,
     find_sharded_parents,
-    has_compiled_siblings,
     has_ddp_buckets,
+    has_other_compiled_modules,
+    register_wrapper_advice,
     wrapper_advice,
 )
 from poetmodel.torch.errors import CaptureError, convert_exceptions
@@ -94,9 +94,9 @@ class Backend(GraphPlanner):
     """Whether all calls of a graph have the same plan."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        """Start without plans; call `add_wrapper_advice`, which registers a callback in Dynamo."""
+        """Start without plans, and register a callback in Dynamo by `register_wrapper_advice`."""
         super().__init__(*arguments, **options)
-        add_wrapper_advice(_find_refusal_recorder)
+        register_wrapper_advice(_find_refusal_recorder)
         self.names: dict[int, str] = {}
         """Names of the last graph's arguments in the compiled function, by position."""
         self._added_parameters: dict[int, str] = {}
@@ -187,7 +187,7 @@ class Backend(GraphPlanner):
         if ddp is not None:
             self._replicas.add(ddp)
         waits_with_others = has_ddp_buckets() or any(
-            map(has_compiled_siblings, _find_local_modules())
+            map(has_other_compiled_modules, _find_local_modules())
         )
         return {
             "is_sharded": bool(sharded_modules),
@@ -317,7 +317,8 @@ class Backend(GraphPlanner):
         the first call of a step chooses the plans of all its calls, and the budget: if the last
         step has several calls with a choice, or if this call is expected to wait with other calls.
         A call without a chosen plan has `tight_plan` if it is not the first of the step, or is
-        expected to wait. Raises the errors of `StepPlanner.begin_step` and `Frontier.tight_plan`.
+        expected to wait. Raises the errors of `StepPlanner.choose_step_plan` and
+        `Frontier.tight_plan`.
 
         Stores in `_live` the budget, whether the call `is_pinned`, and whether it has the plan
         chosen for it in the step (`is_expected`).
@@ -333,7 +334,7 @@ class Backend(GraphPlanner):
                 has_many_calls = len(find_frontiers(last_step)) > 1
                 if has_many_calls or frontier.graph_problem.call.waits_with_others:
                     with self.record_refusals():
-                        self._steps.begin_step(last_step, self._share, self._gather)
+                        self._steps.choose_step_plan(last_step, self._share, self._gather)
                     self._live.budget_bytes = self._steps.budget_bytes
         graph_plan = self._steps.find_plan(frontier, number)
         self._live.is_expected = graph_plan is not None

@@ -153,7 +153,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, graphs: GraphPlanner, *, reserved_bytes: int = 0) -> None:
         self.graphs = graphs
-        self.results_bytes = self.final_bytes = 0
+        self.forward_results_bytes = self.final_results_bytes = 0
         """Bytes of the last graph: results of the forward pass, and results of both passes with
         autograd's copies of gradients [B]."""
         self._reserved_bytes = reserved_bytes
@@ -185,7 +185,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
         """Plan a joint graph; return the modules of its forward and backward passes.
 
         Removes unused nodes from the graph of `gm`, and repeated ones if PyTorch's option ``cse``
-        is on. Sets `results_bytes` and `final_bytes`.
+        is on. Sets `forward_results_bytes` and `final_results_bytes`.
         """
         require_whole_model(has_one_plan=True)
         gm.graph.eliminate_dead_code()
@@ -196,9 +196,9 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
         graph, saved_nodes = self.graphs.rewrite(joint, reserved_bytes=self._reserved_bytes)
         sizes = [storage.bytes for storage in joint.storages]
         results = joint.find_storages(joint.results[:num_fwd_outputs])
-        self.results_bytes = sum(sizes[number] for number in results)
+        self.forward_results_bytes = sum(sizes[number] for number in results)
         final_results = (sizes[number] for number in joint.final_results)
-        self.final_bytes = joint.copied_bytes + sum(final_results)
+        self.final_results_bytes = joint.copied_bytes + sum(final_results)
         fixed_indices = set(static_lifetime_input_indices or ())
         inputs = [
             node
@@ -389,8 +389,8 @@ class InductorBackend(Backend):
             record = self._graph_plans[n_plans].record
             # During the backward pass the results and their gradients are in RAM too.
             backward_bytes = max(
-                compiler.backward_bytes + 2 * partitioner.results_bytes,
-                partitioner.final_bytes + partitioner.results_bytes,
+                compiler.backward_bytes + 2 * partitioner.forward_results_bytes,
+                partitioner.final_results_bytes + partitioner.forward_results_bytes,
             )
             peak_bytes = max(compiler.forward_bytes, backward_bytes) + call.wrapped_bytes
             excess_bytes = peak_bytes - record.ram_budget_bytes

@@ -127,7 +127,7 @@ class GraphPlanner:
         """Keep-all peak of the first shape of each function [B]."""
         self._call: FirstCall | None = None
         """The call whose graphs are being planned."""
-        self._has_warned = False
+        self._has_warned_about_loss = False
         """Whether the warning was logged that memory of the loss is not counted."""
         self._live = LiveCalls(settings.keep_all_fraction)
         self._live.wrapped_bytes = self._wrapped_bytes
@@ -343,8 +343,8 @@ class GraphPlanner:
                 format_bytes(record.keep_all_bytes),
                 format_bytes(record.eager_bytes),
             )
-        if record.is_loss_missing and not self._has_warned:
-            self._has_warned = True
+        if record.is_loss_missing and not self._has_warned_about_loss:
+            self._has_warned_about_loss = True
             remedy = _LOSS_REMEDY if self._settings.outside is None else _MEASURED_REMEDY
             if graph_plan.middle_node is not None:
                 remedy = _SIZE_REMEDY

@@ -205,7 +205,7 @@ class StepPlanner:
         """The chosen plans of all different steps, in the order of the choices."""
         return [choice for choice in self._choices.values() if choice is not None]
 
-    def begin_step(
+    def choose_step_plan(
         self,
         events: Sequence[Event],
         share: Callable[[str, Callable[[], Any]], Any],

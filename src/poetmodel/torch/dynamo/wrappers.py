@@ -120,7 +120,7 @@ def _fsdp_tensors(state: Any) -> Iterator[Any]:
             yield parameter.unsharded_accumulated_grad
 
 
-def has_compiled_siblings(module: torch.nn.Module) -> bool:
+def has_other_compiled_modules(module: torch.nn.Module) -> bool:
     """Return whether `module` is in a model with another compiled module.
 
     Compiled modules that contain `module` do not count; those in `module` do. The model is the
@@ -152,7 +152,7 @@ def wrapper_advice(*, is_sharded: bool) -> str | None:
     return _SHARDED_ADVICE if is_sharded else None
 
 
-def add_wrapper_advice(find_recorder: Callable[[Any], Callable[[str], object] | None]) -> None:
+def register_wrapper_advice(find_recorder: Callable[[Any], Callable[[str], object] | None]) -> None:
     """Register a callback that records advice if Dynamo cannot capture DDP or FSDP2.
 
     The callback also prepends the advice to Dynamo's error. PyTorch calls it at the end of each
@@ -185,7 +185,7 @@ def add_wrapper_advice(find_recorder: Callable[[Any], Callable[[str], object] | 
                 error.args = (f"{advice}\n\n{error.args[0]}", *error.args[1:])
                 return
 
-    prepend_advice.__qualname__ = add_wrapper_advice.__qualname__
+    prepend_advice.__qualname__ = register_wrapper_advice.__qualname__
     callbacks = callback_handler.end_callbacks
     if not any(
         getattr(callback, "__qualname__", "") == prepend_advice.__qualname__

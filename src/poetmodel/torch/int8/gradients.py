@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-_DEPTHWISE: Final = 3
+_DEPTHWISE_NDIM: Final = 3
 """Number of dimensions of a depthwise convolution's weight: rows, columns, channels."""
 _CONVOLUTION_SCHEMA: Final = f"{WINDOW_SCHEMA}, int groups"
 """Schema of the last arguments of a convolution's gradients: window and groups."""
@@ -37,7 +37,7 @@ def q8_mask(gradient: Tensor, y: Tensor, low: int, high: int) -> Tensor:
 @register_operator("(Tensor weight, int zero_x) -> Tensor")
 def q8_start(weight: Tensor, zero_x: int) -> Tensor:
     """Return ``-zero_x * (sum of the weights of the output)`` for each output channel, in int32."""
-    output_weights = weight.flatten(0, 1).T if weight.ndim == _DEPTHWISE else weight.flatten(1)
+    output_weights = weight.flatten(0, 1).T if weight.ndim == _DEPTHWISE_NDIM else weight.flatten(1)
     return output_weights.sum(1, dtype=torch.int32) * -zero_x
 
 
@@ -277,15 +277,15 @@ class RoundingDraws:
         """
         first_block, end_block = first // 4, -(-(first + weight.numel()) // 4)
         words = _philox_words(
-            first_block, end_block, (self.site, _ROUNDING, 0), self.update, self.seed
+            first_block, end_block, (self.site, _ROUNDING_WORD, 0), self.update, self.seed
         ).flatten()
         weight_words = words[first - 4 * first_block :][: weight.numel()]
         return ((weight_words >> 8).float() * 2.0**-24).view(weight.shape).to(weight.device)
 
 
-_ROUNDING: Final = 1
+_ROUNDING_WORD: Final = 1
 """Third word of the counters of stochastic rounding."""
-_WORD: Final = 0xFFFFFFFF
+_WORD_MASK: Final = 0xFFFFFFFF
 """Mask of the lower 32 bits."""
 
 
@@ -298,20 +298,20 @@ def _philox_words(first_block: int, end_block: int, counter: Sequence[int], *key
     words = torch.zeros((end_block - first_block, 4), dtype=torch.int64)
     words[:, 0] = torch.arange(first_block, end_block)
     words[:, 1:] = torch.tensor(counter)
-    keys = [number & _WORD for number in key]
+    keys = [number & _WORD_MASK for number in key]
     for _ in range(10):
         # Products wrap at 64 bits; masking gives the upper half of unsigned products.
         first_product, second_product = words[:, 0] * 0xD2511F53, words[:, 2] * 0xCD9E8D57
         words = torch.stack(
             (
-                (second_product >> 32) & _WORD ^ words[:, 1] ^ keys[0],
-                second_product & _WORD,
-                (first_product >> 32) & _WORD ^ words[:, 3] ^ keys[1],
-                first_product & _WORD,
+                (second_product >> 32) & _WORD_MASK ^ words[:, 1] ^ keys[0],
+                second_product & _WORD_MASK,
+                (first_product >> 32) & _WORD_MASK ^ words[:, 3] ^ keys[1],
+                first_product & _WORD_MASK,
             ),
             dim=1,
         )
-        keys = [(keys[0] + 0x9E3779B9) & _WORD, (keys[1] + 0xBB67AE85) & _WORD]
+        keys = [(keys[0] + 0x9E3779B9) & _WORD_MASK, (keys[1] + 0xBB67AE85) & _WORD_MASK]
     return words
 
 
@@ -356,7 +356,7 @@ def _filter_gradient(
 
 def _pytorch_weight(weight: Tensor) -> Tensor:
     """Return the weight of a convolution in PyTorch's order."""
-    if weight.ndim == _DEPTHWISE:
+    if weight.ndim == _DEPTHWISE_NDIM:
         return weight.permute(2, 0, 1)[:, None]
     return weight.permute(0, 3, 1, 2)
 
@@ -378,7 +378,7 @@ def _empty_float32(x: Tensor, shape: Sequence[Any]) -> Tensor:
 
 q8_mask.register_fake(lambda gradient, *_: torch.empty_like(gradient))
 q8_start.register_fake(
-    lambda w, *_: w.new_empty((w.shape[2 if w.ndim == _DEPTHWISE else 0],), dtype=torch.int32)
+    lambda w, *_: w.new_empty((w.shape[2 if w.ndim == _DEPTHWISE_NDIM else 0],), dtype=torch.int32)
 )
 q8_pointwise_input_gradient.register_fake(
     lambda g, w, *_: _empty_float32(g, (*g.shape[:-1], w.shape[1]))
@@ -392,7 +392,7 @@ q8_convolution_input_gradient.register_fake(
         (
             g.shape[0],
             *input_size,
-            w.shape[2] if w.ndim == _DEPTHWISE else w.shape[3] * window_arguments[3],
+            w.shape[2] if w.ndim == _DEPTHWISE_NDIM else w.shape[3] * window_arguments[3],
         ),
     )
 )

@@ -84,15 +84,15 @@ def _convert_convolution(reader: Reader, node: fx.Node) -> PendingLayer:
     else:
         (groups,) = other_arguments
     source, outer_padding = _split_padding(reader, node, x)
-    weight_bytes, rescaling_constants = reader.read_weight_and_constants(node, weight, bias, source)
-    if weight_bytes.ndim != _IMAGE_RANK:
+    int8_weight, rescaling_constants = reader.read_weight_and_constants(node, weight, bias, source)
+    if int8_weight.ndim != _IMAGE_RANK:
         reader.refuse(node, "expected a convolution of two dimensions, which has a kernel in int8")
     strides = _to_pair(stride)
     dilations = _to_pair(dilation)
     if isinstance(padding, str):
         total_padding = [
             dilation_step * (size - 1)
-            for dilation_step, size in zip(dilations, weight_bytes.shape[2:], strict=True)
+            for dilation_step, size in zip(dilations, int8_weight.shape[2:], strict=True)
         ]
         total_padding = total_padding if padding == "same" else [0, 0]
         node_padding = [pad for total in total_padding for pad in (total // 2, total - total // 2)]
@@ -101,13 +101,13 @@ def _convert_convolution(reader: Reader, node: fx.Node) -> PendingLayer:
     pads = tuple(inner + outer for inner, outer in zip(node_padding, outer_padding, strict=True))
     has_plain_window = not any(pads) and strides == (1, 1)
     window_arguments = (strides, pads, dilations)
-    channels_last_weight = weight_bytes.permute(0, 2, 3, 1).contiguous()
-    if weight_bytes.shape[2:] == (1, 1) and has_plain_window and groups == 1:
+    channels_last_weight = int8_weight.permute(0, 2, 3, 1).contiguous()
+    if int8_weight.shape[2:] == (1, 1) and has_plain_window and groups == 1:
         return _make_linear_layer(
             reader, node, source, channels_last_weight.flatten(1), rescaling_constants
         )
-    if groups > 1 and weight_bytes.shape[1] == 1 and weight_bytes.shape[0] == groups:
-        operator, kernel_weight = "depthwise", weight_bytes[:, 0].permute(1, 2, 0).contiguous()
+    if groups > 1 and int8_weight.shape[1] == 1 and int8_weight.shape[0] == groups:
+        operator, kernel_weight = "depthwise", int8_weight[:, 0].permute(1, 2, 0).contiguous()
         numbers: tuple[Any, ...] = (*window_arguments, source.levels.zero)
     else:
         operator, kernel_weight = "conv2d", channels_last_weight
@@ -140,17 +140,17 @@ def _convert_linear(reader: Reader, node: fx.Node) -> PendingLayer:
     if len(reader.read_shape(node, x)) != _ROW_RANK:
         reader.refuse(node, "only rows have a kernel in int8; flatten each sample first")
     source = reader.read_quantized(node, x)
-    weight_bytes, rescaling_constants = reader.read_weight_and_constants(node, weight, bias, source)
+    int8_weight, rescaling_constants = reader.read_weight_and_constants(node, weight, bias, source)
     if source.flattened_shape:
         # The elements of a flattened sample are in channels-last order.
-        weight_bytes = (
-            weight_bytes.unflatten(1, source.flattened_shape).permute(0, 2, 3, 1).flatten(1)
+        int8_weight = (
+            int8_weight.unflatten(1, source.flattened_shape).permute(0, 2, 3, 1).flatten(1)
         )
     return _make_linear_layer(
         reader,
         node,
         source,
-        weight_bytes.contiguous(),
+        int8_weight.contiguous(),
         rescaling_constants,
         flattens=bool(source.flattened_shape),
     )

@@ -356,9 +356,9 @@ class Reader:
         if name not in ("dequantize_per_channel", "dequantize_per_tensor"):
             self.refuse(node, f"its weight is not quantized to int8 ({name}); quantize it")
         arguments = arguments_of(argument)
-        weight_bytes = self.read_constant(node, arguments[0])
-        if weight_bytes.dtype is not torch.int8:
-            self.refuse(node, f"expected a weight of int8, got {weight_bytes.dtype}")
+        int8_weight = self.read_constant(node, arguments[0])
+        if int8_weight.dtype is not torch.int8:
+            self.refuse(node, f"expected a weight of int8, got {int8_weight.dtype}")
         scales = self._read_tensor(node, arguments[1]).double().flatten()
         zeros = self._read_tensor(node, arguments[2])
         if bool(zeros.any()):
@@ -369,7 +369,7 @@ class Reader:
             )
         if name == "dequantize_per_channel" and arguments[3] != 0:
             self.refuse(node, f"its weight has scales along axis {arguments[3]}; expected axis 0")
-        return weight_bytes, scales.expand(weight_bytes.shape[0]) if scales.numel() == 1 else scales
+        return int8_weight, scales.expand(int8_weight.shape[0]) if scales.numel() == 1 else scales
 
     def _read_tensor(self, node: fx.Node, argument: Any) -> torch.Tensor:
         """Return a number or constant operand as a tensor; None counts as 0.
@@ -391,26 +391,26 @@ class Reader:
         weights as `read_weight` does, a bias that is not constant, and layers whose sums may exceed
         32 bits or have more than `_MAX_PRODUCTS` products.
         """
-        weight_bytes, scales = self.read_weight(node, weight)
-        max_sum = weight_bytes.double().abs().flatten(1).sum(1).max()
-        if max_sum * _MAX_CENTRED_BYTE > _MAX_INT32 or weight_bytes[0].numel() > _MAX_PRODUCTS:
+        int8_weight, scales = self.read_weight(node, weight)
+        max_sum = int8_weight.double().abs().flatten(1).sum(1).max()
+        if max_sum * _MAX_CENTRED_BYTE > _MAX_INT32 or int8_weight[0].numel() > _MAX_PRODUCTS:
             self.refuse(
                 node,
                 "its sums may have more than 32 bits or 65,535 products; use fewer input channels",
             )
         bias_values = (
-            torch.zeros(weight_bytes.shape[0])
+            torch.zeros(int8_weight.shape[0])
             if bias is None
             else self.read_constant(node, bias).float()
         )
         sum_scales = (scales * source.levels.scale).float()
-        initial_sums = -source.levels.zero * weight_bytes.to(torch.int64).flatten(1).sum(1)
+        initial_sums = -source.levels.zero * int8_weight.to(torch.int64).flatten(1).sum(1)
         constants = {
             "start": initial_sums.to(torch.int32),
             "scale": sum_scales,
             "bias": bias_values.clone(),
         }
-        return weight_bytes, constants
+        return int8_weight, constants
 
     def _make_rescaling(self, node: fx.Node, source: QuantizedValue) -> PendingLayer:
         """Return a pending layer that converts a quantized value to other levels.

@@ -176,7 +176,7 @@ _NO_REDUCTION, _MEAN_REDUCTION = 0, 1
 """PyTorch's numbers for two reductions of losses; the third reduction is the sum."""
 
 
-def _lower_loss_sum(
+def _lower_reduced_loss(
     op: Lowering, kernel: str, operands: tuple[Any, ...], reduction: int, *constants: float
 ) -> None:
     """Add the call of a kernel for the sum or mean of losses, or one loss per element.
@@ -222,7 +222,7 @@ def _lower_loss_gradient(
 @lowers(aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default)
 def _lower_loss(op: Lowering) -> None:
     x, y, reduction, *constants = op.args
-    _lower_loss_sum(op, f"pm_{aten_name(op)}", (x, y), reduction, *map(float, constants))
+    _lower_reduced_loss(op, f"pm_{aten_name(op)}", (x, y), reduction, *map(float, constants))
 
 
 @lowers(
@@ -240,7 +240,7 @@ def _lower_loss_backward(op: Lowering) -> None:
 @lowers(aten.binary_cross_entropy.default)
 def _lower_binary_cross_entropy(op: Lowering) -> None:
     x, y, weight, reduction = op.args
-    _lower_loss_sum(op, "pm_binary_cross_entropy", (x, y, _weight_or_one(weight)), reduction)
+    _lower_reduced_loss(op, "pm_binary_cross_entropy", (x, y, _weight_or_one(weight)), reduction)
 
 
 @lowers(aten.binary_cross_entropy_backward.default)
@@ -262,7 +262,7 @@ def _lower_binary_cross_entropy_backward(op: Lowering) -> None:
 def _lower_binary_cross_entropy_with_logits(op: Lowering) -> None:
     x, y, weight, positive_weight, reduction = op.args
     operands = (x, y, _weight_or_one(weight), _weight_or_one(positive_weight))
-    _lower_loss_sum(op, "pm_binary_cross_entropy_with_logits", operands, reduction)
+    _lower_reduced_loss(op, "pm_binary_cross_entropy_with_logits", operands, reduction)
 
 
 def _weight_or_one(weight: Any) -> Any:

@@ -94,21 +94,21 @@ def _lower_mean(op: Lowering) -> None:
 
 
 @lowers(aten.prod.default, aten.prod.dim_int, aten.logsumexp.default)
-def _lower_prod(op: Lowering) -> None:
+def _lower_prod_or_logsumexp(op: Lowering) -> None:
     """Lower a product or ``logsumexp`` to the kernel of the same name."""
     dimensions = None if op.node.target is aten.prod.default else op.args[1]
     _lower_reduction(op, f"pm_{aten_name(op)}", dimensions)
 
 
 @lowers(aten.amax.default, aten.max.default, aten.amin.default, aten.min.default)
-def _lower_amax(op: Lowering) -> None:
+def _lower_extremum(op: Lowering) -> None:
     """Lower a maximum or minimum of all elements, or along the given dimensions."""
     sign = 1.0 if op.node.target in (aten.amax.default, aten.max.default) else -1.0
     _lower_reduction(op, "pm_amax", op.args[1] if len(op.args) > 1 else None, sign)
 
 
 @lowers(aten.max.dim, aten.min.dim)
-def _lower_max(op: Lowering) -> None:
+def _lower_extremum_with_index(op: Lowering) -> None:
     """Lower ``max`` or ``min`` along a dimension: values and indices, each if it is an output."""
     sign = 1.0 if op.node.target is aten.max.dim else -1.0
     for position, kernel in enumerate(("pm_amax", "pm_argmax")):
@@ -117,7 +117,7 @@ def _lower_max(op: Lowering) -> None:
 
 
 @lowers(aten.argmax.default, aten.argmin.default)
-def _lower_argmax(op: Lowering) -> None:
+def _lower_extremum_index(op: Lowering) -> None:
     _lower_reduction(
         op, "pm_argmax", op.args[1], 1.0 if op.node.target is aten.argmax.default else -1.0
     )
@@ -170,16 +170,16 @@ def _lower_norm(op: Lowering) -> None:
 
 @lowers(aten._cdist_forward.default)
 def _lower_cdist(op: Lowering) -> None:
-    _call_on_pairs(op, "pm_cdist", op.args[:2], op.args[2])
+    _call_on_row_pairs(op, "pm_cdist", op.args[:2], op.args[2])
 
 
 @lowers(aten._cdist_backward.default)
 def _lower_cdist_backward(op: Lowering) -> None:
     gradient, x, y, order, distances = op.args
-    _call_on_pairs(op, "pm_cdist_backward", (gradient, x, y, distances), order, 1)
+    _call_on_row_pairs(op, "pm_cdist_backward", (gradient, x, y, distances), order, 1)
 
 
-def _call_on_pairs(
+def _call_on_row_pairs(
     op: Lowering, kernel: str, operands: Sequence[Any], order: float, first_index: int = 0
 ) -> None:
     """Add the call of a kernel on all pairs of a row of one operand and a row of the next one.

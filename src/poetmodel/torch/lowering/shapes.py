@@ -158,14 +158,14 @@ def _lower_roll(op: Lowering) -> None:
     pieces = [(x, out)]
     for shift, dimension in zip(shifts, dimensions, strict=True):
         pieces = [
-            roll_piece for pair in pieces for roll_piece in _roll_pieces(*pair, shift, dimension)
+            roll_piece for pair in pieces for roll_piece in _roll_slices(*pair, shift, dimension)
         ]
     for source, piece in pieces:
         if source.elements:
             copy(op, piece, source)
 
 
-def _roll_pieces(
+def _roll_slices(
     x: StridedView, out: StridedView, shift: int, dimension: int
 ) -> list[tuple[StridedView, StridedView]]:
     """Return the two (source, destination) pairs of a roll along a dimension; each may be empty."""

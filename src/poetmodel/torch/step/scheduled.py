@@ -81,7 +81,7 @@ def keep_all_bytes(trace: Trace) -> int:
     return graph_bytes + _result_copies_bytes(trace, 0) + always_resident_bytes(trace)
 
 
-def scheduled_graph(
+def build_scheduled_graph(
     trace: Trace, *, budget_bytes: int, decide_homes: bool = False
 ) -> ScheduledGraph:
     """Return the graph to be solved, without small tensors.
@@ -251,7 +251,7 @@ def always_resident_bytes(trace: Trace) -> int:
     return sum(size for _, size in _resident_reserves(trace))
 
 
-def scheduled_costs(costs: Costs, graph: Graph) -> Costs:
+def select_costs(costs: Costs, graph: Graph) -> Costs:
     """Return the costs of the nodes and tensors of `graph`, by name, from those of a whole step."""
     if len(costs.compute) > len(graph.nodes) - len(graph.state_tensors):
         computed_names = (node.name for node in graph.nodes if not node.is_state)
