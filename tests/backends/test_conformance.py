@@ -567,7 +567,7 @@ def test_every_status_has_a_meaning(solver):
         assert set(table) == set(names)
         assert table[optimal] is SolverStatus.OPTIMAL
     with pytest.raises(BackendError, match=f"'{solver.name}': returned the unknown status 'new'"):
-        solver.translate("new", table)
+        solver.translate_status("new", table)
 
 
 @pytest.mark.scip

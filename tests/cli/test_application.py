@@ -163,7 +163,7 @@ def test_help_gives_an_example_of_its_command(command):
     assert ("--json" in outcome.out) == (command not in SERVING)
     text = " ".join(outcome.out.split())
     assert "--quiet" in text
-    assert "Print nothing but errors" in text
+    assert "Print only errors" in text
     assert "bool" not in text.lower()  # nothing stands behind an option that takes no value
 
 

@@ -33,7 +33,7 @@ from poetmodel.graph import (
 from poetmodel.graph.catalogue import load_model
 from poetmodel.heuristics import greedy
 from poetmodel.heuristics.earlier_recomputation import EarlierRecomputation
-from poetmodel.heuristics.greedy import construct, keep_all_if_valid, page_everything
+from poetmodel.heuristics.greedy import construct, keep_all_if_within_budgets, page_everything
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.heuristics.penalties import PenalizedObjective
 from poetmodel.heuristics.recoveries import Recoveries
@@ -93,9 +93,11 @@ def test_all_kept_is_returned_where_it_fits():
     At the floor of 12 bytes every tensor goes out, and comes back at each use.
     """
     problem = skip_problem(ram=15)
-    assert keep_all_if_valid(problem) == construct(problem) == checkpoint_all(problem.graph)
-    assert keep_all_if_valid(skip_problem(ram=14)) is None
-    assert keep_all_if_valid(skip_problem(ram=15, deadline=9)) is None
+    assert (
+        keep_all_if_within_budgets(problem) == construct(problem) == checkpoint_all(problem.graph)
+    )
+    assert keep_all_if_within_budgets(skip_problem(ram=14)) is None
+    assert keep_all_if_within_budgets(skip_problem(ram=15, deadline=9)) is None
     assert construct(skip_problem(recompute=False, paging=False)) is None
     assert page_everything(skip_problem(paging=False)) is None
     problem = skip_problem(ram=12)

@@ -30,7 +30,7 @@ from kit.worked import costs_of
 from poetmodel.backends.registry import backend as back_end
 from poetmodel.errors import LicenceError, PoetModelError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
-from poetmodel.heuristics.greedy import keep_all_if_valid, page_everything
+from poetmodel.heuristics.greedy import keep_all_if_within_budgets, page_everything
 from poetmodel.model import build
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import USER_OBJECTIVE, Problem, Quantity
@@ -208,7 +208,7 @@ def _solve_lazily(problem, *, rng, backend, gap):
     start = None
     if rng.random() < 0.4:
         start = make_valid_candidate(
-            problem, rng.choice((keep_all_if_valid, page_everything))(problem)
+            problem, rng.choice((keep_all_if_within_budgets, page_everything))(problem)
         )
     first = random_grouping(rng, len(problem.graph.nodes))
     outcome = prove(problem, request, start=start, first_grouping=first, params=random_params(rng))

@@ -63,7 +63,7 @@ class Milp(Solver):
             options=options,
         )
         _, _, code = result.message.partition("HiGHS Status ")
-        status = self.translate(code.partition(":")[0], self.statuses)
+        status = self.translate_status(code.partition(":")[0], self.statuses)
         bound = result.mip_dual_bound if form.is_mip else result.fun
         if bound is None or not np.isfinite(bound):
             return RawSolution(status=status, x=result.x, nodes=0 if form.is_mip else None)

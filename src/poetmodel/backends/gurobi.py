@@ -114,7 +114,7 @@ class Gurobi(Solver):
             _set_option(gurobipy, model, "TimeLimit", remaining_s)
         model.optimize(_make_callback(gurobipy, columns, call))
         name_of_code = {getattr(gurobipy.GRB.Status, name): name for name in STATUS}
-        status = self.translate(name_of_code.get(model.Status, model.Status), STATUS)
+        status = self.translate_status(name_of_code.get(model.Status, model.Status), STATUS)
         return _read_result(model, columns, call.form, status)
 
 

@@ -228,7 +228,7 @@ class Highs(Solver):
             _set_option(highspy, highs, "time_limit", remaining_s)
         reset_scheduler(highspy)
         status_code = highs.run()
-        status = self.translate(highs.getModelStatus().name, STATUS)
+        status = self.translate_status(highs.getModelStatus().name, STATUS)
         if status_code == highspy.HighsStatus.kError and not call.should_stop:
             if "presolve" not in call.options:
                 return RawSolution(status=SolverStatus.FAILED), "presolve"

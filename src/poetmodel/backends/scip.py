@@ -103,7 +103,7 @@ class Scip(Solver):
             if remaining_s is not None and "limits/time" not in call.options:
                 _set_option(model, "limits/time", remaining_s)
             _optimize(model)
-        status = self.translate(model.getStatus(), STATUS)
+        status = self.translate_status(model.getStatus(), STATUS)
         outcome = _read_result(model, variables, call.form, status)
         model.freeProb()
         return outcome

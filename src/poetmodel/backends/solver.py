@@ -247,7 +247,9 @@ class Solver(ABC):
                 f"({error}); install it with: {self.remedy}"
             ) from error
 
-    def translate(self, status: object, statuses: Mapping[Any, SolverStatus]) -> SolverStatus:
+    def translate_status(
+        self, status: object, statuses: Mapping[Any, SolverStatus]
+    ) -> SolverStatus:
         """Return the `SolverStatus` of a status that the solver returned.
 
         Raises

@@ -147,7 +147,7 @@ def _schedule_with_rule(problem: Problem, rule: CostRule, table: ChainTable) -> 
 
     def require_schedule(schedule: Schedule | None) -> Schedule:
         if schedule is None:
-            raise MethodNotApplicableError(f"no choice of actions fits in {usable_bytes:,} B")
+            raise MethodNotApplicableError(f"no assignment of actions fits in {usable_bytes:,} B")
         return schedule
 
     def search_narrow() -> Schedule:

@@ -45,9 +45,7 @@ class ServerOptions:
     no_browser: bool = options.output_option(
         False, "--no-browser", "Print the address, but do not open a browser."
     )
-    quiet: bool = options.output_option(
-        False, "--quiet", "Print nothing but errors.", callback=set_quiet
-    )
+    quiet: bool = options.output_option(False, "--quiet", "Print only errors.", callback=set_quiet)
     workers: int | None = options.solve_option(
         None,
         "--workers N",

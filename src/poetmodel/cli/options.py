@@ -642,6 +642,6 @@ class OutputOptions:
     quiet: bool = output_option(
         False,
         "--quiet",
-        "Print nothing but errors, and JSON with --json.",
+        "Print only errors, and JSON with --json.",
         callback=set_quiet,
     )

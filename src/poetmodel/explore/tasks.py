@@ -18,7 +18,7 @@ from poetmodel.clock import time_limit
 from poetmodel.device.ram import find_whole_step
 from poetmodel.explore.settings import Catalogue, ExplorerSettings, GraphSource, problem_fingerprint
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
-from poetmodel.heuristics.greedy import construct, keep_all_if_valid, page_everything
+from poetmodel.heuristics.greedy import construct, keep_all_if_within_budgets, page_everything
 from poetmodel.planner import verify
 from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.report.charts import graph_chart
@@ -197,7 +197,7 @@ def find_first_schedule(job: dict[str, Any], context: JobContext) -> Frame:
     if reason is not None:
         return Frame(values={"infeasible_limit": reason})
     first_valid: tuple[Schedule, Simulation] | None = None
-    for heuristic in (keep_all_if_valid, _construct_greedily, page_everything):
+    for heuristic in (keep_all_if_within_budgets, _construct_greedily, page_everything):
         candidate = heuristic(problem)
         verdict = None if candidate is None else verify(problem, candidate)
         if candidate is not None and verdict is not None and verdict.valid:

@@ -519,8 +519,9 @@ class ProgramSource:
                 self._written_state.add(state_ref.buffer)
                 return line
         raise InputError(
-            f"{node_name}: its new value lies in another order than the state, which memory-mapped "
-            "storage cannot take; make it contiguous, or choose a device whose storage is paged"
+            f"{node_name}: its new value has another order of elements than the state, which "
+            "memory-mapped storage cannot take; make it contiguous, or choose a device whose "
+            "storage is paged"
         )
 
     def _serial_update_lines(
@@ -591,7 +592,7 @@ class ProgramSource:
             yield f"    {element_type} {chunk}[{min(max_elements, buffers[name].elements)}];"
             yield (
                 f"    const {element_type} *const old_{chunk} = "
-                f"{self._pointer(refs[name], old=True)};"
+                f"{self._pointer(refs[name], is_old_value=True)};"
             )
         yield f"    for (int32_t first = 0; first < {n_elements}; first += {max_elements}) {{"
         yield f"        const int32_t n = PM_MIN({n_elements} - first, {max_elements});"
@@ -793,11 +794,11 @@ class ProgramSource:
             return self.lists.setdefault(argument, f"pm_list_{len(self.lists)}")
         return str(int(argument)) if isinstance(argument, int) else _real_literal(argument)
 
-    def _pointer(self, ref: Ref, *, old: bool = False) -> str:
+    def _pointer(self, ref: Ref, *, is_old_value: bool = False) -> str:
         """Return the C pointer to a workspace, or a buffer of caller, storage, arena or weights.
 
         In the arena, it points to the current copy. For mapped state, it points to the new value
-        once that is written, unless `old` is true.
+        once that is written, unless `is_old_value`.
         """
         name = ref.buffer
         if name == WORKSPACE:
@@ -807,7 +808,7 @@ class ProgramSource:
         if name in self._caller_pointers:
             return _add_offset(self._caller_pointers[name], ref.offset)
         if name in self._mapped_state:
-            version = "NEW" if name in self._written_state and not old else "OLD"
+            version = "NEW" if name in self._written_state and not is_old_value else "OLD"
             commits = name in self.deployment.rotating_state
             slot = (
                 f"PM_{version}({self._slot_numbers[name]})"

@@ -439,7 +439,7 @@ def _check_migration(deployment: Deployment) -> None:
     stored_names = names - deployment.resident_names
     if deployment.migration is not None and stored_names:
         raise InputError(
-            f"migrate_from: {join_names(sorted(stored_names))} lies on storage, and no step "
+            f"migrate_from: {join_names(sorted(stored_names))} is on storage, and no step "
             "replaces it, so that it is in no generation; give more ram"
         )
 

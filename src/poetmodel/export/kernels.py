@@ -23,16 +23,18 @@ _PM_NAME: Final = re.compile(r"(?:(?<![A-Za-z0-9])|(?<=-D))(pm|PM)(?=_(?!run\b)|
 """The ``pm`` at the beginning of C symbols and file names, except of the program ``pm_run``."""
 
 
-def make_kernel_header(kernels: Mapping[str, str], shared: Iterable[str] = ()) -> str:
+def make_kernel_header(kernels: Mapping[str, str], shared_names: Iterable[str] = ()) -> str:
     """Return the text of the header that declares the functions of kernels.
 
-    `kernels` has the C source of each kernel by name. If there are names of `shared` kernels, the
+    `kernels` has the C source of each kernel by name. If there are `shared_names`, the
     header includes that of their folder, and defines each name as a macro for the name with
     `SHARED_PREFIX`.
     """
     prototypes = [match for text in kernels.values() for match in find_prototypes(text)]
     lines = [f"{' '.join(prototype.split())};" for prototype in prototypes]
-    macros = [f"#define {name} {apply_prefix(name, SHARED_PREFIX)}" for name in sorted(shared)]
+    macros = [
+        f"#define {name} {apply_prefix(name, SHARED_PREFIX)}" for name in sorted(shared_names)
+    ]
     include = [f'#include "{SHARED_PREFIX}_kernels.h"', *macros, ""] if macros else []
     return "\n".join(
         (

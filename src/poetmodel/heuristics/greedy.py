@@ -116,7 +116,7 @@ def page_everything(problem: Problem) -> Schedule | None:
     return partial.schedule()
 
 
-def keep_all_if_valid(problem: Problem) -> Schedule | None:
+def keep_all_if_within_budgets(problem: Problem) -> Schedule | None:
     """Return keep-all if it meets the limits on RAM, time and energy, and commits fit on storage.
 
     Return None otherwise, or if some user-defined constraint evidently has no schedule; the result

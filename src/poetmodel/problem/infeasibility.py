@@ -146,9 +146,8 @@ def insufficient_ram_message(
     message = f"ram: {format_bytes(budget_bytes)} is too little for {computation}"
     hint = "" if base_bytes else missing_unit_hint(budget_bytes, needed_bytes)
     if not is_proved:
-        message = (
-            f"ram: nothing was found in time for {computation} within {format_bytes(budget_bytes)}"
-        )
+        size = format_bytes(budget_bytes)
+        message = f"ram: no schedule was found in time for {computation} within {size}"
         hint = "; a longer time_limit may find it"
     if sufficient_bytes is None:
         return message + hint

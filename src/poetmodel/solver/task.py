@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from poetmodel.clock import time_limit
 from poetmodel.errors import TimeLimitError, TooLargeError
-from poetmodel.heuristics.greedy import construct, keep_all_if_valid, page_everything
+from poetmodel.heuristics.greedy import construct, keep_all_if_within_budgets, page_everything
 from poetmodel.heuristics.segments import checkpoint_segments
 from poetmodel.result import Termination
 from poetmodel.solver.outcome import (
@@ -376,7 +376,7 @@ def _greedy_candidate(problem: Problem, request: Request) -> Candidate | None:
     `construct` is ignored if it does not end in time or is too large. Return None without a valid
     schedule.
     """
-    keep_all = make_valid_candidate(problem, keep_all_if_valid(problem))
+    keep_all = make_valid_candidate(problem, keep_all_if_within_budgets(problem))
     if keep_all is not None and is_tight(problem, keep_all.value, problem.objective.known_bound):
         return keep_all
     try:
