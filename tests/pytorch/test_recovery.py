@@ -25,6 +25,15 @@ from poetmodel.torch.state.recovery import replace_recovered_file
 SIZES = {"small": 10, "large": LARGE_BYTES // 4 + 3, "frozen": 1500}
 
 
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Compute with one thread: a forked process does not have those that its parent has started."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 class Network(torch.nn.Module):
     """Two parameters that training changes, one that it does not, and a buffer."""
 
