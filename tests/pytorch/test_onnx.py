@@ -439,6 +439,28 @@ def test_shared_weights_are_one_parameter(tmp_path):
     assert not torch.equal(mine.one.grad, mine.one_2.grad)
 
 
+@pytest.mark.parametrize("taken", ["another constant", "an input", "a result"])
+def test_copies_of_constants_replace_no_value(taken, tmp_path):
+    """A bias of zeros that two nodes read is copied under a name that no other value has."""
+    bias, x, result = {
+        "another constant": ("b_2", "x", "h"),
+        "an input": ("c", "b_2", "h"),
+        "a result": ("c", "x", "b_2"),
+    }[taken]
+    nodes = [
+        f"{result} = Gemm({x}, w, b)",
+        f"k = Gemm({result}, w, b)",
+        f"y = Gemm(k, w, {bias})",
+    ]
+    held = {"w": normal(4, 4), "b": np.zeros(4, np.float32), bias: normal(4)}
+    file = linear(nodes=nodes, held=held)
+    file.graph.input[0].name = x
+    mine = pmt.from_onnx(saved(tmp_path, file))
+    array = normal(2, 4)
+    close(outputs(mine, array)[0], ReferenceEvaluator(file).run(None, {x: array})[0])
+    assert len(list(mine.parameters())) == 4
+
+
 def test_constants_are_no_parameters(tmp_path):
     """Limits, masks, exponents and constants of the code stay as they are; statistics are apart."""
     nodes = [

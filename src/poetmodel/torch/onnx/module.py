@@ -390,6 +390,10 @@ class _Constants:
         self.initializer_names = set(self.arrays)
         """Names of constants that are initializers or copies of them; all others come from Constant
         nodes."""
+        self.value_names = {*self.arrays, *(value.name for value in record.inputs)}
+        """Names of all values: constants, inputs, inputs and outputs of nodes, and copies."""
+        for node in record.nodes:
+            self.value_names.update(node.inputs, node.outputs)
         self.uses: dict[str, _ConstantUses] = {}
         """Uses of each constant that a node reads, by name."""
 
@@ -470,7 +474,8 @@ class _Constants:
 
         Each batch norm gets its own statistics. Uniform weights, such as zeros of new biases, are
         shared by chance because exporters store equal constants once. Adds the copies to `arrays`,
-        and lowers the counts in `uses`. The last remaining use reads the constant itself.
+        under names that no other value has, and lowers the counts in `uses`. The last remaining use
+        reads the constant itself.
         """
         operator = OPERATORS[node.operator]
         inputs = list(node.inputs)
@@ -485,6 +490,9 @@ class _Constants:
                 continue
             if use.weights + use.statistics > 1:
                 copy_name = f"{name}_{use.weights + use.statistics}"
+                while copy_name in self.value_names:
+                    copy_name += "_"
+                self.value_names.add(copy_name)
                 self.arrays[copy_name] = self.arrays[name].copy()
                 if name in self.initializer_names:
                     self.initializer_names.add(copy_name)
