@@ -425,6 +425,19 @@ def test_names_and_constants_of_files_are_any(name, tmp_path):
     close(outputs(pmt.from_onnx(saved(tmp_path, file)), x)[0], expected)
 
 
+@pytest.mark.parametrize("name", ["logits.weight", "logits", "ending", "reshapes_ending"])
+def test_constants_may_have_names_of_attributes(name, tmp_path):
+    """A layer of this name trains, and outputs are those of ONNX's reference."""
+    nodes = [helper.make_node("Gemm", ["x", name, "b"], ["h"]), "y = Softmax(h)"]
+    file = linear(nodes=nodes, held={name: normal(4, 3), "b": normal(3)})
+    mine = pmt.from_onnx(saved(tmp_path, file), logits=True)
+    x = normal(2, 4)
+    close(outputs(mine, x)[0], ReferenceEvaluator(file).run(None, {"x": x})[0])
+    assert sorted(p.numel() for p in mine.parameters()) == [3, 12]
+    assert mine.logits
+    assert mine.ending.operator == "Softmax"
+
+
 def test_shared_weights_are_one_parameter(tmp_path):
     """Two nodes train the same one; what is equal throughout by chance is apart."""
     nodes = [

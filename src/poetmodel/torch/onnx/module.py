@@ -172,22 +172,24 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         """Names of the front's input and of its result; empty without a front."""
         self.executions: tuple[_Execution, ...] = ()
         """The executions of the nodes, in order."""
+        self.reshapes_ending = False
+        """Whether a node after the ending reshapes or transposes; only valid with an `ending`."""
+        self.ending: OnnxNode | None = None
+        """The Softmax, LogSoftmax or Sigmoid at the end, as from `_find_ending`, or None."""
+        self.logits = logits
+        """Whether training mode skips the ending."""
+        # Names of constants must differ from those of all attributes.
         record = _Constants(self, record).register_all()
         _check_outputs(record)
         for node in record.nodes:
             self.nodes[node.name] = OnnxNode(node, opset=record.opset)
         self.executions = tuple(_plan_executions(record))
-        self.reshapes_ending = False
-        """Whether a node after the ending reshapes or transposes; only valid with an `ending`."""
-        self.ending: OnnxNode | None = self._find_ending()
-        """The Softmax, LogSoftmax or Sigmoid at the end, as from `_find_ending`, or None."""
+        self.ending = self._find_ending()
         if logits and self.ending is None:
             raise InputError(
                 f"{record.path}: logits: the network does not end in Softmax, LogSoftmax or "
                 "Sigmoid; leave logits out"
             )
-        self.logits = logits
-        """Whether training mode skips the ending."""
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         """Return the floating-point output, or a tuple of several. Inputs are in file order.
