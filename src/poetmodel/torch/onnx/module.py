@@ -107,6 +107,7 @@ def from_onnx(
     biases. Names that are taken get underscores appended.
     """
     file = read_file(path, is_known=KNOWN_OPERATORS.__contains__)
+    _check_outputs(file)
     front, record = split_front(file, train=train, rounding=rounding, headroom=headroom)
     return OnnxModule(record, logits=logits, front=front)
 
@@ -147,9 +148,8 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
     ) -> None:
         """Register the constants and nodes of `record` in this module.
 
-        Raises `InputError` if `logits` is set and the network does not end in one of `ENDINGS`, if
-        a Constant node does not contain numbers or cannot be read, or if an unsupported output is
-        read.
+        Raises `InputError` if `logits` is set and the network does not end in one of `ENDINGS`, or
+        if a Constant node does not contain numbers or cannot be read.
         """
         super().__init__()
         self.file = str(record.path)
@@ -180,7 +180,6 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         """Whether training mode skips the ending."""
         # Names of constants must differ from those of all attributes.
         record = _Constants(self, record).register_all()
-        _check_outputs(record)
         for node in record.nodes:
             self.nodes[node.name] = OnnxNode(node, opset=record.opset)
         self.executions = tuple(_plan_executions(record))
@@ -355,7 +354,8 @@ def _check_outputs(record: FileRecord) -> None:
     read_names = {name for node in record.nodes for name in node.inputs} | set(record.outputs)
     for node in record.nodes:
         outputs = [repr(name) for name in node.outputs[1:] if name and name in read_names]
-        if OPERATORS[node.operator].first_output_only and outputs:
+        operator = OPERATORS.get(node.operator)
+        if operator is not None and operator.first_output_only and outputs:
             raise InputError(
                 f"{record.path}: node {node.name!r} ({node.operator}): its output {outputs[0]} is "
                 "read, which is not supported; export the network without it"
