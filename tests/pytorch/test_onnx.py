@@ -128,6 +128,46 @@ def test_sequences_end_where_their_lengths_say(name, constant, tmp_path):
     close(last, (ends if name == "GRU" else ends[0]).detach())
 
 
+RESIZED = {
+    **{
+        f"{mode}, {how}": {"mode": mode, "coordinate_transformation_mode": how}
+        for mode in ("linear", "cubic", "nearest")
+        for how in ("asymmetric", "half_pixel")
+    },
+    **{
+        f"{mode}, crop": {
+            "mode": mode,
+            "coordinate_transformation_mode": "tf_crop_and_resize",
+            "extrapolation_value": 7.0,
+        }
+        for mode in ("linear", "nearest")
+    },
+}
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.int32, np.int64], ids=lambda k: k.__name__)
+@pytest.mark.parametrize("name", RESIZED)
+def test_integers_are_resized_as_by_the_reference(name, kind, tmp_path):
+    """Interpolated values are rounded, and limited to the type where a cubic exceeds it."""
+    nodes = [
+        helper.make_node("Resize", ["x", "roi", "scales"], ["r"], **RESIZED[name]),
+        "y = Cast <to = 1>(r)",
+    ]
+    held = {
+        "roi": np.array([0, 0, 0.25, -0.25, 1, 1, 1.25, 0.75], np.float32),
+        "scales": np.array([1, 1, 2, 2], np.float32),
+    }
+    x = np.array([[10, 20, 12], [30, 127, 127], [2, 0, 127]], kind)[None, None]
+    if kind == np.uint8:
+        x *= 2
+    element = helper.np_dtype_to_tensor_dtype(x.dtype)
+    file = linear(nodes=nodes, held=held, kind=element, shape=x.shape)
+    file.graph.output[0].type.tensor_type.shape.ClearField("dim")
+    mine = pmt.from_onnx(saved(tmp_path, file))
+    (expected,) = ReferenceEvaluator(file).run(None, {"x": x})
+    close(outputs(mine, x)[0], expected)
+
+
 FLAT = {
     "LpPool <kernel_shape = [2, 2]>": (1, 1, 3, 4), "LpNormalization": (3, 4),
     "MeanVarianceNormalization": (2, 2, 3, 4),
