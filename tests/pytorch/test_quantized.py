@@ -486,7 +486,7 @@ def test_onnx_files_that_are_no_front_are_refused(tmp_path, told):
 
 
 def test_quantized_says_what_it_needs(told, monkeypatch):
-    """Batches for a float front, none for a converted one, and torchao."""
+    """Batches for a float front, none for a converted one, one input, and torchao."""
     with told.raises(InputError, "none"):
         pmt.quantized(float_front())
     for what, batches in {
@@ -498,6 +498,8 @@ def test_quantized_says_what_it_needs(told, monkeypatch):
         pmt.quantized(pmt.quantized(convert_front(float_front(), images(8))), [images()])
     with told.raises(InputError, "converted"):
         pmt.quantized(convert_front(float_front(), images(8)), [images()])
+    with told.raises(InputError, "two inputs"):
+        pmt.quantized(nn.Bilinear(4, 4, 2), [torch.ones(2, 4)])
     monkeypatch.setattr("poetmodel.torch.errors.find_spec", lambda _: None)
     with told.raises(MissingExtraError, "torchao"):
         pmt.quantized(float_front(), [images()])
