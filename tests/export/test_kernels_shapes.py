@@ -209,6 +209,17 @@ CALLS = [
         for d in (0, -1)
     ),
     *((aten.gather.default, torch.arange(12).view(3, 4), d, EACH) for d in (0, -1)),
+    # a tensor without dimensions counts as one of size 1
+    *(
+        (operator, torch.tensor(3.0, **FLOATS), 0, torch.zeros(size, dtype=torch.int64), *more)
+        for size in ((), (1,), (3,))
+        for operator, more in (
+            (aten.gather.default, ()),
+            (aten.scatter.src, (random_reals(*size),)),
+            (aten.scatter.value, (2.5,)),
+            (aten.scatter_add.default, (random_reals(*size),)),
+        )
+    ),
     # the position of an extreme is that of the first of several, or of what is no number
     *(
         (operator, x, *dimension)

@@ -128,6 +128,46 @@ def test_sequences_end_where_their_lengths_say(name, constant, tmp_path):
     close(last, (ends if name == "GRU" else ends[0]).detach())
 
 
+RESIZED = {
+    **{
+        f"{mode}, {how}": {"mode": mode, "coordinate_transformation_mode": how}
+        for mode in ("linear", "cubic", "nearest")
+        for how in ("asymmetric", "half_pixel")
+    },
+    **{
+        f"{mode}, crop": {
+            "mode": mode,
+            "coordinate_transformation_mode": "tf_crop_and_resize",
+            "extrapolation_value": 7.0,
+        }
+        for mode in ("linear", "nearest")
+    },
+}
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.int32, np.int64], ids=lambda k: k.__name__)
+@pytest.mark.parametrize("name", RESIZED)
+def test_integers_are_resized_as_by_the_reference(name, kind, tmp_path):
+    """Interpolated values are rounded, and limited to the type where a cubic exceeds it."""
+    nodes = [
+        helper.make_node("Resize", ["x", "roi", "scales"], ["r"], **RESIZED[name]),
+        "y = Cast <to = 1>(r)",
+    ]
+    held = {
+        "roi": np.array([0, 0, 0.25, -0.25, 1, 1, 1.25, 0.75], np.float32),
+        "scales": np.array([1, 1, 2, 2], np.float32),
+    }
+    x = np.array([[10, 20, 12], [30, 127, 127], [2, 0, 127]], kind)[None, None]
+    if kind == np.uint8:
+        x *= 2
+    element = helper.np_dtype_to_tensor_dtype(x.dtype)
+    file = linear(nodes=nodes, held=held, kind=element, shape=x.shape)
+    file.graph.output[0].type.tensor_type.shape.ClearField("dim")
+    mine = pmt.from_onnx(saved(tmp_path, file))
+    (expected,) = ReferenceEvaluator(file).run(None, {"x": x})
+    close(outputs(mine, x)[0], expected)
+
+
 FLAT = {
     "LpPool <kernel_shape = [2, 2]>": (1, 1, 3, 4), "LpNormalization": (3, 4),
     "MeanVarianceNormalization": (2, 2, 3, 4),
@@ -425,6 +465,19 @@ def test_names_and_constants_of_files_are_any(name, tmp_path):
     close(outputs(pmt.from_onnx(saved(tmp_path, file)), x)[0], expected)
 
 
+@pytest.mark.parametrize("name", ["logits.weight", "logits", "ending", "reshapes_ending"])
+def test_constants_may_have_names_of_attributes(name, tmp_path):
+    """A layer of this name trains, and outputs are those of ONNX's reference."""
+    nodes = [helper.make_node("Gemm", ["x", name, "b"], ["h"]), "y = Softmax(h)"]
+    file = linear(nodes=nodes, held={name: normal(4, 3), "b": normal(3)})
+    mine = pmt.from_onnx(saved(tmp_path, file), logits=True)
+    x = normal(2, 4)
+    close(outputs(mine, x)[0], ReferenceEvaluator(file).run(None, {"x": x})[0])
+    assert sorted(p.numel() for p in mine.parameters()) == [3, 12]
+    assert mine.logits
+    assert mine.ending.operator == "Softmax"
+
+
 def test_shared_weights_are_one_parameter(tmp_path):
     """Two nodes train the same one; what is equal throughout by chance is apart."""
     nodes = [
@@ -437,6 +490,28 @@ def test_shared_weights_are_one_parameter(tmp_path):
     assert names == ["w", "one", "zero", "one_2", "zero_2"]
     mine(torch.randn(2, 4)).square().sum().backward()
     assert not torch.equal(mine.one.grad, mine.one_2.grad)
+
+
+@pytest.mark.parametrize("taken", ["another constant", "an input", "a result"])
+def test_copies_of_constants_replace_no_value(taken, tmp_path):
+    """A bias of zeros that two nodes read is copied under a name that no other value has."""
+    bias, x, result = {
+        "another constant": ("b_2", "x", "h"),
+        "an input": ("c", "b_2", "h"),
+        "a result": ("c", "x", "b_2"),
+    }[taken]
+    nodes = [
+        f"{result} = Gemm({x}, w, b)",
+        f"k = Gemm({result}, w, b)",
+        f"y = Gemm(k, w, {bias})",
+    ]
+    held = {"w": normal(4, 4), "b": np.zeros(4, np.float32), bias: normal(4)}
+    file = linear(nodes=nodes, held=held)
+    file.graph.input[0].name = x
+    mine = pmt.from_onnx(saved(tmp_path, file))
+    array = normal(2, 4)
+    close(outputs(mine, array)[0], ReferenceEvaluator(file).run(None, {x: array})[0])
+    assert len(list(mine.parameters())) == 4
 
 
 def test_constants_are_no_parameters(tmp_path):

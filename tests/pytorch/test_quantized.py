@@ -174,6 +174,61 @@ def test_fronts_of_files_have_the_type_that_they_state(types, tmp_path):
     assert float((found - torch.from_numpy(expected)).abs().max()) <= 0.125
 
 
+def write_inserted(path, *texts, **initializers):
+    """Write the file of `write_linear` with nodes that compute the first layer's input ``r``."""
+    model = write_linear(path)
+    onnx = pytest.importorskip("onnx")
+    model.graph.node[3].input[0] = "r"
+    for position, text in enumerate(texts, start=2):
+        model.graph.node.insert(position, onnx.parser.parse_node(text))
+    for name, value in initializers.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(value), name))
+    onnx.save(model, path)
+
+
+@pytest.mark.parametrize("name", ["result", "records", "forward", "constant_0", "module_names"])
+def test_nodes_of_fronts_may_have_any_name(name, tmp_path):
+    """A layer with the name of an attribute is converted like any other layer."""
+    onnx = pytest.importorskip("onnx")
+    path = tmp_path / "linear.onnx"
+    model = write_linear(path)
+    expected = pmt.from_onnx(path)(torch.ones(2, 8))
+    model.graph.node[3].name = name
+    onnx.save(model, path)
+    assert torch.equal(pmt.from_onnx(path)(torch.ones(2, 8)), expected)
+
+
+def test_fronts_of_files_may_compute_shapes(tmp_path):
+    """A Reshape to sizes that other nodes compute is that of the file."""
+    path = tmp_path / "linear.onnx"
+    write_linear(path)
+    expected = pmt.from_onnx(path)(torch.ones(2, 8))
+    write_inserted(
+        path,
+        "all = Shape(x_d)",
+        "first = Gather(all, zero)",
+        "sizes = Concat <axis = 0>(first, rest)",
+        "r = Reshape(x_d, sizes)",
+        zero=[0],
+        rest=[-1],
+    )
+    assert torch.equal(pmt.from_onnx(path)(torch.ones(2, 8)), expected)
+
+
+OUTPUTS = {
+    "a mask": ("d, mask = Dropout(x_d)", "m = Cast <to = 1>(mask)", "r = Mul(d, m)"),
+    "a split": ("a, b = Split <axis = 1, num_outputs = 2>(x_d)", "r = Concat <axis = 1>(b, a)"),
+}
+
+
+@pytest.mark.parametrize("case", OUTPUTS)
+def test_nodes_of_fronts_with_several_outputs_are_refused(case, tmp_path, told):
+    """The message names the node or its operator, whichever output is read."""
+    write_inserted(tmp_path / "linear.onnx", *OUTPUTS[case])
+    with told.raises(InputError):
+        pmt.from_onnx(tmp_path / "linear.onnx")
+
+
 @pytest.mark.parametrize(
     "more",
     [{"output_dtype": 5}, {"block_size": 2}, {"outside": "layer"}, {"outside": "result"}],
@@ -431,7 +486,7 @@ def test_onnx_files_that_are_no_front_are_refused(tmp_path, told):
 
 
 def test_quantized_says_what_it_needs(told, monkeypatch):
-    """Batches for a float front, none for a converted one, and torchao."""
+    """Batches for a float front, none for a converted one, one input, and torchao."""
     with told.raises(InputError, "none"):
         pmt.quantized(float_front())
     for what, batches in {
@@ -443,6 +498,8 @@ def test_quantized_says_what_it_needs(told, monkeypatch):
         pmt.quantized(pmt.quantized(convert_front(float_front(), images(8))), [images()])
     with told.raises(InputError, "converted"):
         pmt.quantized(convert_front(float_front(), images(8)), [images()])
+    with told.raises(InputError, "two inputs"):
+        pmt.quantized(nn.Bilinear(4, 4, 2), [torch.ones(2, 4)])
     monkeypatch.setattr("poetmodel.torch.errors.find_spec", lambda _: None)
     with told.raises(MissingExtraError, "torchao"):
         pmt.quantized(float_front(), [images()])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import re
 from fnmatch import fnmatchcase
@@ -104,12 +105,11 @@ def quantized(
         If ``torch.export`` or torchao cannot convert `front`, or if `front` fails on a batch.
     InputError
         If an operator or its quantization has no int8 kernel; the message names the operator and
-        its module. If `front` does not have one result, or is converted and does not have one
-        input. If `batches` is one tensor. If there is no batch, or one that is no float tensor, is
-        not finite, or has samples of another shape than the first. If `front` is converted and
-        `batches` is not None. If `front` is already a `QuantizedFront`, or prepared by PT2E but not
-        converted. If `rounding` or `headroom` is invalid, or `train` or an entry of it selects no
-        layer.
+        its module. If `front` does not have one input and one result. If `batches` is one tensor.
+        If there is no batch, or one that is no float tensor, is not finite, or has samples of
+        another shape than the first. If `front` is converted and `batches` is not None. If `front`
+        is already a `QuantizedFront`, or prepared by PT2E but not converted. If `rounding` or
+        `headroom` is invalid, or `train` or an entry of it selects no layer.
 
     Notes
     -----
@@ -126,6 +126,7 @@ def quantized(
         raise InputError("front: is already quantized")
     if any("activation_post_process" in name for name, _ in front.named_modules()):
         raise InputError("front: is prepared, but not converted; call convert_pt2e first")
+    _check_required_inputs(front)
     inputs = _read_inputs(batches)
     first_input = next(inputs, None)
     if first_input is None:
@@ -185,6 +186,28 @@ def check_training(rounding: str, headroom: float) -> None:
         raise InputError(f"rounding: expected one of {', '.join(ROUNDINGS)}, got {quote(rounding)}")
     if not (math.isfinite(headroom) and headroom >= 1):
         raise InputError(f"headroom: expected a number from 1, got {headroom}")
+
+
+def _check_required_inputs(front: nn.Module) -> None:
+    """Raise `InputError` if `front` cannot be called with one input, because it requires more.
+
+    A traced module is not checked: its ``forward`` has no signature.
+    """
+    try:
+        parameters = inspect.signature(front.forward).parameters.values()
+    except ValueError:
+        return
+    variadic_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required_names = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind not in variadic_kinds
+    ]
+    if len(required_names) > 1:
+        raise InputError(
+            f"front: expected one input and one result, got the inputs {join_names(required_names)}"
+            "; quantize a part of the model with one of each"
+        )
 
 
 def _select_trained_nodes(

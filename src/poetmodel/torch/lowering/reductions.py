@@ -39,7 +39,7 @@ def _reduced_dimensions(view: StridedView, dimensions: int | Sequence[int] | Non
     if dimensions is None or (not isinstance(dimensions, int) and not dimensions):
         return list(range(rank))
     indices = [dimensions] if isinstance(dimensions, int) else dimensions
-    return sorted({positive_dimension(number, rank) for number in indices})[: rank or 0]
+    return sorted({positive_dimension(number, rank) for number in indices})[:rank]
 
 
 def _lower_reduction(

@@ -593,7 +593,7 @@ def _view_along_dimension(
     those of the dimension; a tensor without dimensions has stride 0 and size 1.
     """
     if not x.shape:
-        return replace(x, shape=shape), 0, 1
+        return replace(x, shape=shape, strides=(0,) * len(shape)), 0, 1
     dimension = positive_dimension(dimension, len(x.shape))
     source = replace(repeat_element(x, dimension), shape=shape)
     return source, x.strides[dimension], x.shape[dimension]

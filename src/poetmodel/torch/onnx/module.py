@@ -107,6 +107,7 @@ def from_onnx(
     biases. Names that are taken get underscores appended.
     """
     file = read_file(path, is_known=KNOWN_OPERATORS.__contains__)
+    _check_outputs(file)
     front, record = split_front(file, train=train, rounding=rounding, headroom=headroom)
     return OnnxModule(record, logits=logits, front=front)
 
@@ -147,9 +148,8 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
     ) -> None:
         """Register the constants and nodes of `record` in this module.
 
-        Raises `InputError` if `logits` is set and the network does not end in one of `ENDINGS`, if
-        a Constant node does not contain numbers or cannot be read, or if an unsupported output is
-        read.
+        Raises `InputError` if `logits` is set and the network does not end in one of `ENDINGS`, or
+        if a Constant node does not contain numbers or cannot be read.
         """
         super().__init__()
         self.file = str(record.path)
@@ -172,22 +172,23 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         """Names of the front's input and of its result; empty without a front."""
         self.executions: tuple[_Execution, ...] = ()
         """The executions of the nodes, in order."""
+        self.reshapes_ending = False
+        """Whether a node after the ending reshapes or transposes; only valid with an `ending`."""
+        self.ending: OnnxNode | None = None
+        """The Softmax, LogSoftmax or Sigmoid at the end, as from `_find_ending`, or None."""
+        self.logits = logits
+        """Whether training mode skips the ending."""
+        # Names of constants must differ from those of all attributes.
         record = _Constants(self, record).register_all()
-        _check_outputs(record)
         for node in record.nodes:
             self.nodes[node.name] = OnnxNode(node, opset=record.opset)
         self.executions = tuple(_plan_executions(record))
-        self.reshapes_ending = False
-        """Whether a node after the ending reshapes or transposes; only valid with an `ending`."""
-        self.ending: OnnxNode | None = self._find_ending()
-        """The Softmax, LogSoftmax or Sigmoid at the end, as from `_find_ending`, or None."""
+        self.ending = self._find_ending()
         if logits and self.ending is None:
             raise InputError(
                 f"{record.path}: logits: the network does not end in Softmax, LogSoftmax or "
                 "Sigmoid; leave logits out"
             )
-        self.logits = logits
-        """Whether training mode skips the ending."""
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         """Return the floating-point output, or a tuple of several. Inputs are in file order.
@@ -353,7 +354,8 @@ def _check_outputs(record: FileRecord) -> None:
     read_names = {name for node in record.nodes for name in node.inputs} | set(record.outputs)
     for node in record.nodes:
         outputs = [repr(name) for name in node.outputs[1:] if name and name in read_names]
-        if OPERATORS[node.operator].first_output_only and outputs:
+        operator = OPERATORS.get(node.operator)
+        if operator is not None and operator.first_output_only and outputs:
             raise InputError(
                 f"{record.path}: node {node.name!r} ({node.operator}): its output {outputs[0]} is "
                 "read, which is not supported; export the network without it"
@@ -390,6 +392,10 @@ class _Constants:
         self.initializer_names = set(self.arrays)
         """Names of constants that are initializers or copies of them; all others come from Constant
         nodes."""
+        self.value_names = {*self.arrays, *(value.name for value in record.inputs)}
+        """Names of all values: constants, inputs, inputs and outputs of nodes, and copies."""
+        for node in record.nodes:
+            self.value_names.update(node.inputs, node.outputs)
         self.uses: dict[str, _ConstantUses] = {}
         """Uses of each constant that a node reads, by name."""
 
@@ -470,7 +476,8 @@ class _Constants:
 
         Each batch norm gets its own statistics. Uniform weights, such as zeros of new biases, are
         shared by chance because exporters store equal constants once. Adds the copies to `arrays`,
-        and lowers the counts in `uses`. The last remaining use reads the constant itself.
+        under names that no other value has, and lowers the counts in `uses`. The last remaining use
+        reads the constant itself.
         """
         operator = OPERATORS[node.operator]
         inputs = list(node.inputs)
@@ -485,6 +492,9 @@ class _Constants:
                 continue
             if use.weights + use.statistics > 1:
                 copy_name = f"{name}_{use.weights + use.statistics}"
+                while copy_name in self.value_names:
+                    copy_name += "_"
+                self.value_names.add(copy_name)
                 self.arrays[copy_name] = self.arrays[name].copy()
                 if name in self.initializer_names:
                     self.initializer_names.add(copy_name)

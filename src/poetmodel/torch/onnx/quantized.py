@@ -190,23 +190,30 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
     ) -> None:
         """Register a buffer for each of `constants`, and a module for each node that computes.
 
-        Constant, QuantizeLinear and DequantizeLinear nodes have no module.
+        Constant, QuantizeLinear and DequantizeLinear nodes have no module. A module has the name of
+        its node, with underscores appended until it is no attribute of this module.
         """
         super().__init__()
         self.source, self.result = source, result
         self.constants = constants
         self.records = [node for node in nodes if node.operator != "Constant"]
-        for node in self.records:
-            if node.operator not in QUANTIZATION_OPERATORS:
-                self.add_module(node.name, OnnxNode(node, opset=record.opset))
         self.buffer_names: dict[str, str] = {}
         """Name of the buffer of each constant, by the name of the constant."""
+        self.module_names: dict[str, str] = {}
+        """Name of the module of each node that has one, by the name of the node."""
         for index, (name, value) in enumerate(constants.items()):
             self.buffer_names[name] = f"constant_{index}"
             self.register_buffer(self.buffer_names[name], torch.from_numpy(value.copy()))
+        for node in self.records:
+            if node.operator not in QUANTIZATION_OPERATORS:
+                module_name = node.name
+                while hasattr(self, module_name):
+                    module_name += "_"
+                self.module_names[node.name] = module_name
+                self.add_module(module_name, OnnxNode(node, opset=record.opset))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Compute the result of the front; of each node, only the first output is stored.
+        """Compute the result of the front.
 
         Raises `InputError` if a node has a feature that is not supported.
         """
@@ -220,8 +227,11 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
                     self._read_operand(name, values, is_weight=position in operator.weights)
                     for position, name in enumerate(node.inputs)
                 ]
-                result = getattr(self, node.name)(*operands)
-            values[node.outputs[0]] = result[0] if isinstance(result, tuple) else result
+                result = getattr(self, self.module_names[node.name])(*operands)
+            if len(node.outputs) == 1:
+                values[node.outputs[0]] = result
+            else:
+                values.update(zip(node.outputs, result, strict=False))
         front_result: torch.Tensor = values[self.result]
         return front_result
 

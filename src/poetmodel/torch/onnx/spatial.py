@@ -275,6 +275,9 @@ def _resize(
 ) -> torch.Tensor:
     """Resize with PyTorch's operator if it has the result of ONNX, otherwise axis by axis.
 
+    Integers are interpolated in float32, then rounded half to even and limited to their type, as by
+    ONNX's reference.
+
     Raises `InputError` if the coordinate transformation is not supported, or if a tensor is given
     for the sizes, for the scales without sizes, or for the roi of ``tf_crop_and_resize``.
     """
@@ -290,13 +293,31 @@ def _resize(
             resized_axes[axis].set_factor(factor)
     else:
         _set_lengths(node, [resized_axes[axis] for axis in axes], to_integers(node, sizes, "sizes"))
-    interpolated = _try_interpolate(node, x, resized_axes)
+    if x.is_floating_point() or node.get("mode", "nearest") == "nearest":
+        return _resize_axes(node, x, resized_axes)
+    return _convert_to_integers(_resize_axes(node, x.to(torch.float32), resized_axes), x.dtype)
+
+
+def _resize_axes(node: OnnxNode, x: torch.Tensor, axes: list[_ResizedAxis]) -> torch.Tensor:
+    """Return `x` resized; integers only for the mode ``nearest``."""
+    interpolated = _try_interpolate(node, x, axes)
     if interpolated is not None:
         return interpolated
-    for axis, resized_axis in enumerate(resized_axes):
+    for axis, resized_axis in enumerate(axes):
         if resized_axis.is_resized:
             x = resized_axis.resize(x, axis)
     return x
+
+
+def _convert_to_integers(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Round to integers, half to even.
+
+    Values are limited to the range of types with less than 32 bits. Limits of other types are not
+    exact in float32.
+    """
+    limits = torch.iinfo(dtype)
+    x = x.round()
+    return (x.clamp(limits.min, limits.max) if limits.bits < 32 else x).to(dtype)  # noqa: PLR2004
 
 
 def _set_lengths(node: OnnxNode, axes: list[_ResizedAxis], lengths: list[int]) -> None:
@@ -384,6 +405,7 @@ class _ResizedAxis:
         ]
         if any(is_outside):
             value = self.node.get("extrapolation_value", 0.0)
+            value = value if x.is_floating_point() else round(value)
             y = torch.where(reshape_along_axis(is_outside) != 0, value, y)
         return y
 
@@ -451,7 +473,12 @@ def _round_position(node: OnnxNode, position: float) -> int:
 def _try_interpolate(
     node: OnnxNode, x: torch.Tensor, axes: list[_ResizedAxis]
 ) -> torch.Tensor | None:
-    """Return the result of `functional.interpolate`; None if ONNX's result may differ."""
+    """Return the result of `functional.interpolate`.
+
+    Returns None if ONNX's result may differ, or if PyTorch has no such operator for the type.
+    """
+    if not x.is_floating_point() and x.dtype is not torch.uint8:
+        return None
     lengths, factors = [axis.length for axis in axes], [axis.factor for axis in axes]
     has_special_weights = node.get("antialias", 0) or node.get("exclude_outside", 0)
     mode = _INTERPOLATIONS.get((node.get("mode", "nearest"), x.ndim))
