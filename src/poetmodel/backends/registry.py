@@ -32,11 +32,12 @@ def backend_names() -> tuple[str, ...]:
 def register(solver: type[Solver]) -> type[Solver]:
     """Register a back end under its name, for `solve`, commands and reports; return its class.
 
+    May be used as a class decorator.
+
     Parameters
     ----------
     solver : type of Solver
-        The class, with its declarations (`name`, `display_name`, `package`, `remedy`). May be used
-        as a decorator.
+        The class, with its declarations (`name`, `display_name`, `package`, `remedy`).
 
     Raises
     ------
@@ -100,5 +101,5 @@ def backend(name: str) -> Solver:
 
 
 def solver_packages() -> tuple[str, ...]:
-    """Return the Python package of each back end, in the order of `backend_names`."""
+    """Return the import name of each back end's Python package, in `backend_names` order."""
     return tuple(backend_class(name).package for name in backend_names())

@@ -111,7 +111,8 @@ class _EvictionPlanner:
     def __init__(self, problem: Problem, rule: CostRule, *, caps_savings: bool = False) -> None:
         """Find idle intervals and the excess of keep-all; start with an empty plan.
 
-        Requests the permission to overwrite inputs (`may_overwrite_inputs`).
+        Requests the permission to overwrite inputs
+        (`poetmodel.heuristics.execution.may_overwrite_inputs`).
         """
         graph = problem.graph
         self.problem = problem
@@ -172,7 +173,8 @@ class _EvictionPlanner:
 
         The interval with the longest free time is first. Intervals without an exceeded stage are
         skipped, as are intervals whose free time becomes negative because of earlier swaps, and
-        intervals of tensors for which storage has no space.
+        intervals of tensors for which storage has no space. Raises `TimeLimitError` if the time
+        limit passes.
         """
         free_times = {interval: self._free_time(interval) for interval in self.intervals}
         for interval in sorted(self.intervals, key=lambda interval: -free_times[interval]):
@@ -189,7 +191,8 @@ class _EvictionPlanner:
         """Until all stages fit, add the eviction with the highest saving per cost to the plan.
 
         Candidates are intervals without an eviction but with a stage above the budget. Raises
-        `MethodNotApplicableError` if no candidate can be swapped or recomputed.
+        `MethodNotApplicableError` if no candidate can be swapped or recomputed, and
+        `TimeLimitError` if the time limit passes.
         """
         while self.excess.max() > 0:
             best: tuple[float, IdleInterval, bool] | None = None
@@ -272,8 +275,8 @@ class _EvictionPlanner:
     def _free_time(self, interval: IdleInterval) -> float:
         """Return the free time of an interval [s]; -inf if storage has no space for the tensor.
 
-        The channel's busy times are subtracted. If the rule hides no transfers, the result is minus
-        the cost of the transfers [s or J].
+        The channel's busy times and the times of the tensor's own transfers are subtracted. If the
+        rule hides no transfers, the result is minus the cost of the transfers [s or J].
         """
         if not self.storage.has_space_for(interval.tensor):
             return -math.inf
@@ -430,7 +433,8 @@ class _KeepingExecution(EvictionExecution):
         """Return the nodes that the stage computes, and the tensors that it pages in.
 
         Adds recomputed tensors that a later stage reads to `kept_tensors`, in the order of their
-        next uses, if RAM is free until that use, and subtracts their sizes from `free_bytes`.
+        next uses, if RAM is free until that use, and subtracts their sizes from `free_bytes`. Sets
+        `kept_until` of these tensors, and of recomputed tensors that `kept_tensors` has already.
         """
         computed_nodes, page_ins = super()._find_missing()
         t = self.stage

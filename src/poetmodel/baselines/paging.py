@@ -339,7 +339,7 @@ class EvictionExecution(StagedExecution):
 
 
 def require_within_budget(problem: Problem, schedule: Schedule) -> Schedule:
-    """Return the schedule; raise `MethodNotApplicableError` if its peak exceeds the budget."""
+    """Return the schedule; raise `MethodNotApplicableError` if it exceeds `usable_ram_bytes`."""
     usable_bytes = problem.usable_ram_bytes
     peak = simulate(problem.graph, problem.costs, schedule).peak
     if peak.ram_bytes > usable_bytes:

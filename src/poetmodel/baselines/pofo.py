@@ -116,10 +116,12 @@ def pofo(problem: Problem, rule: str = "") -> Schedule:
 
 
 def _schedule_with_rule(problem: Problem, rule: CostRule, table: ChainTable) -> Schedule:
-    """Return the better schedule of the narrow and the wide beam search with one rule.
+    """Return the better schedule, by `select_best_schedule`, of the narrow and wide beam search.
 
-    `table` is replaced by a table of the rule's costs if these are not proportional to the compute
-    times. Raises `MethodNotApplicableError` if no schedule meets the budget.
+    Both searches use the costs of `rule`. `table` is replaced by a table of these costs if they are
+    not proportional to the compute times. Raises `MethodNotApplicableError` if no schedule meets
+    the budget, and `TimeLimitError` if the time limit stops the narrow search; if it stops the wide
+    search, the narrow search's schedule is returned.
     """
     compute_costs, _, _ = eviction_costs(problem, rule)
     cost_per_second = sum(compute_costs) / (problem.pass_time_s or 1.0)
@@ -409,7 +411,8 @@ def search_actions(
 
     Each layer has one of `actions`, except the last one, which contains the loss and is kept.
     `ram_bytes` limits the RAM that the search counts. `sequence_cost_of(first, last, ram_bytes)`
-    returns the cost of recomputing steps for their parts within some RAM, or inf.
+    returns the cost of recomputing steps for their parts within some RAM, or inf. Raises
+    `TimeLimitError` if the time limit passes.
     """
     other_actions = [action for action in actions if action != Action.RECOMPUTE]
     prefixes = [ActionPrefix()]
@@ -462,7 +465,7 @@ def _prune(prefixes: list[ActionPrefix], beam: Beam) -> list[ActionPrefix]:
 
     Compares only prefixes with the same last action, needed page-in and start of the sequence. Of
     prefixes with equal cost, a dominated one may remain. The cheapest ones have the smallest
-    `_expected_total_cost`.
+    `_expected_total_cost`. Raises `TimeLimitError` if the time limit passes.
     """
     groups: dict[object, list[ActionPrefix]] = {}
     for prefix in sorted(prefixes, key=lambda prefix: prefix.total_cost):

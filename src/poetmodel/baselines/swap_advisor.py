@@ -91,7 +91,7 @@ class _GeneticSearch:
 
         Only intervals of tensors of more than 0 bytes that relieve a stage in which keep-all
         exceeds the budget are searched. Requests the permission to overwrite inputs
-        (`may_overwrite_inputs`).
+        (`poetmodel.heuristics.execution.may_overwrite_inputs`).
         """
         graph = problem.graph
         self.problem = problem
@@ -240,7 +240,7 @@ class _GeneticSearch:
         The stage with the largest excess is relieved first, by the eviction whose interval ends
         last. If no further eviction relieves this stage, no more are added, and stages may still
         exceed the budget. Then an eviction is removed if all of its stages fit without it, in the
-        order of `order_by_cost`.
+        order of `order_by_cost`. Raises `TimeLimitError` if the time limit passes.
         """
         mask = mask.copy()
         excess = self.excess - self.freed_bytes[mask].sum(axis=0)

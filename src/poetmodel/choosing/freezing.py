@@ -90,7 +90,7 @@ class Freezable:
         )
 
     def padded_graph(self, names: Collection[str]) -> Graph:
-        """Return the graph that trains only `names`, with an empty node for each removed node.
+        """Return the graph that trains only parameters `names`; removed nodes become empty nodes.
 
         If the padded graph of a superset of `names` has a schedule within the limits, this graph
         has one, too, because both have the same stages. The position of a buffer's update depends
@@ -123,7 +123,10 @@ class Freezable:
         return tuple(self._restrict_to(self.needed_nodes(names)).values())
 
     def needed_nodes(self, names: Collection[str]) -> frozenset[int]:
-        """Return the indices in `graph` of the nodes of a step that trains only `names`."""
+        """Return the indices in `graph` of the nodes of a step that trains only `names`.
+
+        `names` are names of parameters.
+        """
         return self.common_nodes.union(*(self.nodes_needed_for[name] for name in names))
 
     @cached_property

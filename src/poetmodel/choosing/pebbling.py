@@ -33,8 +33,8 @@ class PebbleGame:
     Let some tensors be in RAM together. One of them was computed last; when its node was computed,
     the other tensors and its inputs were in RAM. So the minimum RAM for a set is the minimum, over
     its tensors, of the maximum of two numbers: the RAM of this computation, and the minimum RAM for
-    the inputs with the other tensors. The recursion ends, because the sets contain ever earlier
-    nodes.
+    the inputs with the other tensors. The recursion ends, because the sets contain tensors of ever
+    earlier nodes.
     """
 
     def __init__(self, freezable: Freezable) -> None:

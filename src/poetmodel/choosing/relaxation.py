@@ -254,8 +254,8 @@ class ChoiceRelaxation:
     def min_ram_bytes(self, layer: str) -> int:
         """Return a lower bound on the RAM of a step that trains only `layer`, with state [B].
 
-        Without paging, all state counts. With paging, only the state in the largest working set
-        counts, or none if state is read in place.
+        Without paging, it is the bound of `PebbleGame` plus all state of the step. With paging, it
+        is the largest working set, with its state, or without if state is read in place.
         """
         if self.problem.can_page:
             names, excludes_state = self.layers[layer], self.problem.reads_in_place

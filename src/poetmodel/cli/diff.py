@@ -115,10 +115,11 @@ def _decision_values(decision: Decision, graph: Graph) -> dict[str, Any]:
 
 
 def _compared_facts(verified: VerifiedSchedule) -> Iterator[Fact]:
-    """Yield the facts about one schedule: device, method, status, limits and metrics.
+    """Yield the facts about one schedule: device, method, status, RAM budget, deadline, metrics.
 
-    Facts without a name are only in JSON, facts without a key only in the table. Schedules of one
-    graph have equally many facts, in the same order.
+    Among the metrics are the RAM of the device and the homes of state; recomputations and
+    user-defined constraints are last. Facts without a name are only in JSON, facts without a key
+    only in the table. Schedules of one graph have equally many facts, in the same order.
     """
     simulation, problem = verified.verdict.simulation, verified.problem
     stated_problem = verified.document.problem

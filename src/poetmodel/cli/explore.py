@@ -106,8 +106,8 @@ def initial_state(
     """Return the catalogue with the given files, the initial settings and slider positions.
 
     The positions are ``ram_bytes`` [B] and ``deadline_s`` [s], None without the option; percentages
-    are resolved. For a step file and a device, prints the size that ``--tile auto`` chooses. Raises
-    `InputError` for invalid options.
+    are resolved. For a step file and a device with ``--tile auto``, prints the chosen size on
+    stderr. Raises `InputError` for invalid options.
     """
     from poetmodel.explore.settings import ExplorerSettings, catalogue_with_files
     from poetmodel.schedule.io import validate_model

@@ -204,7 +204,7 @@ def graph_values(graph: Graph, device: Device | None = None) -> dict[str, Any]:
 
 
 def compare_device_ram(graph: Graph, device: Device) -> tuple[DeviceRam | None, DeviceRam | None]:
-    """Return the use of device RAM by keep-all, with all state in RAM, and by the minimum RAM.
+    """Return the use of device RAM by (keep-all with all state in RAM, the minimum RAM).
 
     Neither is None. On memory-mapped storage, the minimum RAM reads state in place.
     """
@@ -333,7 +333,10 @@ def _shared_memory_remark(graph: Graph, i: int) -> str:
 
 
 def _gauge_facts(graph: Graph, device: Device) -> Iterator[Fact]:
-    """Yield the RAM of a device with a verdict, then its use by keep-all and the minimum RAM."""
+    """Yield the RAM of a device, then the RAM free or missing with keep-all and the minimum RAM.
+
+    The note of the first is whether keep-all fits, only a schedule may fit, or none does.
+    """
     keep_all, min_ram = compare_device_ram(graph, device)
     verdict = "keep-all does not fit, a schedule may"
     if min_ram is not None and not min_ram.fits:

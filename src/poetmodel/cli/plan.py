@@ -255,9 +255,9 @@ def _plan_facts(plan_result: PlanResult) -> Iterator[Fact]:
 
 
 def arena_facts(arena: Arena) -> Iterator[Fact]:
-    """Yield size, lower bound on the size, fragmentation and alignment of an arena.
+    """Yield size, lower bound on the size, fragmentation ratio and alignment of an arena.
 
-    Tables list the size alone, with a note on fragmentation.
+    Tables list the size alone, with a note on lower bound and fragmentation.
     """
     from poetmodel.plan.listing import describe_fragmentation
 
@@ -339,7 +339,10 @@ class PlanResult:
         *,
         aux_bytes: int | None,
     ) -> PlanResult:
-        """Verify a plan and its addresses, and return both with the checks."""
+        """Verify a plan and its addresses, and return both with the checks.
+
+        `aux_bytes` limits the storage, None for that of the device. The result contains violations.
+        """
         from poetmodel.plan import check_arena, check_plan
 
         return cls(

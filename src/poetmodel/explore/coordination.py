@@ -164,7 +164,8 @@ class Coordinator:
     async def _read_problem(self, settings: ExplorerSettings) -> OpenProblem:
         """Prepare the problem of some settings in a worker, and return it as an open problem.
 
-        If the problem is not open yet, load its stored points and register it.
+        If the problem is not open yet, register it with its stored points; unfinished points
+        become ``cancelled``. Also stores the id of the problem in `_problem_ids`, by the settings.
         """
         reply = await self.quick_workers.run_job(
             {"task": "prepare_problem", "settings": settings.model_dump()}
@@ -450,9 +451,9 @@ class Coordinator:
 
 
 def _mark_cancelled(point: Point) -> Point:
-    """Set the state of a stored point whose solve is not finished to ``cancelled``; return it.
+    """Set the state of a stored point to ``cancelled`` unless it is finished; return the point.
 
-    Another server, or an earlier request, began that solve.
+    Another server, or an earlier request, began the unfinished solve.
     """
     if not point.is_finished:
         point.state = "cancelled"

@@ -117,7 +117,8 @@ class WorkerPool:
 
         If the process dies, raise `ProcessEndedError` and replace the process. Raise `RefusedError`
         if poetmodel refuses the job, `WorkerError` for a lack of memory and for unexpected errors,
-        whose traceback is logged. If this call is cancelled, cancel the job in the background.
+        whose traceback is logged. If this call is cancelled, cancel the job in the background, as
+        `_recover` does.
         """
         loop = asyncio.get_running_loop()
 
@@ -208,8 +209,9 @@ class WorkerPool:
     async def _recover(self, worker: WorkerProcess, reply: Future[Frame] | None) -> None:
         """Cancel the job of a living process, and release the process when the job has ended.
 
-        Replace a process that is dead, or whose job does not end within `CANCEL_S`. A failed start
-        is logged and repeated after 1 s; after `MAX_STARTS` of them the pool has one process less.
+        Replace a process that is dead, whose `reply` is None, or whose job does not end within
+        `CANCEL_S`. A failed start is logged and repeated after 1 s; after `MAX_STARTS` of them the
+        pool has one process less.
         """
         if reply is not None and worker.is_alive:
             worker.cancel()

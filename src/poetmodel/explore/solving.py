@@ -73,7 +73,10 @@ class SolveManager:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def start_solve(self, open_problem: OpenProblem, point: Point) -> None:
-        """Start the solve of a point in the background, and set its state to ``waiting``."""
+        """Start the solve of a point in the background, and register its task in `running`.
+
+        Sets the state of the point to ``waiting``.
+        """
         point.state = "waiting"
         self.running[point.id] = self._run_in_background(self._solve(open_problem, point))
 
@@ -192,10 +195,11 @@ class SolveManager:
                 self._use_if_better(open_problem, point, reply.values["metrics"], reply.body)
 
     async def _run_solver(self, open_problem: OpenProblem, point: Point) -> None:
-        """Run the solver from the schedule of a point, if any; set its reports and the result.
+        """Run the solver from the schedule of a point, if any; set the point's result.
 
-        The result is saved before the point has it. Notifies the listeners of each report and of
-        the result. Raises `WorkerError` or `RefusedError` if the job fails.
+        Also updates the point with each report of the solver. The result is saved before the point
+        has it. Stores the final schedule in `_schedules`. Notifies the listeners of each report and
+        of the result. Raises `WorkerError` or `RefusedError` if the job fails.
         """
         this_solve, earlier_s, saved_s = asyncio.current_task(), point.seconds, time.monotonic()
         start_schedule = await self.load_schedule(point)

@@ -654,11 +654,11 @@ def _check_storage(
 ) -> None:
     """Raise `BudgetError` if `stored_bytes` exceed the storage of a device.
 
-    With `commit`, the flash for state is checked in place of volatile storage. Storage of unknown
-    size is not checked. `content` is the subject and the verb of the message. The message advises
-    fewer samples if storage has samples (`stores_samples`). It also advises, with `commit`, to
-    train fewer parameters or not to commit; otherwise more RAM if the device `has_more_ram`, else
-    a smaller network or another device.
+    With `commit`, the flash is checked instead if the storage is volatile and the device has flash.
+    Storage of unknown size is not checked. `content` is the subject and the verb of the message.
+    The message advises fewer samples if storage has samples (`stores_samples`). It also advises,
+    with `commit`, to train fewer parameters or not to commit; otherwise more RAM if the device
+    `has_more_ram`, else a smaller network or another device.
     """
     flash = device.flash if commit and device.is_volatile else None
     capacity_bytes = device.aux_bytes if flash is None else flash.storage_bytes

@@ -32,11 +32,12 @@ def step_identity(step: LoweredStep) -> str:
 
 
 def front_identity(step: LoweredStep, front: Front) -> str:
-    """Return the SHA-256 of a front's calls and of its tensors in a sample, as hexadecimal digits.
+    """Return the SHA-256 of a front's calls and of the order of a stored sample's tensors.
 
-    Values of constants count. The tensors of a sample count by their position in the calls and
-    inputs, not by value. Samples with one identity are outputs of the same front, in the same
-    order.
+    It is in hexadecimal digits. A sample has outputs of the front, then inputs of the step such as
+    labels. Values of constants count. The tensors of a sample count by their position in the calls
+    and inputs, not by value. Samples with one identity have the outputs of the same front and the
+    same inputs of the step, in the same order.
     """
     encoder = _StepEncoder(step)
     calls = [encoder.encode_call(call) for k in sorted(front.nodes) for call in step.calls[k]]

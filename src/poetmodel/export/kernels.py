@@ -96,7 +96,7 @@ def write_shared_kernels(folder: Path, kernels: Iterable[str]) -> None:
     """Write a folder of shared kernels: `kernels`, and kernels already in it, in this version.
 
     Also writes their headers and the build files. No file is deleted. Raises `InputError` if a file
-    cannot be written.
+    cannot be written, and `FileNotFoundError` for an unknown kernel.
     """
     present_stems = {path.stem for path in (folder / "src").glob(f"{SHARED_PREFIX}_*.c")}
     present_kernels = {

@@ -462,7 +462,7 @@ def _make_macro_name(kind: str, name: str, used_names: set[str]) -> str:
     """Return a unique macro name, without ``PM_``, for a tensor; add it to `used_names`.
 
     It consists of `kind` and the words of the tensor's name in upper case, and of a number from 2
-    if the name is used. The first word ``inputs`` of an input is omitted.
+    if the name is used. The first word ``inputs`` of an input is omitted if other words follow.
     """
     name_parts = re.sub(r"\W+|_+", " ", name.encode("ascii", "replace").decode()).split()
     if kind == "INPUT" and len(name_parts) > 1 and name_parts[0] == "inputs":

@@ -139,7 +139,7 @@ def load_model(name: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
 
     `shape` may be a `Variant`. With overrides, a built-in network is generated instead. Raises
     `GraphError` if no network has this name, if the network lacks a setting or refuses its value,
-    or for any override of a published graph.
+    or for any override of a published graph, and `InputError` if the installation has no graphs.
     """
     from poetmodel.graph.structure import Graph
 

@@ -281,12 +281,13 @@ class LargeNeighbourhoodSearch:
     def _repair_trajectory(
         self, trajectory: _Trajectory, penalty: float, rng: Random | None = None
     ) -> Score:
-        """Repair the partial schedule of a trajectory and return its score.
+        """Repair the partial schedule of a trajectory; return the score of the result.
 
-        The score is `WORST` if the schedule does not fit in RAM or time runs out before it fits;
-        this adds half of `RESTART_ITERATIONS` idle iterations. If the last accepted schedule
-        exceeds limits, a failed repair is repeated without regard to user-defined rows. `rng` adds
-        noise to prices. If the result fits, stores whether it exceeds limits.
+        In prices, `penalty` is the factor on the use of limits. The score is `WORST` if the
+        schedule does not fit in RAM or time runs out before it fits; this adds half of
+        `RESTART_ITERATIONS` idle iterations. If the last accepted schedule exceeds limits, a failed
+        repair is repeated without regard to user-defined rows. `rng` adds noise to prices. If the
+        result fits, sets `_exceeds_limits`.
 
         Raises `TimeLimitError` if a time limit of the calling context passes.
         """

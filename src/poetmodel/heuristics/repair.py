@@ -573,9 +573,10 @@ class Repair:
     def _drop(self, restoration: Restoration) -> bool:
         """Drop a restoration and those that serve only it, unless a limit is then violated.
 
-        The limits are the RAM and, if decisions are rewarded, the present excess over user-defined
-        constraints. Returns whether the restoration was dropped; then its entry in `obstacles` is
-        removed. If RAM does not suffice, an obstacle is stored there.
+        Page-ins of a state tensor serve its home on storage. The limits are the RAM and, if
+        decisions are rewarded, the present excess over user-defined constraints. Returns whether
+        the restoration was dropped; then its entry in `obstacles` is removed. If RAM does not
+        suffice, an obstacle is stored there.
         """
         partial, excess_before, mark = self.partial, self._excess(), self.partial.mark()
         partial.remove(restoration)

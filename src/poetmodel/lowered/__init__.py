@@ -1,1 +1,1 @@
-"""A training step as calls of kernels in C: its data, its file, and rewrites with equal results."""
+"""A training step as calls of kernels in C: data, file, equal rewrites, instruction estimates."""

@@ -418,10 +418,11 @@ def _list_tap_counts(sizes: ConvolutionSizes) -> Iterator[tuple[int, int]]:
 
 
 def _count_weight_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count the blocks of 4x4, 1x4 and 1x1 weights per tap, with their rows and elements.
+    """Count taps of each group, and blocks of 4x4, 1x4 and 1x1 weights per tap.
 
-    A tap that multiplies a single element of each channel counts single weights (``point``). A tap
-    whose columns are all outside the input has no rows.
+    For each block, also counts the output rows (``row``) and elements (``place``) of the batch that
+    it visits. A tap that multiplies a single element of each channel counts single weights
+    (``point``). A tap whose columns are all outside the input has no rows.
     """
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     channels = sizes.group_channels
@@ -567,7 +568,10 @@ def _count_q8_convolution(counts: Counter[str], arguments: Mapping[str, Any]) ->
     """Count the work on pairs of output channels; an odd last channel of a group counts as a pair.
 
     ``2x2`` are pairs at two pixels of a row whose windows are inside the image; an odd last pixel
-    counts as two. ``1x2`` are pairs at single pixels whose windows are cut by an edge.
+    counts as two. ``1x2`` are pairs at single pixels whose windows are cut by an edge. Also counts,
+    for each pair, the calls (``inside``) and output rows (``line``) of whole windows, and the
+    positions with cut windows (``place``). A ``run`` is a contiguous sequence of elements in a
+    window.
     """
     sizes = ConvolutionSizes(*arguments["shape"])
     n_pairs = arguments["batch"] * sizes.groups * -(-arguments["count"] // sizes.groups // 2)
@@ -600,7 +604,12 @@ def _count_q8_convolution(counts: Counter[str], arguments: Mapping[str, Any]) ->
 
 
 def _count_q8_depthwise_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count words of four channels, of whole windows and of cut windows, and single channels."""
+    """Count words of four channels, at whole and at cut windows, and single channels.
+
+    Also counts output positions (``place``), positions that are computed one at a time, for single
+    channels or a cut window (``made``), and, for each word, the calls (``inside``) and output rows
+    (``line``) of whole windows.
+    """
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     window, (channel_words, single_channels) = sizes[6:8], divmod(arguments["count"], _BLOCK)
     row_taps, column_taps = _count_taps_in_image(sizes)

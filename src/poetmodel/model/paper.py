@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
 
 def check_supported(problem: Problem) -> None:
-    """Raise `ModelError` if the problem has features that ``paper`` lacks, one message for each."""
+    """Raise `ModelError` if the problem has features that ``paper`` lacks, one message for each.
+
+    These are nodes on storage, state and in-place operators, objectives other than energy, an
+    energy budget, and constraints on stages.
+    """
     graph = problem.graph
     errors = []
     stored_nodes = [node.name for node in graph.nodes if node.on_aux]
@@ -96,7 +100,10 @@ def merge_outputs(problem: Problem) -> Problem:
     def sum_costs(
         times: Sequence[float], energies: Sequence[float]
     ) -> list[tuple[float, float]] | None:
-        """Return (time, energy) of paging each merged tensor; None without storage."""
+        """Return (time, energy) of paging each merged tensor; None without storage.
+
+        Each is the sum over the outputs that have readers.
+        """
         if not cost_table.has_storage:
             return None
         return [

@@ -106,7 +106,10 @@ class _ArenaChecker:
     """Checks offsets instruction by instruction, and collects rectangles and violations."""
 
     def __init__(self, graph: Graph, plan: Plan, arena: Arena) -> None:
-        """Index the offsets of the arena; add a violation for each duplicate."""
+        """Index the offsets of the arena by position, content and index.
+
+        Adds a violation for each duplicate; the last offset counts.
+        """
         self.graph, self.plan, self.arena = graph, plan, arena
         self.rectangles: list[Rectangle] = []
         """Rectangles of all copies so far."""

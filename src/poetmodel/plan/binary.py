@@ -226,7 +226,7 @@ class _IndexPredictor:
     """Predicts the index of the next record, identically in encoder and decoder."""
 
     def __init__(self, homes: Homes) -> None:
-        """Set the predictions before the first instruction."""
+        """Start without a record of any operation; exclude the `first_reads` of `homes`."""
         self.node_of = homes.graph.node_of
         self.new_nodes = [k for k in range(len(homes.graph.nodes)) if k not in homes.first_reads]
         """Nodes in graph order, except nodes of first reads."""
@@ -361,7 +361,7 @@ def _parse_header(data: bytes) -> tuple[int, int, bytes, bytes]:
 def _parse_body(data: bytes, graph: Graph) -> tuple[int, int, bytes]:
     """Return version, flags and body of a binary plan.
 
-    Raises `PlanError` if header, graph or length are wrong.
+    Raises `PlanError` if header, checksum, graph or length are wrong.
     """
     version, flags, fingerprint, content = _parse_header(data)
     if fingerprint != _fingerprint(graph):

@@ -114,7 +114,7 @@ def _make_unchecked_plan(
     """Make the plan of a schedule without checking the schedule.
 
     `peak_bytes` is the peak of the schedule and the minimum budget of a ``dma`` plan [B]; `limit_s`
-    is the `time_limit` of `make_plan` [s].
+    is the `time_limit` of `make_plan` [s]. May raise `TimeLimitError`.
     """
     from poetmodel.plan import Plan
 
@@ -299,7 +299,7 @@ def verify(
         """Make the plan within a RAM budget [B], or use `plan` if there is one, and check it.
 
         If the schedule's peak exceeds the budget, a plan that is made has no budget. `plan` is
-        checked with the smaller of `budget` and its own budget.
+        checked with the smaller of `budget` and its own budget. May raise `TimeLimitError`.
         """
         plan_budget_bytes = budget if peak_bytes <= budget else None
         candidate = plan or _make_unchecked_plan(
@@ -385,7 +385,7 @@ def _min_ram_bytes(
     least the peak of the schedule; it is larger if page-ins must begin early.
     `make_and_check` makes the plan within a budget [B] and checks it. Returns the peak without a
     check if it is at least the usable RAM, and the usable RAM if the plans for the peak and for the
-    usable RAM violate a rule or limit.
+    usable RAM violate a rule or limit. May raise `TimeLimitError`.
     """
 
     def peak_if_valid(ram_bytes: int) -> int | None:

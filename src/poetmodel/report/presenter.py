@@ -84,10 +84,11 @@ def device_ram_facts(device_ram: DeviceRam | None) -> Iterator[Fact]:
 
 
 def gauge_fact(key: str, name: str, device_ram: DeviceRam | None) -> Fact:
-    """Return the device gauge as a fact, displayed as the free or missing RAM.
+    """Return a fact with the values of `make_gauge`, displayed as the free or missing RAM.
 
-    The note lists the RAM in use by kind, and mentions resident bytes if these are included. The
-    value is None without a device, and if the kinds are unknown.
+    `key` is that in JSON, `name` that in tables. The note lists the RAM in use by kind, and
+    mentions resident bytes if these are included. The value is None without a device, and if the
+    kinds are unknown.
     """
     sizes = make_gauge(device_ram)
     note = "" if sizes is None else format_gauge(sizes)[1]

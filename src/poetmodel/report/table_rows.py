@@ -66,7 +66,8 @@ def constraint_section(values_by_schedule: Sequence[Sequence[ConstraintValue]]) 
 def step_sections(schedules: Sequence[Facts]) -> Sections:
     """Return the rows of compiled steps in sections, without those of `measured_rows`.
 
-    Rows and sections without values are omitted; a schedule without a step has no values.
+    Rows and sections without values are omitted. A schedule without a step has values only in the
+    section "Solve", whose status, gaps and effort are those of the schedule.
     """
     return compare_objects(_step_rows(), schedules)
 

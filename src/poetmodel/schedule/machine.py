@@ -179,9 +179,9 @@ class Machine:
         """Execute the program from the initial content of RAM to its last instruction.
 
         Adds to `records`, `copies` and `faults`, and advances the clocks. Skips instructions with
-        unknown indices, and transfers, waits and frees that state forbids. Executes all other
-        instructions, even if they violate rules. At the end, adds the faults of `_check_end`.
-        Raises `TimeLimitError` if the time limit passes.
+        unknown indices, and transfers, waits and frees that the rules for state tensors forbid.
+        Executes all other instructions, even if they violate rules. At the end, adds the faults of
+        `_check_end`. Raises `TimeLimitError` if the time limit passes.
         """
         for i in sorted(self.homes.resident):
             self._add_copy(i, Origin.RESIDENT)
@@ -383,9 +383,10 @@ class Machine:
         return *self._execute_transfer(Op.PAGE_IN, i), self.ram_bytes, ()
 
     def _page_out(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Start a page-out and add the tensor to storage.
+        """Start a page-out and add the tensor to storage; register a replacement as written.
 
-        Adds a fault if the tensor is not in RAM or has a pending transfer.
+        Marks the tensor's copy as paged out. Adds a fault if the tensor is not in RAM or has a
+        pending transfer.
         """
         self.counts[Op.PAGE_OUT][i] += 1
         if i not in self.ram:
@@ -452,7 +453,10 @@ class Machine:
     # -- copies ------------------------------------------------------------------------------
 
     def _make_copy(self, i: int, origin: Origin) -> Stay:
-        """Return a new copy of a tensor that begins at this instruction; do not add it to RAM."""
+        """Return a new copy of a tensor, from this instruction to the end of the program.
+
+        Does not add it to RAM.
+        """
         return Stay(
             content=Content.OUTPUT,
             index=i,

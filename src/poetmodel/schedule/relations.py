@@ -327,7 +327,10 @@ def _stages_of_order(graph: Graph, order: list[int]) -> list[Pair]:
 
 
 def pairs_of_rows(rows: Iterable[Iterable[int]]) -> Iterator[Pair]:
-    """Yield (stage, index) pairs from the indices of each stage, from 0 on."""
+    """Yield (stage, index) pairs from the indices of each stage, from 0 on.
+
+    Raises `TimeLimitError` if a time limit of the calling context passes.
+    """
     for t, row in enumerate(rows):
         check_time_limit()
         yield from zip(repeat(t), row)
@@ -342,7 +345,10 @@ def _sort_tensors(tensors: Iterable[int]) -> tuple[int, ...]:
 
 
 def _sort_pairs(pairs: list[Pair]) -> tuple[Pair, ...]:
-    """Return sorted pairs without repeats; groups long lists by stage, which is faster."""
+    """Return sorted pairs without repeats; groups unsorted lists by stage, which is faster.
+
+    Raises `TimeLimitError` if a time limit of the calling context passes.
+    """
     check_time_limit()
     if all(map(lt, pairs, islice(pairs, 1, None))):
         return tuple(pairs)
@@ -359,7 +365,7 @@ def storage_entries(
 
     Tensors are listed from the stage after their node on: a paged-in tensor until its last page-in,
     a sample on storage until the last stage. State that is not resident is listed until the stage
-    that replaces it, or the last stage. Raises `TooLargeError` for more than `MAX_PAIRS` pairs.
+    that replaces it, or the last stage. Raises the errors of `pairs_of_spans`.
     """
     return pairs_of_spans(sorted(_storage_spans(graph, page_ins, resident)))
 
@@ -409,7 +415,8 @@ def with_immediate_page_outs(
 def spans_of_pairs(pairs: Iterable[Pair]) -> tuple[Span, ...]:
     """Return maximal spans of (stage, tensor) pairs, sorted by tensor.
 
-    The stages of successive pairs must not descend.
+    The stages of successive pairs must not descend. Raises `TimeLimitError` if a time limit of the
+    calling context passes.
     """
     spans: list[Span] = []
     first_stages: dict[int, int] = {}
@@ -456,6 +463,8 @@ def pairs_of_spans(spans: Sequence[Span]) -> tuple[Pair, ...]:
     ------
     TooLargeError
         If there are more than `MAX_PAIRS` pairs.
+    TimeLimitError
+        If a time limit of the calling context passes.
     """
     n_pairs = count_pairs(spans)
     if n_pairs > MAX_PAIRS:

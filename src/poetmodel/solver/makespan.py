@@ -207,10 +207,14 @@ class TransferWeightSearch:
         """Verify a schedule with its plan, and store it if it is the best.
 
         Return whether schedule and plan are valid within all limits. Reports a new best schedule if
-        the makespan matters, and registers the makespan of a plan that violates limits. The bound
-        of the relaxation on `model_objective`, a user-defined objective, is stored, and replaces
-        the bounds of other surrogates on it, because it holds for every plan. Raises the errors of
-        `_make_candidate`.
+        the makespan matters, and registers the makespan of a valid schedule whose plan violates
+        limits. `weight` is the transfer weight of the surrogate that has the schedule.
+
+        `model_objective` is the schedule's value of a user-defined objective, with the surrogate's
+        bound. At weight 0, the surrogate is the relaxation, and the bound is stored; at other
+        weights, the relaxation's stored bound replaces the surrogate's bound, because the former
+        holds for every plan. A schedule with a `model_objective` replaces a best schedule without
+        one. Raises the errors of `_make_candidate`.
         """
         if model_objective is not None:
             self.model_bound = model_objective.bound if weight == 0 else self.model_bound

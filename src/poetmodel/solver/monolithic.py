@@ -75,10 +75,10 @@ def prove_formulation(
 ) -> Outcome:
     """Build and solve the model of a formulation, and verify its solution.
 
-    The outcome has the valid schedule `start` if `start` decides all columns, satisfies the model
-    and is better than the solver's schedule, or if the solver finds none; ``paper`` ignores
-    `start`. The outcome has no schedule, not even `start`, if building the model takes longer than
-    the remaining time or is estimated to take longer.
+    If `start` decides all columns and satisfies the model, the outcome has `start` where it is
+    better than the solver's schedule or the solver finds none; otherwise `start` is not in the
+    outcome. ``paper`` ignores `start`. The outcome has no schedule, not even `start`, if building
+    the model takes longer than the remaining time or is estimated to take longer.
 
     Raises `VerificationError` if the verifier rejects a solution of ``compact`` that no cover cut
     excludes, `ModelError` if ``paper`` cannot state the problem, `InputError` for an unknown

@@ -95,7 +95,7 @@ def _added_rows(model: pyo.ConcreteModel) -> dict[str, list[Any]] | None:
 
 
 def _has_changed_variables(model: pyo.ConcreteModel) -> bool:
-    """Return whether variables of the model were fixed or unfixed, or their bounds changed."""
+    """Return whether, since `build`, variables were fixed or unfixed, or their bounds changed."""
     arrays = model.arrays
     for column, variable in enumerate(model.variables):
         if variable.fixed != (column in arrays.fixed):

@@ -269,7 +269,11 @@ def _checksums(folder: Path) -> Iterator[str]:
 
 
 def _readme_text(lines: Sequence[Mapping[str, Any]], remark: str) -> str:
-    """Return the README of a library: its template, filled with numbers from the index lines."""
+    """Return the README of a library: its template, filled with numbers from the index lines.
+
+    The numbers are those of problems, of proved ones, and of problems by kind. File names, `remark`
+    and the version and commit of poetmodel are filled in, too.
+    """
     kinds = Counter(line["kind"] for line in lines)
     best_results = [line["best"] for line in lines]
     n_proved = sum(_is_proved(entry) for entry in best_results)

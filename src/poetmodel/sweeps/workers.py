@@ -129,7 +129,7 @@ class ShippingPool(Executor):
         self._isolation = isolation
 
     def submit(self, measure: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
-        """Call a function with the fields of a run and its start, in a worker.
+        """Call a function with the fields of a run and its start schedule or None, in a worker.
 
         The fields and the start are the `arguments`; keyword arguments are ignored. Raises the
         errors of `read_run_files`, and those of ``pool.submit``.

@@ -256,8 +256,10 @@ class Expansion:
     def _make_piece_calls(self) -> Iterator[_PieceCalls]:
         """Yield the calls of each piece; slices of the last axis vary fastest.
 
-        Raises `UnsliceableError` if a call cannot be divided, or if a call without an axis is
-        between calls with the axis.
+        A call without an axis is in pieces of only the first slice of the axis, if the call
+        precedes the calls with the axis, otherwise of only the last slice. Raises
+        `UnsliceableError` if a call cannot be divided, or if a call without an axis is between
+        calls with the axis.
         """
         calls_of_axis = {
             axis: [

@@ -174,7 +174,8 @@ def _build_resnet(
     """Build a residual network of `depths` blocks per stage, with `convolutions` in each block.
 
     For small images, `is_small` makes the first convolution 3 x 3 with stride 1 instead of 7 x 7
-    with stride 2, and omits the pooling after it.
+    with stride 2, and omits the pooling after it. Raises `InputError` for an invalid image size or
+    number of classes.
     """
     require_counts(image_size=image_size, classes=classes)
     tape = Tape(name, **options)
@@ -198,8 +199,8 @@ def _record_block(
 ) -> Value:
     """Record a residual block and return its result.
 
-    A batch norm follows each convolution. If the shape changes, a 1 x 1 convolution and a batch
-    norm project the skip connection. A ReLU ends the block.
+    A batch norm follows each convolution, and a ReLU separates convolutions. If the shape changes,
+    a 1 x 1 convolution and a batch norm project the skip connection. A ReLU ends the block.
     """
     y = x
     for number, (kernel, expansion, is_strided) in enumerate(convolutions, start=1):
@@ -264,7 +265,10 @@ def _build_mobilenetv2(
     dropout: float,
     **options: Unpack[TapeOptions],
 ) -> Graph:
-    """Build a MobileNetV2 with channels by `_scale_channels`, but 1280 in the last convolution."""
+    """Build a MobileNetV2 with channels by `_scale_channels`, but 1280 in the last convolution.
+
+    Raises `InputError` for an invalid image size or number of classes.
+    """
     require_counts(image_size=image_size, classes=classes)
     tape = Tape(name, **options)
     x = _record_conv_bn_relu6(

@@ -89,7 +89,7 @@ class BoundTracker:
         return is_better
 
     def upper_value(self) -> float | None:
-        """Return the smaller of the incumbent's value and the ceiling; None without either."""
+        """Return the smaller of the incumbent's value and `ceiling`; None without either."""
         incumbent = self.incumbent
         upper = self.ceiling if incumbent is None else min(incumbent.value, self.ceiling)
         return None if math.isinf(upper) else upper
@@ -100,7 +100,7 @@ class BoundTracker:
         return math.inf if upper is None else relative_gap(upper, self.lower_bound)
 
     def is_closed(self) -> bool:
-        """Return whether the incumbent's gap is closed, or the bound reaches the ceiling."""
+        """Return whether the incumbent's gap is closed, or the bound reaches `ceiling`."""
         with self.lock:
             if self.lower_bound >= self.ceiling:
                 return True

@@ -127,9 +127,9 @@ class Guards:
     def differences(self, inputs: Sequence[Any]) -> Iterator[str]:
         """Yield a text for each difference of flat inputs and state from those at compilation.
 
-        After a replaced, added or removed module, or a missing tensor, further differences are
-        omitted. Values that Python code read from tensors are only compared if all else is equal.
-        Raises `CaptureError` if no compiled step supports the call.
+        After a replaced, added or removed module, or a missing parameter or buffer, further
+        differences are omitted. Values that Python code read from tensors are only compared if all
+        else is equal. Raises `CaptureError` if no compiled step supports the call.
         """
         compiled_assumptions, current_assumptions = (
             self.compiled_assumptions,

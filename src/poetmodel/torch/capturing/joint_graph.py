@@ -238,7 +238,10 @@ class Joint:
         return Lookup([source.path for source in sources if source.position is None])
 
     def guarded_tensors(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
-        """Return the current tensors of ``value_guards.sources``, given flat inputs."""
+        """Return the current tensors of ``value_guards.sources``, given flat inputs.
+
+        Raises `AttributeError` if the path of a buffer no longer exists.
+        """
         buffers = iter(self._guarded_buffers(self.module))
         return [
             next(buffers) if source.position is None else inputs[source.position]

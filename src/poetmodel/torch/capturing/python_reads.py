@@ -141,10 +141,12 @@ class PythonReads:
         return executed_code.trace_line if executed_code.is_traced else None
 
     def _register_names(self, executed_code: ExecutedCode, frame: FrameType) -> None:
-        """Register a function's globals, closure and classes of arguments before its first line.
+        """Register values that a function's code may read, before its first line.
 
-        Also stores the first values of globals in `executed_code`, and those of closure variables
-        if the code sets one.
+        These are the values of globals that the code names and of closure variables, and the
+        classes of arguments, so that reads of their items and attributes are recorded. Also stores
+        the first values of globals in `executed_code`, and those of closure variables if the code
+        sets one.
         """
         self._is_busy = True
         try:

@@ -341,7 +341,8 @@ class KnownValues:
     def _find_leaf_expression(self, leaf: Any) -> Any:
         """Return the expression of a tensor with a known value; any other object unchanged.
 
-        A constant is a `Literal`, which equal constants share. A tensor must have a known value.
+        A constant is a `Literal`, which equal constants share; above `_MAX_COMPARED` elements, only
+        the same tensor shares it. A tensor must have a known value.
         """
         if not isinstance(leaf, torch.Tensor):
             return leaf

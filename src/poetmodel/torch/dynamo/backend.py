@@ -71,10 +71,10 @@ def backend(  # noqa: PLR0913 - its options
         gradients, results, workspaces. Calls that wait for their backward pass count together. Pass
         bytes, ``8GiB``, or a percentage of the peak of the same function with everything kept. The
         percentage refers to the function's first shape, and its bytes apply to all later shapes;
-        100 % keeps everything in each shape. For calls that wait together it refers to the first
-        step. Without gradients no tensor is kept, and any percentage means the whole peak.
-        ``eager``: the peak of the model itself, with its checkpoints if it has any. Parameters,
-        inputs and the optimizer's state are not counted.
+        100 % keeps everything in each shape. For calls that wait together, the percentage refers to
+        their peak in the first step. Without gradients no tensor is kept, and any percentage means
+        the whole peak. ``eager``: the peak of the model itself, with its checkpoints if it has any.
+        Parameters, inputs and the optimizer's state are not counted.
     kernels : str
         ``eager``: the kernels that PyTorch uses without ``torch.compile``, with the same results
         bit by bit. ``inductor``: the fused kernels of ``torch.compile``, with its results bit by

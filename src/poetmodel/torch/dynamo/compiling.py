@@ -435,7 +435,10 @@ class GraphCalls:
         frontier: Frontier,
         first_variant: CompiledVariant,
     ) -> None:
-        """Store the first variant; further ones are compiled when calls need them."""
+        """Store the first variant; further ones are compiled when calls need them.
+
+        Adds it to `variants` only if its plan is a copy of `tight_plan`.
+        """
         self.module = module
         self.frontier = frontier
         self.names = back_end.names

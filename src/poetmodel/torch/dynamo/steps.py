@@ -255,9 +255,10 @@ class StepPlanner:
     def _choose(
         self, events: Sequence[Event], share: Callable[[str, Callable[[], Any]], Any]
     ) -> StepPlan | None:
-        """Choose and log the plans of a step; return None if no choice was found.
+        """Choose and log a plan for each call of a step; return None if no choice was found.
 
-        Solves for further plans of each frontier. Sets `budget_bytes` if it is None.
+        Solves for further plans of each frontier. If `budget_bytes` is None, sets it to the
+        `keep_all_fraction` of the keep-all peak. `share` gives all processes one choice.
         """
         frontiers = find_frontiers(events)
         keep_all_bytes = peak_bytes(events, [frontier.keep_all_plan for frontier in frontiers])

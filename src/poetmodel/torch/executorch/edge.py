@@ -92,7 +92,7 @@ def capture_edge_program(
     """Return the edge program of a training step, for ExecuTorch's portable kernels.
 
     The program's inputs are the tensors in `inputs`, flattened. Its results are the new values of
-    buffers, the loss, and the gradients of trained parameters.
+    buffers, the loss, and the gradients of trained parameters. `name` is the step's name in errors.
 
     Raises
     ------
@@ -125,8 +125,9 @@ def _make_loss_module(
     With `loss_fn`, the last input is its target; without it, the model receives all inputs. The
     loss is found in the output of `loss_fn`, or else of the model, by `find_loss`, which may raise
     `CaptureError`. The module is a shallow copy of the model with another ``forward`` and without
-    forward hooks, so that parameters retain their names. A `loss_fn` that is a module becomes its
-    submodule `LOSS`. Inputs that are no tensors become constants.
+    forward hooks, so that parameters retain their names. A `loss_fn` that is a module becomes the
+    submodule `LOSS` of the copy. Inputs that are no tensors become constants. `name` is the step's
+    name in errors.
     """
     flat_inputs, structure = flatten(inputs)
     model_inputs = inputs if loss_fn is None or isinstance(inputs, Mapping) else inputs[:-1]
@@ -212,7 +213,7 @@ def operator_of(node: fx.Node) -> Any:
 
 
 def _check_kernels(name: str, graph: fx.Graph) -> None:
-    """Raise `CaptureError` for operators without a kernel.
+    """Raise `CaptureError`, which begins with `name`, for operators without a kernel.
 
     Gradients of convolutions have a kernel only for images, with weights of 4 dimensions.
     """
@@ -383,7 +384,8 @@ class _MemoryPlanner:
 def _make_block(index: int, spec: TensorSpec, n_operations: int) -> Block:
     """Return the block of a tensor for `place_blocks`.
 
-    A tensor whose lifetime is all operations counts as present before the first operation.
+    `index` is that of the tensor in `contents`. The content of a tensor whose lifetime is all
+    operations has the position `BEFORE`; its span still begins at the first operation.
     """
     first_operation, last_operation = spec.lifetime
     position = (

@@ -48,7 +48,7 @@ the last arena was too large."""
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorchProgram:
-    """A written ExecuTorch program. All sizes are bytes in an arena."""
+    """A written ExecuTorch program. All sizes are bytes in an arena, the budget included."""
 
     name: str
     path: Path
@@ -242,7 +242,7 @@ def _solve_fitting(
     """Return (result of a schedule whose arena fits, its plan), with plan and arena checked.
 
     Falls back to the schedule with minimum RAM if the solver finds none. Raises `BudgetError` if
-    its arena does not fit either, `NoScheduleError` if no schedule is found, and
+    the arena of that schedule does not fit either, `NoScheduleError` if no schedule is found, and
     `VerificationError` if a check fails.
     """
     result, plan, arena = fit_arena(problem, mode=StorageMode.BLOCKING, **options)

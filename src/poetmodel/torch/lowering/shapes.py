@@ -185,7 +185,7 @@ def _roll_slices(
 def _lower_triangle(op: Lowering) -> None:
     """Lower ``tril`` or ``triu``: elements outside of the triangle of each matrix become 0.
 
-    Refuses integers, except uint8.
+    Refuses integers, except uint8. Marks the operation as elementwise.
     """
     x, out = op.value(op.args[0]), op.output()
     *_, row, column = range(len(x.shape))

@@ -498,10 +498,10 @@ def _call_pick_backward(
 def _nearest_sources(
     op: Lowering, x: StridedView, out: StridedView, factors: Sequence[float | None]
 ) -> list[tuple[int, ...]]:
-    """Return the source rows and columns of nearest-neighbour upsampling, computed by PyTorch.
+    """Return the source row of each row, and the source column of each column, of an upsampling.
 
-    `factors` are the scale factors of the call, or None for each that it omits. With one spatial
-    dimension, the only source row is 0.
+    PyTorch computes the nearest neighbours. `factors` are the scale factors of the call, or None
+    for each that it omits. With one spatial dimension, the only source row is 0.
     """
     spatial_rank = _spatial_rank(op)
     is_exact = "exact" in str(op.node.target)
@@ -538,10 +538,11 @@ def _source_distances(
 
 
 def _padding_sources(op: Lowering, x: StridedView, pads: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the source rows and columns of padding by reflection or replication.
+    """Return the source row of each row, and the source column of each column, of a padded result.
 
-    The operator's name decides which. `pads` has the widths before and after each spatial dimension
-    of `x`, the last dimension first. With one spatial dimension, the only source row is 0.
+    The operator's name decides between reflection and replication. `pads` has the widths before and
+    after each spatial dimension of `x`, the last dimension first. With one spatial dimension, the
+    only source row is 0.
     """
     is_reflection = "reflection" in str(op.node.target)
     widths = list(zip(pads[::2], pads[1::2], strict=True))[::-1]

@@ -437,9 +437,10 @@ class _Constants:
     def _resolve_alias(self, node: NodeRecord, source_names: dict[str, str]) -> bool:
         """Resolve an Identity of a constant: its result becomes a constant or a second name of it.
 
-        Returns whether the node is such an Identity. The result of a uniform initializer becomes a
-        constant of its own, so that both can train. For all other constants, adds the name of the
-        result to `source_names`, with the name of the constant.
+        Returns whether the node is such an Identity. The result of a uniform initializer becomes an
+        initializer of its own with the same array, so that both can train: it is added to `arrays`
+        and `initializer_names`. For all other constants, adds the name of the result to
+        `source_names`, with the name of the constant.
         """
         if node.operator != "Identity":
             return False

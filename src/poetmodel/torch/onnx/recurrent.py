@@ -152,7 +152,7 @@ def _compute_rnn(
     node: OnnxNode, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None, h: Any = None
 ) -> Any:
     def make_step(weights: _Weights, activations: tuple[Activation, ...], _: int) -> TimeStep:
-        """Return the function of one time step."""
+        """Return the function of one RNN time step, which returns the next hidden state."""
 
         def compute_time_step(
             projected: torch.Tensor, state: tuple[torch.Tensor, ...]
@@ -178,7 +178,7 @@ def _compute_gru(
     """
 
     def make_step(weights: _Weights, activations: tuple[Activation, ...], _: int) -> TimeStep:
-        """Return the function of one time step."""
+        """Return the function of one GRU time step; ``linear_before_reset`` selects it."""
         activate_gate, activate_new = activations
         split_sizes = (2 * weights.hidden_size, weights.hidden_size)
 
@@ -240,7 +240,7 @@ def _compute_lstm(
     def make_step(
         weights: _Weights, activations: tuple[Activation, ...], direction: int
     ) -> TimeStep:
-        """Return the function of one time step."""
+        """Return the function of one LSTM time step, with any peephole weights of `direction`."""
         activate_gate, activate_new, activate_output = activations
         peephole_weights = (
             None if peepholes is None else to_tensor(peepholes, x)[direction].chunk(3)

@@ -159,7 +159,8 @@ def _compute_batch_norm(node: OnnxNode, x: torch.Tensor, *parameters: Any) -> An
 
     The mode is that of the module; the attribute ``training_mode`` is ignored. Training mode also
     updates the running statistics. The momentum of the file is subtracted from 1, because ONNX's
-    momentum weights the old statistics, PyTorch's the new statistics.
+    momentum weights the old statistics, PyTorch's the new statistics. Outputs after the first are
+    None.
     """
     scale, bias, mean, variance = (to_tensor(value, x) for value in parameters)
     momentum, epsilon = 1 - node.get("momentum", 0.9), node.get("epsilon", 1e-5)
@@ -170,7 +171,10 @@ def _compute_batch_norm(node: OnnxNode, x: torch.Tensor, *parameters: Any) -> An
 
 @register_operator("LayerNormalization", weights=(1, 2), first_output_only=True)
 def _compute_layer_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any = None) -> Any:
-    """Normalize over the axes from ``axis`` on; scale and bias may be broadcast to these axes."""
+    """Normalize over the axes from ``axis`` on; scale and bias may be broadcast to these axes.
+
+    Outputs after the first are None.
+    """
     shape = x.shape[read_axis(node, x.ndim, -1) :]
     epsilon = node.get("epsilon", 1e-5)
     scale = to_tensor(scale, x)

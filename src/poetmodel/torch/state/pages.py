@@ -202,7 +202,7 @@ def write_page(descriptor: int, memory: memoryview, offset: int) -> None:
 def read_page(descriptor: int, memory: memoryview, offset: int) -> int:
     """Read a page into `memory`; return the number of bytes read, fewer at the file's end [B].
 
-    A copy may remain in the file cache. Raises `OSError` if the system refuses.
+    Does not drop the page's copy in the file cache. Raises `OSError` if the system refuses.
     """
     total_bytes = 0
     while total_bytes < len(memory):
@@ -224,7 +224,7 @@ def read_checked(
     """Read a page into `memory` without retaining a copy in the file cache.
 
     Raises `PageError` if the page cannot be read completely, or its checksum is not
-    `expected_checksum`.
+    `expected_checksum`. `path` and `page_name` are the names of file and page in messages.
     """
     size = len(memory)
     with convert_page_errors(path, f"{page_name} could not be read"):
@@ -278,7 +278,7 @@ def remove_abandoned(folder: str | Path, pattern: str) -> None:
 
 
 def _remove(descriptor: int, path: Path, process: int) -> None:
-    """Close the file; the process that created it also removes it, forked processes do not."""
+    """Close a page file; `process`, which created the file, also removes it from `path`."""
     os.close(descriptor)
     if os.getpid() == process:
         with suppress(OSError):

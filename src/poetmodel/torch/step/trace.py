@@ -206,7 +206,7 @@ def _make_node(step_graph: CapturedGraph, operation: Operation) -> Node:
     """Return the node of an operation.
 
     An update has the workspace of `TrainingGraph.update_workspace_bytes`. `bytes_moved` of a state
-    node is None. State, inputs and updates are not recomputable.
+    node is None. State, inputs and updates are not recomputable; all other nodes are.
     """
     workspace_bytes, moved_bytes = operation.profile.workspace_bytes, operation.profile.moved_bytes
     if isinstance(step_graph, TrainingGraph) and isinstance(operation.node.target, Update):

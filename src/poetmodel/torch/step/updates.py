@@ -63,7 +63,10 @@ BATCHES: Final = "accumulated_batches"
 
 
 def copy_tensors(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Return copies of tensors in new memory, without gradients."""
+    """Return copies of tensors in new memory.
+
+    Call it under ``torch.no_grad``: otherwise copies of parameters are in the autograd graph.
+    """
     return tuple(torch.empty_like(tensor, requires_grad=False).copy_(tensor) for tensor in tensors)
 
 
@@ -566,7 +569,7 @@ class _OptimizerExtension:
     ) -> fx.Node:
         """Add a graph input for a value of the optimizer, or for state that only exported code has.
 
-        Returns its node.
+        `name` is the name of the input. Returns the node of the input.
         """
         with self.graph.inserting_before(next(iter(self.graph.nodes))):
             node = self.graph.placeholder(f"optimizer_{len(self.new_arguments)}")
@@ -578,7 +581,10 @@ class _OptimizerExtension:
         return node
 
     def _add_operation(self, path: str, operation: CustomOperation, *arguments: Any) -> fx.Node:
-        """Add a custom operation of the module at `path` before the output; return its node."""
+        """Add a custom operation before the output, annotated with `path`; return its node.
+
+        `path` is that of a module, parameter or int8 weight in the captured module.
+        """
         with self.graph.inserting_before(self.graph.output_node()):
             node = self.graph.call_function(operation, arguments)
         node.meta["custom"] = {ANNOTATION: path}

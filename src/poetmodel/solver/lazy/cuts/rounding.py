@@ -89,8 +89,8 @@ class RoundingSeparator:
         The limit of a set is the usable RAM minus the bytes of the stage's last step. Sets that fit
         together, or whose largest sum is the limit itself, have no row. Rows are divided by the
         size of the largest tensor. Yields none if the last step of the stage alone exceeds the
-        limit, and no further ones if `is_out_of_time` returns True. Raises `TimeLimitError` if the
-        time limit passes.
+        usable RAM, and no further ones if `is_out_of_time` returns True. Raises `TimeLimitError` if
+        the time limit passes.
         """
         relaxation = self.relaxation
         graph = relaxation.problem.working_graph
