@@ -150,8 +150,8 @@ def test_inference_after_steps_is_that_of_torch(network, place, tmp_path):
     model = NETWORKS[network]()
     step = captured(model)
     home, options, settings = PLACES[place]
-    # Offsets at cache lines take more than the sum of the sizes.
-    options = {"ram": tight_ram(step, 640 if place == "dma" else 128)} | options
+    # Offsets at cache lines take more than the sum of the sizes, and a commit a larger stack.
+    options = {"ram": tight_ram(step, 640 if place in {"dma", "commit"} else 128)} | options
     deployment = export_step(step, tmp_path, infer=True, gap=0.5, **options)
     assert home in homes(tmp_path)
     check_inference(model, deployment, tmp_path, settings=settings)

