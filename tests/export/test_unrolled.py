@@ -147,6 +147,40 @@ def test_other_networks_stay_as_they_are():
     assert stacks[0] == stacks[1] != []
 
 
+def test_slices_that_do_not_fill_a_tensor_leave_it_whole():
+    """Two slices of four of ten elements are no division by the two time steps of the network."""
+
+    class Weights(nn.Module):
+        """Four, four and two numbers."""
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = (nn.Parameter(torch.randn(4)) for _ in range(2))
+            self.last = nn.Parameter(torch.randn(2))
+
+        def forward(self, x):
+            return x
+
+    def scores(parts, x):
+        network, head, weights = parts
+        joined = torch.cat(
+            [torch.tanh(weights.first), torch.tanh(weights.second), torch.tanh(weights.last)]
+        )
+        y = network(x)[0][:, -1] * joined[:4] + joined[4:8]
+        return head(y) + joined[8:].sum()
+
+    torch.manual_seed(0)
+    model = FunctionModule(scores, nn.RNN(3, 4, batch_first=True), nn.Linear(4, 3), Weights())
+    inputs = torch.randn(16, 2, 3), torch.randint(0, 3, (16,))
+
+    def loss(y, target):
+        return functional.cross_entropy(y, target) + (y * y).mean()
+
+    before, after = steps_of((model, loss, inputs))
+    assert after is not before
+    check(before, after, *inputs)
+
+
 def test_shared_weights_are_summed_in_place():
     """The second gradient of a weight goes into the first: no tensor has it alone."""
     twice = FunctionModule(lambda parts, x: parts[0](torch.tanh(parts[0](x))), nn.Linear(5, 5))

@@ -323,7 +323,8 @@ class _Division:
                         pairs = sorted(zip(loops.strides[index], loops.sizes, strict=True))
                         inner, distance = _find_contiguous_sequence(pairs, elements)
                         count = distance // inner
-                        if count in counts and elements % distance == 0:
+                        is_even = elements % distance == 0 and distance % inner == 0
+                        if count in counts and is_even:
                             return [_Pieces(elements // distance, count, inner)]
         return []
 

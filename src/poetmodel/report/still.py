@@ -341,6 +341,7 @@ def _draw_stack(axes: Any, graph: Graph, chart: Mapping[str, Any]) -> None:
             budget_ram, color=_BUDGET_COLOUR, linewidth=1, linestyle="--", label=budget_name
         )
         max_ram = max(max_ram, budget_ram)
+    max_ram = max(max_ram, max(chart["during"], default=0) / chart["scale"])
     axes.set(xlim=(0, x[-1]), ylim=(0, 1.06 * max_ram))
     axes.set(xlabel=f"time [{chart['unit']}]", ylabel=f"RAM [{chart['size']}]")
     axes.spines[["top", "right"]].set_visible(False)

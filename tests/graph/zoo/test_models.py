@@ -240,6 +240,8 @@ def test_element_type_scales_bytes(name):
         lambda: zoo.bert_base(head="nsp"),
         lambda: zoo.transformer(heads=7),
         lambda: zoo.mobilenetv2(dropout=1.0),
+        lambda: zoo.ds_cnn(dropout="a"),
+        lambda: zoo.ds_cnn(dropout=1.5),
     ],
 )
 def test_options_that_make_no_model_are_refused(build, told):

@@ -111,6 +111,12 @@ class Value(Array):
         return Value(name=name, shape=shape, item_bytes=item_bytes or self.item_bytes)
 
 
+def require_rate(rate: object) -> None:
+    """Raise `GraphError`, an `InputError`, unless a rate of dropout is a number in [0, 1)."""
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:
+        raise GraphError(f"dropout: expected a number from 0 to below 1, got {rate!r}")
+
+
 def require_counts(**counts: object) -> None:
     """Raise `GraphError`, an `InputError`, unless all arguments are integers from 1 to a million.
 

@@ -22,6 +22,7 @@ from poetmodel.graph.zoo.declaration import (
     Value,
     Weight,
     require_counts,
+    require_rate,
 )
 from poetmodel.graph.zoo.masks import save_bit_masks, values_with_gradient
 from poetmodel.graph.zoo.operators import batch_norm
@@ -181,9 +182,7 @@ class Tape:
 
         If `rate` is 0, record none and return `x`. Raises `InputError` unless `rate` is in [0, 1).
         """
-        value: object = rate
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-            raise InputError(f"dropout: expected a number from 0 to below 1, got {rate!r}")
+        require_rate(rate)
         if rate == 0:
             return x
         mask = self.record(operators.dropout_mask(f"{name}.mask", x))

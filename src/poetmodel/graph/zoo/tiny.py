@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.graph.zoo.declaration import Value, require_counts
+from poetmodel.graph.zoo.declaration import Value, require_counts, require_rate
 from poetmodel.graph.zoo.operators import (
     add,
     batch_norm,
@@ -101,6 +101,7 @@ def ds_cnn(*, classes: int = 12, dropout: float = 0.4, **options: Unpack[TapeOpt
     Y. Zhang et al., "Hello edge: keyword spotting on microcontrollers", 2017, arXiv:1711.07128.
     """
     require_counts(classes=classes)
+    require_rate(dropout)
     tape = Tape("ds-cnn", **options)
     x = tape.add_input("input", tape.batch_size, 1, 49, 10)
     x = tape.record(
