@@ -301,6 +301,16 @@ def test_a_full_disk_is_told_at_once(make, kind, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "make", [lambda f: PageFile(f, [matrix(0, 10)]), lambda f: StateFile(f, tensors())]
+)
+def test_a_folder_that_cannot_be_made_is_told(make):
+    """The folder is named, not a kind of file."""
+    message = r"^/proc/nofolder: no file can be created here \(No such file or directory\)$"
+    with pytest.raises(InputError, match=message):
+        make("/proc/nofolder")
+
+
 @pytest.fixture
 def page_file(tmp_path):
     """Return a file for a small and a large page."""

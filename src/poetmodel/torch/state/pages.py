@@ -258,7 +258,7 @@ def make_folder(folder: str | Path) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:  # ValueError: no file can have this name
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{folder}: no page file can be created here ({reason})") from None
+        raise InputError(f"{folder}: no file can be created here ({reason})") from None
 
 
 def remove_abandoned(folder: str | Path, pattern: str) -> None:
