@@ -181,7 +181,7 @@ def test_differences_are_listed_and_a_missing_certificate_is_told():
     Where there is no certificate the page says so, and how to get one.
     """
     differences = [
-        {"name": f"gradient of <b>{k}</b>", "largest": None, "told": "by up to nan", "op": "0/mm"}
+        {"name": f"gradient of <b>{k}</b>", "largest": None, "text": "by up to nan", "op": "0/mm"}
         for k in range(23)
     ]
     told = certificate(equal=False, differences=differences)
