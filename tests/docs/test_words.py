@@ -10,7 +10,7 @@ import sample_functions
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("src", "bench", "scripts", "tests/kit")
-PHRASES = re.compile(r"(?<!\")\b(so many|so much|nobody|told|as far as it)\b(?!\")", re.IGNORECASE)
+PHRASES = re.compile(r"\b(so many|so much|nobody|told|as far as it)\b", re.IGNORECASE)
 NUMBERS = "one two three four five six seven eight nine ten first second third once twice"
 PREPOSITIONS = (
     "above after ahead along alone apart as aside at away back before below beside between both by "

@@ -11,10 +11,17 @@ import poetmodel as pm
 from kit.commands import training_step, write_graph
 from kit.instances import make_rng, random_instance, random_instances, random_schedule, random_step
 from kit.rotation import parametrize_parts
-from kit.worked import bench_device, even_costs, skip_graph, skip_problem
+from kit.worked import (
+    bench_device,
+    even_costs,
+    make_state_node,
+    make_update_node,
+    skip_graph,
+    skip_problem,
+)
 from poetmodel.device import Costs
 from poetmodel.errors import InputError
-from poetmodel.graph import Graph, floor, zoo
+from poetmodel.graph import Graph, floor, operation, zoo
 from poetmodel.heuristics.greedy import construct, page_everything
 from poetmodel.problem import (
     Coefficients,
@@ -481,6 +488,53 @@ def test_each_limit_is_held_against_what_every_schedule_pays(limits, subject):
     """The sentence begins with the limit that is too small."""
     sentence = infeasibility_reason(skip_problem(**limits))
     assert sentence.startswith(subject)
+
+
+@pytest.mark.parametrize(
+    ("page_energy_j", "limits", "ending"),
+    [
+        (0.0, {"energy_budget": 1.0}, "already takes 6 J; no schedule needs less"),
+        (
+            0.5,
+            {"energy_budget": 1.0},
+            "takes 7.5 J; no schedule needs less; commits of state take 1.5 J of it: commit only "
+            "once in 2 steps, or less often",
+        ),
+        (
+            0.0,
+            {"deadline": 1.0},
+            "takes 6 s, without any transfer but commits; no schedule is faster; commits of state "
+            "take 3 s of it: commit only once in 2 steps, or less often",
+        ),
+        (
+            0.0,
+            {"deadline": 1.0, "commit": None},
+            "takes 3 s, without any transfer; no schedule is faster",
+        ),
+    ],
+)
+def test_only_commits_that_cost_something_are_to_be_made_less_often(page_energy_j, limits, ending):
+    """Of the limit's own quantity; transfers of commits are among what a single pass takes."""
+    graph = Graph(
+        name="step",
+        nodes=(
+            operation("x", output_bytes=10, phase="input", on_aux=True),
+            make_state_node("w", 8),
+            operation("y", output_bytes=6, inputs=("x", "w")),
+            operation("g", output_bytes=8, inputs=("y",), phase="backward"),
+            make_update_node("u", "g", w=8),
+        ),
+    )
+    pages = [(1.0, page_energy_j)] * len(graph.tensors)
+    costs = Costs.from_arrays(
+        graph,
+        compute_time_s=[0, 0, 1, 1, 1],
+        compute_energy_j=[0, 0, 2, 2, 2],
+        page_in=pages,
+        page_out=pages,
+    )
+    problem = Problem(graph, costs, **{"ram": 100, "commit": 1} | limits)
+    assert (infeasibility_reason(problem) or "").endswith(ending)
 
 
 def test_the_workspace_of_the_step_is_named():

@@ -923,7 +923,7 @@ def test_model_without_memory_is_planned():
 @pytest.mark.parametrize(
     ("options", "paging", "expected"),
     [
-        ({"costs": "measured"}, False, "nothing is executed here"),
+        ({"costs": "measured"}, False, "times cannot be measured"),
         ({"kernels": "inductor"}, False, "without running them"),
         ({}, True, "a device with storage"),
     ],

@@ -111,10 +111,10 @@ def test_a_wrong_result_is_named(tmp_path):
 def test_a_difference_is_plain_values():
     """What JSON has no number for is told in words."""
     found = ResultDifference(name="loss", largest=float("nan"), op="")
-    assert found.to_dict() == {"name": "loss", "largest": None, "told": "by up to nan", "op": ""}
+    assert found.to_dict() == {"name": "loss", "largest": None, "text": "by up to nan", "op": ""}
     assert replace(found, largest=0.5).to_dict()["largest"] == 0.5
     assert (
-        replace(found, largest=None, op="mm").to_dict()["told"]
+        replace(found, largest=None, op="mm").to_dict()["text"]
         == "only one of both has it, or the shapes differ"
     )
     assert (

@@ -1,8 +1,10 @@
 """PyTorch is asked for in words where it is missing, and so is a user's function."""
 
+import logging
 import re
 import subprocess
 import sys
+import warnings
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
@@ -71,6 +73,25 @@ def test_importing_the_front_end_does_not_import_torch():
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("level", "shown"),
+    [(logging.NOTSET, ["error"]), (logging.DEBUG, ["error"]), (logging.CRITICAL, [])],
+)
+def test_suppressed_warnings_leave_a_stricter_level(level, shown, caplog):
+    """Warnings are suppressed, also as messages; what the user has suppressed is not shown."""
+    logging.disable(level)
+    try:
+        with warnings.catch_warnings(record=True) as caught, errors.suppress_warnings():
+            warnings.warn("a warning", stacklevel=1)
+            logging.getLogger("any").warning("warning")
+            logging.getLogger("any").error("error")
+        assert logging.root.manager.disable == level
+    finally:
+        logging.disable(logging.NOTSET)
+    assert caught == []
+    assert [record.message for record in caplog.records] == shown
 
 
 @pytest.mark.torch

@@ -83,6 +83,32 @@ def test_memory_that_a_step_changes_is_no_input_unnoticed(changes, view):
             assert torch.equal(own[0], eager[0])
 
 
+class Counted(nn.Linear):
+    """Adds 1 to two buffers."""
+
+    def __init__(self):
+        super().__init__(4, 1)
+        self.register_buffer("first", torch.zeros(4))
+        self.register_buffer("second", torch.ones(4))
+
+    def forward(self, x):
+        """Return a number."""
+        loss = super().forward(x.clone()).sum()
+        self.first.add_(1)
+        self.second.add_(1)
+        return loss
+
+
+def test_the_tensor_that_an_input_overlaps_now_is_named():
+    """Another tensor that it overlapped at compilation is not; it is if there is no overlap now."""
+    model = Counted()
+    step = compile_keep_all(model, None, (model.first,))
+    with pytest.raises(pmt.CaptureError, match=r"inputs\[0\] shares memory with second, which"):
+        step(model.second)
+    with pytest.raises(pmt.CaptureError, match=r"inputs\[0\] shares no memory with first, which"):
+        step(torch.zeros(4))
+
+
 # -- weights in several places -----------------------------------------------------------------
 def test_untied_weights_are_noticed():
     """A weight in two places that became two is named; with retrace each has eager's gradient.

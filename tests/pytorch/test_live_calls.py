@@ -6,6 +6,10 @@ import random
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import inf
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +22,11 @@ from torch.utils.checkpoint import checkpoint
 
 import poetmodel.torch as pmt
 from kit.rotation import mark_seeds_except, mark_slow_except
+from kit.worked import skip_graph
 from poetmodel.errors import BudgetError
+from poetmodel.torch.dynamo.frontier import Frontier
+from poetmodel.torch.dynamo.planning import FirstCall, PassPeaks
+from poetmodel.torch.dynamo.steps import Event, choose_plans
 from poetmodel.torch.graph.tensors import heap_peak_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo reads it
@@ -608,3 +616,50 @@ def test_a_partitioner_takes_one_graph_alone():
     ):
         run(batch())
     assert split.graphs.summary().startswith("nothing ran, because")
+
+
+# -- plans to choose from -------------------------------------------------------------------------
+def plan_with(time_s, peak_bytes, saved_bytes):
+    """Return the time and the sizes of a plan, with equal peaks of both passes."""
+    peaks = PassPeaks(peak_bytes, saved_bytes=saved_bytes, backward_bytes=peak_bytes)
+    record = SimpleNamespace(predicted_peak_bytes=peak_bytes)
+    return SimpleNamespace(time_s=time_s, peaks=peaks, record=record)
+
+
+@dataclass(frozen=True)
+class TwoPlans:
+    """A graph with one plan that saves nothing, and one that may save something."""
+
+    tight_plan: Any
+    keep_all_plan: Any
+    call: FirstCall
+
+    graph = skip_graph()
+    middle_node = 2
+    keep_all_bytes = 10
+    extra_bytes = 0
+    settings = SimpleNamespace(time_limit=60)
+
+    def plan_within(self, peak_bytes, saved_bytes):
+        """Return a plan; its peak does not depend on the limits."""
+        assert peak_bytes <= self.keep_all_bytes
+        return self.keep_all_plan if saved_bytes else self.tight_plan
+
+
+@pytest.mark.parametrize(
+    ("tight", "keep_all", "remaining"),
+    [((1, 9, 5), (1, 7, 5), [7]), ((1, 7, 5), (1, 9, 5), [7]), ((2, 7, 0), (1, 9, 5), [9, 7])],
+)
+def test_plans_that_another_one_dominates_are_no_choice(tight, keep_all, remaining):
+    """Of two plans with equal time and saved bytes only the one with the lower peak is left."""
+    call = FirstCall(function=None, first_keep_all_bytes={}, until_s=inf, outside=None)
+    frontier = Frontier(TwoPlans(plan_with(*tight), plan_with(*keep_all), call))
+    frontier.min_peak_bytes = 7
+    found = frontier.find_plans(10, inf)
+    assert [plan.peaks.forward_bytes for plan in found] == remaining
+
+
+@pytest.mark.parametrize("others", [[], [[plan_with(1, 2, 1)]]])
+def test_there_is_no_choice_for_a_call_without_plans(others):
+    """Whether the calls beside it have plans or not."""
+    assert choose_plans([Event(None, 0, False, (), 0)], [[], *others], 10) is None

@@ -1,5 +1,6 @@
 """Recovery: whatever stops a process or the power, one whole state is found."""
 
+import errno
 import gc
 import logging
 import os
@@ -14,6 +15,7 @@ import torch
 import poetmodel.torch as pmt
 from kit import killed_run
 from kit.eager_steps import find_unequal
+from kit.patience import make_system_fault
 from kit.rotation import mark_seeds_except
 from poetmodel.errors import InputError
 from poetmodel.torch.graph.profiles import TensorLayout
@@ -217,6 +219,34 @@ def test_damage_leads_to_the_record_before(tmp_path, caplog):
     path.write_bytes(b"something else")
     with pytest.raises(InputError, match="is no state file of this version"):
         recovered(tmp_path)
+
+
+def failing_after(n_good, call):
+    """Return a function that calls another one so many times, and then fails."""
+    good_calls = iter(range(n_good))
+    fail = make_system_fault(errno.EIO)
+
+    def limited(*arguments):
+        return (fail if next(good_calls, None) is None else call)(*arguments)
+
+    return limited
+
+
+def test_a_medium_that_fails_is_said(tmp_path, monkeypatch):
+    """Also if a tensor that was intact fails when it is loaded: then that, and what is changed."""
+    written = Written(tmp_path)
+    written.step(1)
+    written.file.close_in_child()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", failing_after(len(written.tensors) + 1, os.preadv))
+        with pytest.raises(InputError, match=r"Input/output error, .*are partly overwritten$"):
+            recovered(tmp_path)
+    for n_good in range(3):  # the beginning of the header, the header, a record
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pread", failing_after(n_good, os.pread))
+            with pytest.raises(InputError, match=r"cannot be read \(Input/output error\)"):
+                recovered(tmp_path)
+    assert recovered(tmp_path)[0] == 1
 
 
 def test_another_model_is_refused_and_unchanged(tmp_path):

@@ -301,6 +301,16 @@ def test_a_full_disk_is_told_at_once(make, kind, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "make", [lambda f: PageFile(f, [matrix(0, 10)]), lambda f: StateFile(f, tensors())]
+)
+def test_a_folder_that_cannot_be_made_is_told(make):
+    """The folder is named, not a kind of file."""
+    message = r"^/proc/nofolder: no file can be created here \(No such file or directory\)$"
+    with pytest.raises(InputError, match=message):
+        make("/proc/nofolder")
+
+
 @pytest.fixture
 def page_file(tmp_path):
     """Return a file for a small and a large page."""
@@ -384,6 +394,27 @@ def test_what_killed_processes_left_goes(kind, tmp_path):
     other = make()
     assert set(tmp_path.iterdir()) == {used.path, stays, other.path}
     used.check()
+
+
+def test_a_forked_process_on_a_full_disk_writes_to_no_closed_file(page_file, monkeypatch, tmp_path):
+    """Each check fails until there is space; then there is a new file, and no other is changed."""
+
+    def step_twice():
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "posix_fallocate", make_system_fault(errno.ENOSPC))
+            for _ in range(2):
+                with pytest.raises(PageError, match="not enough space for a page file"):
+                    page_file.check()
+        with (tmp_path / "other").open("wb+") as other:  # has the number of the closed descriptor
+            page_file.check()
+            page_out(page_file, 3)
+            page_file.close()
+            return other.read() != b""
+
+    page_out(page_file, 3)
+    assert run_in_fork(step_twice) == 0
+    assert list(tmp_path.glob("scratch/*")) == [page_file.path]
+    page_file.check()
 
 
 def test_page_files_go_with_their_object(tmp_path):

@@ -25,6 +25,7 @@ from poetmodel.heuristics.greedy import page_everything
 from poetmodel.schedule.relations import checkpoint_all
 from poetmodel.torch import CaptureError, PageError
 from poetmodel.torch.state.file import StateFile
+from poetmodel.torch.state.store import StateStore
 from poetmodel.torch.step.scheduled import min_budget_bytes
 
 nn = torch.nn
@@ -622,6 +623,24 @@ def test_without_rollback_a_failed_step_says_that_it_is_torn(tmp_path, monkeypat
         with pytest.raises(PageError) as caught:
             step(*twins.inputs)
         assert "updated" in str(getattr(caught.value, "__notes__", []))
+
+
+@pytest.mark.parametrize("rollback", [True, False])
+def test_each_state_tensor_is_written_once_at_first(tmp_path, rollback):
+    """Without a rollback only those with their home on storage are in the file."""
+    traced = twins_of("perceptron").trace(measure_workspace=False)
+    sizes = {
+        storage.index: storage.bytes
+        for storage in traced.step_graph.storages
+        if storage.name.endswith("weight")
+    }
+    store = StateStore(traced, sizes, folder=tmp_path, rollback=rollback)
+    file = store.file
+    assert all(map(file.is_tracked, sizes))
+    all_sizes = {index: file.storages[index].bytes for index in file.storages}
+    written = filter(file.contains, all_sizes) if rollback else sizes
+    assert file.written_bytes == sum(all_sizes[index] for index in written) > 0
+    store.close()
 
 
 def test_too_little_ram_says_how_much_is_needed(tmp_path):

@@ -203,7 +203,7 @@ def test_without_costs_nothing_is_said_of_energy():
     assert (found["overhead_j"], found["overhead_bound_j"], found["gap"]) == (2.0, 1.0, 0.5)
 
 
-LOSS = {"name": "loss", "largest": 0.5, "told": "by up to 0.5", "op": "loss/nll"}
+LOSS = {"name": "loss", "largest": 0.5, "text": "by up to 0.5", "op": "loss/nll"}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -138,6 +139,17 @@ def test_gauge_shows_what_takes_the_ram_of_the_device():
     assert "gauge" not in read_page(report_page([subject(whole)])).ids
 
 
+def test_gauge_of_a_rejected_schedule_is_absent_from_the_text():
+    """Neither free bytes nor a verdict stand there, though another schedule has its gauge."""
+    whole = skip_problem()
+    device = Device.load("stm32f746")
+    good = subject(replace(whole, costs=Costs.estimate(whole.graph, device), ram=None))
+    broken = subject(good.problem, replace(good.schedule, R=good.schedule.R[1:]), label="B")
+    text = read_page(report_page([good, broken])).text
+    assert text.count("free: it trains there") == 1
+    assert re.findall(r"\b([AB]): [^:]* (?:free|missing)", text) == ["A"]
+
+
 def test_missing_extra_is_told(monkeypatch):
     """What is missing, and what brings it."""
     monkeypatch.setattr(
@@ -181,7 +193,7 @@ def test_differences_are_listed_and_a_missing_certificate_is_told():
     Where there is no certificate the page says so, and how to get one.
     """
     differences = [
-        {"name": f"gradient of <b>{k}</b>", "largest": None, "told": "by up to nan", "op": "0/mm"}
+        {"name": f"gradient of <b>{k}</b>", "largest": None, "text": "by up to nan", "op": "0/mm"}
         for k in range(23)
     ]
     told = certificate(equal=False, differences=differences)

@@ -159,9 +159,8 @@ class Guards:
             names, compiled_assumptions.overlaps, current_assumptions.overlaps, strict=False
         ):
             if old_index != new_index:
-                changed_name = self._changed_names[
-                    (new_index if old_index is None else old_index) or 0
-                ]
+                index = old_index if new_index is None else new_index
+                changed_name = self._changed_names[index or 0]  # `index` is not None here
                 verb = "shares no memory" if new_index is None else "shares memory"
                 yield f"{name} {verb} with {changed_name}, which the step may change"
         yield from self._module_differences(current_assumptions)

@@ -165,7 +165,7 @@ def _argument_errors(kernels: str, costs: str | None, **arguments: Any) -> Itera
     if kernels not in (EAGER, INDUCTOR):
         yield f"kernels: expected {EAGER} or {INDUCTOR}, got {quote(kernels)}"
     if costs not in (None, MEASURED):
-        yield f"costs: expected {MEASURED} or nothing, got {quote(costs)}"
+        yield f"costs: expected {MEASURED} or None, got {quote(costs)}"
     if kernels == INDUCTOR and arguments["storage"] is not None:
         yield f"storage: pages need kernels={EAGER!r}"
     if kernels == INDUCTOR:

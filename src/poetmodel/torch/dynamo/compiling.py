@@ -145,7 +145,9 @@ class Backend(GraphPlanner):
         settings = self._settings
         storage = None if settings.device is None else settings.device.storage
         if settings.costs == MEASURED:
-            raise InputError(f"costs: nothing is executed here that could be {MEASURED}")
+            raise InputError(
+                f"costs: plan_for executes no operation, so times cannot be {MEASURED}"
+            )
         if paging and storage is None:
             raise InputError("paging: the back end needs a device with storage")
         planner = Backend(replace(settings, paging=storage if paging else None), is_predicted=True)

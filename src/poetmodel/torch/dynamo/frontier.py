@@ -212,8 +212,15 @@ def _nondominated_plans(plans: list[GraphPlan], budget_bytes: int) -> Iterator[G
     A plan is dominated if another one has no larger peaks, saved bytes and time. Of plans with
     equal peaks, saved bytes and time, the first is yielded.
     """
+
+    def sort_key(graph_plan: GraphPlan) -> tuple[float, ...]:
+        """Return a key by which no plan is before one that dominates it."""
+        peaks = graph_plan.peaks
+        sizes = (peaks.saved_bytes, peaks.forward_bytes, peaks.backward_bytes)
+        return (graph_plan.time_s, *sizes)
+
     yielded_sizes: list[tuple[float, ...]] = []
-    for graph_plan in sorted(plans, key=lambda plan: (plan.time_s, plan.peaks.saved_bytes)):
+    for graph_plan in sorted(plans, key=sort_key):
         peaks = graph_plan.peaks
         sizes = (peaks.forward_bytes, peaks.saved_bytes, peaks.backward_bytes)
         if max(peaks.forward_bytes, peaks.backward_bytes) > budget_bytes:

@@ -135,11 +135,14 @@ def choose_plans(
     Returns
     -------
     list of GraphPlan, or None
-        By the number of the call; None if no choice within the budget was found.
+        By the number of the call; None if no choice within the budget was found, or a call has no
+        plans.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import lil_array
 
+    if not all(candidates):
+        return None
     first_columns = np.cumsum([0, *map(len, candidates)])
     n_columns, n_calls = int(first_columns[-1]), len(candidates)
     times = np.array([graph_plan.time_s for call_plans in candidates for graph_plan in call_plans])

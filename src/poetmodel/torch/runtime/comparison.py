@@ -54,14 +54,14 @@ class ResultDifference:
         return f"{self.name} ({self.text}{operation_text})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the difference as plain values for JSON: its fields, and `text` as ``told``.
+        """Return the difference as plain values for JSON: its fields, and `text`.
 
         ``largest`` is None for differences that are not finite.
         """
         values = asdict(self)
         if self.largest is not None and not isfinite(self.largest):
             values["largest"] = None
-        return {**values, "told": self.text}
+        return {**values, "text": self.text}
 
 
 def check_agreement(trace: Trace, runner: Runner) -> None:

@@ -144,13 +144,14 @@ class PageFile(ScratchFile):
     def check(self) -> None:
         """Raise `PageError` if the file was closed; create a new file in a newly forked process.
 
-        The new file has no pages. Also raises `PageError` if it cannot be created.
+        The new file has no pages. Also raises `PageError` if it cannot be created; the next call
+        then tries again.
         """
         if self._is_closed:
             raise PageError(
                 f"{self.path}: the step was closed, and its page file removed; compile again"
             )
-        if self.process != os.getpid():
+        if self.process != os.getpid() or not self._remove.alive:
             self._remove()
             try:
                 self._create()
@@ -257,7 +258,7 @@ def make_folder(folder: str | Path) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:  # ValueError: no file can have this name
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{folder}: no page file can be created here ({reason})") from None
+        raise InputError(f"{folder}: no file can be created here ({reason})") from None
 
 
 def remove_abandoned(folder: str | Path, pattern: str) -> None:

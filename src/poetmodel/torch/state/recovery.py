@@ -78,7 +78,8 @@ def recover(
         If the file belongs to another model or optimizer, contains no intact state, was written
         with ``rollback=False`` or by another version of poetmodel, or cannot be read; if `source`
         is a file in use; if several processes have left a file; or if `model` or `optimizer` has
-        the wrong class. Then all state is unchanged.
+        the wrong class. Then all state is unchanged, except if a tensor that was intact can no
+        longer be read while it is loaded, as the message then states.
     """
     check_class("model", model, torch.nn.Module)
     for member in optimizer_members(Optimizers.combine(optimizer)):
@@ -236,8 +237,9 @@ class _AbandonedStateFile:
         """Load the newest intact generation into the targets, and restore the random generator.
 
         Also sets `steps`, and logs damaged newer generations. Raises `InputError`, before any
-        change, if the header is invalid, the file has only one generation, no generation is intact,
-        or tensors do not match the targets.
+        change, if the file cannot be read, the header is invalid, the file has only one generation,
+        no generation is intact, or tensors do not match the targets. Also raises it if a tensor
+        that was intact cannot be read again; the targets are then partly overwritten.
         """
         file_format = self.read_format()
         if file_format is None or file_format.generations == 1:
@@ -254,9 +256,15 @@ class _AbandonedStateFile:
                 f"{reasons}"
             )
         record = self._find_newest_intact(file_format)
-        with torch.no_grad():
-            for position, tensor in enumerate(file_format.tensors):
-                targets.set_value(tensor, self._read_tensor(file_format, record, position))
+        try:
+            with torch.no_grad():
+                for position, tensor in enumerate(file_format.tensors):
+                    targets.set_value(tensor, self._read_tensor(file_format, record, position))
+        except _DamageError as error:
+            raise InputError(
+                f"{self.path}: {error}, although it was intact before: the medium is failing; "
+                "model and optimizer are partly overwritten"
+            ) from None
         torch.set_rng_state(torch.frombuffer(bytearray(record.random_state), dtype=torch.uint8))
         self.steps = record.steps
 
@@ -264,28 +272,38 @@ class _AbandonedStateFile:
         """Read the format from the header.
 
         Returns None if the header is incomplete, damaged, or of another version or block size.
+        Raises `InputError` if the file cannot be read.
         """
-        first_bytes = os.pread(self._descriptor, _FIRST_READ_BYTES, 0)
+        first_bytes = self._read_bytes(_FIRST_READ_BYTES, 0)
         header_bytes = Format.header_bytes(first_bytes)
         if header_bytes is None or header_bytes > os.fstat(self._descriptor).st_size:
             return None
-        return Format.parse(os.pread(self._descriptor, header_bytes, 0))
+        return Format.parse(self._read_bytes(header_bytes, 0))
 
     def read_records(self, file_format: Format) -> list[Record]:
-        """Read the intact commit records, newest first."""
+        """Read the intact commit records, newest first.
+
+        Raises `InputError` if the file cannot be read.
+        """
         raw_records = (
-            os.pread(
-                self._descriptor, file_format.record_bytes, file_format.record_offset(position)
-            )
+            self._read_bytes(file_format.record_bytes, file_format.record_offset(position))
             for position in range(RECORD_COUNT)
         )
         records = [record for record in map(Record.parse, raw_records) if record is not None]
         return sorted(records, key=lambda record: -record.generation)
 
+    def _read_bytes(self, size_bytes: int, offset: int) -> bytes:
+        """Read bytes of the file, fewer at its end; raise `InputError` if the system refuses."""
+        try:
+            return os.pread(self._descriptor, size_bytes, offset)
+        except OSError as error:
+            raise _make_read_error(self.path, error) from None
+
     def _find_newest_intact(self, file_format: Format) -> Record:
         """Return the newest record whose tensors all match their checksums.
 
-        Logs a warning about damaged newer generations. Raises `InputError` if no record is intact.
+        Logs a warning about damaged newer generations. Raises `InputError` if no record is intact,
+        or a record cannot be read.
         """
         damage_reports = []
         for record in self.read_records(file_format):
@@ -333,6 +351,10 @@ class _AbandonedStateFile:
         return first_tensor
 
 
+def _make_read_error(path: Path, error: OSError) -> InputError:
+    return InputError(f"{path}: cannot be read ({error.strerror or error})")
+
+
 class _DamageError(Exception):
     """A tensor of a file cannot be read completely, or its checksum differs."""
 
@@ -375,7 +397,7 @@ def _open_locked(path: Path) -> _AbandonedStateFile | None:
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+        raise _make_read_error(path, error) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -392,7 +414,8 @@ def replace_recovered_file(folder: str | Path, model: torch.nn.Module) -> Iterat
 
     Yields the number of training steps of the recovered state; 0 if the model was not recovered
     from this folder. First logs a warning about each other abandoned file with an intact commit
-    record in the folder. Raises `InputError` if a state file in the folder cannot be opened.
+    record in the folder. Raises `InputError` if a state file in the folder cannot be opened or
+    read.
     """
     loaded_file = _LOADED_FILES.get(model)
     if loaded_file is not None and loaded_file.path.parent.resolve() != Path(folder).resolve():

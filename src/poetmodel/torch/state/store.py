@@ -133,15 +133,16 @@ class StateStore:
                 steps=steps,
             )
             try:
-                for state in self._states.values():
-                    if not state.is_absent and (rollback or state.index in stored_indices):
-                        self._write(state)
-                self.file.commit()
+                if rollback:
+                    for state in self._states.values():
+                        if not state.is_absent:
+                            self._write(state)
+                    self.file.commit()
+                self._set_homes(frozenset(stored_indices))
             except BaseException:
                 self.file.close()
                 raise
         weakref.finalize(self, _close_ignoring_errors, self.file).atexit = False
-        self._set_homes(frozenset(stored_indices))
 
     @property
     def has_two_generations(self) -> bool:
