@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from kit.worked import comb_problem
+from poetmodel.result import Termination
 from poetmodel.solver import solve
-from poetmodel.solver.request import Request
+from poetmodel.solver.request import Request, SolveProgress
 from poetmodel.solver.tile_trials import find_cheapest_tiles
 
 SIZES = (4096, 3072, 2048)
@@ -78,3 +79,30 @@ def test_no_size_follows_once_the_observer_stops():
     )
     assert (chosen.is_interrupted, len(chosen.trials)) == (True, 1)
     assert chosen.result.require_schedule()
+
+
+def test_a_stop_by_the_observer_counts_also_at_the_cutoff():
+    """The second size is no better; the report that proves it is the one that ends the trials."""
+    problem, reports = comb_problem(8, 13), []
+
+    def stop_second_trial(progress):
+        reports.append(progress)
+        return len(reports) < 2
+
+    def solve_once(problem, *, on_progress, **keywords):
+        if not reports:
+            assert on_progress(SolveProgress(seconds=0.0, overhead=None, overhead_bound=None))
+            return solve(problem, **keywords)
+        first_value = solve(problem, **keywords).value
+        assert not on_progress(
+            SolveProgress(seconds=0.0, overhead=None, overhead_bound=2 * first_value)
+        )
+        return replace(solve(problem, **keywords), termination=Termination.INTERRUPTED)
+
+    chosen = find_cheapest_tiles(
+        [(size, problem) for size in SIZES],
+        lambda problem: problem,
+        Request(gap=0.0, on_progress=stop_second_trial),
+        solve=solve_once,
+    )
+    assert (chosen.is_interrupted, len(chosen.trials)) == (True, 2)

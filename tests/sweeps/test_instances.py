@@ -101,6 +101,10 @@ def test_problems_without_units_or_with_other_costs_are_refused(tmp_path, networ
     with pytest.raises(InputError, match="small: only problems of energy or time"):
         write_library([least], tmp_path / "ram")
     costs = problem.costs
+    smaller = replace(costs, device=replace(costs.device, ram_bytes=12345))
+    other = replace(problem, costs=smaller)
+    with pytest.raises(InputError, match="rpi4b: differs from the shipped one"):
+        write_library([Instance(name="x", kind="zoo", problem=other, best=best)], tmp_path / "dev")
     slower = {name: Cost(2 * cost.time_s, cost.energy_j) for name, cost in costs.compute.items()}
     other = replace(problem, costs=replace(costs, compute=slower))
     pair = [

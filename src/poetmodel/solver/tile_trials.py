@@ -133,7 +133,7 @@ def find_cheapest_tiles(
 class _Cutoff:
     """A progress callback that ends a trial when its bound reaches `min_value`.
 
-    `is_reached` is then True.
+    `is_reached` is then True, unless the callback of the request has stopped the trial.
     """
 
     def __init__(self, request: Request, min_value: float) -> None:
@@ -143,11 +143,11 @@ class _Cutoff:
     def handle_report(self, progress: SolveProgress) -> bool:
         """Forward a report to the callback of the request; return whether the trial continues.
 
-        Sets `is_reached` if the bound reaches `min_value`.
+        Sets `is_reached` if the bound reaches `min_value`, and the callback does not return False.
         """
-        callback_result = (
-            None if self.request.on_progress is None else self.request.on_progress(progress)
-        )
+        on_progress = self.request.on_progress
+        if on_progress is not None and on_progress(progress) is False:
+            return False
         if progress.bound is not None and progress.bound >= self.min_value:
             self.is_reached = True
-        return callback_result is not False and not self.is_reached
+        return not self.is_reached

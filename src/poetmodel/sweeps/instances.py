@@ -234,9 +234,11 @@ class _LibraryWriter:
     def _write_device(self, device: Device) -> str:
         """Copy the shipped file of a device once, and return the copy's path in the library.
 
-        Raises `InputError` if no file of this device is shipped.
+        Raises `InputError` if this device, with these numbers, is not shipped.
         """
         name = f"{device.short_name}.toml"
+        if device != Device.load(device.short_name):
+            raise InputError(f"device {device.short_name}: differs from the shipped one")
         if not (self._folder / "devices" / name).exists():
             write_text(self._folder / "devices" / name, read_text(shipped_folder("devices") / name))
         return f"devices/{name}"
