@@ -14,6 +14,7 @@ from kit.traced_models import FunctionModule, Residual, image_step, recurrent, r
 from poetmodel.torch import trace
 from poetmodel.torch.capturing import replay as replaying
 from poetmodel.torch.capturing.replay import execute_kernel, replay, replay_distinct
+from poetmodel.torch.graph import profiles
 from poetmodel.torch.graph.operators import has_flop_formula, kernel_of
 from poetmodel.torch.graph.profiles import OpProfiler
 from poetmodel.torch.graph.tensors import call_key, heap_peak_bytes
@@ -228,6 +229,33 @@ def test_a_form_is_measured_once_with_full_caches():
     assert sizes_bytes[0] == sizes_bytes[1]
     assert 2000 <= sizes_bytes[0] + 8 * 4 <= 2000 + 8 * 4 + 4
     assert len(runs) == 3
+
+
+def test_times_are_those_of_kernels_alone(monkeypatch):
+    """Of 3 s in the kernel, between 5 s and 7 s of the profiler, only the 3 s count."""
+    clock = [0.0]
+
+    def advance(seconds):
+        clock[0] += seconds
+
+    def timed(x):
+        advance(3.0)
+        return x + 1
+
+    def watched(work):
+        advance(5.0)
+        peak_bytes = heap_peak_bytes(work)
+        advance(7.0)
+        return peak_bytes
+
+    monkeypatch.setattr(profiles, "heap_peak_bytes", watched)
+    monkeypatch.setattr(profiles, "perf_counter", lambda: clock[0])
+    custom(timed)
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    node = graph.call_function(torch.ops.poetmodel_test.timed.default, (x,))
+    _, profile = OpProfiler(measure_times=True)(node, (torch.zeros(8),), {})
+    assert profile.time_s == 3.0
 
 
 def work():
