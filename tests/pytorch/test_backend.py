@@ -302,7 +302,8 @@ def test_kernels_of_inductor_compute_what_it_does_within_a_budget(name, request)
     model = copy.deepcopy(case.model)
     stock = torch.compile(lambda *batch: case.loss(model, *batch), fullgraph=True, dynamic=False)
     expected = trained(model, stock, case.batch)
-    model, step, back = case.compiled("80%", kernels="inductor", gap=0.1)
+    budget = "88%" if name == "unet" else "80%"
+    model, step, back = case.compiled(budget, kernels="inductor", gap=0.1)
     assert agree(trained(model, step, case.batch), expected)
     (record,) = back.plans
     model.zero_grad()
