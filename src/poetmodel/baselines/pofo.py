@@ -118,8 +118,8 @@ def pofo(problem: Problem, rule: str = "") -> Schedule:
 def _schedule_with_rule(problem: Problem, rule: CostRule, table: ChainTable) -> Schedule:
     """Return the better schedule of the narrow and the wide beam search with one rule.
 
-    `table` is replaced by a table of the rule's costs if these are not proportional to the compute
-    times. Raises `MethodNotApplicableError` if no schedule meets the budget.
+    `table` has compute times; it is replaced by a table of the rule's costs if these are not
+    proportional to the times. Raises `MethodNotApplicableError` if no schedule meets the budget.
     """
     compute_costs, _, _ = eviction_costs(problem, rule)
     cost_per_second = sum(compute_costs) / (problem.pass_time_s or 1.0)
@@ -295,7 +295,7 @@ class ActionPrefix:
         Time is reversed: the part runs before the parts of the earlier steps in the prefix, and
         waits until pending page-ins leave it enough of `ram_bytes`; the wait is added to the cost.
         The needed page-in is appended to the pending ones. Returns None if the part does not fit
-        even after all of them.
+        even after all pending page-ins.
         """
         held_bytes = self.kept_bytes + (self.needed_page_in[1] if self.needed_page_in else 0)
         wait = self.page_ins.wait_s(ram_bytes - held_bytes - layer.backward_bytes)
@@ -319,7 +319,7 @@ class ActionPrefix:
         """Return the prefix with RECOMPUTE for `layer`, in a new or the current sequence.
 
         `total_cost` is unchanged: `end_sequence` adds the costs of the sequence. Returns None if
-        the sequence does not fit in `ram_bytes`.
+        the sequence up to `layer`, the kept bytes and the needed page-in do not fit in `ram_bytes`.
         """
         step = len(self.actions)
         first = step if self.sequence_start is None else self.sequence_start
@@ -342,7 +342,8 @@ class ActionPrefix:
 
         `layer` is the last step of the sequence. Adds the costs of recomputation and of the
         backward parts. Recomputation may wait for pending page-ins, after which more RAM is free:
-        the sum of wait and cost is minimized. Returns None if the sequence does not fit in
+        the sum of wait and cost is minimized. Appends the sequence with its RAM to `sequences`.
+        Returns None if the sequence, the kept bytes and the needed page-in do not fit in
         `ram_bytes`.
         """
         first, last = self.sequence_start or 0, len(self.actions) - 1
@@ -461,8 +462,9 @@ def _prune(prefixes: list[ActionPrefix], beam: Beam) -> list[ActionPrefix]:
     """Return the undominated prefixes; above the beam width, the cheapest ones of each class.
 
     Compares only prefixes with the same last action, needed page-in and start of the sequence. Of
-    prefixes with equal cost, a dominated one may remain. The cheapest ones have the smallest
-    `_expected_total_cost`.
+    prefixes with equal cost, a dominated one may remain. Classes are equal ranges of kept bytes;
+    each retains at most ``beam.width // beam.n_classes`` prefixes. The cheapest ones have the
+    smallest `_expected_total_cost`.
     """
     groups: dict[object, list[ActionPrefix]] = {}
     for prefix in sorted(prefixes, key=lambda prefix: prefix.total_cost):
@@ -491,7 +493,11 @@ def _expected_total_cost(prefix: ActionPrefix) -> float:
 
 
 def build_layers(problem: Problem, chain: ChainMemory, rule: CostRule) -> Iterator[Layer]:
-    """Yield a `Layer` for each step of a chain, with costs by a rule."""
+    """Yield a `Layer` for each step of a chain, in forward order, with costs by a rule.
+
+    Transfers have times (`Layer.out_s`, `Layer.in_s`) if the rule hides them: ``published``, or
+    ``time`` for a problem whose transfers overlap computations. Otherwise they have a cost.
+    """
     compute_costs, page_in_costs, page_out_costs = eviction_costs(problem, rule)
     overlaps = rule == CostRule.PUBLISHED or (
         rule == CostRule.TIME and problem.deadline_counts == DeadlineCounts.OVERLAP
@@ -518,7 +524,11 @@ def build_layers(problem: Problem, chain: ChainMemory, rule: CostRule) -> Iterat
 
 
 def build_schedule(table: ChainTable, prefix: ActionPrefix) -> Schedule:
-    """Return the schedule of the actions of a complete prefix."""
+    """Return the schedule of the actions of a complete prefix.
+
+    Activations of offloaded steps are paged out right after their first computation, and paged in
+    for the backward pass. Sequences are recomputed by `ChainTable.follow_sequence`.
+    """
     end_of_sequence = {first: (last, free_bytes) for first, last, free_bytes in prefix.sequences}
     tensors_of_part: dict[int, frozenset[int]] = {}
     freed_steps: set[int] = set()

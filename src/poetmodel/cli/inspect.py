@@ -333,7 +333,7 @@ def _shared_memory_remark(graph: Graph, i: int) -> str:
 
 
 def _gauge_facts(graph: Graph, device: Device) -> Iterator[Fact]:
-    """Yield the RAM of a device with a verdict, then its use by keep-all and the minimum RAM."""
+    """Yield a device's RAM and whether keep-all or any schedule fits, then the gauges of both."""
     keep_all, min_ram = compare_device_ram(graph, device)
     verdict = "keep-all does not fit, a schedule may"
     if min_ram is not None and not min_ram.fits:

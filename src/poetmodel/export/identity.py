@@ -34,8 +34,8 @@ def step_identity(step: LoweredStep) -> str:
 def front_identity(step: LoweredStep, front: Front) -> str:
     """Return the SHA-256 of a front's calls and of its tensors in a sample, as hexadecimal digits.
 
-    Values of constants count. The tensors of a sample count by their position in the calls and
-    inputs, not by value. Samples with one identity are outputs of the same front, in the same
+    Constants count by value, outputs of the front by their number in the order of use, and inputs
+    of the step by index. Samples with one identity are outputs of the same front, in the same
     order.
     """
     encoder = _StepEncoder(step)
@@ -79,9 +79,10 @@ class _StepEncoder:
         return argument
 
     def _canonical_name(self, buffer: str) -> str:
-        """Return the canonical name of a buffer, and register its size and type by that name.
+        """Return the canonical name of a buffer; register its elements and type in `_buffers`.
 
-        The workspace has its own name, and is not registered.
+        An input is named by its index, the workspace by its own name, any other buffer by
+        `_new_name`. The workspace is not registered.
         """
         if buffer == WORKSPACE:
             return buffer

@@ -234,7 +234,7 @@ class _LibraryWriter:
     def _write_device(self, device: Device) -> str:
         """Copy the shipped file of a device once, and return the copy's path in the library.
 
-        Raises `InputError` if no file of this device is shipped.
+        The device's short name selects the file. Raises `InputError` if none is shipped.
         """
         name = f"{device.short_name}.toml"
         if not (self._folder / "devices" / name).exists():
@@ -242,11 +242,11 @@ class _LibraryWriter:
         return f"devices/{name}"
 
     def _write_mps(self, instance: Instance) -> dict[str, Any] | None:
-        """Write the MPS file of a small or requested problem; return its path and objective unit.
+        """Write the MPS file of ``compact`` for a problem; return its path and objective unit.
 
-        The path is relative to the library. Return None for all other problems. Raises
-        `TooLargeError` if the memory rows have more than five million terms, and `OSError` if the
-        file cannot be written.
+        The path is relative to the library. Return None, without a file, for a problem of
+        `MPS_NODES_BELOW` nodes or more that is not requested by name. Raises `TooLargeError` if the
+        memory rows have more than five million terms, and `OSError` if the file cannot be written.
         """
         name = instance.name
         is_small = len(instance.problem.graph.nodes) < MPS_NODES_BELOW
@@ -269,7 +269,7 @@ def _checksums(folder: Path) -> Iterator[str]:
 
 
 def _readme_text(lines: Sequence[Mapping[str, Any]], remark: str) -> str:
-    """Return the README of a library: its template, filled with numbers from the index lines."""
+    """Return the README: its template with counts of the index lines, the commit and `remark`."""
     kinds = Counter(line["kind"] for line in lines)
     best_results = [line["best"] for line in lines]
     n_proved = sum(_is_proved(entry) for entry in best_results)
@@ -369,7 +369,8 @@ def check_solutions(folder: Path, solutions: Path) -> list[CheckedSolution]:
     Returns
     -------
     list of CheckedSolution
-        The findings in the order of the index; problems without a solution file are omitted.
+        The findings in the order of the index; problems without a solution file are omitted. An
+        unreadable or invalid solution is the finding INVALID.
 
     Raises
     ------
@@ -430,9 +431,10 @@ class _ProblemReader:
 
 
 def _read_solution(path: Path, graph: Graph) -> Schedule:
-    """Return the schedule of a schedule file, or of an execution order.
+    """Return the schedule of a `SCHEDULE` file, or of an execution order of `graph`.
 
-    Raises `PoetModelError` if the file cannot be read or states no schedule.
+    Raises `PoetModelError` if the file cannot be read or states no schedule. Does not check that a
+    schedule file belongs to `graph`.
     """
     if path.name.endswith(SCHEDULE):
         return load_document(path).schedule

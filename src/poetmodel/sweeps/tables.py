@@ -60,7 +60,10 @@ def rows(records: Iterable[Record]) -> list[Row]:
 
 
 def _make_row(record: Record) -> Row:
-    """Return the flat row of a record, with None as ``axis_bound_j`` and ``axis_gap``."""
+    """Return the flat row of a record, with None as ``axis_bound_j`` and ``axis_gap``.
+
+    Column ``model`` is `Run.network`: the model with its settings.
+    """
     run_fields, result = record["cell"], record["result"] or {}
     row: Row = {
         name: run_fields.get(name)
@@ -85,7 +88,10 @@ def _make_row(record: Record) -> Row:
 
 
 def _metric_columns() -> tuple[str, ...]:
-    """Return the result keys that become columns: metrics and the RAM of the device."""
+    """Return the result keys that become columns.
+
+    These are metrics of energy, proof and memory, `DEVICE_RAM_KEYS`, then all other metrics.
+    """
     first_groups = (Group.ENERGY, Group.PROOF, Group.MEMORY)
     other_groups = [group for group in Group if group not in first_groups]
     first_keys, other_keys = (
