@@ -69,6 +69,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    """Import a name of `__all__` on its first use; raise AttributeError for other names."""
     if name == "zoo":
         return import_module("poetmodel.graph.zoo")
     if name in _MODULE_OF_NAME:

@@ -42,7 +42,7 @@ class Budget:
         ------
         BudgetError
             If `value` is negative, is no size or percentage, such as ``256KiB``, 262144 or ``50%``,
-            or is above 2^53 bytes.
+            or is above 2^53 bytes. The message begins with `field`.
         """
         if isinstance(value, Budget):
             return value
@@ -83,10 +83,11 @@ class Budget:
         return parse_size(self.stated_value, field=self.field, base_bytes=keep_all_bytes)
 
     def tensor_bytes(self, keep_all_bytes: int, *, reserved_bytes: int) -> int:
-        """Return the RAM for tensors and workspaces [B].
+        """Return the RAM for tensors and workspaces, rounded down [B].
 
-        `reserved_bytes` is RAM that the keep-all peak excludes [B]: subtracted from a size, even if
-        the result is negative, but not from a fraction, which refers to the keep-all peak.
+        A fraction refers to `keep_all_bytes`, the keep-all peak [B], which excludes
+        `reserved_bytes` [B]. So `reserved_bytes` are subtracted only from a size; the result may be
+        negative.
         """
         excluded_bytes = 0 if self.fraction is not None else reserved_bytes
         return self.resolve(keep_all_bytes) - excluded_bytes

@@ -38,9 +38,9 @@ def processor_clock(wall_s: float) -> Iterator[None]:
     """Context manager: time limits inside count processor time, for at most `wall_s` of wall time.
 
     The result of a solve inside then does not depend on the load of the machine, unless the wall
-    time ends. It ends `wall_s` [s] after entry, or earlier, when the rest of an outer time limit
-    has passed on the wall clock. From then on `check_time_limit` raises, also without a limit
-    inside. The wall time of an outer `processor_clock` has no effect inside.
+    time ends. The wall time ends `wall_s` [s] after entry, or earlier, when the rest of an outer
+    time limit has passed on the wall clock. From then on `check_time_limit` raises, also without a
+    limit inside. The wall time of an outer `processor_clock` has no effect inside.
     """
     end_s = time.monotonic() + min(wall_s, time_left_s())
     tokens = _WALL_END_S.set(end_s), _END_S.set(None)
@@ -75,9 +75,9 @@ def now_s(*, use_processor_time: bool | None = None) -> float:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Context manager: limit the time of the code inside; an outer limit stays effective.
+    """Context manager: limit the time of the code inside, on the clock of `now_s`.
 
-    After the limit, `check_time_limit` raises.
+    `check_time_limit` raises after the limit, and after an outer limit.
     """
     end_s, outer_end_s = now_s() + seconds, _END_S.get()
     token = _END_S.set(end_s if outer_end_s is None else min(end_s, outer_end_s))

@@ -23,7 +23,7 @@ _SHOWN_INTEGER: Final = 10**20
 
 
 def quote(value: object) -> str:
-    """Format a value for an error message: shortened, with the names of JSON types.
+    """Format a value for an error message: at most 60 characters, containers only by JSON type.
 
     Examples
     --------

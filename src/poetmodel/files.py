@@ -62,7 +62,7 @@ def licence(package: str) -> str:
 
 @cache
 def processor_line(*keys: str) -> str:
-    """Return the first line of ``/proc/cpuinfo`` that starts with one of the keys.
+    """Return the first line of ``/proc/cpuinfo`` that starts with any of the keys.
 
     The line includes the key. Falls back to the processor name of the `platform` module, which may
     be empty. Cached.
@@ -273,7 +273,7 @@ def raise_write_errors(path: Path, failure: str = "cannot be written") -> Iterat
 
 
 def _resolve_target(path: str | Path) -> Path:
-    """Return the path to write to, following links except to devices and pipes.
+    """Return the path to write to: the target of a link to a file or to none, else `path`.
 
     Raises `InputError` for a folder, and for a path that cannot be resolved.
     """
@@ -289,6 +289,7 @@ def _resolve_target(path: str | Path) -> Path:
 
 
 def _is_special(path: Path) -> bool:
+    """Return whether `path` exists and is no regular file, but a device, pipe or folder."""
     return path.exists() and not path.is_file()
 
 

@@ -131,9 +131,9 @@ class WorkerProcess:
         of pickling if `function` or `arguments` cannot be pickled. The returned future receives the
         function's result, its exception with the traceback as a note (if it is no `Exception` or
         cannot be pickled, a `PoetModelError` or `RuntimeError` in its place), or
-        `ProcessEndedError`. `on_progress` is called with each progress message of the job, in
-        another thread. An exception of `on_progress`, or of unpickling a result or message, ends
-        the process and is set in the future.
+        `ProcessEndedError` if the process ends or has ended. `on_progress` is called with each
+        progress message of the job, in another thread. An exception of `on_progress`, or of
+        unpickling a result or message, ends the process and is set in the future.
         """
         payload = pickle.dumps((function, arguments))
         with self._lock:
@@ -167,7 +167,7 @@ class WorkerProcess:
             self._process.kill()
 
     def close(self) -> None:
-        """Kill the process and wait for its end.
+        """Kill the process and wait for its end; a pending job fails with `ProcessEndedError`.
 
         Does not wait in the thread that calls `on_progress`; has no effect in a fork of the parent.
         """
@@ -188,8 +188,8 @@ class WorkerProcess:
     def _read_frames(self) -> None:
         """Handle frames until the process has ended, or handling a frame fails.
 
-        Then kill the process, wait for its end, set the status, stop `_write_frames`, and set an
-        exception in the future of a pending job: that of the failure, else `ProcessEndedError`.
+        Then kill the process, wait for its end, stop `_write_frames`, set the exit status, and set
+        an exception in the future of a pending job: that of the failure, else `ProcessEndedError`.
         """
         failure: BaseException | None = None
         try:
@@ -273,7 +273,8 @@ class _Service:
     def read_frames(self) -> None:
         """Handle frames of the parent process until it ends; then exit, even during a job.
 
-        Queues jobs. Passes messages and cancellations to the last job that was received.
+        Queues jobs. Passes messages to the last job that was received. A cancellation sets that
+        job's `cancelled`, and interrupts it if it is in progress after `CANCEL_GRACE_S`.
         """
         job = WorkerJob(lambda _: None)
         while (frame := _read_frame(self.source)) is not None:

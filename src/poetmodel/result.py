@@ -103,7 +103,7 @@ class SolveResult:
     problem: Problem
     """The problem."""
     status: Status
-    """The claim."""
+    """Claim about the schedule, or about its absence."""
     termination: Termination
     """Reason why the solve stopped."""
     schedule: Schedule | None = None
@@ -157,6 +157,7 @@ class SolveResult:
     """The solver's log."""
 
     def __repr__(self) -> str:
+        """Return graph, status, metrics of the schedule, number of violations, method and time."""
         facts = [f"{self.status}: {self.reason}" if self.reason else str(self.status)]
         if self.simulation is not None and self.energy_j is not None:
             gap = self.gap or 0.0
@@ -226,8 +227,8 @@ class SolveResult:
     def bound_j(self) -> float | None:
         """Proven lower bound on the energy of every schedule of the problem [J].
 
-        At most `energy_j`. None without a schedule, and if energy was not minimized and no bound
-        above the baseline is proven.
+        At most `energy_j`. None without a schedule. If energy was not minimized, None unless
+        `overhead_bound_j` is above 0.
         """
         if self.energy_j is None or not self._bounds_energy:
             return None
@@ -247,9 +248,9 @@ class SolveResult:
 
     @property
     def bound(self) -> float | None:
-        """Proven bound on the objective in its unit, at most `value`; None without a schedule.
+        """Proven bound on the objective, in its unit; None without a schedule.
 
-        For `model_objective`, its bound; None if no bound is proven.
+        For `model_objective`, its bound, None if no bound is proven; otherwise at most `value`.
         """
         if self.model_objective is not None:
             return self.model_objective.bound
@@ -304,10 +305,10 @@ class SolveResult:
 
     @property
     def proven_bound(self) -> float:
-        """Proven lower bound on the problem's objective, at least the baseline.
+        """Proven lower bound on the problem's objective: `objective_bound`, at least the baseline.
 
-        Equals the baseline if `objective_bound` is None. Does not bound `model_objective`. May
-        exceed the value by a rounding error.
+        The baseline if `objective_bound` is None. Does not bound `model_objective`. May exceed the
+        value by a rounding error.
         """
         baseline = self.problem.objective.baseline
         return baseline if self.objective_bound is None else max(baseline, self.objective_bound)
@@ -396,11 +397,14 @@ class SolveResult:
 
     @property
     def _bounds_energy(self) -> bool:
-        """Whether energy was minimized, or a bound above the baseline is proven."""
+        """Whether energy was minimized, or `overhead_bound_j` is above 0."""
         return self.minimizes_energy or self.overhead_bound_j > 0
 
     def _objective_name(self) -> str:
-        """Return the objective's display name; sense and name of `model_objective` if it exists."""
+        """Return the display name of the objective.
+
+        For `model_objective`, its sense and name; for a user-defined objective, its terms.
+        """
         model_objective = self.model_objective
         if model_objective is not None:
             return f"{model_objective.sense} {model_objective.name}"
@@ -417,7 +421,7 @@ class SolveResult:
     def _objective_entry(self) -> dict[str, Any]:
         """Return the entry ``objective`` of a schedule file: quantity, value, bound and gap.
 
-        `model_objective` adds its name and sense.
+        For `model_objective`, the quantity is `USER_OBJECTIVE`, and its name and sense are added.
         """
         model_objective = self.model_objective
         return {
@@ -476,8 +480,8 @@ class SolveResult:
     def _energy_gap(self) -> float | None:
         """Return the gap of the energy overhead, as a fraction.
 
-        None without a schedule, and if energy was not minimized and no bound above the baseline is
-        proven.
+        None without a schedule. If energy was not minimized, None unless `overhead_bound_j` is
+        above 0.
         """
         if self.overhead_j is None or not self._bounds_energy:
             return None

@@ -172,7 +172,7 @@ def parse_frequency(value: str | float, *, field: str) -> float:
 
 
 def format_bytes(size_bytes: float) -> str:
-    """Format a size in binary units, with two decimals from 1 KiB: ``1.50 MiB``.
+    """Format a size in binary units: ``1.50 MiB``, below 1 KiB without decimals: ``512 B``.
 
     The unit is the largest one, up to GiB, in which the size is at least 1.
     """

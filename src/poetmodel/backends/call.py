@@ -44,10 +44,11 @@ class SolverCall:
         on_progress: OnProgress | None = None,
         stop: threading.Event | None = None,
     ) -> None:
-        """Store the arguments, and start the clock of the call."""
+        """Store arguments and a copy of the options, but no start or basis; start the clock."""
         self.form = form
         self.limits = limits
         self.options = dict(limits.options)
+        """Copy of `Limits.options`, which the back end may change before another solve."""
         self.start: NDArray[np.float64] | None = None
         """Start value of each column; NaN for columns without one. None without a start."""
         self.basis: Basis | None = None
@@ -150,7 +151,8 @@ class SolverCall:
     def _report(self, x: NDArray[np.float64] | None) -> None:
         """Call `on_progress`, unless an earlier call of it or an exception requested a stop.
 
-        Restarts the interval between reports. A result of False requests a stop.
+        `x` is a new incumbent, None for a report without one. Restarts the interval between
+        reports. A result of False requests a stop; an exception is raised, for `_call_guarded`.
         """
         if self._stop_requested:
             return
@@ -176,9 +178,9 @@ class SolverCall:
             self._bound = bound
 
     def _call_guarded(self, callback: Callable[[], None]) -> None:
-        """Call a callback; store its exception and request that the solver stops.
+        """Call a callback; store an exception of any class, and request that the solver stops.
 
-        Do nothing after an earlier exception.
+        After an earlier exception, the callback is not called.
         """
         if self._failure is not None:
             return

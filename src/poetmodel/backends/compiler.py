@@ -61,7 +61,7 @@ def compile_model(model: Any) -> StandardForm:
     unsupported components, fixed variables and used parameters without a value, and numbers that
     are not finite. Also raises it for variables with a column that belong to another model, or
     whose domain is neither an interval nor all whole numbers of one. An error names up to 11 items
-    of each kind. Raises `TimeLimitError` once the time limit has passed.
+    of each kind. Raises `TimeLimitError` once the limit of `poetmodel.clock.time_limit` has passed.
 
     A violated constraint without unfixed variables makes the model infeasible, not malformed: the
     form then has no columns and one infeasible row, with the name of the first such constraint.
@@ -115,8 +115,8 @@ def load_values(form: StandardForm, x: ArrayLike) -> None:
 
     Integers are rounded. An unfixed variable without a column retains its value if bounds and
     domain allow it; otherwise it is set to the allowed value nearest to 0. Fixed variables stay
-    unchanged. Raises `ModelError` if the form was not compiled from a Pyomo model, `BackendError`
-    for a solution of a wrong size, or with values that are not finite or not whole.
+    unchanged. Raises `ModelError` if the form was not compiled from a Pyomo model, and
+    `BackendError` for a solution that `round_integers` rejects.
     """
     if form.model is None:
         raise ModelError("form: was made from arrays; there are no variables to write to")
@@ -142,8 +142,13 @@ class _RowCollector:
     """
 
     def __init__(self, model: Any, objective: Any) -> None:
-        """Collect the objective and the rows of all active constraints, up to a contradiction."""
+        """Collect the objective and the rows of all active constraints, up to a contradiction.
+
+        A contradiction is a violated constraint without unfixed variables; its name is stored in
+        `contradiction`.
+        """
         self.variables: dict[int, Any] = {}
+        """Registered variables, by `id`."""
         self._position_by_id: dict[int, int] = {}
         self._recorder = OrderedVarRecorder(
             self.variables, self._position_by_id, _DECLARATION_ORDER
@@ -176,7 +181,7 @@ class _RowCollector:
     def _linearize(self, item: Any, expression: Any) -> Any:
         """Return Pyomo's linear representation of an expression of `item`.
 
-        Registers all variables of each component that no earlier expression mentions. Raises
+        If a variable is not registered yet, registers all variables of its component. Raises
         `InvalidExpressionError`, with the name of `item`, for a nonlinear expression.
         """
         repn = self._walk_expression(expression)
@@ -185,10 +190,10 @@ class _RowCollector:
         return repn
 
     def _add_constraint(self, constraint: Any) -> bool:
-        """Append the rows of a constraint, up to a violated row without unfixed variables.
+        """Append the rows of a constraint; stop and return False at a violated constant row.
 
-        Return False if there is such a row. A satisfied row without unfixed variables, and a
-        constraint without bounds, is not appended.
+        A constant row, one without unfixed variables, is not appended, nor is a constraint without
+        bounds. Only a constraint from `build` may have several rows.
         """
         if self.unchanged_rows is not None and id(constraint) in self.unchanged_rows.rows:
             rows = self.unchanged_rows.rows[id(constraint)]
@@ -244,7 +249,10 @@ class _RowCollector:
         return position
 
     def arrays(self) -> tuple[csr_array, NDArray[np.float64], tuple[Any, ...]]:
-        """Return matrix, costs and variables of the columns with a nonzero coefficient or cost."""
+        """Return matrix, costs and variables of the columns with a nonzero coefficient or cost.
+
+        Columns are in the order in which variables were registered; zeros are removed.
+        """
         costs = np.zeros(len(self._position_by_id))
         costs[list(self._costs)] = list(self._costs.values())
         values = np.frombuffer(self._values, dtype=np.float64)
@@ -269,7 +277,10 @@ class _UnchangedRows:
     """Unchanged rows of a model from `build`, as arrays."""
 
     def __init__(self, model: Any) -> None:
-        """Read arrays, labels and fixed values of the model; find the unchanged constraints."""
+        """Read arrays, labels and fixed values of a model from `build`; find unchanged constraints.
+
+        A constraint is unchanged if its expression is still the object that `build` made.
+        """
         self.model: Model = model.arrays
         self.variables: list[Any] = model.variables
         self.rows = unchanged_constraints(model)
@@ -325,7 +336,10 @@ _REMEDIES: Final = {
 
 
 def _check_components(model: Any) -> None:
-    """Raise `ModelError` for unsupported components, or else for fixed variables without value."""
+    """Raise `ModelError` for unsupported active components, or else for unset variables.
+
+    An unset variable is fixed but has no value; it need not occur in an expression.
+    """
     network_module = sys.modules.get("pyomo.network")
     valid = {pyo.Block, pyo.Constraint, pyo.Var, pyo.Param, pyo.Expression, pyo.Set, pyo.RangeSet}
     valid |= {pyo.ExternalFunction} | (set() if network_module is None else {network_module.Port})

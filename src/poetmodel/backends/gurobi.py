@@ -81,12 +81,12 @@ class Gurobi(Solver):
     options_page = "https://docs.gurobi.com/projects/optimizer/en/current/reference/parameters.html"
 
     def versions(self) -> Mapping[str, str]:
-        """Return the versions of Gurobi and of gurobipy."""
+        """Return the versions of Gurobi and of gurobipy, by `name` and `package`."""
         version_numbers = self.import_package().gurobi.version()
         return {"gurobi": ".".join(map(str, version_numbers)), "gurobipy": version("gurobipy")}
 
     def run(self, call: SolverCall) -> RawSolution:
-        """Solve a model that has columns and no trivial contradiction."""
+        """Solve a model that has columns and no trivial contradiction; see `Solver.run`."""
         gurobipy = self.import_package()
         with _open_model(gurobipy, is_quiet=call.limits.log is None) as model:
             try:
@@ -97,7 +97,7 @@ class Gurobi(Solver):
     def _solve(self, gurobipy: Any, model: Any, call: SolverCall) -> RawSolution:
         """Build the model, solve it within the remaining time, and return the result.
 
-        If the time is over once the model is built, the status is TIME_LIMIT. Raises
+        If the time is over once the model is built, return TIME_LIMIT without a solution. Raises
         ``GurobiError`` if Gurobi fails, `UnknownOptionError` if it rejects an option, and
         `BackendError` for an unknown status.
         """
@@ -137,9 +137,10 @@ def _open_model(gurobipy: Any, *, is_quiet: bool) -> Iterator[Any]:
 
 
 def _set_options(gurobipy: Any, model: Any, call: SolverCall) -> None:
-    """Set threads, seed, tolerances, presolve and objective limits, but not the time limit.
+    """Set threads, seed, gaps, tolerances, presolve and objective limits, but no time limit.
 
-    Then set the options of the call, which override these settings.
+    Then set the options of the call, which override these settings. Raises `UnknownOptionError` if
+    Gurobi rejects an option.
     """
     limits = call.limits
     settings: dict[str, OptionValue] = {
@@ -205,6 +206,7 @@ def _make_callback(gurobipy: Any, columns: Any, call: SolverCall) -> Callable[[A
     codes = gurobipy.GRB.Callback
 
     def on_event(model: Any, where: int) -> None:
+        """Forward the event of code `where` to the call; stop Gurobi if the call should stop."""
         if where == codes.MESSAGE:
             call.write_log(model.cbGet(codes.MSG_STRING))
         elif where == codes.MIPSOL:
@@ -226,7 +228,11 @@ def _make_callback(gurobipy: Any, columns: Any, call: SolverCall) -> Callable[[A
 
 
 def _translate_error(gurobipy: Any, error: Any, model: Any) -> BackendError:
-    """Return the `BackendError` or `LicenceError` for an error of Gurobi during a solve."""
+    """Return a `LicenceError` if the licence refuses the solve, otherwise a `BackendError`.
+
+    `error` is the ``GurobiError`` of the solve. If it is about the size limit of the licence, the
+    message contains the size of `model`.
+    """
     codes = gurobipy.GRB.Error
     if error.errno == codes.SIZE_LIMIT_EXCEEDED:
         max_size = Gurobi.capabilities.licence_free_size or 0

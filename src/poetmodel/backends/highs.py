@@ -161,17 +161,19 @@ class Highs(Solver):
     options_page = "https://ergo-code.github.io/HiGHS/stable/options/definitions/"
 
     def versions(self) -> Mapping[str, str]:
-        """Return the versions of HiGHS and of highspy."""
+        """Return the versions of HiGHS and of highspy, by `name` and `package`."""
         return dict(_read_versions(self.import_package()))
 
     def run(self, call: SolverCall) -> RawSolution:
         """Solve a model that has columns and no trivial contradiction.
 
-        If presolve or the start caused a wrong result, the model is solved again without it. It is
-        not solved again because of presolve if `call` has the option ``presolve``. Before another
-        solve, the option or the start of `call` is changed, and the progress of `call` is
-        discarded. If the confirmation of a proof fails, is stopped or has too little time, the
-        status is OTHER_LIMIT. If `Limits.presolve` is False, the option is set to "off" first.
+        If `Limits.presolve` is False, the option ``presolve`` of `call` is set to "off" first,
+        unless it is set. If presolve or the start caused a wrong result, the model is solved again
+        without it. `_solve_once` and `_confirm_proof` detect wrong results; OPTIMAL without a
+        solution is one of presolve. With the option ``presolve``, the model is not solved again
+        because of presolve: the result is returned, OPTIMAL without a solution as OTHER_LIMIT.
+        Before another solve, the option or the start of `call` is changed, and the progress of
+        `call` is discarded. A proof that `_confirm_proof` cannot confirm becomes OTHER_LIMIT, too.
         """
         solved_again = False
         if not call.limits.presolve:
@@ -198,13 +200,13 @@ class Highs(Solver):
             solved_again = True
 
     def _solve_once(self, call: SolverCall) -> tuple[RawSolution, str | None]:
-        """Solve once; return the result and the feature that caused an error.
+        """Solve once; return the result and the feature of HiGHS that made it wrong, or None.
 
-        The feature is "presolve" or "start"; None without an error. An error code of HiGHS counts
-        as an error of presolve, unless the call should stop; with the option ``presolve``, it
-        raises `BackendError`. If the time is over once the model is built, the status is
-        TIME_LIMIT. Raises `UnknownOptionError`, and `BackendError` for a refused model, start or
-        basis.
+        The feature is "presolve" if HiGHS logged a violation of the original model or returned an
+        error code, "start" if `_has_returned_start`. An error code is ignored if the call should
+        stop; otherwise, with the option ``presolve``, it raises `BackendError`. If the time is over
+        once the model is built, return TIME_LIMIT without a solution. Raises `UnknownOptionError`,
+        and `BackendError` for a refused model, start or basis, or an unknown status.
         """
         highspy, start = self.import_package(), call.start
         highs = create_quiet_highs(highspy)
@@ -247,10 +249,10 @@ class Highs(Solver):
 
         Return None if the search finds one. Return the outcome unchanged if the search ends without
         one, or if there is no search: if the outcome is no proof, for a linear model whose status
-        is not INFEASIBLE, for a model with too many columns, or with the option ``presolve``. If
-        HiGHS fails, or the search is stopped, has too little time or ends at another limit, log
-        this, and return the outcome with status OTHER_LIMIT and the search's bound, or the bound of
-        the outcome if that is weaker.
+        is not INFEASIBLE, above `_MAX_CONFIRMED_COLUMNS` columns, or with the option ``presolve``.
+        If HiGHS fails, or the search is stopped or ends at a limit (`_MAX_CONFIRMATION_S`, the
+        remaining time, or another one), log this, and return the outcome with status OTHER_LIMIT
+        and the search's bound, or the bound of the outcome if that is weaker.
         """
         form, limits = call.form, call.limits
         is_confirmable = form.n_columns <= _MAX_CONFIRMED_COLUMNS and "presolve" not in call.options
@@ -403,7 +405,7 @@ def _outer_thread_count() -> int | None:
 
 
 def _set_options(highspy: Any, highs: Any, call: SolverCall, reduced_model: _ReducedModel) -> None:
-    """Set threads, seed, tolerances and objective limits, but not the time limit.
+    """Set threads, seed, gaps, tolerances and objective limits, not presolve and the time limit.
 
     Then set the options of the call, which override these settings. Objective limits are shifted
     for the removed costs. A solve inside of a callback gets the thread count of the outer solve.
@@ -476,6 +478,10 @@ def _subscribe_callbacks(
     """
 
     def on_improvement(event: Any) -> None:
+        """Report a solution to the call, with objective and bound of the original model.
+
+        `on_mip_step` interrupts HiGHS afterwards if the call should stop.
+        """
         data = event.data_out
         x = np.array(data.mip_solution)
         call.report_solution(
@@ -576,8 +582,9 @@ def _has_returned_start(
 ) -> bool:
     """Return whether a solve with a start lost its best solution and returned the start.
 
-    Its reported objective is then better than the objective of the returned solution. Only results
-    with the status OPTIMAL or OBJECTIVE_STOP are examined; otherwise returns False.
+    HiGHS then reports a better objective than that of the returned solution in `form`, the reduced
+    model. Returns False without a start or a solution, and for a status other than OPTIMAL and
+    OBJECTIVE_STOP.
     """
     is_finished = outcome.status in (SolverStatus.OPTIMAL, SolverStatus.OBJECTIVE_STOP)
     if call.start is None or outcome.x is None or not is_finished:

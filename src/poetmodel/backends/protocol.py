@@ -213,7 +213,7 @@ class RawSolution:
     """Time until the solver's model was built [s], 0 if none was built; with `solved_again`, the
     model of the last solve, so earlier solves are included."""
     solve_s: float = 0.0
-    """Remaining time of the call [s]."""
+    """Time of the call after `build_s` [s]."""
     start_accepted: bool | None = None
     """True: the start is complete and feasible, so `x`, unless None, is at least as good. False:
     the start is complete, and it or the model is infeasible. None: there is no start, or a partial

@@ -58,7 +58,7 @@ def register(solver: type[Solver]) -> type[Solver]:
 
 
 def backend_class(name: str) -> type[Solver]:
-    """Return the class of a back end by its name, without importing the solver's package.
+    """Return the class of a back end by its name; import its module, but not the solver's package.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def backend_class(name: str) -> type[Solver]:
 
 
 def backend(name: str) -> Solver:
-    """Return a new back end by its name, without importing the solver's package.
+    """Return a new instance of `backend_class`, without importing the solver's package.
 
     Parameters
     ----------

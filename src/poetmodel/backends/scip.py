@@ -77,7 +77,7 @@ class Scip(Solver):
     options_page = "https://www.scipopt.org/doc/html/PARAMETERS.php"
 
     def versions(self) -> Mapping[str, str]:
-        """Return the versions of SCIP and of PySCIPOpt."""
+        """Return the versions of SCIP and of PySCIPOpt, by `name` and `package`."""
         pyscipopt = self.import_package()
         model = pyscipopt.Model()
         version_numbers = (model.getMajorVersion(), model.getMinorVersion(), model.getTechVersion())
@@ -87,7 +87,10 @@ class Scip(Solver):
         }
 
     def run(self, call: SolverCall) -> RawSolution:
-        """Solve a model that has columns and no trivial contradiction."""
+        """Solve a model that has columns and no trivial contradiction; see `Solver.run`.
+
+        If the time is over once the model is built, return TIME_LIMIT without a solution.
+        """
         pyscipopt = self.import_package()
         model = pyscipopt.Model()
         model.hideOutput()
@@ -150,8 +153,8 @@ def _optimize(model: Any) -> None:
 def _set_options(model: Any, call: SolverCall) -> None:
     """Set seed, gaps, tolerance, presolve and objective limits, but not the time limit.
 
-    Then set the options of the call, which override these settings. Turns SCIP's own handling of
-    Ctrl-C off.
+    Then set the options of the call, which override these settings. Raises `UnknownOptionError`
+    if SCIP rejects an option. Turns SCIP's own handling of Ctrl-C off.
     """
     limits = call.limits
     settings: dict[str, OptionValue] = {
@@ -249,6 +252,7 @@ def _attach_event_handler(
         return np.array([model.getSolVal(best_solution, variable) for variable in variables])
 
     def on_event(_: Any, event: Any) -> None:
+        """Forward new solution, bound, nodes and log to the call; interrupt SCIP on request."""
         bound = finite_or_none(model.getDualbound())
         if event.getType() == event_types.BESTSOLFOUND:
             # in this event SCIP's primal bound is still the value of the previous solution

@@ -76,8 +76,8 @@ class Solver(ABC):
         BackendUnavailableError
             If the package is missing or cannot be loaded, or its licence refuses a solve.
         InputError
-            If `poetmodel.solve` sets an option itself, a name or value has a wrong type, or a value
-            is not finite. Has a message for each of these options.
+            If `poetmodel.solve` sets an option itself (upper and lower case are equal), a name or
+            value has a wrong type, or a value is not finite. Has a message for each such option.
         UnknownOptionError
             If the solver has no such option, or refuses its value.
         BackendError
@@ -113,12 +113,12 @@ class Solver(ABC):
 
     @abstractmethod
     def versions(self) -> Mapping[str, str]:
-        """Return the versions of the solver and of its wrapper, by their names.
+        """Return the versions of the solver and of its Python package, by `name` and `package`.
 
         Raises
         ------
         BackendUnavailableError
-            If the package is missing.
+            If the package is missing or cannot be loaded.
         """
 
     @abstractmethod
@@ -135,7 +135,7 @@ class Solver(ABC):
         Raises
         ------
         BackendUnavailableError
-            If the package is missing, or its licence refuses the model.
+            If the package is missing or cannot be loaded, or its licence refuses the model.
         UnknownOptionError
             If the solver lacks an option of the call, or refuses its value.
         BackendError
@@ -170,7 +170,7 @@ class Solver(ABC):
         limits : Limits
             Stopping criteria and settings.
         start : ndarray of float64, shape (n_columns,)
-            Start value of each column; NaN for columns without one.
+            Start value of each column; NaN for columns without one. May be infeasible.
         basis : Basis
             Basis of a similar model without integers that this solver has solved, with one entry
             per column and row of `form`. HiGHS starts from it without presolve; other solvers
@@ -190,8 +190,9 @@ class Solver(ABC):
         UnknownOptionError
             If the solver lacks one of `Limits.options`, or refuses its value.
         BackendError
-            If the solver fails, or returns a solution of a wrong size, with values that are not
-            finite, or with integers that are not whole. Rows and bounds are not checked.
+            If the solver fails, reports OPTIMAL without a solution, or returns a solution of a
+            wrong size, with values that are not finite, or with integers that are not whole. Rows
+            and bounds are not checked.
         """
         call = SolverCall(form, limits, on_progress, stop)
         self.import_package()
@@ -268,9 +269,10 @@ class Solver(ABC):
         """Return INFEASIBLE or UNBOUNDED for a model with the status INFEASIBLE_OR_UNBOUNDED.
 
         A model whose bounds limit the objective is infeasible. Any other model is solved again
-        without objective; if that solve does not finish, return its status. It passes its log to
-        `Limits.log`, whose exception is raised. If the call is stopped or has no time left, return
-        INTERRUPTED or TIME_LIMIT without a solve.
+        without objective, cutoff, start and basis: it is unbounded if the status of that solve is
+        OPTIMAL; otherwise, return that status. An exception of `Limits.log` in that solve is
+        raised. If the call should stop or has no time left, return INTERRUPTED or TIME_LIMIT
+        without a solve.
         """
         form, remaining_s = call.form, call.remaining_s
         if form.is_bounded():
@@ -377,8 +379,8 @@ def _start_disproves_infeasibility(
 ) -> bool:
     """Return whether the start is feasible although the solver reported the model as infeasible.
 
-    False for a start with a violation above `_TOLERANCE`, and with a cutoff, because the start may
-    be beyond the cutoff.
+    False without a start, for a start with a violation above `_TOLERANCE`, and with a cutoff,
+    because the start may be beyond it.
     """
     if raw_solution.status is not SolverStatus.INFEASIBLE or limits.objective_cutoff is not None:
         return False
@@ -412,9 +414,8 @@ def _correct_bound(
 ) -> float | None:
     """Return the bound, clipped at the objective of the solution and at the cutoff.
 
-    A bound beyond the cutoff is not proven. With status CUTOFF, the bound is the cutoff, also if
-    the solver reported none. None if the model is infeasible or unbounded, or if the solver
-    otherwise reported no bound.
+    A bound beyond the cutoff is not proven. With status CUTOFF, the bound is always the cutoff.
+    Otherwise None if the solver reported no bound, or with status INFEASIBLE or UNBOUNDED.
     """
     if status in (SolverStatus.INFEASIBLE, SolverStatus.UNBOUNDED):
         return None

@@ -191,7 +191,8 @@ class StandardForm:
         Bounds and integrality are one value for all, or one per column or row. All numbers are
         copied, coefficients of one entry are summed, and zeros are removed. Bounds of integer
         columns are tightened to whole numbers. If the bounds of a row cross by a rounding error
-        alone, both become the upper one. Columns and rows are labelled by their indices by default.
+        alone, both become the upper one; other crossed bounds are no error: see
+        `describe_contradiction`. Columns and rows are labelled by their indices by default.
 
         Examples
         --------
@@ -272,7 +273,10 @@ class StandardForm:
         return float(self.objective @ np.asarray(x, dtype=np.float64)) + self.offset
 
     def max_violation(self, x: ArrayLike) -> float:
-        """Return the largest absolute violation of a row, bound or integrality at `x`, or 0."""
+        """Return the largest absolute violation of a row, bound or integrality at `x`, or 0.
+
+        `x` must not contain NaN, which would hide violations.
+        """
         values = np.asarray(x, dtype=np.float64)
         activity = self.matrix @ values
         violations = (
@@ -295,7 +299,9 @@ class StandardForm:
     ) -> StandardForm:
         """Return a new form with the rows of `matrix` appended, with their bounds and names.
 
-        Coefficients of one entry are summed, in a copy of `matrix`.
+        There must be one of each per new row. Coefficients of one entry are summed, in a copy of
+        `matrix`. Raises `ModelError` for a wrong number of bounds or names, and for unusable
+        coefficients or bounds.
         """
         from poetmodel.backends.sparse import csr_array, vstack
 
@@ -312,8 +318,9 @@ class StandardForm:
     def describe_contradiction(self) -> str | None:
         """Return a message about the first column or row that no value satisfies; None without one.
 
-        Such a column or row has crossed bounds, or is a violated row without coefficients. This is
-        checked before a solver is called, because solvers differ in how they treat such models.
+        Crossed bounds of columns are checked first, then those of rows, then whether rows without
+        coefficients are violated by more than `ROUNDING_TOLERANCE`. `Solver.solve` calls no solver
+        for such models, because solvers treat them differently.
         """
         for lower, upper, name_of in self._iterate_bounds():
             for k in np.flatnonzero(lower > upper)[:1]:
@@ -342,7 +349,8 @@ class StandardForm:
     def _describe_invalid_numbers(self) -> list[str]:
         """Return messages about infinite or NaN coefficients, costs or offset, and unusable bounds.
 
-        A bound is unusable if it is NaN, a lower bound of ``inf`` or an upper bound of ``-inf``.
+        There are up to ten messages of each kind. A bound is unusable if it is NaN, a lower bound
+        of ``inf`` or an upper bound of ``-inf``.
         """
         errors = []
         for i in np.flatnonzero(~np.isfinite(self.matrix.data))[:_MAX_ERRORS_PER_KIND]:

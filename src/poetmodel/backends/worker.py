@@ -33,10 +33,10 @@ def run_interruptibly(
 
     The first Ctrl-C sets `stop`; the solve must then end soon, and its result so far is returned.
     `KeyboardInterrupt` is raised by a second Ctrl-C, which abandons the solver thread, and by one
-    before the thread has started. The thread is also abandoned if it has not ended after `max_s`
-    [s]: `stop` is set and `TimeLimitError` is raised. Some solvers do not check the clock for long
-    periods. After this error, a Python program waits at exit for the thread for at most
-    `_MAX_EXIT_WAIT_S`; the command line does not wait.
+    before the thread has started. Unless `max_s` is None, the thread is also abandoned if it has
+    not ended after `max_s` [s]: `stop` is set and `TimeLimitError` is raised. Some solvers do not
+    check the clock for long periods. After this error, a Python program waits at exit for the
+    thread for at most `_MAX_EXIT_WAIT_S`; the command line does not wait.
 
     Notes
     -----
@@ -51,6 +51,7 @@ def run_interruptibly(
     running_lock.acquire()
 
     def run_solve() -> None:
+        """Solve; append a future with result or exception to `futures`, and release the lock."""
         future = Future[T]()
         try:  # the caller's context carries its time limit into the thread
             future.set_result(context.run(solve))

@@ -27,6 +27,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    """Import `run` or `recompute_once` when it is used; raise AttributeError for other names."""
     if name == "run":
         from poetmodel.baselines.running import run
 

@@ -109,16 +109,16 @@ class _EvictionPlanner:
     """Plans swaps and recomputations by one rule."""
 
     def __init__(self, problem: Problem, rule: CostRule, *, caps_savings: bool = False) -> None:
-        """Find idle intervals and the excess of keep-all; start with an empty plan.
+        """Find idle intervals and the bytes of keep-all above the budget; begin with an empty plan.
 
-        Requests the permission to overwrite inputs
-        (`poetmodel.heuristics.execution.may_overwrite_inputs`).
+        Intervals of tensors of 0 bytes are excluded. With `caps_savings`, the saving of an interval
+        is at most the largest excess of its stages over the budget, not always all bytes of its
+        tensor. Requests the permission to overwrite inputs (`may_overwrite_inputs`).
         """
         graph = problem.graph
         self.problem = problem
         self.caps_savings = caps_savings
-        """Whether the saving of an interval, otherwise all bytes of its tensor, is at most the
-        largest excess of its stages."""
+        """Whether the saving of an interval is at most the largest excess of its stages."""
         self.graph = graph
         self.sizes = graph.tensor_bytes
         self.intervals = [
@@ -171,10 +171,10 @@ class _EvictionPlanner:
     def _plan_hidden_swaps(self) -> None:
         """Plan swaps in intervals with free time 0 or more until all stages fit.
 
-        The interval with the longest free time is first. Intervals without an exceeded stage are
-        skipped, as are intervals whose free time becomes negative because of earlier swaps, and
-        intervals of tensors for which storage has no space. Raises `TimeLimitError` if the time
-        limit passes.
+        The interval with the longest free time is first, in ties the first one of `intervals`.
+        Intervals without a stage above the budget are skipped, as are intervals whose free time
+        becomes negative because of earlier swaps, and those of tensors for which storage has no
+        space.
         """
         free_times = {interval: self._free_time(interval) for interval in self.intervals}
         for interval in sorted(self.intervals, key=lambda interval: -free_times[interval]):
@@ -190,9 +190,9 @@ class _EvictionPlanner:
     def _plan_until_fit(self) -> None:
         """Until all stages fit, add the eviction with the highest saving per cost to the plan.
 
-        Candidates are intervals without an eviction but with a stage above the budget. Raises
-        `MethodNotApplicableError` if no candidate can be swapped or recomputed, and
-        `TimeLimitError` if the time limit passes.
+        Candidates are intervals without an eviction but with a stage above the budget; in ties, the
+        first one is taken. Raises `MethodNotApplicableError` if no candidate can be swapped or
+        recomputed.
         """
         while self.excess.max() > 0:
             best: tuple[float, IdleInterval, bool] | None = None
@@ -235,16 +235,16 @@ class _EvictionPlanner:
             self._add_eviction(best[1], is_swap=best[2])
 
     def _count_saved_bytes(self, interval: IdleInterval) -> int:
-        """Return the saving of an interval, as `caps_savings` defines it [B]."""
+        """Return the bytes of an interval's tensor, capped if `caps_savings` [B]."""
         size = self.sizes[interval.tensor]
         if not self.caps_savings:
             return size
         return min(size, int(self.excess[relieved_stages(self.graph, interval)].max()))
 
     def _add_eviction(self, interval: IdleInterval, *, is_swap: bool) -> None:
-        """Add a swap or recomputation to the plan; update excess, channel and storage.
+        """Add a swap or recomputation to the plan; update `excess`, `busy_times` and `storage`.
 
-        An interval with a recomputation may be changed to a swap.
+        An interval with a recomputation may be changed to a swap, which leaves `excess` unchanged.
         """
         if interval not in self.evictions:
             self.excess[interval.before + 1 : interval.after] -= self.sizes[interval.tensor]
@@ -273,10 +273,11 @@ class _EvictionPlanner:
         return 0.0 if i in stored_tensors else self.page_out_costs[i], self.page_in_costs[i]
 
     def _free_time(self, interval: IdleInterval) -> float:
-        """Return the free time of an interval [s]; -inf if storage has no space for the tensor.
+        """Return the time of an interval, minus its transfers and the `busy_times` within it [s].
 
-        The channel's busy times and the times of the tensor's own transfers are subtracted. If the
-        rule hides no transfers, the result is minus the cost of the transfers [s or J].
+        The interval lasts from the end of the node before it to the start of the node after it.
+        Returns -inf if storage has no space for the tensor. If the rule hides no transfers, the
+        result is minus the cost of the interval's transfers [s or J].
         """
         if not self.storage.has_space_for(interval.tensor):
             return -math.inf
@@ -324,7 +325,7 @@ class _EvictionPlanner:
     def _is_in_ram(self, p: int, t: int) -> bool:
         """Return whether the plan has tensor `p` in RAM at stage `t`, without recomputed copies.
 
-        A tensor that no node from stage `t` on reads is not in RAM.
+        A tensor is not in RAM between the uses around an eviction, nor after its last reader.
         """
         readers = self.graph.users_of[p]
         if not readers or readers[-1] < t:
@@ -341,9 +342,9 @@ class _EvictionPlanner:
         """Return the schedule with recomputed tensors kept until their next use if RAM is free.
 
         A kept tensor avoids recomputations. This frees RAM in which the next of up to `MAX_ROUNDS`
-        rounds keeps tensors. If a schedule exceeds the budget, it is discarded, and later rounds
-        keep fewer tensors that its exceeded stages recompute. Returns `schedule` itself if no round
-        keeps tensors within the budget.
+        rounds keeps further tensors. If the schedule of a round exceeds the budget, it is
+        discarded, and later rounds keep fewer tensors that its exceeded stages recompute. Returns
+        the schedule of the last round within the budget, `schedule` itself without one.
         """
         kept_tensors, full_stages = frozenset[tuple[int, int]](), set[int]()
         for _ in range(MAX_ROUNDS):
@@ -372,11 +373,11 @@ class _EvictionPlanner:
     # -- recomputations that do not fit ------------------------------------------------------------
 
     def _repair(self, schedule: Schedule) -> bool:
-        """Change the plan for each stage above the budget; return whether any stage was above it.
+        """Change the plan for each stage of `schedule` above the budget; return whether any is.
 
-        The first recomputation whose interval ends at the stage, and for whose tensor storage has
-        space, becomes a swap. Without one, the bytes above the budget are added to the excess of
-        the stage.
+        The first planned recomputation whose interval ends at the stage, and for whose tensor
+        storage has space, becomes a swap. Without one, the bytes above the budget are added to the
+        excess of the stage, so that `_plan_until_fit` evicts further tensors.
         """
         excess = self._peaks(schedule) - self.problem.usable_ram_bytes
         excess_bytes = {int(t): int(excess[t]) for t in np.flatnonzero(excess > 0)}
@@ -414,15 +415,15 @@ class _KeepingExecution(EvictionExecution):
     ) -> None:
         """Start an execution of evictions, in which recomputed `kept_tensors` stay in RAM.
 
-        `kept_tensors` are (stage, tensor) pairs. The execution subtracts the bytes of the tensors
-        that it keeps additionally from `free_bytes`.
+        `kept_tensors` are pairs: the stage that recomputes, the tensor. The execution keeps further
+        ones that fit in `free_bytes` (of each stage), and subtracts their bytes from this array. A
+        tensor recomputed in one of `full_stages` must fit in this stage, too.
         """
         super().__init__(problem, evictions)
         self.kept_tensors = frozenset(kept_tensors)
         """(stage, tensor) of each recomputed tensor that stays in RAM after the stage."""
         self.free_bytes, self.full_stages = free_bytes, full_stages
-        """Free bytes of each stage [B], and stages that exceeded the budget in an earlier round. A
-        tensor that such a stage recomputes is kept only if this stage has free bytes, too."""
+        """Free bytes of each stage [B], and stages that exceeded the budget in an earlier round."""
         self.kept_until: dict[int, int] = {}
         """Stage of the next use of each kept tensor."""
 
@@ -432,9 +433,9 @@ class _KeepingExecution(EvictionExecution):
     def _find_missing(self) -> tuple[set[int], set[int]]:
         """Return the nodes that the stage computes, and the tensors that it pages in.
 
-        Adds recomputed tensors that a later stage reads to `kept_tensors`, in the order of their
-        next uses, if RAM is free until that use, and subtracts their sizes from `free_bytes`. Sets
-        `kept_until` of these tensors, and of recomputed tensors that `kept_tensors` has already.
+        Decides which recomputed tensors stay until their next use (`kept_until`): members of
+        `kept_tensors`, and further tensors, the next used first, that fit in `free_bytes` until
+        then. These are added to `kept_tensors` and subtracted from `free_bytes`.
         """
         computed_nodes, page_ins = super()._find_missing()
         t = self.stage

@@ -51,10 +51,12 @@ class Chain:
     """
 
     def __init__(self, graph: Graph) -> None:
-        """Divide the forward pass at recomputable articulation points, and the backward pass.
+        """Divide the forward pass into steps, and the backward pass into a part for each step.
 
-        Raises `MethodNotApplicableError` for fewer than two steps, no backward pass, a forward node
-        after a backward one, or a backward pass that does not go through the steps in reverse.
+        Each recomputable articulation point but the last one ends a step; the last step ends with
+        the forward pass. Raises `MethodNotApplicableError` for fewer than two steps, no backward
+        pass, a forward node after a backward one, or a backward pass that does not go through the
+        steps in reverse.
         """
         first_backward = first_backward_node(graph)
         self.graph = graph
@@ -107,13 +109,16 @@ class Chain:
     ) -> Schedule:
         """Return the schedule that has `tensors_of_part[s]` in RAM when part `s` begins.
 
-        Steps count from 0. The forward pass keeps the tensors that the last part begins with.
-        Tensors of `freed_steps` are freed before the part of their step begins, and recomputed for
-        the part. All other recomputable tensors stay from one part to the next if `tensors_of_part`
-        has them for both. Within the forward pass, a tensor stays until its last use in this pass.
-        Within a part, it stays until its last use; here the last forward stage belongs to the last
-        part. `stored_tensors` are paged out, and paged in instead of recomputed. `tensors_of_part`
-        needs an entry for the last part, and for each part with nodes.
+        Steps count from 0. `tensors_of_part` needs an entry for the last part, and for each part
+        with nodes. Missing tensors are recomputed, except `stored_tensors`, which are paged out
+        after their first computation and paged in.
+
+        In the forward pass, a recomputable tensor stays until its last use in this pass, and longer
+        if the last part begins with it. Within a part, it stays if `tensors_of_part` has it for the
+        part, or if any later node reads it; here the last forward stage belongs to the last part.
+        From one part to the next, it stays if `tensors_of_part` has it for both; but tensors of
+        `freed_steps` are freed before the part of their step begins, and recomputed for the part.
+        Tensors that are not recomputable stay until the last stage that may read them.
         """
         graph, steps, last_forward_use = self.graph, self.steps, last_forward_uses(self.graph)
         first_backward = first_backward_node(graph)
@@ -125,7 +130,7 @@ class Chain:
         last_use = tuple(users[-1] if users else -1 for users in graph.users_of)
 
         def stays_after(t: int, i: int) -> bool:
-            """Return whether tensor `i` stays in RAM after stage `t`."""
+            """Return whether recomputable tensor `i` stays in RAM after stage `t`."""
             part_after = part_of[min(t + 1, len(part_of) - 1)]
             if (
                 part_after in freed_steps
@@ -202,16 +207,19 @@ class ChainMemory(Chain):
     """
 
     def __init__(self, graph: Graph) -> None:
-        """Compute the peaks of all steps and of all parts of the backward pass."""
+        """Divide the graph as `Chain` does; compute the peaks of all steps and backward parts.
+
+        Raises `MethodNotApplicableError` if the graph is not a chain.
+        """
         super().__init__(graph)
         states = [frozenset[int](), *(step.state for step in self.steps)]
         steps = range(len(self.steps))
         self.other_tensor_bytes = self._count_other_tensor_bytes()
         """Other tensors in RAM when each stage begins [B]."""
         self.backward_bytes = [self._backward_bytes(s, ()) for s in steps]
-        """Peak of each part of the backward pass: other tensors, the tape until its last readers,
-        outputs and workspaces. The state before the step, which stays until the end of the part, is
-        not counted [B]. 0 for an empty part."""
+        """Peak of each part of the backward pass: other tensors, the tape until its last readers in
+        the part, outputs and workspaces. The state before the step, which stays until the end of
+        the part, is not counted [B]. 0 for an empty part."""
         self.freeing_bytes = [self._backward_bytes(s, states[s]) for s in steps]
         """Peak of each part as in `backward_bytes`, except that the state before the step is freed
         after its last reader in the part: from then on its bytes are subtracted [B]."""
@@ -226,9 +234,9 @@ class ChainMemory(Chain):
         return [k for k in self.steps[s].nodes if self.recomputable.intersection(outputs_of[k])]
 
     def tape_completion_nodes(self, s: int) -> list[int]:
-        """Return the nodes of step `s` that complete its tape if its state is in RAM, ascending.
+        """Return the nodes of step `s` that compute its tape if its own state is in RAM, ascending.
 
-        Nodes that only compute the state are excluded.
+        Nodes that only the state needs are excluded.
         """
         step, graph = self.steps[s], self.graph
         nodes: set[int] = set()
@@ -278,8 +286,9 @@ class ChainMemory(Chain):
     def _count_other_tensor_bytes(self) -> list[int]:
         """Return the bytes of other tensors in RAM when each stage begins [B].
 
-        A tensor counts from its computation to its last reader, and if a step reads it, at least
-        until the step's part of the backward pass begins. A tensor without readers does not count.
+        Other tensors are those that are not `recomputable`. Such a tensor counts from its
+        computation to its last reader, and if a step reads it, at least until the step's part of
+        the backward pass begins. A tensor without readers does not count.
         """
         graph, steps = self.graph, self.steps
         byte_changes = [0] * (len(graph.nodes) + 2)
@@ -297,8 +306,9 @@ class ChainMemory(Chain):
     def _backward_bytes(self, s: int, freed_tensors: Collection[int]) -> int:
         """Return the peak of backward part `s`, 0 for an empty part [B].
 
-        The bytes of `freed_tensors` are subtracted after their last reader in the part; without
-        one, throughout.
+        Other tensors, the step's tape until its last readers in the part, outputs and workspaces
+        count; the state before the step does not. The bytes of `freed_tensors` are subtracted after
+        their last reader in the part; without one, throughout.
         """
         backward_nodes, sizes = self.steps[s].backward, self.graph.tensor_bytes
         last_reader = {i: t for t in backward_nodes for i in self.graph.inputs_of[t]}
@@ -316,9 +326,10 @@ class ChainMemory(Chain):
         return peak
 
     def _step_peaks(self, s: int, input_state: frozenset[int], *, is_recomputed: bool) -> StepPeaks:
-        """Return the peaks of step `s`; `input_state` is the state that it reads.
+        """Return the peaks of computing step `s`, with its tape and without.
 
-        A recomputation computes only `recomputed_nodes`, and its peaks exclude other tensors.
+        `input_state`, the state before the step, counts only in `untaped_with_input_bytes`. A
+        recomputation computes only `recomputed_nodes`, and its peaks exclude other tensors.
         """
         step = self.steps[s]
         nodes = self.recomputed_nodes(s) if is_recomputed else step.nodes
@@ -344,11 +355,11 @@ class ChainMemory(Chain):
         *,
         other_bytes_by_stage: Sequence[int] | None = None,
     ) -> int:
-        """Return the peak of executing `nodes`, beginning with `live_tensors` in RAM [B].
+        """Return the peak of executing `nodes` in order, beginning with `live_tensors` in RAM [B].
 
-        Recomputable tensors except `kept_tensors` are freed after their last reader among
-        `readers`, at once without one. `other_bytes_by_stage` has the bytes of other tensors when
-        each stage begins; None to omit them.
+        Recomputable tensors except `kept_tensors` are freed after their last reader among the nodes
+        `readers`, executed or not; at once without one. `other_bytes_by_stage` has the bytes of all
+        other tensors when each stage begins; None to omit them.
         """
         last_reader = {i: k for k in readers for i in self.graph.inputs_of[k]}
         peak = 0

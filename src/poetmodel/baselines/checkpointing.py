@@ -69,9 +69,10 @@ def griewank_walther(problem: Problem) -> Schedule:
 
 
 def revolve(chain: Chain, slots: int, *, frees_states: bool = False) -> Schedule:
-    """Return the schedule of revolve with `slots` slots, at least one, including the sample's.
+    """Return the schedule of revolve with `slots` slots, at least one; the sample uses the first.
 
-    With `frees_states`, a state is freed before the part of its own step, which recomputes it.
+    With `frees_states`, the state of each step is freed before the step's part of the backward pass
+    and recomputed for it; otherwise it stays if the next step's part has read it.
     """
     tensors_of_part: dict[int, frozenset[int]] = {}
     pending_spans = [(0, len(chain.steps), slots, frozenset[int]())]
@@ -173,8 +174,10 @@ def rotor(problem: Problem) -> Schedule:
 
 
 def best_rotor_schedule(problem: Problem, table: ChainTable) -> Schedule:
-    """Return the best schedule of `rotor` for a table, by the problem's objective.
+    """Bisect for the most memory with which `table.build_schedule` meets the budget.
 
+    Returns the best of the schedules found that meet the budget in the simulator, by the problem's
+    objective; in ties, the first one. The first memory is `budget_units`, the maximum `max_units`.
     Raises `MethodNotApplicableError` if no schedule meets the budget.
     """
     best = bisect_budget(problem, table.build_schedule, table.budget_units, table.max_units)
@@ -205,9 +208,9 @@ class ChainTable:
     def __init__(self, problem: Problem, times: Sequence[float] = ()) -> None:
         """Fill the tables of minimum times; `times` replaces the compute times of the nodes [s].
 
-        `times` may be another cost [J], which all methods then return in place of times. Raises
-        `MethodNotApplicableError` if the graph is no chain, and `TimeLimitError` once the time
-        limit has passed.
+        By default they are those of `problem`. `times` may be energies [J], which all methods then
+        return in place of times. Raises `MethodNotApplicableError` if the graph is no chain, and
+        `TimeLimitError` once the time limit has passed.
         """
         self.chain = chain = ChainMemory(problem.graph)
         times = times or problem.table.compute_time_s
@@ -238,7 +241,8 @@ class ChainTable:
     def fill_span(self, s: int, t: int) -> None:
         """Set `min_time_s` and `min_time_after_part_s` of ``s..t`` from those of shorter spans.
 
-        Without a step after `t`, only `min_time_s` is set.
+        `min_time_s` is set without and with the state of `t` in memory, `min_time_after_part_s`
+        only if there is a step after `t`.
         """
         check_time_limit()
         for keeps_state in (False, True):
@@ -279,9 +283,9 @@ class ChainTable:
     ) -> NDArray[np.float64]:
         """Return the minimum times of steps ``s..t`` with a given first decision [s].
 
-        They are for memories from `min_units`, which is at least `decision.min_units`, to
-        `max_units`, both included. With `keeps_state`, the state of step `t` is in memory, and
-        counted.
+        There is one time for each memory from `min_units`, which is at least `decision.min_units`,
+        to `max_units`, both included: that of the decision, plus the minimum times of the spans
+        that remain. With `keeps_state`, the state of step `t` is in memory, and counted.
         """
         held_units, checkpoint_step = decision.held_units, decision.checkpoint_step
         later_times = self.min_time_s[
@@ -298,17 +302,19 @@ class ChainTable:
     def min_times_with_state(self, s: int, t: int) -> NDArray[np.float64]:
         """Return minimum times of steps ``s..t`` if the state of `t` stays after part `t + 1` [s].
 
-        The times are inf for memories in which the state does not fit until the end of that part.
+        A copy of ``min_time_s[s, t, True]``: times for 0, 1, ... units of memory, which include the
+        state; inf where the state does not fit beside part ``t + 1``.
         """
         times = self.min_time_s[s, t, True].copy()
         times[: self.state_units(t) + self.to_units(self.chain.backward_bytes[t + 1])] = np.inf
         return times
 
     def decisions(self, s: int, t: int, *, keeps_state: bool) -> Iterator[_Decision]:
-        """Yield the first decisions for two or more steps ``s..t``: to tape `s`, then checkpoints.
+        """Yield the possible first decisions for two or more steps ``s..t``.
 
-        The checkpoints ascend. Decisions that need more than `max_units` are included. With
-        `keeps_state`, the state of step `t` is in memory, and counted.
+        The first one tapes step `s`; each further one stores a checkpoint, before step ``s + 1``,
+        ..., `t`. Decisions that need more than `max_units` are included. With `keeps_state`, the
+        state of step `t` is in memory, and counted.
         """
         kept_state_bytes = self.part_state_bytes(t) if keeps_state else 0
         chain, step = self.chain, self.chain.steps[s]
@@ -351,9 +357,10 @@ class ChainTable:
     ) -> tuple[dict[int, frozenset[int]], set[int]]:
         """Return the tensors in RAM when each part begins, and the steps whose state is freed.
 
-        The decisions are the fastest with `units` of memory. The parts are those of steps `first`
-        to `last`; `outer_tensors` are in RAM during all of these parts. With `keeps_last_state`,
-        the state of the last step is in memory, too.
+        The parts are those of steps `first` to `last`; `outer_tensors` are in RAM during all of
+        them, and included. The decisions are those of `best_decision` with `units` of memory, which
+        must suffice. A state is freed before its step's part, and recomputed for it, only if this
+        is faster. With `keeps_last_state`, the state of step `last` is in memory, and counted.
         """
         steps = self.chain.steps
         tensors_of_part: dict[int, frozenset[int]] = {}
@@ -400,10 +407,11 @@ class ChainTable:
         return tensors_of_part, freed_steps
 
     def sequence_time_s(self, first: int, last: int, free_bytes: int) -> float:
-        """Return the minimum time to recompute steps `first` to `last` for their parts [s].
+        """Return the minimum time to recompute steps `first` to `last`, each for its part [s].
 
-        The part of the step after `last` was executed before. `free_bytes` are rounded down to
-        units. Returns inf if they do not suffice.
+        The part of the step after `last` was executed before. The state of `last` is freed or
+        stays, whichever is faster. `free_bytes` are rounded down to units; at most `max_units` are
+        used. Returns inf if they do not suffice.
         """
         units = min(free_bytes // self.unit_bytes, self.max_units)
         return math.inf if units < 0 else min(self._min_times_freed_and_kept(first, last, units))
@@ -411,11 +419,11 @@ class ChainTable:
     def follow_sequence(
         self, first: int, last: int, free_bytes: int, outer_tensors: frozenset[int]
     ) -> tuple[dict[int, frozenset[int]], set[int]]:
-        """Return the tensors in RAM when each part of a recompute sequence begins, and freed steps.
+        """Follow the fastest decisions to recompute steps `first` to `last`, each for its part.
 
-        The state of a freed step is freed before the part of the step, and recomputed for it. That
-        of step `last` is freed only if this is faster. `free_bytes` must suffice: `sequence_time_s`
-        is finite.
+        Returns the tensors in RAM when each of these parts begins, `outer_tensors` included, and
+        the steps whose state is freed before their own part and recomputed for it, because this is
+        faster. `free_bytes`, beside `outer_tensors`, must suffice: `sequence_time_s` is finite.
         """
         units = min(free_bytes // self.unit_bytes, self.max_units)
         freed_s, kept_s = self._min_times_freed_and_kept(first, last, units)
@@ -452,10 +460,11 @@ class ChainTable:
     # -- memory of steps, in units ---------------------------------------------------------------
 
     def single_step_memory_and_time(self, s: int, *, keeps_state: bool) -> tuple[int, float]:
-        """Return memory [units] and time [s] of step `s` and its part alone.
+        """Return the memory [units] for step `s` and its part alone, and the time of the step [s].
 
-        With `keeps_state`, the state of the step is in memory. The time is 0 if the part reads no
-        tensor of the step, except for the last step.
+        The state before the step is not counted. With `keeps_state`, the state of the step is in
+        memory, and only the rest of its tape is computed. Otherwise the time is 0 if the part reads
+        no tensor of the step, except for the last step, which the forward pass computes anyway.
         """
         part_bytes = self.chain.freeing_bytes[s]
         if keeps_state:

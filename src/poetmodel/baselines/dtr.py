@@ -63,10 +63,10 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
     Interpretations. All state is in RAM. Tensors that cannot be recomputed are never evicted; they
     are freed when no node can need them any more ("banishing"; simrd pins constants forever). A
     node that the runtime computes twice within a stage is computed once by the schedule, and its
-    outputs stay between the uses there. If the schedule then exceeds the budget, the training step
-    is executed again with less RAM. Without `liveness`, an execution whose compute time exceeds
-    fifty single passes is abandoned. Tensors of 0 bytes are not evicted when RAM is short. Of
-    tensors with equal scores, the one with the lowest index is evicted.
+    outputs stay between the uses there. If the schedule then exceeds the budget, the runtime
+    executes the training step again with less RAM. It abandons an execution whose compute time
+    exceeds fifty single passes. With and without `liveness`, tensors of 0 bytes are not evicted
+    when RAM is short, and of tensors with equal scores, the one with the lowest index is evicted.
 
     With `liveness`, a stage recomputes in graph order, and never evicts a tensor that a later step
     of the stage reads; see `StagedExecution`. A neighbourhood counts each node once, even if
@@ -121,7 +121,11 @@ def dtr_paging(problem: Problem) -> Schedule:
 def _schedule_with_paging(
     problem: Problem, *, score: str, free_transfers: bool, recompute: bool
 ) -> Schedule:
-    """Execute the step with a score; without `recompute`, evict only to storage."""
+    """Execute a training step without state once; without `recompute`, evict only to storage.
+
+    `score` is ``full`` or ``msps``. With `free_transfers`, transfers cost 0. Raises
+    `MethodNotApplicableError` if a node or a page-in cannot fit in RAM.
+    """
     restricted_problem = problem if recompute else replace(problem, recompute=False)
     return _PagingExecution(
         restricted_problem, score, free_transfers=free_transfers
@@ -253,7 +257,10 @@ class _LivenessExecution(StagedExecution):
     def __init__(
         self, problem: Problem, heuristic: str, node_costs: Sequence[float] | None = None
     ) -> None:
-        """Create an execution with scores by `node_costs`, by default the compute times [s]."""
+        """Create an execution; scores use `heuristic`, one of `HEURISTICS`, and `node_costs`.
+
+        These are by default the compute times [s].
+        """
         super().__init__(problem.graph, problem.usable_ram_bytes)
         self.problem = problem
         score_costs = problem.table.compute_time_s if node_costs is None else node_costs
@@ -283,9 +290,10 @@ class _LivenessExecution(StagedExecution):
         return is_needed
 
     def compute(self, k: int) -> None:
-        """Compute node `k`, update scores and clock, and evict pinned tensors that are not needed.
+        """Compute node `k`, update scores and clock, and evict unneeded members of `pinned`.
 
-        Tensors that any step of the stage reads, or that recomputations need, stay pinned.
+        A member is needed if a step of the current stage reads it, or if the recomputation of an
+        evicted tensor with a further user needs it.
         """
         super().compute(k)
         for i in self.graph.inputs_of[k]:
@@ -309,7 +317,7 @@ class _LivenessExecution(StagedExecution):
         self.scores.record_recovery(i)
 
     def _make_recomputability_test(self) -> Callable[[int], bool]:
-        """Return a predicate: whether a tensor can be recomputed from the available tensors.
+        """Return a predicate: whether a tensor can be recomputed from tensors that `_is_available`.
 
         It caches results, so it is valid only until the available tensors change.
         """
@@ -349,12 +357,15 @@ class _PagingExecution(_LivenessExecution):
     def __init__(self, problem: Problem, heuristic: str, *, free_transfers: bool = False) -> None:
         """Use energies as costs, or times if time is minimized.
 
-        With `free_transfers`, transfers cost 0.
+        `heuristic`, ``full`` or ``msps``, is the score of `dtr_paging`. With `free_transfers`,
+        transfers cost 0.
         """
         minimizes_time = problem.minimize == Quantity.TIME
         node_costs = None if minimizes_time else problem.energy.coefficients.compute
         super().__init__(problem, heuristic, node_costs)
         self.counts_neighbourhood = heuristic == "full"
+        """Whether the cost of a recomputation includes evicted descendants, and the score divides
+        by the time since the last use."""
         self.storage = StorageSpace(problem)
         self.page_in_cost, self.page_out_cost = transfer_costs(problem)
         if free_transfers:
@@ -470,7 +481,8 @@ class Scores:
     ) -> None:
         """Start with no evicted tensor; `heuristic`, one of `HEURISTICS`, selects the score.
 
-        If `counts_nodes_once`, a total cost counts a node once for all of its outputs.
+        `node_costs` has a cost for each node. If `counts_nodes_once`, a total cost counts a node
+        once for all of its outputs.
         """
         self.graph = graph
         self.sizes = graph.tensor_bytes
@@ -531,7 +543,7 @@ class Scores:
         return ancestors
 
     def evicted_descendants(self, i: int) -> set[int]:
-        """Return the evicted tensors whose recomputation needs tensor `i`."""
+        """Return the evicted tensors, without `i`, whose recomputation needs tensor `i`."""
         descendants: set[int] = set()
         pending_tensors = [i]
         while pending_tensors:
@@ -556,7 +568,10 @@ class Scores:
         )
 
     def _evicted_neighbours(self, i: int) -> list[int]:
-        """Return evicted inputs of the node of tensor `i`, and evicted outputs of its readers."""
+        """Return the evicted neighbours of tensor `i`.
+
+        These are evicted inputs of the tensor's node, and evicted outputs of the tensor's readers.
+        """
         graph = self.graph
         input_tensors = graph.inputs_of[graph.node_of[i]]
         reader_outputs = (output for k in graph.users_of[i] for output in graph.outputs_of[k])

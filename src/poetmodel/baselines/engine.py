@@ -87,13 +87,13 @@ def bisect_budget(
     first_units: int,
     max_units: int,
 ) -> Schedule | None:
-    """Bisect for the largest memory at which a method meets the budget; return the best schedule.
+    """Bisect for the largest memory limit of a method that meets the budget; return the best.
 
     The best schedule has the smallest value of the objective, among those found that meet the RAM
-    budget. A method may count more RAM than the simulator does, so the memory may exceed the
-    budget. `schedule_with(units)` returns a schedule within a memory of 0 to `max_units` units, or
-    None if the memory is too small. More units must mean more memory, not necessarily in
-    proportion. The first call is with `first_units`. Returns None if no schedule meets the budget.
+    budget. A method may count more RAM than the simulator does, so its limit may exceed the
+    budget. `schedule_with(units)` returns a schedule within a limit of 0 to `max_units` units, or
+    None if the limit is too low. More units must mean more memory, not necessarily in proportion.
+    The first call is with `first_units`. Returns None if no schedule meets the budget.
     """
     best: Candidate | None = None
     low, high, units = 0, max_units, first_units

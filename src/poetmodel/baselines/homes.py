@@ -114,6 +114,7 @@ def schedule_with_best_homes(
     state_tensors = _sort_by_transfer_energy(problem)
     extreme_numbers = dict.fromkeys((len(state_tensors), 0))
     feasible: set[tuple[int, int]] = set()
+    """(index of the rule, number of state tensors in RAM) of the attempts that have a schedule."""
 
     def schedule_with(rule_index: int, n_resident: int) -> Schedule:
         schedule = _schedule_with_resident_state(
@@ -125,7 +126,8 @@ def schedule_with_best_homes(
     def list_attempts() -> Iterator[Callable[[], Schedule]]:
         """Yield the attempts: all state in RAM, for each rule; all on storage; then bisections.
 
-        Rules are bisected in reverse order. The results of earlier attempts decide on later ones.
+        Rules with a schedule only with all state on storage are bisected, in reverse order, for the
+        number of state tensors in RAM. The caller must execute each attempt before the next one.
         """
         for n_resident in extreme_numbers:
             yield from (
@@ -171,7 +173,8 @@ def _schedule_avoiding_overwrites(
 ) -> Schedule:
     """Return the schedule of `_schedule_with_resident_state`.
 
-    If there is none, inputs that are read later may be overwritten: see `retry_with_overwrites`.
+    If that function finds none, it may be called again with permission to overwrite inputs that are
+    read later: see `retry_with_overwrites`.
     """
     return retry_with_overwrites(
         problem.graph, partial(_schedule_with_resident_state, problem, resident, method)
@@ -290,9 +293,9 @@ def remove_state(
 def _restrict_recomputation(graph: Graph, last_stages: Sequence[int]) -> Graph:
     """Return a graph in which no schedule can recompute a node after its stage in `last_stages`.
 
-    A node stays recomputable if its outputs are read no later than this stage and the stages of its
-    recomputable ancestors, which a recomputation may need. If only one of two nodes
-    can stay recomputable, the earlier one does.
+    A node stays recomputable only if its outputs are read no later than its own stage in
+    `last_stages`, and no later than those of its recomputable ancestors, which a recomputation may
+    need. If only one of two nodes can stay recomputable, the earlier one does.
     """
     last_stage_of: list[int] = []
     """For each node the last stage in which it and its recomputable ancestors may be recomputed."""
@@ -325,7 +328,7 @@ def _move_updates_to_forward(graph: Graph) -> Graph:
 
 
 def _stateless_costs(problem: Problem, graph: Graph) -> Costs:
-    """Return the costs of a problem for `graph`, the graph without state."""
+    """Return the costs of a problem for `graph`: its graph without state, with the same indices."""
     cost_table = problem.table
     transfer_costs = [
         list(zip(times, energies, strict=True)) if cost_table.has_storage else None

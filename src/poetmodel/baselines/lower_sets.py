@@ -92,9 +92,11 @@ def lower_sets(problem: Problem, family: str = "") -> Schedule:
     schedule_of: Callable[[frozenset[int]], Schedule] = cache(partial(recompute_once, graph))
 
     def search_within(limit_bytes: int) -> Schedule:
-        """Return the best schedule found among undominated chains that meet a limit by estimate.
+        """Bisect the undominated chains within a limit by saved bytes; return the best schedule.
 
-        Raises `MethodNotApplicableError` if no schedule found meets the budget.
+        The limit is on the estimated peak [B]. The best schedule is that of the problem's
+        objective, among those seen that meet the budget. Raises `MethodNotApplicableError` without
+        one.
         """
         chains = sets.undominated_chains(limit_bytes)[::-1]  # in ascending order of saved bytes
         best = bisect_budget(
@@ -140,9 +142,9 @@ class LowerSets:
     def __init__(self, graph: Graph, times_s: Sequence[float], family: str = "") -> None:
         """List the lower sets of a family, and compute costs and peaks between each pair.
 
-        Only pairs in `is_subset` have a segment; costs and peaks of other pairs are meaningless.
-        Without `family`, the lower sets are all if there are at most `MAX_SETS`, else the pruned
-        ones. Raises as `_list_masks`.
+        `times_s` has the compute time of each node of the graph [s]. Only pairs in `is_subset` have
+        a segment; costs and peaks of other pairs are meaningless. Without `family`, the lower sets
+        are all if there are at most `MAX_SETS`, else the pruned ones. Raises as `_list_masks`.
         """
         first_backward = first_backward_node(graph)
         self.graph = graph
@@ -208,9 +210,9 @@ class LowerSets:
     def undominated_chains(self, limit_bytes: int) -> list[SetChain]:
         """Return the undominated chains whose estimated peak meets a limit, by ascending cost.
 
-        For each set, retains at most `MAX_LABELS` divided by the number of sets, or `MIN_LABELS` if
-        that is more, of the chains that end with the set. Returns [] if no estimate meets the
-        limit, or if `nodes` is empty.
+        No other chain found is as good in both cost and saved bytes. For each set, at most
+        ``max(MIN_LABELS, MAX_LABELS // number of sets)`` chains that end with it are retained.
+        Returns [] if no estimate meets the limit, or if `nodes` is empty.
         """
         last_set = len(self.sets) - 1
         max_labels = max(MIN_LABELS, MAX_LABELS // len(self.sets))
@@ -299,7 +301,7 @@ def _sum_boundary_outside(
     is_in_boundary: NDArray[np.float64],
     amounts: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return the sums of `amounts` over each second set's boundary outside each first set.
+    """Return at ``[a, b]`` the sum of `amounts` over the boundary of set `b` outside set `a`.
 
     `amounts` has a value for each node; the result has shape (sets, sets).
     """
@@ -315,8 +317,9 @@ def _select_undominated(
 ) -> NDArray[np.int64]:
     """Return the positions of the undominated labels, by ascending cost.
 
-    If there are more than `max_labels`, the range of costs is divided into equal steps. The label
-    with the fewest saved bytes of each step, and the label of minimum cost, are selected.
+    A label is a chain with a cost and saved bytes; of equal labels, one is returned. If
+    there are more than `max_labels`, the range of costs is divided into equal steps. The label with
+    the fewest saved bytes of each step, and the label of minimum cost, are selected.
     """
     order = np.lexsort((saved_bytes, costs))
     sorted_saved_bytes = saved_bytes[order]

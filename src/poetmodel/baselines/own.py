@@ -219,7 +219,8 @@ def _make_method(name: str, function: Any, *, summary: str = "", source: str = "
     """Return the method of a user's function, which is wrapped by `_add_checks`.
 
     The default summary is the first line of the function's docstring. Without one, and for a
-    callable object, it is a fixed text. Raises `InputError` if the function is not callable.
+    callable object, it is a fixed text. The default source is ``own``. Raises `InputError` if
+    `function` is not callable.
     """
     if not callable(function):
         raise InputError(f"method {name!r}: expected a function of a problem, got {function!r}")

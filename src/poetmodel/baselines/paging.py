@@ -69,7 +69,10 @@ def offload_all(problem: Problem) -> Schedule:
 
     @choose_homes
     def schedule(stateless: Problem) -> Schedule:
-        """Return the better schedule of both rules, for the graph without state."""
+        """Return the better schedule of both rules of `offload_all` for a problem without state.
+
+        Raises `MethodNotApplicableError` if neither schedule meets the RAM budget.
+        """
         saved_intervals = _find_saved_intervals(stateless.graph)
         first_intervals = {interval.tensor: interval for interval in reversed(saved_intervals)}
         state_evictions = _make_state_evictions(problem, stateless.graph)
@@ -86,7 +89,7 @@ def offload_all(problem: Problem) -> Schedule:
 
 
 def _find_saved_intervals(graph: Graph) -> list[IdleInterval]:
-    """Return the idle intervals of forward tensors that a backward or update node ends.
+    """Return the idle intervals of forward tensors that end at a backward or update node.
 
     Tensors of 0 bytes are excluded. The intervals are in the order of `find_idle_intervals`.
     """
@@ -130,9 +133,10 @@ def zero_offload(problem: Problem) -> Schedule:
 
 
 def _make_state_evictions(problem: Problem, graph: Graph) -> dict[IdleInterval, bool]:
-    """Return evictions, with page-ins, of state in all idle intervals after its first reader.
+    """Return evictions of state, with page-ins, in all idle intervals between two readers.
 
-    `graph` is the graph of `problem` without state. The result is for `execute_evictions`.
+    The result is for `execute_evictions`. `graph` is the graph of `problem` without state; tensors
+    have the same indices in both.
     """
     state_tensors = frozenset(problem.graph.state_tensors)
     return {
@@ -148,7 +152,7 @@ class StorageSpace:
     def __init__(self, problem: Problem) -> None:
         """Start with the samples that are initially on storage; without paging, with none.
 
-        They occupy none of the storage limit, so all of it is free; inf without a limit.
+        These samples do not count towards the storage limit, so all of it is free.
         """
         graph = problem.graph
         self.sizes = graph.tensor_bytes
@@ -217,7 +221,9 @@ class _LruExecution(StagedExecution):
         super().__init__(problem.graph, problem.usable_ram_bytes)
         self.storage = StorageSpace(problem)
         self.n_steps = 0
+        """Number of executed computations."""
         self.last_use = [0] * len(self.sizes)
+        """For each tensor, the value of `n_steps` at its last use."""
 
     def choose_victim(self, k: int) -> int | None:
         """Return the least recently used tensor that is on storage or fits there; record its write.
@@ -261,12 +267,12 @@ class IdleInterval:
 
 
 def find_idle_intervals(graph: Graph, *, includes_overwritten: bool = False) -> list[IdleInterval]:
-    """Return all intervals between uses in stages that are not adjacent, by tensor and stage.
+    """Return all intervals between consecutive uses in stages that are not adjacent.
 
-    The first use of a tensor is its computation. Tensors of 0 bytes are included. With
-    `includes_overwritten`, intervals between adjacent stages are included if the first node may
-    overwrite the tensor and overwriting is allowed. This also requests the permission
-    (`may_overwrite_inputs`).
+    They are ordered by tensor, then by stage. The first use of a tensor is its computation. Tensors
+    of 0 bytes are included. With `includes_overwritten`, requests the permission to overwrite
+    inputs (`may_overwrite_inputs`). If it is granted, intervals between adjacent stages are
+    included if the first node may overwrite the tensor.
     """
     includes_overwritten = includes_overwritten and may_overwrite_inputs()
     return [
@@ -280,8 +286,8 @@ def find_idle_intervals(graph: Graph, *, includes_overwritten: bool = False) -> 
 def relieved_stages(graph: Graph, interval: IdleInterval) -> slice:
     """Return the slice of stages that need less RAM if a tensor is evicted in an interval.
 
-    They include the stage of the node before the interval if this node may overwrite the tensor and
-    overwriting is allowed. Requests the permission (`may_overwrite_inputs`).
+    These are the stages strictly between both uses. The stage of the first use is included if its
+    node may overwrite the tensor and `may_overwrite_inputs` permits this; requests the permission.
     """
     is_overwritten = (
         may_overwrite_inputs() and interval.tensor in graph.shared_bytes_of[interval.before]
@@ -317,6 +323,7 @@ class EvictionExecution(StagedExecution):
         self.stored_tensors = {
             interval.tensor for interval, is_paged_in in evictions.items() if is_paged_in
         }
+        """Tensors that are paged in after an interval, or are on storage initially."""
         self.stored_tensors |= StorageSpace(problem).stored_tensors
 
     def pages_in(self, i: int) -> bool:

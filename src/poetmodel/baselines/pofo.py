@@ -297,7 +297,7 @@ class ActionPrefix:
         Time is reversed: the part runs before the parts of the earlier steps in the prefix, and
         waits until pending page-ins leave it enough of `ram_bytes`; the wait is added to the cost.
         The needed page-in is appended to the pending ones. Returns None if the part does not fit
-        even after all of them.
+        even after all pending page-ins.
         """
         held_bytes = self.kept_bytes + (self.needed_page_in[1] if self.needed_page_in else 0)
         wait = self.page_ins.wait_s(ram_bytes - held_bytes - layer.backward_bytes)
@@ -321,7 +321,7 @@ class ActionPrefix:
         """Return the prefix with RECOMPUTE for `layer`, in a new or the current sequence.
 
         `total_cost` is unchanged: `end_sequence` adds the costs of the sequence. Returns None if
-        the sequence does not fit in `ram_bytes`.
+        the sequence up to `layer`, the kept bytes and the needed page-in do not fit in `ram_bytes`.
         """
         step = len(self.actions)
         first = step if self.sequence_start is None else self.sequence_start
@@ -344,7 +344,8 @@ class ActionPrefix:
 
         `layer` is the last step of the sequence. Adds the costs of recomputation and of the
         backward parts. Recomputation may wait for pending page-ins, after which more RAM is free:
-        the sum of wait and cost is minimized. Returns None if the sequence does not fit in
+        the sum of wait and cost is minimized. Appends the sequence with its RAM to `sequences`.
+        Returns None if the sequence, the kept bytes and the needed page-in do not fit in
         `ram_bytes`.
         """
         first, last = self.sequence_start or 0, len(self.actions) - 1
@@ -464,8 +465,9 @@ def _prune(prefixes: list[ActionPrefix], beam: Beam) -> list[ActionPrefix]:
     """Return the undominated prefixes; above the beam width, the cheapest ones of each class.
 
     Compares only prefixes with the same last action, needed page-in and start of the sequence. Of
-    prefixes with equal cost, a dominated one may remain. The cheapest ones have the smallest
-    `_expected_total_cost`. Raises `TimeLimitError` if the time limit passes.
+    prefixes with equal cost, a dominated one may remain. Classes are equal ranges of kept bytes;
+    each retains at most ``beam.width // beam.n_classes`` prefixes. The cheapest ones have the
+    smallest `_expected_total_cost`.
     """
     groups: dict[object, list[ActionPrefix]] = {}
     for prefix in sorted(prefixes, key=lambda prefix: prefix.total_cost):
@@ -494,7 +496,11 @@ def _expected_total_cost(prefix: ActionPrefix) -> float:
 
 
 def build_layers(problem: Problem, chain: ChainMemory, rule: CostRule) -> Iterator[Layer]:
-    """Yield a `Layer` for each step of a chain, with costs by a rule."""
+    """Yield a `Layer` for each step of a chain, in forward order, with costs by a rule.
+
+    Transfers have times (`Layer.out_s`, `Layer.in_s`) if the rule hides them: ``published``, or
+    ``time`` for a problem whose transfers overlap computations. Otherwise they have a cost.
+    """
     compute_costs, page_in_costs, page_out_costs = eviction_costs(problem, rule)
     overlaps = rule == CostRule.PUBLISHED or (
         rule == CostRule.TIME and problem.deadline_counts == DeadlineCounts.OVERLAP
@@ -521,7 +527,11 @@ def build_layers(problem: Problem, chain: ChainMemory, rule: CostRule) -> Iterat
 
 
 def build_schedule(table: ChainTable, prefix: ActionPrefix) -> Schedule:
-    """Return the schedule of the actions of a complete prefix."""
+    """Return the schedule of the actions of a complete prefix.
+
+    Activations of offloaded steps are paged out right after their first computation, and paged in
+    for the backward pass. Sequences are recomputed by `ChainTable.follow_sequence`.
+    """
     end_of_sequence = {first: (last, free_bytes) for first, last, free_bytes in prefix.sequences}
     tensors_of_part: dict[int, frozenset[int]] = {}
     freed_steps: set[int] = set()

@@ -29,7 +29,7 @@ recomputable forward tensors."""
 N_SIZES: Final = 200
 """Number of equal steps in which the knapsack of `min_cut` shrinks, from all tensors to none."""
 UNCUT_CAPACITY: Final = 2**31 - 1
-"""Capacity of an edge that must not be cut; the sum over all tensors is at most about half."""
+"""Capacity of an edge that must not be cut; all tensors together have at most about half of it."""
 UNITS: Final = 1000
 """Maximum number of units into which a knapsack is divided."""
 
@@ -103,7 +103,8 @@ def _sqrt_segment_ends(nodes: Sequence[int]) -> list[int]:
 def _list_thresholds(graph: Graph) -> Iterator[float]:
     """Yield the thresholds of `chen_greedy` [B]: 0, then in equal ratios, then in equal steps.
 
-    Yields only 0 if the evictable tensors have no bytes.
+    Ratios lead from the largest evictable tensor to the sum of all of them; steps end below this
+    sum. Yields only 0 if the evictable tensors have no bytes.
     """
     sizes = [graph.tensor_bytes[i] for i in evictable_tensors(graph)]
     min_bytes, max_bytes = max(sizes, default=0), sum(sizes)
@@ -143,10 +144,10 @@ def _select_fastest(
 
 
 def _schedule_segments(graph: Graph, segment_ends: Iterable[Sequence[int]]) -> Iterator[Schedule]:
-    """Yield a schedule for each distinct list of ends.
+    """Yield a schedule for each distinct list of last nodes of segments.
 
-    It keeps the outputs of the ends and of the last segment. The dropped tensors of any other
-    segment are recomputed together: see `recompute_once`.
+    It keeps the outputs of these nodes, and those of the last segment, which follows them. The
+    dropped tensors of any other segment are recomputed together: see `recompute_once`.
     """
     for ends in dict.fromkeys(map(tuple, segment_ends)):
         starts = [0, *(k + 1 for k in ends), first_backward_node(graph)]

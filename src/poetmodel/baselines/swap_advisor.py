@@ -90,8 +90,9 @@ class _GeneticSearch:
         """Compute the bytes that an eviction in each idle interval frees, and its cost.
 
         Only intervals of tensors of more than 0 bytes that relieve a stage in which keep-all
-        exceeds the budget are searched. Requests the permission to overwrite inputs
-        (`poetmodel.heuristics.execution.may_overwrite_inputs`).
+        exceeds the budget are searched. With `hides_transfers`, only the time of transfers that
+        computations do not hide is charged. Requests the permission to overwrite inputs
+        (`may_overwrite_inputs`).
         """
         graph = problem.graph
         self.problem = problem
@@ -99,6 +100,7 @@ class _GeneticSearch:
         """Whether only transfer time that computations do not hide is charged."""
         self.random = np.random.default_rng(seed)
         self.excess = np.array(checkpoint_all_profile(graph)) - problem.usable_ram_bytes
+        """RAM of keep-all minus the budget in each stage [B]; negative in stages that fit."""
         n_excess_before = np.concatenate(([0], np.cumsum(self.excess > 0)))
         self.intervals = sorted(
             (
@@ -170,7 +172,11 @@ class _GeneticSearch:
         return require_within_budget(self.problem, execute_evictions(self.problem, evictions))
 
     def search_intervals(self) -> list[IdleInterval]:
-        """Run the genetic algorithm; return the intervals of the best individual."""
+        """Run the genetic algorithm; return the intervals of the individual of best fitness.
+
+        Ends after `GENERATIONS`, or after `STALL_GENERATIONS` without an improvement. Raises
+        `TimeLimitError` if the time limit passes.
+        """
         n_intervals = len(self.intervals)
         density = self.random.random(POPULATION)
         population = [self._repair(np.zeros(n_intervals, dtype=bool))]
@@ -200,7 +206,8 @@ class _GeneticSearch:
     def _make_child(self, population: list[Mask], fitness: list[Fitness]) -> Mask:
         """Cross two parents, selected by tournament, at a random stage; flip a few random bits.
 
-        The child is not repaired.
+        Intervals that first relieve this stage or an earlier one come from the first parent. Each
+        bit is flipped with equal probability, `MUTATIONS` on average. The child is not repaired.
         """
         first_parent, second_parent = (
             self._select_by_tournament(population, fitness) for _ in range(2)
@@ -211,6 +218,7 @@ class _GeneticSearch:
         return np.not_equal(child, flips)
 
     def _select_by_tournament(self, population: list[Mask], fitness: list[Fitness]) -> Mask:
+        """Return the fitter of two random individuals, which may be the same one."""
         first, second = map(int, self.random.integers(len(population), size=2))
         return population[first if fitness[first] <= fitness[second] else second]
 
@@ -239,8 +247,8 @@ class _GeneticSearch:
 
         The stage with the largest excess is relieved first, by the eviction whose interval ends
         last. If no further eviction relieves this stage, no more are added, and stages may still
-        exceed the budget. Then an eviction is removed if all of its stages fit without it, in the
-        order of `order_by_cost`. Raises `TimeLimitError` if the time limit passes.
+        exceed the budget. Then an eviction is removed if all of its stages fit without it, the
+        costliest one first (`order_by_cost`).
         """
         mask = mask.copy()
         excess = self.excess - self.freed_bytes[mask].sum(axis=0)

@@ -40,8 +40,8 @@ class Freezable:
     def parameters(self) -> Mapping[str, tuple[str, ...]]:
         """For each trained parameter, the names of its tensor or tiles and of its optimizer state.
 
-        Int8 weights and their residuals belong to a parameter with the suffix ``_gradient``, such
-        as ``weight_gradient``.
+        The key of int8 weights and their residuals is the name of the weights with the suffix
+        ``_gradient``, such as ``weight_gradient``.
         """
         updates = {
             str(tensor.replaces): node
@@ -183,7 +183,7 @@ class Freezable:
 
     @cached_property
     def updated_parameter_of(self) -> Mapping[int, str]:
-        """For each node that updates state of a parameter, the name of the parameter."""
+        """For each node that updates a parameter or its optimizer state, the parameter's name."""
         graph = self.graph
         parameter_of = {
             buffer: name for name, buffers in self.parameters.items() for buffer in buffers
@@ -196,7 +196,7 @@ class Freezable:
         }
 
     def _ancestors(self, roots: Collection[int]) -> frozenset[int]:
-        """Return `roots`, their ancestors except state, and all state nodes that these replace."""
+        """Return `roots`, their ancestors except state, and the state nodes that they replace."""
         graph, found_nodes, unvisited_nodes = self.graph, set(roots), list(roots)
         while unvisited_nodes:
             for i in graph.inputs_of[unvisited_nodes.pop()]:

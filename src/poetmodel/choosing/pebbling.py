@@ -41,7 +41,7 @@ class PebbleGame:
         self.freezable = freezable
         self.graph = freezable.graph
         self._sufficient_bytes: dict[frozenset[int], int] = {}
-        """RAM that suffices to compute a set of tensors, as a search has shown, by set [B]."""
+        """For each set of tensors, RAM that suffices to compute it, as a search has shown [B]."""
 
     def min_bytes(self, name: str, bound: int) -> int:
         """Return a lower bound on the RAM to train parameter `name` [B], at least `bound`.
@@ -59,8 +59,8 @@ class PebbleGame:
     def _raise_bound(self, tensors: frozenset[int], bound: int) -> int:
         """Return a lower bound on the RAM to compute `tensors` [B], at least `bound`.
 
-        Increases `bound`, a known lower bound, until a search succeeds within it, or `MAX_SETS`
-        sets are visited.
+        Increases `bound`, a known lower bound, until a search succeeds within it, or all searches
+        together have visited `MAX_SETS` sets.
         """
         remaining_sets = MAX_SETS
         while remaining_sets > 0:

@@ -436,9 +436,9 @@ class _Program:
     def _limit_time_and_energy(self) -> None:
         """Add rows for the deadline and the energy budget, for each that is set.
 
-        A deadline on the makespan has two rows: one for computations, one for transfers. A serial
-        deadline has one row for both. The row of the energy includes the idle power during
-        computations.
+        The deadline limits computations; a serial deadline also limits transfers and commits in the
+        same row, a deadline on the makespan transfers in a second row. The row of the energy has
+        computations with their idle power, transfers and commits.
         """
         problem, table = self.problem, self.problem.table
         if problem.deadline_s is not None:
@@ -478,7 +478,7 @@ class _Program:
         }
 
     def _time_row(self, excluded_layers: Collection[str] = ()) -> tuple[dict[int, float], float]:
-        """Return the row of the time of a pass, and its upper bound.
+        """Return the row of the time of a single pass, and its upper bound.
 
         A serial deadline counts transfers and commits of state, except that of `excluded_layers`.
         All other deadlines count only computations here.
@@ -618,7 +618,7 @@ class _Program:
         yield from (backward_nodes[k * len(backward_nodes) // count] for k in range(count))
 
     def _limit_ram_at(self, limited_node: int) -> None:
-        """Limit the RAM at the first computation of `limited_node`.
+        """Add columns and rows that limit the RAM at the first computation of `limited_node`.
 
         Resident trained state, the working set of the node, and tensors kept for later nodes must
         fit in the RAM. Each tensor that was computed by then, and that a later node or a later
@@ -684,7 +684,7 @@ class _Program:
         )
 
     def _add_recompute_columns(self, tensors: Sequence[int]) -> dict[int, int]:
-        """Add columns for recomputations after the limited node; return them by node.
+        """Add columns for recomputations after one of the `_limited_nodes`; return them by node.
 
         Only nodes that make `tensors` and may be recomputed have a column.
         """
@@ -695,10 +695,11 @@ class _Program:
         return columns
 
     def _add_later_restoration_column(self, total_columns: dict[int, int], key: int) -> int:
-        """Add and return a column that states whether `key` is restored after one limited node.
+        """Add a column that states if `key` is restored after one of `_limited_nodes`; return it.
 
-        It is at most the column of `key` in `total_columns`, which states the same for all limited
-        nodes together and is added if `total_columns` lacks it. `key` is a node or a tensor.
+        It is at most the column of `key` in `total_columns`, which states whether `key` is restored
+        after any of these nodes, and which is added if `total_columns` lacks it. `key` is the index
+        of a node to recompute or of a tensor to page in.
         """
         column = self._add_column()
         if key not in total_columns:

@@ -162,12 +162,14 @@ class _LayerSearch:
         self.status_of: dict[frozenset[str], Status] = {}
         """Status of each checked set; feasible if a schedule was found."""
         self.bound = self._score(self.relaxation.layers)
+        """Upper bound on the score of every set that has a schedule."""
         self.n_checked = self.n_proposals = 0
+        """Numbers of checks (`_check_set`) and of proposed sets (`_propose`)."""
 
     def find_best_set(self) -> LayerSet:
         """Search until the gap is closed, time is up or no set is proposed; return the best set.
 
-        Ctrl-C ends the search early. Raises `InputError` if all scores are 0.
+        Ctrl-C ends the search, too. Raises `InputError` if all scores are 0.
         """
         if not self.relaxation.layers:
             raise InputError("scores: all are 0, so no set is better than another")
@@ -176,9 +178,11 @@ class _LayerSearch:
         return self._make_layer_set()
 
     def _propose_and_check(self) -> None:
-        """Check first sets, then proposed sets: infeasible and undecided sets become cuts.
+        """Check first sets, then sets that the relaxation proposes, until the gap is closed.
 
-        After each cut, checks subsets of its set. Raises `KeyboardInterrupt` after Ctrl-C.
+        Adds a cut to the relaxation for each proposed set that is infeasible or undecided, and then
+        checks subsets of this set. Also ends if no set is proposed or time is up. Raises
+        `KeyboardInterrupt` after Ctrl-C.
         """
         self._try_first_sets()
         while not self._is_gap_closed() and self.request.remaining_s() > 0:
@@ -261,8 +265,8 @@ class _LayerSearch:
     def _no_set_reason(self, *, is_proved: bool) -> str:
         """Return a message that states why no set was found.
 
-        With `is_proved`, if the RAM excludes every layer, the message names the lowest
-        `min_ram_bytes` of a layer.
+        `is_proved` states whether it is proved that no set has a schedule. If so, and if the RAM
+        excludes every layer, the message also has the layer with the lowest `min_ram_bytes`.
         """
         limits = describe_limits(self.problem)
         if not is_proved:
@@ -279,9 +283,10 @@ class _LayerSearch:
     # -- feasible sets -----------------------------------------------------------------------------
 
     def _try_first_sets(self) -> None:
-        """Check sets of the last layers of the model, and then sets of layers by score density.
+        """Check sets of the last layers of the model, then of layers with the best score density.
 
-        Layers that the RAM excludes are left out.
+        The first sets are found by bisection (`_try_prefixes`), the second grow by blocks
+        (`_collect_layers`). Both leave out the `excluded_layers` of the relaxation.
         """
         candidates = [
             layer
@@ -309,10 +314,11 @@ class _LayerSearch:
                 max_length = length
 
     def _collect_layers(self, layers: Sequence[str]) -> None:
-        """Search in the order of `layers`, while time remains, for a set that can be trained.
+        """Grow a set that can be trained by blocks of `layers`, in their order, while time remains.
 
-        Tries to add blocks of layers: all first, a larger block after a success, a smaller one
-        after a failure. Skips a layer that fails alone. Each set with a schedule may become `best`.
+        The first block is all layers. Its length is doubled after a success and halved after a
+        failure; a single layer that cannot be added is skipped. Each set with a schedule may become
+        `best`.
         """
         accepted: list[str] = []
         position, block_size = 0, len(layers)
@@ -327,7 +333,10 @@ class _LayerSearch:
                 block_size = (block_size + 1) // 2
 
     def _has_time(self) -> bool:
-        """Return whether time remains to check sets that are not proposed."""
+        """Return whether time remains to check sets that are not proposed.
+
+        Before the first proposal, these may use only `FIRST_TRIALS_FRACTION` of the time limit.
+        """
         request = self.request
         max_fraction = 1.0 if self.n_proposals else FIRST_TRIALS_FRACTION
         return request.elapsed_s() < max_fraction * request.time_limit_s
@@ -357,7 +366,7 @@ class _LayerSearch:
         ) + relaxation.common_nodes_s <= deadline_s * (1 + DEADLINE_TOLERANCE)
 
     def _score_density(self, layer: str) -> float:
-        """Return a layer's score divided by the sum of its fractions of RAM and deadline.
+        """Return a layer's score divided by the sum of the RAM and deadline fractions it needs.
 
         The bytes are the layer's state, and its `working_bytes` beyond `min_working_bytes`; the RAM
         is `max_state_bytes` of the relaxation, at least 1 B. Without a deadline, the time is a
@@ -430,9 +439,10 @@ class _LayerSearch:
     def _make_cut(self, layers: frozenset[str]) -> SetCut:
         """Return a cut that excludes an infeasible set, and further sets if that can be proved.
 
-        The cut is for supersets of a minimal refuted subset of `layers`, with conditions on trained
-        state and time; without such a subset, it excludes only the set itself. It is not added.
-        Raises as `_solve`.
+        The cut is for supersets of a minimal refuted subset of `layers`: with `state_bytes` if the
+        refutation needs the state of the other layers in RAM, with `extra_s` if there is a
+        deadline. Without a refuted subset, the cut excludes only `layers`. It is not added to the
+        relaxation. Raises as `_solve`.
         """
         subset = self._minimal_refuted_subset(layers)
         if subset is None:
@@ -459,9 +469,9 @@ class _LayerSearch:
     def _minimal_refuted_subset(self, layers: frozenset[str]) -> frozenset[str] | None:
         """Return a refuted subset of at least one layer from which no layer could be removed.
 
-        The layer whose training needs the most nodes is the first subset, which doubles until it is
-        refuted; then layers are removed. Returns None if not even `layers` is refuted. Each test
-        is `_is_refuted`. Raises as `_solve`.
+        Takes the layers whose training needs the most nodes: first one, then doubles their number
+        until they are refuted, and then removes layers. Returns None if not even `layers` is
+        refuted. Each test is `_is_refuted`. Raises as `_solve`.
         """
         ordered_layers = sorted(layers, key=lambda layer: -len(self.relaxation.nodes_for[layer]))
         count = 1
@@ -483,9 +493,9 @@ class _LayerSearch:
         return frozenset(remaining_layers)
 
     def _excess_state_bytes(self, subset: frozenset[str]) -> int:
-        """Return a size of trained state with which every superset of `subset` is infeasible [B].
+        """Return a size of trained state from which every superset of `subset` is infeasible [B].
 
-        With this size, trained state, common state, and a lower bound on the RAM of `subset`
+        From this size on, trained state, common state, and a lower bound on the RAM of `subset`
         without its state exceed the budget. The lower bound is that of a solve for the minimum RAM
         within `REFUTATION_FRACTION` of the remaining time. Raises as `_solve`.
         """

@@ -143,7 +143,8 @@ def _check_options(
 ) -> None:
     """Raise `InputError` for an invalid limit, tile size, file of scores or profile.
 
-    These errors do not depend on the step, so they are raised before PyTorch is imported.
+    `device` is the device of the profile. These errors do not depend on the step, so they are
+    raised before PyTorch is imported.
     """
     from poetmodel.choosing.search import GRADIENT_NORM
     from poetmodel.device import Costs
@@ -219,7 +220,8 @@ def _choose_layers(
 def _save_and_print(choice: Choice, files: ChoiceFiles, *, json: bool, total_s: float) -> None:
     """Print the choice with its warnings; write the files of `ChoiceFiles` and print their paths.
 
-    Without a schedule, JSON and warnings are printed, but no tables.
+    With `json`, print JSON, else tables, but no tables without a schedule. Write ``out`` only with
+    a schedule, ``step`` if a set of layers was found. `total_s` is the time of the command [s].
     """
     if json:
         print_json(choice.to_dict())
@@ -266,7 +268,7 @@ def _choice_facts(choice: Choice) -> Iterator[Fact]:
 
 
 def _print_reason(choice: Choice) -> None:
-    """Print the reason on stderr if the choice has no schedule."""
+    """If the choice has no schedule, print the reason as an error on stderr."""
     from poetmodel.result import Status
 
     if choice.result.schedule is None:

@@ -149,10 +149,10 @@ def _compared_facts(verified: VerifiedSchedule) -> Iterator[Fact]:
 
 
 def _table_row(first: Fact, second: Fact) -> tuple[str, str, str, str]:
-    """Return a row of the table: name, value of each schedule, and change from first to second.
+    """Return a row of the table: name, value of each schedule, and second minus first value.
 
-    The change is empty unless the values are different numbers. An unknown value is ``none``, or
-    empty if the fact states whether a step fits the device.
+    The difference is empty unless the values are different numbers. An unknown value is ``none``,
+    or empty if the fact states whether a step fits the device.
     """
     unknown_text = "" if first.format_value is _format_fit else "none"
     difference = ""
@@ -211,8 +211,8 @@ def _decision_texts(*decisions: Decision) -> tuple[str, ...]:
     """Return the decision of each schedule on a tensor as text, such as ``recomputed x2``.
 
     The number counts recomputations and page-ins together. If the texts are equal, each is followed
-    by stages that differ: of recomputations and page-ins together, else of page-outs, else of
-    recomputations.
+    by all stages of the first kind in which the decisions differ, if any: recomputations and
+    page-ins together, page-outs, recomputations.
     """
     restoration_stages = [
         sorted((*decision.recomputed, *decision.paged_in)) for decision in decisions

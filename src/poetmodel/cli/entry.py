@@ -18,9 +18,8 @@ def main() -> None:
     """Run the command line and exit with the status of the command.
 
     First opens the null device for closed standard streams. If Python has the option ``-OO``,
-    restarts as with ``-O``.
-    If Ctrl-C arrives during imports, exits with `INTERRUPTED` and without a traceback. The exit
-    does not wait for a solver thread that has been abandoned.
+    restarts as with ``-O``. If Ctrl-C arrives during imports, exits with `INTERRUPTED` and without
+    a traceback. The exit does not wait for a solver thread that has been abandoned.
     """
     start_s = time.monotonic()
     try:

@@ -183,7 +183,8 @@ def _format_change(summary: DecisionSummary, amount: float) -> str:
 def _decision_facts(summary: DecisionSummary, decision: Decision) -> Iterator[Fact]:
     """Yield the facts about a tensor: size, decision, energy and time, and stages in RAM.
 
-    Then yield any stages on storage, any in-place uses, and the bytes at the RAM limit.
+    Then yield any stages on storage, any in-place uses, and the size times the number of full steps
+    (`steps_at_limit`) with the tensor in RAM.
     """
     graph = summary.verified.graph
     size = graph.tensor_bytes[decision.tensor]
@@ -275,7 +276,8 @@ def _print_schedule(summary: DecisionSummary) -> None:
 def _explanation_facts(summary: DecisionSummary) -> Iterator[Fact]:
     """Yield the facts about the schedule, for the table and for JSON.
 
-    Identity of the graph, status, full steps as a list, and decisions are only in JSON.
+    Identity of the graph, status, RAM budget, full steps as a list, decisions, groups and RAM step
+    are only in JSON.
     """
     verified = summary.verified
     graph, simulation = verified.graph, verified.simulation
@@ -341,7 +343,7 @@ def _in_place_total_facts(summary: DecisionSummary) -> Iterator[Fact]:
 
 
 def _full_steps_fact(summary: DecisionSummary) -> Fact:
-    """Return the number of steps with RAM at its limit, and up to three with the most RAM."""
+    """Return the number of full steps (`steps_at_limit`), and up to three with the most RAM."""
     graph, points = summary.verified.graph, summary.full_steps
     points_with_most_ram = sorted(points, key=lambda point: -point.ram_bytes)[:3]
     names = ", ".join(
@@ -382,14 +384,14 @@ NOT_PROVEN: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionSummary:
-    """Decisions of a schedule, its full steps (RAM at its limit), and the costs of alternatives."""
+    """Decisions of a schedule, its full steps, and the costs of alternatives to one decision."""
 
     verified: VerifiedSchedule
     """The schedule and its problem."""
     decisions: Sequence[Decision]
     """The decision on each tensor, by index."""
     full_steps: Sequence[MemoryPoint]
-    """Steps whose RAM is at its limit; see `steps_at_limit`."""
+    """Steps whose free RAM is too small for a cheaper decision; see `steps_at_limit`."""
     main_decisions: Sequence[Decision]
     """Only the decision on the requested tensor, or at most `MAX_DECISIONS` decisions with a cost,
     most expensive first."""
@@ -426,8 +428,9 @@ class DecisionSummary:
 def summarize_decisions(verified: VerifiedSchedule, tensor: str | None) -> DecisionSummary:
     """Return decisions, full steps and in-place uses of a schedule, without alternatives.
 
-    The main decisions are the one on `tensor`, or the most expensive ones if `tensor` is None.
-    Raises `InputError` if the graph has no tensor of this name.
+    Full steps are those of `steps_at_limit`. The only main decision is that on `tensor`; if
+    `tensor` is None, there are up to `MAX_DECISIONS`, most expensive first, and also groups. Raises
+    `InputError` if the graph has no tensor of this name.
     """
     from poetmodel.schedule.decisions import (
         find_decisions,
@@ -461,10 +464,10 @@ def summarize_decisions(verified: VerifiedSchedule, tensor: str | None) -> Decis
 def _solve_for_alternatives(
     summary: DecisionSummary, search: options.SearchOptions
 ) -> DecisionSummary:
-    """Solve for alternatives to a decision, and for the smallest RAM budget with a better schedule.
+    """Return a summary with `alternatives` of the first main decision, and with `ram_step`.
 
-    The search for the budget has at least 1 s. Returns the summary with both results. Raises
-    `KeyboardInterrupt` after Ctrl-C.
+    `find_alternatives` has all but `RAM_STEP_TIME_FRACTION` of the time limit, then `find_ram_step`
+    has the rest, at least 1 s. Raises `KeyboardInterrupt` after Ctrl-C.
     """
     from poetmodel.solver.sensitivity import find_alternatives, find_ram_step
 

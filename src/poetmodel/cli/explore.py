@@ -105,9 +105,9 @@ def initial_state(
 ) -> tuple[Catalogue, ExplorerSettings, dict[str, Any]]:
     """Return the catalogue with the given files, the initial settings and slider positions.
 
-    The positions are ``ram_bytes`` [B] and ``deadline_s`` [s], None without the option; percentages
-    are resolved. For a step file and a device with ``--tile auto``, prints the chosen size on
-    stderr. Raises `InputError` for invalid options.
+    The default settings have mobilenetv2 on rpi4b. The positions are ``ram_bytes`` [B] and
+    ``deadline_s`` [s], None without the option; percentages are resolved. For a step file and a
+    device, prints the size that ``--tile auto`` chooses. Raises `InputError` for invalid options.
     """
     from poetmodel.explore.settings import ExplorerSettings, catalogue_with_files
     from poetmodel.schedule.io import validate_model

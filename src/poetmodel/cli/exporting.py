@@ -310,8 +310,8 @@ def export(
 def _parse_byte_inputs(text: str | None) -> dict[str, str]:
     """Parse ``--byte-input``; return ``TYPE[:SCALE[:OFFSET]]`` as text, by input name.
 
-    Return {} for None. Names, types, scales and offsets are not checked. Raises `InputError` for an
-    input without a type, or one that is named twice.
+    Semicolons separate inputs. Return {} for None. Names, types, scales and offsets are not
+    checked. Raises `InputError` for an input without a type, or one that is named twice.
     """
     pairs = [] if text is None else [pair_text.partition("=") for pair_text in text.split(";")]
     for name, _, meaning in pairs:
@@ -343,7 +343,7 @@ All targets also have the source, ``--target``, ``--out``, ``--optimizer`` and t
 def _options_on_command_line(context: typer.Context) -> dict[str, str]:
     """Return the options and arguments on the command line: first spelling by parameter name.
 
-    The spelling of an argument is its parameter name.
+    They are in the order of their declaration. The spelling of an argument is its parameter name.
     """
     return {
         str(parameter.name): parameter.opts[0]
@@ -354,9 +354,10 @@ def _options_on_command_line(context: typer.Context) -> dict[str, str]:
 
 
 def _check_target_options(context: typer.Context, target: ExportTarget) -> None:
-    """Raise `InputError` for the first given option that does not apply to a target.
+    """Raise `InputError` if an option on the command line does not apply to a target.
 
-    The target is not C, to which all options apply.
+    The message names the first of these in the order of declaration. The target is not C, to which
+    all options apply.
     """
     description, target_options = _TARGET_OPTIONS[target]
     common_options = (
@@ -444,8 +445,8 @@ def read_or_capture_step(
 ) -> LoweredStep:
     """Read a step file, or capture the step of ``module:function`` or of an ONNX file.
 
-    Output of the user's code goes to stderr. `infer` and `evaluate` add the passes of ``--infer``
-    and ``--evaluate`` to a captured step; like `device`, they have no effect on a step file.
+    The keywords are the options of ``poetmodel export``, with the device already read. On a step
+    file, `infer`, `evaluate` and `device` have no effect. Output of the user's code goes to stderr.
 
     Raises `InputError` for an invalid source, for options that a step file does not support, and
     for a step that cannot be captured. For a capture, also raises `FlashError` before it if the
@@ -549,7 +550,7 @@ def _deployment_facts(deployment: Deployment) -> Iterator[Fact]:
 
 
 def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
-    """Yield the storage of samples, and estimated instructions of a step on a sample and a batch.
+    """Yield number and storage of samples, then estimated instructions on a sample and on a batch.
 
     Yield no facts without ``--replay``.
     """

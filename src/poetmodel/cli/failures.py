@@ -72,7 +72,10 @@ def result_exit_status(result: SolveResult) -> ExitStatus:
 
 
 def report_error(error: PoetModelError | OSError) -> ExitStatus:
-    """Print the message of an error, or its faults, on stderr; return its exit status."""
+    """Print the message of an error, or its faults, on stderr; return its `ExitStatus`.
+
+    An `OSError` is BAD_INPUT; an error without a status of its own is FAILURE.
+    """
     if isinstance(error, InputError):
         print_errors(error.faults)
         is_flash_full = isinstance(error, FlashError)
@@ -112,7 +115,7 @@ def print_warnings(warnings: Iterable[str], *, kind: str = "warning") -> None:
 
 
 def _prefixed_lines(prefix: str, sentences: Iterable[str]) -> list[str]:
-    """Return at most `MAX_FAULTS` sentences with a prefix, then the number of further sentences."""
+    """Return up to `MAX_FAULTS` sentences with a prefix, then the number of any further ones."""
     messages = list(sentences)
     lines = [
         f"{prefix}: {printable(' '.join(message.split()))}" for message in messages[:MAX_FAULTS]

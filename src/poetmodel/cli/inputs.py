@@ -104,7 +104,8 @@ class AutoTiles:
     def print_choice(self, tile_bytes: int | None, step: LoweredStep) -> str:
         """Print the chosen ``--tile`` on stderr, unless quiet, and return its value as text.
 
-        The hint states the minimum RAM of the step if it exceeds the budget.
+        `step` is in tiles of `tile_bytes`. The hint states its minimum RAM if that exceeds the
+        budget.
         """
         from poetmodel.budgets import TileChoice
         from poetmodel.tiling.choice import needed_bytes
@@ -123,7 +124,7 @@ class AutoTiles:
 def find_auto_tiles(
     source: GraphOptions, costing: CostOptions, limits: LimitOptions
 ) -> AutoTiles | None:
-    """Return the tile sizes for ``--tile auto`` of a step file.
+    """Return the tile sizes to try for ``--tile auto`` of a step file, largest first.
 
     Return None for other graphs or values of ``--tile``, and without ``--device``. The budget is
     ``--ram``, by default the RAM of the device; a percentage refers to the keep-all peak of the
@@ -251,7 +252,7 @@ def read_graph(graph_options: GraphOptions) -> Graph:
 def resolve_graph(
     graph_options: FileGraphOptions, identity: GraphIdentity | None, *, source: str | Path
 ) -> NamedGraph:
-    """Return the graph of a schedule or plan: ``--graph``, else the built-in network of its name.
+    """Return the graph of a schedule or plan: ``--graph``, else the built-in network it names.
 
     `identity` is the graph identity in the schedule or plan file `source`, or None if it has none.
     Without ``--graph`` and options for sizes, state or tiles, the variant of the network is found
@@ -449,8 +450,8 @@ def verify_document(
     If any option of `limits` differs from its default, `limits` replace the problem of the file. Of
     the statements, only metrics are then compared, and only RAM metrics if the file states a
     problem with another `deadline_counts` or `commit`. Without cost options the costs are the
-    estimates for the device that the file states. If this device is unknown, too, times and
-    energies have no limits, and only RAM metrics are compared.
+    estimates for the device that the file states. If this device is unknown or not stated, times
+    and energies have no limits, and only RAM metrics are compared.
 
     Raises `ScheduleError` for another graph, and `InputError` for changed `limits` without costs,
     and for invalid costs or limits. Violations are returned in the verdict; then pairs that the

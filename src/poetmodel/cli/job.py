@@ -76,11 +76,11 @@ class JobOptions:
 def make_job_result(job: Job, result: SolveResult, *, threads: int) -> JobResult:
     """Return the result of a job from the result of one step.
 
-    If the result has a schedule, solves again without the RAM budget, then without the deadline,
-    then without the energy budget, to decide whether each of them binds. A limit on the minimized
-    quantity never binds and needs no solve. Other limits are not examined. These solves together
-    may take `LIMITS_TIME_RATIO` of the time limit of the step's solve. A limit that is not decided
-    in this time has the state OPEN.
+    If the result has a schedule, solves again without one of the limits at a time, to decide
+    whether it binds: the RAM budget, then the deadline, then the energy budget, if stated. A limit
+    on the minimized quantity never binds and needs no solve. Other limits are not examined. These
+    solves together may take `LIMITS_TIME_RATIO` of `SolveResult.time_limit_s`. A limit that is not
+    decided in this time has the state OPEN.
     """
     from poetmodel.solver.sensitivity import find_used_limits
 
@@ -118,9 +118,10 @@ class JobResult:
         return None if simulation is None else self.steps * (simulation.energy_j or 0.0)
 
     def facts(self) -> Iterator[Fact]:
-        """Yield samples, steps, limits, time and energy of the job, then the limits of a step.
+        """Yield samples, steps, limits, time and energy of the job, then `limits` of a step.
 
-        Time and energy are None without a schedule.
+        Each limit of a step has its state as value and the saving without it as note. Time and
+        energy are None without a schedule.
         """
         batch_size = self.result.problem.graph.batch_size
         batch = "one sample each" if batch_size == 1 else f"batches of {batch_size}"
@@ -184,9 +185,10 @@ def _format_fraction(
     quantity: str,
     format_value: ValueFormatter,
 ) -> str:
-    """Format a total as a percentage of its limit; ``the whole job`` if one of them is None.
+    """Format a total as a percentage of its limit, such as ``80 % of the battery of 4,320 J``.
 
-    `quantity` names the limit in the text, for example ``battery``.
+    `quantity` is ``battery`` there; `format_value` formats the limit. Return ``the whole job`` if
+    total or limit is None.
     """
     if total_value is None or limit_value is None:
         return "the whole job"

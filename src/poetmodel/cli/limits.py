@@ -111,9 +111,10 @@ def limits(
 
 
 def _min_ram_tiles(step: LoweredStep, problem: Problem) -> tuple[int, int] | None:
-    """Return the tile size of ``--tile auto`` with the smallest minimum RAM, and this minimum [B].
+    """Return the tile size with the smallest minimum RAM, and this minimum [B].
 
-    Return None without a device, or if whole tensors need no more RAM than tiles.
+    Considers the sizes of ``--tile auto``; of equal minima, the largest size is returned. Return
+    None without a device, or if whole tensors need no more RAM than tiles.
     """
     from poetmodel.budgets import TileChoice
     from poetmodel.tiling.choice import choose_tiles, needed_bytes
@@ -154,12 +155,11 @@ def limit_values(
 ) -> dict[str, Any]:
     """Return graph, problem, minimum RAM and limits by name as JSON values in SI units.
 
-    The limits on RAM are in an object of their own, ``ram``. The keys of arguments that are None
-    are omitted.
-
-    `extra_bytes` is the RAM of exported C in addition to its tensors [B]; None for other graphs.
-    `min_ram_tiling` is the tile size with the smallest minimum RAM, and this minimum [B];
-    `evaluation_bytes` is the minimum RAM of ``pm_evaluate`` [B].
+    The limits on RAM are in the object ``ram``, those on time and energy at the top level. The last
+    three parameters are added at the top level unless None: `extra_bytes`, the RAM of exported C in
+    addition to its tensors [B], as ``reserved_bytes``; `min_ram_tiling`, the result of
+    `_min_ram_tiles`, as ``tile_bytes`` and ``tiled_floor_bytes``; and `evaluation_bytes`, the
+    minimum RAM of ``pm_evaluate`` [B], as ``evaluation_floor_bytes``.
     """
     graph = problem.graph
     min_ram = problem.floor
@@ -192,7 +192,7 @@ def _limit_facts(
     The label of int8 results comes first, if the graph has one, then the limits on RAM, then the
     deadline and the energy. The limit of exported C is followed by the minimum RAM with
     ``pm_evaluate`` if the limit has a value and `evaluation_bytes` is given, and by the minimum RAM
-    in tiles if `min_ram_tiling` is given.
+    in tiles if `min_ram_tiling` is given. The last three parameters are those of `limit_values`.
     """
     if problem.graph.exactness:
         yield text_fact("numbers", problem.graph.exactness)
@@ -229,7 +229,8 @@ def _limit_facts(
 def _exported_fact(problem: Problem, limit: Limit, extra_bytes: int) -> Fact:
     """Return the minimum RAM of exported C as a fact: its tensors plus `extra_bytes`.
 
-    Its text is ``none`` if the limit has no value.
+    JSON does not contain the fact. Its note has the proof and the alignment. If the limit has no
+    value, the text is ``none`` and the note is the reason.
     """
     from poetmodel.plan.alignment import device_alignment
 
@@ -249,7 +250,11 @@ def _exported_fact(problem: Problem, limit: Limit, extra_bytes: int) -> Fact:
 
 
 def _proof_text(limit: Limit, format_value: ValueFormatter) -> str:
-    """Return the proof status of a limit as text; without a value, the reason."""
+    """Return the proof status of a limit as text: proven, proven within a gap, or gap and bound.
+
+    "Within a gap" is for the status OPTIMAL, gap and bound for FEASIBLE; `format_value` formats the
+    bound. Without a value, return the reason.
+    """
     from poetmodel.result import Status
 
     if limit.value is None:
@@ -266,8 +271,9 @@ def _proof_text(limit: Limit, format_value: ValueFormatter) -> str:
 
 
 def _conditions_text(problem: Problem, limit: Limit) -> str:
-    """Return the RAM, deadline, energy budget and constraints of the solve for a limit, as text.
+    """Return the other limits of the solve that found a limit, as text: ``; with ...``.
 
+    They are RAM, deadline, energy budget and number of user-defined constraints, but not storage.
     Return "" if the solve had none of them, and for a limit without a value.
     """
     if limit.value is None:
@@ -289,7 +295,9 @@ def _conditions_text(problem: Problem, limit: Limit) -> str:
 def _peak_text(limit: Limit) -> str:
     """Return node and stage of the schedule's peak RAM as text, with the largest tensors there.
 
-    `MAX_NAMED_TENSORS` of them are named, the rest are counted. Return "" without a schedule.
+    The peak itself is included unless RAM is the limited quantity, and a remark if it is the
+    minimum RAM. `MAX_NAMED_TENSORS` tensors are named with their sizes, the rest are counted.
+    Return "" without a schedule.
     """
     simulation, graph = limit.result.simulation, limit.result.problem.graph
     if simulation is None:

@@ -143,10 +143,11 @@ def without(*names: str) -> frozenset[str]:
 
 
 def option(default: object, spelling: str, text: str, **typer_options: Any) -> Any:
-    """Return the dataclass field of an option.
+    """Return the dataclass field of an option, with its `typer.Option` as ``metadata["typer"]``.
 
     `spelling` is the option with its value: ``--ram SIZE``. `text` is its help, and `typer_options`
-    are further keywords of `typer.Option`. Without ``autocompletion``, `COMPLETERS` completes it.
+    are further keywords of `typer.Option`. The default of ``autocompletion`` is the entry of
+    `COMPLETERS` for ``--ram``, else for ``SIZE``, else None.
     """
     name, _, metavar = spelling.partition(" ")
     typer_options.setdefault("autocompletion", COMPLETERS.get(name, COMPLETERS.get(metavar)))
@@ -155,10 +156,11 @@ def option(default: object, spelling: str, text: str, **typer_options: Any) -> A
 
 
 def argument(default: object, metavar: str, text: str, **typer_options: Any) -> Any:
-    """Return the dataclass field of a positional argument.
+    """Return the dataclass field of a positional argument; see `option`.
 
     `metavar` is its placeholder and `text` its help; `typer_options` are further keywords of
-    `typer.Argument`. Without ``autocompletion``, `COMPLETERS` completes it.
+    `typer.Argument`. The default of ``autocompletion`` is the entry of `COMPLETERS` for `metavar`,
+    else None.
     """
     typer_options.setdefault("autocompletion", COMPLETERS.get(metavar))
     information = typer.Argument(metavar=metavar, help=text, **typer_options)
@@ -178,11 +180,15 @@ onnx_option = partial(option, rich_help_panel="An ONNX file")
 def number_parser(expected: str, *, positive: bool) -> Callable[[str | float], float]:
     """Return a parser of finite numbers of at least 0, or above 0 if `positive`.
 
-    `expected` describes the accepted values in errors.
+    The parser raises `typer.BadParameter` for other texts; `expected` describes the accepted values
+    in its message.
     """
 
     def parse(text: str | float) -> float:
-        """Return the number in a text; raise `typer.BadParameter` for other texts."""
+        """Parse a finite number; raise `typer.BadParameter` for other texts, or if it is too small.
+
+        See `number_parser`.
+        """
         try:
             value = float(text)
         except ValueError:
@@ -215,10 +221,16 @@ def parse_seconds(text: str | float) -> float:
 def integer_parser(
     max_value: int | None = None, *, min_value: int = 1
 ) -> Callable[[str | int], int]:
-    """Return a parser of whole numbers from `min_value`, to `max_value` if it is given."""
+    """Return a parser of whole numbers from `min_value`, to `max_value` if it is given.
+
+    The parser raises `typer.BadParameter` for other texts.
+    """
 
     def parse(text: str | int) -> int:
-        """Return the number in a text; raise `typer.BadParameter` for other texts."""
+        """Parse a whole number; raise `typer.BadParameter` for other texts and outside the range.
+
+        See `integer_parser`.
+        """
         try:
             value = int(text)
         except ValueError:
@@ -237,7 +249,10 @@ parse_input_size = integer_parser(MAX_SIZE)
 
 
 def _parse_method(text: str) -> str:
-    """Return the name of a method; raise `typer.BadParameter` if there is no such method."""
+    """Return the name of a method.
+
+    Raises `typer.BadParameter` if it is unknown, or if the import of its file fails.
+    """
     try:
         return method(text).name
     except (InputError, UserMethodError) as error:
@@ -361,7 +376,7 @@ class FileGraphOptions:
 
     @property
     def variant(self) -> Variant:
-        """Input sizes, state, in-place operators, tile size and layers to train."""
+        """The options for sizes, state, in-place operators, tiles (unparsed), layers to train."""
         return Variant(
             batch=self.batch,
             image=self.image,
@@ -419,9 +434,10 @@ class OnnxOptions:
     )
 
     def onnx_step(self, batch: int | None = None) -> OnnxStep:
-        """Return the properties of the step; `batch` overrides the option.
+        """Return the options as properties of a step; `batch`, unless None, overrides ``--batch``.
 
-        Raises `InputError` for an invalid ``--dim``.
+        Raises `InputError` for a ``--dim`` without a name or a valid size. Repeated names are not
+        checked; `load_step` uses the last.
         """
         from poetmodel.torch.target import OnnxStep
 
@@ -538,9 +554,9 @@ class LimitOptions(CommitOptions):
     ) -> Problem:
         """Return the problem with these limits, and with user-defined constraints and objective.
 
-        `ram` [B, or text], `deadline` [s] and `energy_budget` [J] override the options. Raises
-        `InputError` for invalid limits, files or costs, and for two objectives (``--minimize`` is
-        one).
+        `ram` [B, or text], `deadline` [s] and `energy_budget` [J] override the options unless None.
+        The default RAM is that of the device. Raises `InputError` for invalid limits, files or
+        costs, for a missing RAM without a device, and for two objectives (``--minimize`` is one).
         """
         problem = Problem(
             graph,
@@ -622,7 +638,10 @@ class SearchOptions:
 
     @property
     def solver_options(self) -> dict[str, bool | int | float | str]:
-        """Options of the solver, by name. Raises `InputError` for invalid or repeated options."""
+        """Options of the solver, by name, with values parsed by `_parse_option_value`.
+
+        Raises `InputError` for options other than ``NAME=VALUE``, and for repeated names.
+        """
         options: dict[str, bool | int | float | str] = {}
         for text in self.solver_option or ():
             name, separator, value = text.partition("=")

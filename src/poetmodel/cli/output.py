@@ -179,9 +179,9 @@ def _max_width(texts: Iterable[str]) -> int:
 
 
 def _wrap_long_words(text: str, width: int) -> str:
-    """Return a text, with line breaks if one of its words is wider than `width`.
+    """Return a text, with line breaks if one of its words is wider than `width` [columns].
 
-    Lines break only after blanks and at `_NAME_BREAK`.
+    Lines break only after blanks and at `_NAME_BREAK`, so a line may still be wider.
     """
     if _max_width(text.split()) <= width:
         return text
@@ -216,7 +216,8 @@ def fact_table(title: str, facts: Iterable[Fact]) -> Table:
     """Return a table of facts with name, value and note; facts with an alarm are red.
 
     Facts whose name or value is None are omitted. Long texts and words are shortened by
-    `printable`.
+    `printable`. If a cell has an energy or the word "overhead", the title states that energies are
+    estimates.
     """
     cells_and_alarms = [
         ((fact.name or "", fact.text, fact.note), fact.alarm) for fact in listed_facts(facts)
@@ -243,7 +244,8 @@ def listing(
 
     The first `n_text_columns` columns are left-aligned texts; the rest are right-aligned numbers.
     With `whole_names` the first column is not wrapped. Long texts and words are shortened by
-    `printable`.
+    `printable`. If a head or cell has an energy or the word "overhead", the title states that
+    energies are estimates.
     """
     from rich import box
 
@@ -263,12 +265,16 @@ def listing(
 
 
 _ENERGY: Final = re.compile(r"\d [mun]?J\b|\boverhead\b")
-"""Pattern of cells with energies or overheads. The title of a table with such a cell states that
-energies are estimates."""
+"""Pattern of heads and cells with energies or overheads. The title of a table with such a text
+states that energies are estimates."""
 
 
 def _titled_table(title: str, texts: Iterable[str], **style: Any) -> Table:
-    """Return an empty table; if one of its `texts` has an energy, the title has `ESTIMATES`."""
+    """Return an empty table, whose title has `ESTIMATES` if one of `texts` matches `_ENERGY`.
+
+    `texts` are the heads and cells that the caller will add; `style` are keywords of
+    `rich.table.Table`.
+    """
     from rich.table import Table
 
     if any(map(_ENERGY.search, texts)):
@@ -282,10 +288,10 @@ def _format_cell(text: str) -> str:
 
 
 def printable(text: str, *, max_characters: int = MAX_LINE, max_word: int = MAX_WORD) -> str:
-    """Format a text for display: escape control characters, and shorten long texts and words.
+    """Format a text for display: escape control characters, then shorten long words, then the text.
 
-    The middle of a text longer than `max_characters`, and of a word longer than `max_word`, is
-    replaced by ``...``.
+    Line breaks are escaped, too. The middle of a word longer than `max_word`, then that of a text
+    still longer than `max_characters`, is replaced by ``...``.
     """
     escaped = escape_controls(_omit_middle(text, 4 * max_characters))
     shortened = re.sub(r"\S+", lambda match: _omit_middle(match[0], max_word), escaped)
@@ -320,7 +326,7 @@ class LiveLine:
         self._latest = progress
 
     def text(self) -> str:
-        """Return activity or progress, and the elapsed seconds, as one line."""
+        """Return activity or incumbent and bound, then the gap if known and the elapsed seconds."""
         seconds = f"{time.monotonic() - self._start_s:.0f} s"
         latest = self._latest
         gap = "" if latest is None or latest.gap is None else f"gap {latest.gap:.2%}  "
@@ -339,9 +345,10 @@ class LiveLine:
 
 
 def _format_overhead(value: float | None, objective: Objective) -> str:
-    """Format an overhead as a percentage of a positive baseline, else as an amount.
+    """Format an overhead, or a bound on it, as a percentage of the objective's baseline.
 
-    None gives ``none yet``.
+    `value` is in the unit of `objective`. With a baseline of 0, format bytes with a unit, and other
+    amounts as plain numbers. None gives ``none yet``.
     """
     if value is None:
         return "none yet"
@@ -356,8 +363,9 @@ def live_line(
 ) -> Iterator[OnProgress | None]:
     """Show a live line on stderr during the body, if enabled, not quiet, and on a terminal.
 
-    Yields the progress callback, or None without a line. Without a problem the line shows only
-    activity, gap and elapsed seconds. The line is removed at the end.
+    Yields the progress callback, or None without a line. The line shows `activity`, the gap once
+    known, and elapsed seconds. With a problem, incumbent and bound replace the activity after the
+    first progress. The line is removed at the end.
     """
     if is_quiet() or not (enabled and sys.stderr.isatty()):
         yield None

@@ -168,9 +168,9 @@ def _tensor_ram_bytes(
 ) -> int | None:
     """Return the RAM budget of tensors [B]: of the option, else of the file, else of the device.
 
-    Resident bytes are subtracted if the problem of the file counts them. Return None if none of the
-    three states a budget. Raises `BudgetError` if the budget is invalid, or if resident bytes leave
-    no RAM for tensors.
+    Resident bytes are subtracted from it if the problem of the file counts them. Return None if
+    none of the three states a budget. Raises `BudgetError` if the budget is invalid, or if resident
+    bytes leave no RAM for tensors.
     """
     stated_problem = document.problem
     if ram is None and stated_problem is None and costs.device is None:
@@ -193,7 +193,7 @@ def _save_and_print(plan_result: PlanResult, request: PlanOptions, *, json: bool
     """Write the plan and its picture to the given files; print JSON, text or a table.
 
     With `json` prints JSON. Otherwise prints the listing or the trace events if one of them is the
-    format and no file is written, else a table. Warns if the plan does not fit the device.
+    format and ``--out`` is not given, else a table. Warns if the plan does not fit the device.
     """
     if request.out is not None:
         plan_result.save(request.out, request.plan_format)
@@ -214,7 +214,10 @@ def _save_and_print(plan_result: PlanResult, request: PlanOptions, *, json: bool
 
 
 def _plan_facts(plan_result: PlanResult) -> Iterator[Fact]:
-    """Yield instructions, transfer mode, metrics, addresses, state and binary size of a plan."""
+    """Yield instructions, transfer mode, metrics, addresses, state and binary size of a plan.
+
+    Addresses and state are omitted if there are none.
+    """
     from poetmodel.plan import Op, encode
     from poetmodel.plan.listing import describe_homes
 
@@ -339,9 +342,10 @@ class PlanResult:
         *,
         aux_bytes: int | None,
     ) -> PlanResult:
-        """Verify a plan and its addresses, and return both with the checks.
+        """Verify a plan and its addresses, if any, and return both with the checks.
 
-        `aux_bytes` limits the storage, None for that of the device. The result contains violations.
+        RAM is checked against the plan's own budget. `aux_bytes` limits the storage, None for that
+        of the device.
         """
         from poetmodel.plan import check_arena, check_plan
 
@@ -355,7 +359,7 @@ class PlanResult:
         )
 
     def with_addresses(self) -> PlanResult:
-        """Return the plan with addresses, aligned to `ALIGNMENT`, and their check.
+        """Return the plan with new addresses, aligned to `ALIGNMENT`, and their check.
 
         A plan with violations is returned unchanged.
         """
@@ -401,7 +405,7 @@ class PlanResult:
     def save(self, path: Path, plan_format: PlanFormat) -> None:
         """Write the plan in a format; JSON and listings include its addresses, if it has any.
 
-        Raises `InputError` if the file cannot be written.
+        A plan with violations is written, too. Raises `InputError` if the file cannot be written.
         """
         from poetmodel.files import write_bytes, write_text
         from poetmodel.plan import encode

@@ -110,8 +110,9 @@ def _read_subject(
 ) -> Subject:
     """Read and verify a schedule file, and plan its schedule as `_plan_schedule` does.
 
-    Raises `ScheduleError` for a malformed file and one of another graph, and `InputError` for
-    invalid costs.
+    A schedule with violations is returned with them. `label` names it on the page. Raises
+    `ScheduleError` for a malformed file and one of another graph, and `InputError` for invalid
+    costs.
     """
     from poetmodel.files import read_text
     from poetmodel.report.subject import Sources, Subject, VerifiedSchedule

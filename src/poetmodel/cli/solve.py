@@ -66,7 +66,7 @@ ADDRESSES_NOTE: Final = "these changes ignore addresses: --arena may need more R
 
 @options.group
 class FileOptions:
-    """Output files, written if a schedule was found."""
+    """Output files, written if a schedule was found, and whether the plan has addresses."""
 
     out: Path | None = options.output_option(
         None, "--out FILE", "Write the schedule to this file, *.schedule.json."
@@ -198,11 +198,12 @@ def _choose_tiles(
     *,
     show_progress: bool,
 ) -> tuple[ChosenTiles, float]:
-    """Solve several tile sizes; return the size of smallest value, and the remaining time [s].
+    """Solve each candidate tile size; return that of smallest value, and the remaining time [s].
 
-    The trials together may take `TRIAL_RATIO` of the time limit. A single size is not solved. If no
-    schedule is found, return the first size. The remaining time is 0 if the schedule in the
-    returned tiles is proved optimal, or after Ctrl-C; otherwise it is at least `MIN_TIME_LIMIT_S`.
+    Returns the first candidate of equal values, or if no schedule is found. A single candidate is
+    not solved. The trials together may take `TRIAL_RATIO` of the time limit. The remaining time is
+    0 if the schedule in the returned tiles is proved optimal, or after Ctrl-C; otherwise it is at
+    least `MIN_TIME_LIMIT_S`.
     """
     from poetmodel.result import Termination
     from poetmodel.solver.request import Request
@@ -236,10 +237,10 @@ def _solve_problem(
     arena: bool,
     show_progress: bool,
 ) -> tuple[SolveResult, Fitted | None]:
-    """Solve a problem within `limit_s`, from the schedule of a known result if there is one.
+    """Solve a problem within `limit_s` [s], from the schedule of a known result if there is one.
 
-    With `arena`, also plan and place, as `_fit_arena` does; otherwise the second value is None. If
-    `limit_s` is 0, return the known result; without one, or with `arena`, solve for
+    With `arena`, `_fit_arena` solves it and adds plan and addresses; else the second value is None.
+    If `limit_s` is 0, return the known result; without one, or with `arena`, solve for
     `MIN_TIME_LIMIT_S`.
     """
     start = None if known_result is None else known_result.schedule
@@ -258,11 +259,12 @@ def _solve_problem(
 def _fit_hints(
     source: options.GraphOptions, result: SolveResult, requested_tile: str | None
 ) -> Iterator[str]:
-    """Yield hints for an infeasible step file, and for a built-in network that exceeds its device.
+    """Yield hints for an infeasible step file, and for a built-in network too large for its device.
 
     For the step file, the hint states for which tile size it is infeasible, and suggests ``--tile
-    auto`` unless that was requested. For the network, it suggests ``--state sgd --in-place`` if the
-    minimum RAM with these options is at most the RAM of the device.
+    auto`` unless that is `requested_tile`. For the network, whose schedule and resident bytes
+    together exceed the device's RAM, the hint suggests ``--state sgd --in-place`` if
+    `find_whole_step` finds that the step may fit with these options.
     """
     from poetmodel.device.ram import find_whole_step
     from poetmodel.result import Status
@@ -305,8 +307,10 @@ def _fit_arena(
 ) -> Fitted:
     """Solve by the method, if necessary with less RAM, until the addresses of the plan fit.
 
-    Plan and arena are None if no schedule is found whose addresses fit. Raises `InputError` if the
-    deadline counts overlapping transfers, but the device's transfers block.
+    All solves, plans and addresses together may take `limit_s` [s]. The first solve begins with the
+    schedule `start`, if any. Plan and arena are None without a schedule whose addresses fit. Raises
+    `InputError` if tensors may be paged and time counts overlapping transfers, but the device's
+    transfers block.
     """
     from poetmodel.solver import fit_arena
 
@@ -332,10 +336,10 @@ def _run_method(
 ) -> SolveResult:
     """Solve a problem by the method and return the result, also after Ctrl-C.
 
-    Only the default method uses `start`. After Ctrl-C outside the search the status is UNKNOWN.
-    `on_progress` gets the progress in addition to the live line, and stops the solve by returning
-    False. If the method does not apply, its partial result is returned; raises
-    `MethodNotApplicableError` if it has none.
+    Only the default method uses `start`. After Ctrl-C outside the search, the result has no
+    schedule and the status UNKNOWN. `on_progress` gets the progress in addition to the live line,
+    and stops the solve by returning False. If the method does not apply, its partial result is
+    returned; raises `MethodNotApplicableError` if it has none.
     """
     try:
         with live_line(problem, enabled=show_progress) as update_line:
@@ -413,7 +417,7 @@ def _save_and_print(
     start_s: float,
     read_s: float,
 ) -> None:
-    """Write the schedule file and print the result.
+    """Write the schedule file, and print the result as JSON or tables.
 
     The command began at `start_s` on the monotonic clock, and read its inputs for `read_s` [s].
     Without a schedule, no file is written, and the notes on a job are printed in place of tables.
@@ -445,7 +449,10 @@ def _save_and_print(
 def _extra_values(
     job_result: JobResult | None, explanation: Explanation | None, chosen_tiles: ChosenTiles | None
 ) -> dict[str, Any]:
-    """Return the JSON values that the schedule file lacks: tiles, job, explanation if not None."""
+    """Return the JSON entries that the schedule file lacks; entries of None are omitted.
+
+    The keys are ``tile_bytes`` and ``tile_trials``, ``job``, and ``infeasible``, the explanation.
+    """
     values: dict[str, Any] = {}
     if chosen_tiles is not None:
         values["tile_bytes"] = chosen_tiles.tile_bytes

@@ -55,8 +55,9 @@ TERMINATION_TEXTS: Final = {
 def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table:
     """Return the table of a result; raise `NoScheduleError` if it has no schedule.
 
-    `total_s` is the time since the start of the command [s]. It includes `read_s`, the time in
-    which the program started and read graph, device and limits [s].
+    Its parts are proof, RAM, decisions, storage, times, constraints and effort; without a
+    simulation, proof and effort. `total_s` is the time since the start of the command [s]. It
+    includes `read_s`, the time in which the program started and read graph, device and limits [s].
     """
     schedule, simulation = result.require_schedule(), result.simulation
     problem = result.problem
@@ -80,7 +81,8 @@ def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table
 def proof_facts(result: SolveResult) -> Iterator[Fact]:
     """Yield the status, why the solve stopped, and the minimized value with its bound and gap.
 
-    Energies are included if the problem counts them, and `Graph.exactness` for int8 layers.
+    `Graph.exactness` follows the status unless it is "". If another quantity than energy is
+    minimized, `_energy_facts` come last if `Problem.uses_energy`.
     """
     reason = TERMINATION_TEXTS[result.termination]
     if result.termination == Termination.STALLED and _is_solved_model_proved(result):
@@ -106,8 +108,9 @@ def tile_facts(
 ) -> Iterator[Fact]:
     """Yield the tile size, and in one fact the sizes that were tried.
 
-    Each tried size has its objective value or ``no schedule``. `tile_bytes` is None without tiles,
-    which omits the first fact; empty `trials` omit the second.
+    Each tried size has its objective value, in the unit of the objective of `problem`, or ``no
+    schedule``. `tile_bytes` is None without tiles, which omits the first fact; empty `trials` omit
+    the second.
     """
     if tile_bytes is not None:
         yield text_fact("tiles", format_bytes(tile_bytes), f"--tile {tile_bytes}B")
@@ -124,11 +127,11 @@ def tile_facts(
 
 
 def _is_solved_model_proved(result: SolveResult) -> bool:
-    """Return whether the solver proved its solution optimal within the gap for its model.
+    """Return whether the solver's solution is proved optimal for its model, within the tolerance.
 
     The model may differ from the problem: it is that of ``paper``, or a restriction of the problem.
-    A restriction is proved if its status is OPTIMAL. Otherwise, the gap between value and bound of
-    the model is compared with the tolerance; return False if the statistics lack one of them.
+    A restriction is proved if its status is OPTIMAL. Otherwise, the relative gap between value and
+    bound of the model is compared with `requested_gap`; return False if the statistics lack one.
     """
     statistics = result.statistics
     value, bound = statistics.get("model_value"), statistics.get("model_bound")
@@ -142,7 +145,7 @@ def _is_solved_model_proved(result: SolveResult) -> bool:
 
 
 def _energy_facts(result: SolveResult) -> Iterator[Fact]:
-    """Yield energy and overhead, and the proven bound on the energy if there is one."""
+    """Yield energy and overhead if simulated, then the proven bound on the energy if known."""
     baseline_j, overhead_j = result.problem.baseline_energy_j, result.overhead_j or 0.0
     baseline_note = (
         f"baseline {format_joules(baseline_j)}: a single pass that computes every node once"
@@ -159,7 +162,10 @@ def _energy_facts(result: SolveResult) -> Iterator[Fact]:
 
 
 def _objective_facts(result: SolveResult) -> Iterator[Fact]:
-    """Yield the value, the bound and the gap of a minimized quantity other than energy."""
+    """Yield a minimized value other than energy, with its bound in the note, and the gap.
+
+    A value, bound or gap of None is shown as 0.
+    """
     minimize, objective = result.problem.minimize, result.problem.objective
     value, bound = (objective.format(number or 0.0) for number in (result.value, result.bound))
     name, remark = f"minimized {minimize}", ""
@@ -188,8 +194,9 @@ def _tolerance_text(result: SolveResult) -> str:
 def _conditions_text(problem: Problem) -> str:
     """Return " within the other limits", or " at all" if there is no limit but RAM.
 
-    Missing storage, storage smaller than the sum of all tensors, forbidden decisions and
-    user-defined constraints count as limits. The text follows the proven minimum RAM.
+    Limits are a deadline, an energy budget, user-defined constraints, forbidden recomputation or
+    paging, missing storage, and storage smaller than the sum of all tensors. The text follows the
+    proven minimum RAM.
     """
     limits = (problem.deadline_s, problem.energy_budget_j, problem.constraints or None)
     storage_bytes, tensor_bytes = problem.aux_limit_bytes, sum(problem.graph.tensor_bytes)
@@ -203,7 +210,11 @@ def _conditions_text(problem: Problem) -> str:
 
 
 def _memory_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
-    """Yield peak RAM with the budget and the keep-all peak, and resident bytes if there are any."""
+    """Yield peak RAM, then resident bytes unless these are 0.
+
+    A note compares the peak, plus resident bytes if these count, with the budget, and states the
+    keep-all peak.
+    """
     graph, peak_bytes = problem.graph, simulation.peak_ram_bytes
     resident_bytes = graph.total_resident_bytes
     used_bytes = peak_bytes + (resident_bytes if problem.count_parameters else 0)
@@ -261,10 +272,10 @@ def decision_facts(graph: Graph, schedule: Schedule, simulation: Simulation) -> 
 
 
 def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
-    """Yield the times of a step, and cost of commits, deadline and energy budget if there are any.
+    """Yield core and bus times, cost of commits, times of the step, deadline and energy budget.
 
-    The cycle model follows the compute time if the costs have one. Tables list the makespan only if
-    time is counted as ``overlap``.
+    Commits and limits are omitted if there are none. The cycle model follows the compute time if
+    the costs have one. Tables list the makespan only if time is counted as ``overlap``.
     """
     compute_note = f"a single pass takes {format_seconds(problem.pass_time_s)}"
     makespan_note = "of the plan, where transfers overlap computation"
@@ -297,9 +308,11 @@ def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
 
 
 def commit_facts(problem: Problem) -> Iterator[Fact]:
-    """Yield the cost of commits in a step, which all schedules have; no fact without commits.
+    """Yield one fact, the time and energy of commits per step; no fact without commits.
 
-    A commit writes the new values of state to storage, where they survive a power cut.
+    With a commit every N steps, these are 1/N of the cost of a commit, as are the bytes and erases
+    in the note. They are equal for all schedules. A commit writes the new values of state to
+    storage, where they survive a power cut.
     """
     commit, cost = problem.table.commit, problem.commit_cost
     if commit is not None:
@@ -346,9 +359,9 @@ def _effort_facts(result: SolveResult, *, total_s: float, read_s: float) -> Iter
 
 
 def _model_size_texts(statistics: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the size of the solved model and counts of row generation, such as ``12 rows``.
+    """Yield columns, rows, nonzeros, rounds and enforced rows as texts, such as ``12 rows``.
 
-    Sizes and counts that the statistics lack are omitted.
+    Rounds and enforced rows are of row generation. Counts that the statistics lack are omitted.
     """
     for key in ("columns", "rows", "nonzeros", "rounds", "enforced_rows"):
         value = statistics.get(key)

@@ -40,7 +40,7 @@ _run_option = partial(options.option, rich_help_panel="Run")
 
 @options.group
 class GridOptions:
-    """The problems: all combinations of the values."""
+    """The problems, all combinations of the values, and the folder of their records."""
 
     models: list[str] = options.argument(
         options.REQUIRED,
@@ -97,7 +97,7 @@ class GridOptions:
 
 @options.group
 class WorkersOption:
-    """Workers that solve the runs, and their number."""
+    """Number of local worker processes, or the Dask scheduler whose workers solve the runs."""
 
     workers: int = _run_option(1, "--workers", "Worker processes.", min=1, max=MAX_WORKERS)
     scheduler: str | None = _run_option(
@@ -170,7 +170,7 @@ def sweep(
 
 @options.group
 class MergeOptions:
-    """The folders of sweeps."""
+    """The folders of sweeps to join, and the outputs."""
 
     folders: list[Path] = options.argument(
         options.REQUIRED, "FOLDERS...", "Folders of sweeps, such as those of --shard."
@@ -220,8 +220,10 @@ def _write_and_show_records(
     """Write and print tables of records, draw pictures, and exit with 1 if a run failed.
 
     The tables in `folder` are ``cells.csv`` with all runs and, with ``--pareto``, ``pareto.csv``;
-    JSON has the same names. Pictures are drawn at ``--plot``, and of a Pareto front in `folder`.
-    Warns about runs whose step does not fit the device. Raises `typer.Exit` for a failed run.
+    JSON has the keys ``cells`` and, with ``--pareto``, ``pareto``. Pictures are drawn at ``--plot``
+    and, of a Pareto front that is not empty, in `folder`; without matplotlib, a warning replaces
+    the latter. Warns about runs whose step does not fit the device. Raises `typer.Exit` after all
+    output.
     """
     from poetmodel.sweeps import panels, tables
 
@@ -356,7 +358,11 @@ def _parse_backend(name: str) -> str:
 
 
 def _run_table(title: str, rows: Sequence[Row], *, proof_column: str) -> Table:
-    """Return the table of runs; `proof_column` is the column that shows their status or proof."""
+    """Return the table of runs: model and device, limits, method and solver, proof, metrics.
+
+    `proof_column` is the key of the proof: ``status`` or, shown as yes or no, ``proven``. Metrics
+    are overhead, gap, peak RAM and makespan.
+    """
     from poetmodel.sweeps.summaries import overhead_ratio
 
     heads = ("model, device", "RAM", "method", proof_column)
@@ -456,9 +462,10 @@ def _reproduce_figure(
 ) -> None:
     """Solve the runs of a figure of the paper and write its outputs.
 
-    Runs with a record are not repeated, unless they failed. The outputs are records, a table and
-    pictures; tables or JSON are printed. Raises `InputError` for an unknown figure, and
-    `typer.Exit` with status 1 if a run failed.
+    Runs with a record are not repeated, unless they failed. The outputs are records, ``cells.csv``
+    and pictures in ``--out``, by default a folder of the figure's name in `DEFAULT_FOLDER`. Prints
+    tables or JSON. Raises `InputError` for an unknown figure, and `typer.Exit` with status 1 if a
+    run failed.
     """
     from poetmodel.sweeps import figures, panels, summaries, tables
     from poetmodel.sweeps import sweep as run_sweep
@@ -512,9 +519,10 @@ def _reproduce_figure(
 def _draw_pictures(
     stem: Path, panels: Sequence[Panel] | Sequence[Map]
 ) -> tuple[list[Path], list[str]]:
-    """Draw panels as SVG and PNG at `stem`; return the paths, and notes.
+    """Draw panels or maps as SVG and PNG; return the paths, in this order, and notes.
 
-    If a library is missing, draw no picture, and return no path and one note; else no note.
+    The paths are `stem` with suffixes; existing files are replaced. If a library is missing, draw
+    no picture, and return no path and one note; else no note.
     """
     from poetmodel.sweeps.pictures import check_suffix, draw
 

@@ -75,8 +75,10 @@ class CostingOptions:
     def capture(self, target: str, onnx: OnnxStep, optimizer: str | None = None) -> Trace:
         """Capture the step of ``module:function`` or of an ONNX file.
 
-        Includes the updates of `optimizer`, a name for `make_optimizer`. Output of the user's code
-        goes to stderr. Raises the errors of `load_step` and `poetmodel.torch.trace`.
+        Includes the updates of `optimizer`, a name for `make_optimizer`, unless it is None. The
+        graph has the name of the option, else that of the ONNX file or of the model's class. Output
+        of the user's code goes to stderr. Raises the errors of `load_step` and
+        `poetmodel.torch.trace`.
         """
         from poetmodel.torch import trace
         from poetmodel.torch.step.optimizers import make_optimizer
@@ -150,7 +152,8 @@ class CostingOptions:
 def estimate_costs(graph: Graph, device: str) -> tuple[Costs, tuple[str, ...]]:
     """Return the estimated costs of a graph on a device, and one note on their origin.
 
-    `device` is a name or a file. Raises `DeviceError` if it cannot be read.
+    The note names the cycle model if the costs have one, else FLOP and bytes. `device` is a name or
+    a file. Raises `DeviceError` if it cannot be read.
     """
     from poetmodel.device import Costs, Device
 
@@ -267,7 +270,11 @@ def _profile_path(graph: Path) -> Path:
 def _print_trace(
     step_trace: Trace, costs: Costs | None, notes: tuple[str, ...], *, json: bool
 ) -> None:
-    """Print a captured graph as tables or JSON, with its costs unless these are None."""
+    """Print a captured graph as tables or JSON, with its costs unless these are None.
+
+    JSON always has the notes, tables only with costs. Tables and JSON state the bytes of results
+    that are held until the end of a step; tables omit 0.
+    """
     graph = step_trace.graph
     facts = [] if costs is None else list(_cost_facts(graph, costs))
     if json:
@@ -351,8 +358,10 @@ class EmulationOptions:
         """Export a step in tiles, execute it on the emulated board; return graph, costs and notes.
 
         `step_source` is a step file, or a step to capture. `tile` is the tile size; None for whole
-        tensors. The graph is that of the step in tiles. Raises `InputError` if `tile` is ``auto``,
-        and the errors of `read_or_capture_step` and `measure_emulated`.
+        tensors. `costing` has the graph's name, and the device, by default `DEFAULT_DEVICE`, whose
+        clock and power convert instructions to times and energies. The graph is that of the step in
+        tiles. Raises `InputError` if `tile` is ``auto``, and the errors of `read_or_capture_step`
+        and `measure_emulated`.
         """
         from poetmodel.export.exporting import DEFAULT_DEVICE
         from poetmodel.export.measuring import measure_emulated, parse_emulation
@@ -392,10 +401,12 @@ class ProfileOptions:
 def _step_properties(
     step_source: str, onnx: options.OnnxOptions, sizes: options.FileGraphOptions
 ) -> tuple[OnnxStep, options.FileGraphOptions]:
-    """Return the properties of an ONNX step, and the sizes of a graph.
+    """Return the options of ``profile`` for an ONNX file, and those for the sizes of a graph.
 
-    For an ONNX file, ``--batch`` is one of its properties; otherwise it is a size. Raises
-    `InputError` if properties of an ONNX file are given for a source that is not captured.
+    ``--batch`` is in `sizes`. For an ONNX file it moves to the returned `OnnxStep`, and is None in
+    the returned sizes; otherwise `sizes` is returned unchanged. Raises `InputError` for an invalid
+    ``--dim``, and if `onnx` has options, but `step_source` is a graph or step file or a built-in
+    network. For a function, the caller gets this error from `load_step`.
     """
     from poetmodel.torch.target import is_onnx, needs_capture
 

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 MAX_VIOLATIONS: Final = 20
 """Maximum number of printed violations; JSON contains all."""
 _PLAN_LIMITS: Final = ("--ram", "--aux", "--deadline")
-"""Limits that can be verified for a plan alone."""
+"""Limit options that apply to plans."""
 
 
 @options.group
@@ -103,10 +103,11 @@ def verify(
 def _print_verdict(
     document_kind: str, violations: Sequence[str], limit_options: Sequence[str]
 ) -> None:
-    """Print whether the file is valid; if not, also the number of violations and the first ones.
+    """Print on stdout whether the file is valid, else the number of violations and the first ones.
 
-    `limit_options` are the names of the limit options on the command line. If there are any and the
-    file is valid, prints that an infeasible result of ``poetmodel solve`` with them is a bug.
+    At most `MAX_VIOLATIONS` are printed. `limit_options` are the names of the limit options on the
+    command line. If there are any and the file is valid, prints that an infeasible result of
+    ``poetmodel solve`` with them is a bug.
     """
     if not violations:
         print_text(f"valid: the {document_kind} meets every rule and limit that was checked", "")
@@ -146,8 +147,9 @@ def _verify_schedule(
 ) -> tuple[list[Fact], str, DeviceRam | None]:
     """Verify a schedule; return its facts, the title of their table, and its use of device RAM.
 
-    The use of RAM is None without a device. Raises `InputError` for a malformed file, for a missing
-    or another graph, for invalid limits, and for limits without costs.
+    A single limit in the options replaces all limits of the file. The use of RAM is None without a
+    device. `path` is for messages. Raises `InputError` for a malformed file, for a missing or
+    another graph, for invalid limits or costs, and for limits in the options without costs.
     """
     from poetmodel.schedule.document import parse_document
 
@@ -163,9 +165,10 @@ def _verify_schedule(
 
 
 def _schedule_facts(verified: VerifiedSchedule) -> Iterator[Fact]:
-    """Yield verdict, metrics, device RAM, the peak with its tensors, state and constraints.
+    """Yield verdict, metrics, device RAM, the peak with its tensors, state, wear and constraints.
 
-    Without costs, times and energies are None.
+    Metrics of energy, time and RAM precede device RAM; those of storage follow the state. Without
+    costs, times and energies are None.
     """
     graph, simulation = verified.graph, verified.simulation
     peak, tensors = simulation.peak, simulation.peak_tensors
@@ -225,9 +228,10 @@ def _verify_plan(
 ) -> tuple[list[Fact], str, DeviceRam | None]:
     """Verify a plan; return its facts, the title of their table, and its use of device RAM.
 
-    The use of RAM is None without a device. The RAM budget is ``--ram``, else that of the plan;
-    with neither, the peak is not checked, which a note states. The storage limit is ``--aux``, else
-    that of the device. ``--deadline`` limits the makespan. Raises `InputError` for a malformed
+    Also checks addresses and stated metrics, if the file has any. The use of RAM is None without a
+    device. The RAM budget is ``--ram``, else that of the plan; with neither, the peak is not
+    checked, which a note states. The storage limit is ``--aux``, else that of the device.
+    ``--deadline`` limits the makespan. Raises `InputError` for a malformed
     file, for a missing or another graph, and as `_plan_problem`.
     """
     from poetmodel.plan import check_arena, check_plan
@@ -325,10 +329,11 @@ def _plan_problem(graph: Graph, costs: Costs | None, limits: options.LimitOption
 def _plan_facts(
     document: PlanDocument, check: PlanCheck, device_ram: DeviceRam | None, *, has_costs: bool
 ) -> Iterator[Fact]:
-    """Yield mode, budget, size, metrics, device RAM, peak instruction and arena of a plan.
+    """Yield mode, budget, instruction count, metrics, device RAM, peak and arena of a plan.
 
-    Without costs, times and energies are None. Without addresses, the facts of the arena are left
-    out.
+    The peak is the position of its instruction. Metrics of storage come last. Without costs, times
+    and energies are None, and the note on stalls is omitted. Without addresses, the facts of the
+    arena are omitted.
     """
     plan = document.plan
     yield Fact("mode", str(plan.mode))

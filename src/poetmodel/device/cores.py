@@ -64,7 +64,7 @@ class CycleModel(NamedTuple):
 
     @property
     def origin(self) -> str:
-        """Source of the instructions per cycle: ``given``, the core's name, or ``assumed: ...``."""
+        """Source of `instructions_per_cycle`: ``given``, the core's name, or ``assumed: ...``."""
         if self.stated_instructions_per_cycle is not None:
             return "given"
         if self.core is None or self.core.instructions_per_cycle is None:
@@ -87,7 +87,8 @@ class CycleModel(NamedTuple):
     def to_dict(self) -> dict[str, str | float | None]:
         """Return core, clock, instructions per cycle, memory factor and label as JSON values.
 
-        The instructions per cycle are those of the property, with its defaults.
+        The instructions per cycle are those of the property `instructions_per_cycle`, with its
+        defaults. The core is its name, or None.
         """
         return {
             "core": None if self.core is None else self.core.name,

@@ -112,7 +112,7 @@ class CostTable:
     def commit_totals(self, paged_out: Collection[int] = ()) -> Cost:
         """Return the cost of commits per step, without writes of the `paged_out` tensors.
 
-        Returns zero cost without commits.
+        Those writes are counted by `transfer_totals`. Returns zero cost without commits.
         """
         if self.commit is None:
             return FREE
@@ -400,6 +400,7 @@ def _commit_cost(
         for i, tensor_bytes in sizes.items()
     }
     min_costs = writes
+    # The fastest page-out stands for the latency and erases of the record and of the seal.
     fastest_page_out = min(page_outs, key=attrgetter("time_s"))
     record_and_seal_costs = [
         write_cost(size_bytes, fastest_page_out) for size_bytes in layout.record_and_seal_bytes
@@ -444,7 +445,7 @@ def _weighted_sum(counts: Mapping[int, int], costs: Sequence[float]) -> float:
 
 
 def _estimate_node(graph: Graph, k: int, device: Device) -> Cost:
-    """Return the estimated cost of node `k` from its FLOP and memory traffic."""
+    """Return the cost of node `k`, estimated from FLOP and memory traffic, not instructions."""
     node = graph.nodes[k]
     compute = device.compute
     time_s = node.flops / compute.flops_per_s

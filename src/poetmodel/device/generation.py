@@ -85,10 +85,11 @@ class GenerationLayout:
     def generations_per_block(self, sizes: Sequence[int]) -> int:
         """Return the number of generations that can share an erase block: 1 or an even number.
 
-        `sizes` are the sizes of the tensors of a generation [B]. A block is erased only before its
-        first generation is written. With two such blocks, the newest generation is then in the
-        block that is not erased. The number is even because a double-precision build stores half
-        as many generations in a block.
+        `sizes` are the sizes of the tensors of a generation [B]. Each generation also has
+        `WRITE_PADDING_BYTES` per write and begins at a flash page. A block is erased only before
+        its first generation is written. With two such blocks, the newest generation is then in the
+        block that is not erased. The number is even because a double-precision build stores half as
+        many generations in a block.
 
         ``PM_BLOCK_GENERATIONS`` of an exported folder is this number, but at most half of
         ``PM_GENERATIONS``, rounded down to an even number, or 1.

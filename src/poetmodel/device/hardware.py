@@ -365,7 +365,7 @@ def device_quantities() -> Iterator[tuple[str, DeviceQuantity]]:
 
 
 def _file_keys(table_class: type) -> tuple[str, ...]:
-    """Return the keys of a table of device files, without subtables."""
+    """Return the keys of a table of device files: fields of its class except tables and `key`."""
     return tuple(
         entry.name
         for entry in fields(table_class)
@@ -523,8 +523,9 @@ def _flash_faults(device: Device, flash: Flash) -> Iterator[str]:
     """Yield an error for each contradiction between sizes of the flash and of storage in it.
 
     The erase block must be a multiple of the write unit, `storage_bytes` at most `size_bytes` and,
-    for storage in flash, `aux_bytes` at most `storage_bytes`. Yields no error if a size of the
-    flash has the wrong type or the write unit is below 1, which `_quantity_fault` reports.
+    for storage in flash, `aux_bytes` stated and at most `storage_bytes`. Yields no error if
+    a size of the flash has the wrong type or the write unit is below 1, which `_quantity_fault`
+    reports.
     """
     sizes = (flash.size_bytes, flash.erase_block_bytes, flash.write_unit_bytes, flash.storage_bytes)
     if not all(isinstance(size, int) for size in sizes) or flash.write_unit_bytes < 1:

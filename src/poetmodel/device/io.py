@@ -21,7 +21,7 @@ def device_names() -> tuple[str, ...]:
 
 
 def read_device(key: str) -> dict[str, Any]:
-    """Return the parsed content of a device file, by its path, or a shipped one by its short name.
+    """Return the parsed content of a shipped device file, by short name, or another one, by path.
 
     Raises
     ------

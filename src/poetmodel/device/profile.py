@@ -135,7 +135,11 @@ class _ProfileParser:
             self.faults.append(f"line {line}: not valid CSV ({error})")
 
     def _parse_row(self, line: int, cells: list[str], columns: list[str]) -> None:
-        """Parse one row: add its valid costs, its faults, and the line of its name."""
+        """Parse one row: add its costs to `compute` and `pages`, and its errors to `faults`.
+
+        Also stores the line of a new name, to report duplicates. A row with a wrong number of cells
+        only adds this fault.
+        """
         if len(cells) != len(columns):
             self.faults.append(f"line {line}: expected {len(columns)} cells, got {len(cells)}")
             return

@@ -135,7 +135,10 @@ def keep_all_ram_use(graph: Graph) -> RamUse:
 
 
 def floor_ram_use(graph: Graph, *, memory_mapped: bool = False) -> RamUse:
-    """Return the RAM use at the node with the largest working set; see `floor`."""
+    """Return the RAM use at the node with the largest working set; see `floor`.
+
+    With `memory_mapped`, state is read in place and counts 0 bytes.
+    """
     k = floor(graph, memory_mapped=memory_mapped).node
     mapped_tensors = graph.state_tensors if memory_mapped else ()
     copies = {*graph.inputs_of[k], *graph.outputs_of[k]}.difference(mapped_tensors)

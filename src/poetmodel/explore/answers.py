@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Verdict
 
 LABEL: Final = "A"
-"""Label of the single schedule."""
+"""Label of the schedule of a point in charts and reports."""
 
 
 def draw_point(job: dict[str, Any], context: JobContext) -> Frame:
@@ -140,8 +140,8 @@ def verified_result(job: dict[str, Any], context: JobContext) -> tuple[SolveResu
 def make_subject(job: dict[str, Any], context: JobContext) -> Subject:
     """Return the subject of a report: the schedule, and its plan if there is one.
 
-    Without a plan, a note states the reason. A plan with violations has them in its check. If it
-    has none and the solve of the point has finished, addresses are chosen and checked. Raises
+    Without a plan, a note states the reason. A plan with violations has them in its check. If the
+    plan has none and the solve of the point has finished, addresses are chosen and checked. Raises
     `VerificationError` if the schedule is invalid.
     """
     from poetmodel.placement import place
@@ -181,7 +181,10 @@ def make_subject(job: dict[str, Any], context: JobContext) -> Subject:
 
 
 def command_line_sources(prepared: PreparedProblem, catalogue: Catalogue) -> Sources:
-    """Return the command-line names of the inputs of a prepared problem and of its schedule."""
+    """Return graph, shape, device and profile of a prepared problem as on a command line.
+
+    The file name of the schedule is that of its export.
+    """
     device, profile = catalogue.cost_options(prepared.settings)
     return Sources(
         schedule=f"{file_stem(prepared.source.graph.name)}.schedule.json",
@@ -208,8 +211,8 @@ def explain_infeasibility(job: dict[str, Any], context: JobContext) -> Frame:
 
     The keys are those of the API (`poetmodel.explore.server`). The tensors are inputs and outputs
     of the node with the largest working set, the largest first. Omitted are replacements, and state
-    that is read in place or counted as a whole. The task does not solve. If it finds no such limit,
-    ``reasons`` is empty and ``text`` states this.
+    that is read in place or, if state cannot be paged, in ``state_bytes``. The task does not solve,
+    so it may miss limits. If it finds none, ``reasons`` is empty and ``text`` states this.
     """
     problem = load_job_problem(job, context)
     graph, min_ram = problem.graph, problem.floor

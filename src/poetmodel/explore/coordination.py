@@ -56,10 +56,10 @@ class Listener:
         self._signal.set()
 
     async def wait_for_events(self, max_s: float) -> list[tuple[str, str]]:
-        """Wait for events, and return them as (kind, id of the point), oldest first.
+        """Wait for queued events; remove and return them as (kind, id of the point), oldest first.
 
-        The list is empty after `max_s` [s] without events, and may be empty if the stream is
-        closed.
+        The list is empty after `max_s` [s] without events. A closed stream ends the wait: then the
+        list may be empty, too.
         """
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._signal.wait(), max_s)
@@ -219,11 +219,11 @@ class Coordinator:
 
         The session is created if it is unknown. A finished or better record in the store replaces
         an unfinished point whose solve is not running; other records may raise its bound. An
-        unfinished point without a running solve first gets bound and schedule of its neighbours
-        (`SolveManager.use_neighbour`), and is solved unless these finish it. With `solve_again`, a
-        point that ended without a proof is solved again. The solve of the session's previous point
-        is cancelled unless another session requests that point. Raise `GoneError` if the problem is
-        not open.
+        unfinished point without a running solve first inherits a bound and a better schedule from
+        other points (`SolveManager.use_neighbour`), and is solved unless these finish it. With
+        `solve_again`, a point that ended without a proof is solved again. The solve of the
+        session's previous point is cancelled unless another session requests that point. Raise
+        `GoneError` if the problem is not open.
         """
         open_problem, point_id = (
             self.find_problem(problem_id),
@@ -274,7 +274,8 @@ class Coordinator:
     def _cancel_unrequested(self, point_id: str) -> None:
         """Cancel the solve and the drawing of a point unless a session requests the point.
 
-        The state of an unfinished point becomes ``cancelled``. A drawing in a worker continues.
+        The state of an unfinished point becomes ``cancelled``. A drawing that a worker has begun
+        continues.
         """
         if any(session.requested_point == point_id for session in self.sessions.values()):
             return
@@ -451,9 +452,9 @@ class Coordinator:
 
 
 def _mark_cancelled(point: Point) -> Point:
-    """Set the state of a stored point to ``cancelled`` unless it is finished; return the point.
+    """Set the state of a stored point to ``cancelled`` unless it is ``done``; return the point.
 
-    Another server, or an earlier request, began the unfinished solve.
+    The solve of an unfinished point was begun by another server or an earlier request.
     """
     if not point.is_finished:
         point.state = "cancelled"

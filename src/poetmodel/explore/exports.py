@@ -37,7 +37,10 @@ def _schedule_file(job: dict[str, Any], context: JobContext) -> Frame:
 
 
 def _plan_file(job: dict[str, Any], context: JobContext) -> Frame:
-    """Return the plan file of a point, without addresses; raise `PlanError` if there is no plan."""
+    """Return the plan file of a point, without addresses, even if the plan has violations.
+
+    Raises `PlanError` if there is no plan.
+    """
     subject = make_subject(job, context)
     if subject.plan is None or subject.check is None:
         raise PlanError("; ".join(subject.notes) or "this schedule has no plan")

@@ -94,8 +94,8 @@ class Guard:
     def _find_refusal(self, headers: Mapping[str, str]) -> tuple[int, str] | None:
         """Return status and reason to reject a request by its host or origin; None to accept it.
 
-        ``Origin`` and ``Sec-Fetch-Site`` may be missing. ``Origin`` must be the host, and
-        ``Sec-Fetch-Site`` ``same-origin`` or ``none``.
+        ``Host`` must be one of `LOOPBACK` with the server's port. ``Origin`` must be that host, and
+        ``Sec-Fetch-Site`` ``same-origin`` or ``none``, but both may be missing.
         """
         host = headers.get("host", "")
         has_port = ":" in host.rpartition("]")[2]

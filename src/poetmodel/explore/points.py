@@ -118,10 +118,11 @@ class Point:
         """Set the result of a solve and the state ``done``, and begin a new revision.
 
         Metrics and status are set if the value of the result is at most the present one; the status
-        also if it is ``optimal`` or there is no schedule. The bound is raised to that of the
-        result, but is at most the value. The schedule is no longer provisional. `schedule` is the
-        best schedule of the point, packed, empty without one: for the digest. `earlier_s` is the
-        time of earlier solves [s].
+        also if it is ``optimal`` or `schedule` is empty. The bound is raised to that of the result,
+        but is at most the value. The schedule is no longer provisional. `schedule` is the packed
+        best schedule of the point, empty without one, for the digest. `reason` is emptied, or that
+        of the result without a schedule. `earlier_s`, the time of earlier solves [s], is added to
+        the times in `seconds` and `proof`.
         """
         new_metrics = result.get("metrics")
         is_better = new_metrics is not None and (
@@ -169,7 +170,7 @@ class OpenProblem:
     name: str
     """Id of the problem."""
     facts: dict[str, Any]
-    """Facts about the problem from the worker."""
+    """Facts about the problem: the values of the reply of `tasks.prepare_problem`."""
     page_data: str
     """Facts and graph for the page as JSON, without the closing brace: points are appended."""
     points: dict[str, Point] = field(default_factory=dict)
@@ -181,9 +182,9 @@ class OpenProblem:
         return point.to_dict(objective["baseline"], minimize=objective["minimize"])
 
     def discard_idle(self, used_ids: AbstractSet[str | None]) -> None:
-        """Discard the oldest unfinished points without a schedule of their own.
+        """Discard all idle points but the last `MAX_IDLE_POINTS`, in the order of `points`.
 
-        `MAX_IDLE_POINTS` of them remain, and points in `used_ids` in any case.
+        A point is idle if it is unfinished, has no schedule of its own, and is not in `used_ids`.
         """
         idle_ids = [
             point_id
@@ -208,13 +209,13 @@ def make_point_id(problem: str, ram_bytes: int, deadline_s: float | None) -> str
 
 
 def merge_records(first: Point, second: Point, *, has_second_schedule: bool) -> tuple[Point, bool]:
-    """Merge two records of a point; also return whether the merged record is that of `second`.
+    """Merge two records of a point; also return whether `second` is the record retained.
 
     The record with the lower value is retained (None is the highest value); of equal values, that
     with the higher `proof_rank`, else `second`. `second` is retained only if its schedule is
-    available (`has_second_schedule`) or all its metrics equal those of `first`. If the higher bound
-    of both, at most the value, exceeds the bound of the retained record, a copy with this bound is
-    returned, else the record itself.
+    available (`has_second_schedule`) or all its metrics equal those of `first`. If the bound of the
+    other record, at most the retained value, is higher, a copy with this bound is returned, else
+    the retained record itself.
     """
     if first.value == second.value:
         is_available = has_second_schedule or all(
@@ -237,10 +238,10 @@ def best_neighbour(
 ) -> Point | None:
     """Return the other point with the lowest value whose schedule meets the limits of `point`.
 
-    Of equal values, the one with the highest RAM budget is returned; None if there is no such
-    schedule. With `overlaps`, time is the makespan of a plan that overlaps transfers with
-    computations. That plan may be slower with less RAM: only points with at most the RAM budget of
-    `point` are considered.
+    The schedule may be provisional, and worse than that of `point`. Of equal values, the point with
+    the highest RAM budget is returned; None if no schedule meets the limits. With `overlaps`, time
+    is the makespan of a plan that overlaps transfers with computations. That plan may be slower
+    with less RAM: only points with at most the RAM budget of `point` are considered.
     """
     limit_s = math.inf if point.deadline_s is None else point.deadline_s
     fitting_points = [

@@ -138,8 +138,8 @@ def open_explorer(
 ) -> Explorer:
     """Open a store and return an explorer with it; workers start when the server starts.
 
-    `port` is that of the server, the other arguments are those of `serve`. Half as many processes
-    as cores, at least two if there are two cores, draw and execute other short tasks. Raises
+    `port` is that of the server, the other arguments are those of `serve`. Drawings and other short
+    tasks have half as many processes as cores, but at least two, or one on a single core. Raises
     `InputError` if the store cannot be used.
     """
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -203,9 +203,9 @@ class _Server(uvicorn.Server):
 
 
 def _drawing_version() -> str:
-    """Return a hash of the version of poetmodel and the modules of packages that make drawings.
+    """Return a hash of poetmodel's version and the modules of `explore`, `plan` and `report`.
 
-    The store labels drawings with it. Modules of subpackages are not included.
+    The store labels drawings with this hash. Modules of subpackages are not hashed.
     """
     digest = hashlib.sha256((installed_version("poetmodel") or "").encode())
     for package in ("poetmodel.explore", "poetmodel.plan", "poetmodel.report"):

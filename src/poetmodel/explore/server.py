@@ -163,7 +163,7 @@ def make_application(  # noqa: C901 - the routes, each a few lines
     async def read_drawing(
         request: Request, point: Identifier, revision: int | None = None
     ) -> Response:
-        """Return the drawing of a point; redirect to its newest revision if another one is given.
+        """Return the newest drawing of a point; redirect to it if `revision` is another one.
 
         Status 204 without a schedule, or if no session requests the point any more before it is
         drawn; 304 if the page already has the drawing.
@@ -255,7 +255,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     def _handle_http_error(request: Request, error: HTTPException) -> JSONResponse:
-        """Answer an unknown address, a refused method or an unreadable body as JSON."""
+        """Return an HTTP error, such as an unknown address, as JSON; retain ``Allow`` headers."""
         allowed = Headers(error.headers).get("allow")
         if allowed is None:
             return error_response(

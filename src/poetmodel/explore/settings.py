@@ -81,6 +81,7 @@ class GraphSource:
     name: str
     """Name of a built-in network, or path of a file."""
     shape: InputShape = DEFAULT_SHAPE
+    """Input sizes and options of the graph, as on a command line."""
     step: LoweredStep | None = None
     """Step of a step file, in tiles if the settings state a size; None for other graphs."""
 
@@ -114,7 +115,10 @@ class Catalogue:
         return json.dumps(asdict(self))
 
     def list_graphs(self) -> list[dict[str, str]]:
-        """Return ``{name, group}`` for each graph, with its displayed name; given files first."""
+        """Return ``{name, group}`` for each graph: given files, networks, published graphs.
+
+        The name is the displayed one.
+        """
         groups = {
             "your file": [*self.graphs, *self.steps],
             "network": [name for name in model_names() if not name.startswith("paper/")],
@@ -157,9 +161,10 @@ class Catalogue:
         return GraphSource(graph=load_model(name, shape), name=name, shape=shape)
 
     def cost_options(self, settings: ExplorerSettings) -> tuple[str | None, str | None]:
-        """Return the values of ``--device`` and ``--profile`` for some settings.
+        """Return the values of ``--device`` and ``--profile`` for some settings; None to omit one.
 
-        None stands for an option to omit. The device need not be in the catalogue.
+        If the device of the settings is a profile, ``--device`` is the device that was measured.
+        Otherwise it is a name or path, and need not be in the catalogue.
         """
         if settings.device in self.profiles:
             profile, device = self.profiles[settings.device]
@@ -167,9 +172,10 @@ class Catalogue:
         return self.devices.get(settings.device, settings.device), None
 
     def load_costs(self, graph: Graph, settings: ExplorerSettings) -> Costs:
-        """Return the measured or estimated costs of a graph on the device of some settings.
+        """Return the costs of a graph: measured if the device of the settings is a profile.
 
-        Raises `InputError` if the device is not in the catalogue, or a file is invalid.
+        Otherwise, they are estimated. Raises `InputError` if the device is not in the
+        catalogue, or a file is invalid.
         """
         name = settings.device
         if name not in {*self.profiles, *self.devices, *device_names()}:

@@ -87,11 +87,11 @@ class SolveManager:
             task.cancel()
 
     async def use_neighbour(self, open_problem: OpenProblem, point: Point) -> None:
-        """Raise a point's bound to `inherited_bound`; use a better schedule provisionally.
+        """Raise a point's bound to `inherited_bound`; use a better schedule of `best_neighbour`.
 
-        Neighbours are the other points of the problem. The bound is raised even if no neighbour has
-        a better schedule within the limits of the point. If the bound proves such a schedule
-        optimal within the gap tolerance, the point is finished and saved with it.
+        Neighbours are the other points of the problem. The schedule is provisional, unless the
+        bound proves it optimal within the gap tolerance: then the point is finished and saved. Also
+        sets `lender`, `neighbour_bytes` and `proof` of the point. Listeners are not notified.
         """
         other_points = [other for other in open_problem.points.values() if other is not point]
         point.bound = max(point.bound, inherited_bound(point, other_points))
@@ -122,9 +122,10 @@ class SolveManager:
             await self._save(point, schedule)
 
     async def load_schedule(self, point: Point) -> bytes:
-        """Return the packed schedule of a point; if the point is provisional, that of its lender.
+        """Return the packed schedule of a point; if it is provisional, that of the lender.
 
-        Return empty bytes if there is no schedule.
+        Read it from memory while the solve that found it runs, else from the store. Return empty
+        bytes if there is none.
         """
         point_id = point.lender[0] if point.provisional and point.lender else point.id
         schedule = self._schedules.get(point_id)
@@ -146,8 +147,9 @@ class SolveManager:
     def make_job_with_proof(self, open_problem: OpenProblem, point: Point) -> dict[str, Any]:
         """Return the job of `make_job` with the proof of a point and the keywords of a solve.
 
-        ``proof`` has `Point.proof`, the status, the bound, and ``final``: whether the point is
-        finished. ``search`` has the keywords. The task of the job is "", which the caller replaces.
+        ``proof`` has `Point.proof` (`NO_PROOF` if empty), the status (``feasible`` if None), the
+        bound, and ``final``: whether the point is finished. ``search`` has the keywords. The task
+        of the job is "", which the caller replaces.
         """
         proof = {
             **NO_PROOF,
@@ -186,7 +188,10 @@ class SolveManager:
                 self._schedules.pop(point.id, None)
 
     async def _find_first_schedule(self, open_problem: OpenProblem, point: Point) -> None:
-        """Search for a schedule quickly; use it if the point has none by then. Ignores failures."""
+        """Use and save the schedule of `tasks.find_first_schedule` if the point still has none.
+
+        Ignores errors and an infeasible limit, because the solve of the point reports them.
+        """
         with contextlib.suppress(WorkerError, RefusedError):  # the solve will raise them, too
             reply = await self.quick_workers.run_job(
                 self.make_job("find_first_schedule", open_problem, point)
@@ -195,11 +200,11 @@ class SolveManager:
                 self._use_if_better(open_problem, point, reply.values["metrics"], reply.body)
 
     async def _run_solver(self, open_problem: OpenProblem, point: Point) -> None:
-        """Run the solver from the schedule of a point, if any; set the point's result.
+        """Run the solver from the schedule of a point, if any; update the point by its result.
 
-        Also updates the point with each report of the solver. The result is saved before the point
-        has it. Stores the final schedule in `_schedules`. Notifies the listeners of each report and
-        of the result. Raises `WorkerError` or `RefusedError` if the job fails.
+        Reports of the solver update the point, too; both notify the listeners. The result is saved
+        before the point is updated. A better schedule of the point is retained. Raises
+        `WorkerError` or `RefusedError` if the job fails.
         """
         this_solve, earlier_s, saved_s = asyncio.current_task(), point.seconds, time.monotonic()
         start_schedule = await self.load_schedule(point)

@@ -81,7 +81,10 @@ class PointStore:
         return connection
 
     def _check_format(self, connection: sqlite3.Connection) -> None:
-        """Raise `InputError` for a file of another program or version, before writing to it."""
+        """Raise `InputError` if the file has other tables or another `FORMAT`; accept an empty one.
+
+        Does not write.
+        """
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         if not tables:
             return

@@ -173,7 +173,10 @@ def to_gzipped_json(values: Any) -> bytes:
 
 
 def schedule_metrics(problem: Problem, simulation: Simulation) -> dict[str, Any]:
-    """Return the metrics of a verified schedule that the page displays for a point."""
+    """Return the metrics of a verified schedule, named in `points.METRICS`, for the page.
+
+    ``value`` is the minimized quantity minus its baseline.
+    """
     return {
         "value": problem.objective.overhead_of(simulation),
         "energy_j": simulation.energy_j,
@@ -234,9 +237,10 @@ class _Progress:
     """Time of the last frame on the monotonic clock [s]."""
 
     def __call__(self, progress: SolveProgress) -> bool:
-        """Send a better schedule, or the bound if it is due.
+        """Raise `bound`; send a better schedule, or every `BOUND_EVERY_S` the bound alone.
 
-        Return False, which stops the solve, if the job is cancelled or the gap is closed.
+        Return False, which stops the solve, if the gap is closed or the job is cancelled. A
+        cancelled job sends no frame.
         """
         if self.context.is_cancelled():
             return False
@@ -259,7 +263,10 @@ class _Progress:
         )
 
     def _send_schedule(self, schedule: Schedule, seconds: float) -> None:
-        """If a schedule is valid, send it with its metrics, and set `value`."""
+        """Verify a schedule; if it is valid, set `value` and send it with metrics and bound.
+
+        `seconds` is the time since the solve was requested.
+        """
         verdict = verify(self.problem, schedule)
         if not verdict.valid:
             return

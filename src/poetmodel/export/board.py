@@ -165,7 +165,7 @@ def execute(
 def _find_first_errors(text: str, max_lines: int = 3) -> str:
     """Return the first error lines of a compiler's output, or its last lines if none is an error.
 
-    At most `max_lines` lines are joined by semicolons.
+    An error line contains one of `error_marks`. At most `max_lines` lines are joined by semicolons.
     """
     error_marks = ("error", "overflowed", "undefined reference", "heap")
     lines = [line.strip() for line in text.splitlines()]
@@ -211,7 +211,7 @@ class ProgramResult:
     steps. With ``DRIVER=nor`` or ``FLASH=nor``: ``storage_bytes`` written since the start,
     ``storage_erases``, and ``storage_worn``, the erases of the most erased block."""
     node_instructions: Mapping[int, int]
-    """Instructions of one step by node, averaged over all steps; empty without ``PROFILE=1``."""
+    """Mean instructions of a step in each node, by its index; empty without ``PROFILE=1``."""
     messages: str
     """The standard error of the program."""
     evaluations: Mapping[int, tuple[float, int]] = field(default_factory=dict)
@@ -228,7 +228,7 @@ class ProgramResult:
         Raises
         ------
         ToolchainError
-            If the exit status is not 0, with the first lines of standard error.
+            If the exit status is not 0, with the first three lines of standard error.
         """
         if self.status:
             output = "; ".join(self.messages.strip().splitlines()[:3]) or "no message"

@@ -91,7 +91,7 @@ def check_ram(ram: str | int | Budget | None, stack: str | int | None, board: De
 
     Budgets in percent and the default, None, are not checked. The default stack is that of a step
     without commits. An invalid `ram` also raises `BudgetError`, as does an invalid `stack` beside a
-    budget in bytes.
+    budget in bytes. `board` is for the message only.
     """
     budget = None if ram is None else Budget.parse(ram)
     if budget is None or budget.size_bytes is None:

@@ -49,7 +49,7 @@ def fuse_byte_quantization(step: LoweredStep) -> LoweredStep:
             name for calls in fused_pass.calls for call in calls for name in call.buffers
         }
     inference, evaluation = passes
-    # The passes read constants of the training step, whose own lookup may need them no longer.
+    # Forward passes may read old tables that the fused training step no longer reads.
     kept_names = (step.values.keys() - fused_step.values.keys()) & read_names
     return replace(
         fused_step,
@@ -63,11 +63,12 @@ def fuse_byte_quantization(step: LoweredStep) -> LoweredStep:
 def _fuse_pairs(
     step: LoweredStep, tables: Mapping[str, np.ndarray], shared_values: Mapping[str, np.ndarray]
 ) -> LoweredStep:
-    """Return the training step, or a forward pass, with all pairs fused.
+    """Return the training step, or a forward pass, with all pairs of `_find_fusible_pairs` fused.
 
-    `tables` are the values of the training step before its pairs are fused. `shared_values` are
-    those after, which a forward pass can share; {} for the training step itself. A new table has
-    the name of a table in `shared_values` only if both have equal values and the same old table.
+    `tables` are the values of the training step before its pairs are fused, which forward passes
+    read, too. `shared_values` are its values afterwards, whose tables a forward pass can share; {}
+    for the training step itself. A new table has the name of a table in `shared_values` only if
+    both have equal values and the same old table.
     """
     while (pair := next(_find_fusible_pairs(step), None)) is not None:
         step = _fuse_pair(step, *pair, tables, shared_values)
@@ -75,7 +76,11 @@ def _fuse_pairs(
 
 
 def _find_fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Yield (index of lookup, index of quantization, `_make_fused_arguments`) of fusible nodes."""
+    """Yield (index of lookup node, of quantizing node, `_make_fused_arguments`) of fusible pairs.
+
+    Each node has a single call. Only the quantization reads the real numbers, and the step does not
+    return them. Pairs are in the order of the lookups.
+    """
     graph = step.graph
     for k, calls in enumerate(step.calls):
         if len(calls) != 1 or calls[0].kernel != LOOKUP_KERNEL:
@@ -105,9 +110,11 @@ def _name_arguments(call: Call) -> dict[str, Any]:
 def _make_fused_arguments(lookup_call: Call, quantize_call: Call) -> tuple[int, ...] | None:
     """Return the numeric arguments of the fused kernel; None if they cannot describe both calls.
 
-    The arguments are the numbers of images, channels and elements of a plane, the strides of the
-    input between images, channels and elements, and the stride of the table between channels
-    [elements]. A stride of a dimension of size 1 is 0.
+    They can if all offsets of the lookup are 0, it writes each element of a dense output once, the
+    input has one stride per dimension, and the table differs at most by channel. The arguments are
+    the numbers of images, channels and elements of a plane, the strides of the input between
+    images, channels and elements, and the stride of the table between channels [elements]. A stride
+    of a dimension of size 1 is 0.
     """
     arguments = _name_arguments(quantize_call)
     batch, channels, plane = (arguments[name] for name in ("batch", "channels", "plane"))

@@ -130,9 +130,9 @@ class Deployment:
     def slots(self) -> tuple[str, ...]:
         """Names of the slots: pages of the step and forward passes, then of one generation.
 
-        Pages are paged-out tensors, gradients, and state outside of generations, in this order. A
-        generation consists of a record, its state tensors and a seal. All generations have the same
-        names; stored samples have none.
+        Pages are paged-out tensors, gradients, and state (`_has_page_slot`), in this order. A
+        generation consists of a record, its state tensors (`saved_slot_name` in flash) and a seal.
+        All generations have the same names, none without commits; stored samples have no slot.
         """
         if not self.generation_names:
             return tuple(self._page_bytes)
@@ -181,8 +181,8 @@ class Deployment:
     def _has_page_slot(self, name: str) -> bool:
         """Return whether a state tensor has a slot outside of generations.
 
-        If there is rotating state, all other state has such a slot. Otherwise, state on storage has
-        one.
+        If there is `rotating_state`, all other state has such a slot, also state in RAM. Otherwise,
+        only state on storage has one.
         """
         if self.rotating_state:
             return name not in self.rotating_state
@@ -197,7 +197,8 @@ class Deployment:
     def generation_names(self) -> tuple[str, ...]:
         """Names of the replaced state in each generation; empty without commits.
 
-        State on storage is in the order of its writes in a step; state in RAM follows.
+        State on storage is in the order of its first writes in a step; state in RAM follows, in the
+        order of `LoweredStep.states`.
         """
         if not self.commit:
             return ()
@@ -237,8 +238,8 @@ class Deployment:
     def _written_state_names(self) -> Iterator[str]:
         """Yield the names of state on storage in the order in which a step writes it.
 
-        A name is yielded once per write. For memory-mapped storage, also yields the names of the
-        other buffers that calls write, except state in RAM.
+        A name is yielded once per write. For memory-mapped storage, also yields the names of all
+        other buffers that calls write, such as activations, except state in RAM.
         """
         graph = self.step.graph
         for op, i in self.plan.program:
@@ -259,7 +260,8 @@ class Deployment:
     def page_layout(self) -> GenerationLayout:
         """Write units and erase blocks of pages, which are the slots outside of generations.
 
-        On volatile storage, which has no erase blocks, pages have the alignment of the arena.
+        Those of `layout`, except on volatile storage: it has no erase blocks, and the alignment of
+        the arena is used as their size.
         """
         if self.device is None or not self.device.is_volatile:
             return self.layout
@@ -335,10 +337,7 @@ class Deployment:
 
     @property
     def _endurance_cycles(self) -> float | None:
-        """Rated erase cycles of the blocks of generations; None if not stated.
-
-        Pages are in blocks of the same memory unless commits copy state to flash.
-        """
+        """Rated erase cycles of storage, or of flash if `copies_to_flash`; None if not stated."""
         if self.device is None:
             return None
         memory = self.device.flash if self.copies_to_flash else self.device.storage
@@ -346,9 +345,9 @@ class Deployment:
 
     @property
     def saved_bytes(self) -> int:
-        """Size of the erase blocks of all generations and samples in flash [B].
+        """Size of the erase blocks of generations and samples in flash [B].
 
-        0 unless commits copy state to flash.
+        Includes the best generation. 0 unless commits copy state to flash.
         """
         if not self.copies_to_flash:
             return 0
@@ -406,9 +405,9 @@ class Deployment:
 
     @property
     def page_writes(self) -> tuple[tuple[int, int], ...]:
-        """Writes of one step outside of commits: (size of a page [B], number of writes) per page.
+        """Writes of one step outside of commits, for each page: (size of its tensor [B], number).
 
-        Writes of forward passes are not counted.
+        Pages that the step does not write are omitted. Writes of forward passes are not counted.
         """
         graph, sizes = self.step.graph, self.step.graph.tensor_bytes
         page_outs = Counter(i for op, i in self.plan.program if op == Op.PAGE_OUT)
@@ -555,9 +554,10 @@ def output_bytes(step: LoweredStep) -> int:
 
 
 def parse_stack(stack: str | int | None, *, commit: bool) -> int:
-    """Parse the size of the stack [B]; None is the default size, which depends on `commit`.
+    """Parse the size of the stack [B].
 
-    Raises `BudgetError` for an invalid size.
+    None is `COMMIT_STACK_BYTES` with `commit`, otherwise `STACK_BYTES`. Raises `BudgetError` for an
+    invalid size.
     """
     if stack is None:
         return COMMIT_STACK_BYTES if commit else STACK_BYTES

@@ -211,10 +211,11 @@ class ProgramSource:
     def _replay_lines(self, front: Front, op: Op, index: int) -> Iterator[str]:
         """Yield the C statements of one instruction of a step with replay.
 
-        On a stored sample (PM_STORED), nodes of the front and transfers of its inner tensors are
-        skipped. In place of each computation of one of its outputs, recomputations included, the
-        output is read from the sample. A step that stores a sample (PM_KEEPS) writes each output at
-        its first computation, skips nodes outside of the front, and returns after the last output.
+        On a stored sample (PM_STORED), nodes of the front are skipped, with the transfers and frees
+        of its inner tensors. In place of each computation of one of its outputs, recomputations
+        included, the output is read from the sample. A step that stores a sample (PM_KEEPS) writes
+        each output at its first computation, skips nodes outside of the front, with the transfers
+        and frees of their outputs, and returns after the last output.
         """
         producer_index = index if op == Op.COMPUTE else self.graph.node_of[index]
         lines = list(self._instruction_lines(op, index))
@@ -313,9 +314,10 @@ class ProgramSource:
         yield self._return_if(f"!pm_within({arguments})", "PM_ERROR_INPUT")
 
     def _return_if(self, condition: str, error: str) -> str:
-        """Return the statement that waits for transfers and returns `error` if a condition is true.
+        """Return the statement that returns `error` if a condition is true.
 
-        If the lines already include an update, the statement returns PM_TORN instead.
+        Before it returns, the statement waits for pending transfers. If the lines already include
+        an update, it returns PM_TORN instead.
         """
         waits = self._pending_waits()
         end = f"return {'PM_TORN' if self._has_updated else error};"
@@ -324,13 +326,15 @@ class ProgramSource:
     # -- computing ---------------------------------------------------------------------------------
 
     def _compute_lines(self, k: int) -> Iterator[str]:
-        """Yield the statements of node `k`: page-ins, or calls with checks and page-outs.
+        """Yield the statements of one computation of node `k`: page-ins, or calls with checks.
 
         A state node has a page-in, or no statements if the state is in RAM or on memory-mapped
-        storage. A node `on_aux`, whose state a forward pass reads, has page-ins with waits. The
-        loss is checked and stored, and gradients are paged out, after the first computation only.
-        Registers the kernels of calls. Raises `InputError` if memory-mapped storage cannot hold a
-        new value, `BudgetError` if the stack is too small for an update.
+        storage. A node `on_aux`, which loads state for a forward pass, has page-ins with waits. A
+        call that copies elements onto themselves has no statement. The loss is checked and stored,
+        and gradients are paged out, after the first computation only. Counts the computation, and
+        registers the kernels of calls, offsets of paged-in state (`state_offsets`), and whether
+        state is updated. Raises `InputError` if memory-mapped storage cannot hold a new value,
+        `BudgetError` if the stack is too small for an update.
         """
         node = self.graph.nodes[k]
         self._computation_counts[k] += 1
@@ -366,11 +370,12 @@ class ProgramSource:
     ) -> Iterator[str]:
         """Yield checks that the indices of one call of a node are in range, then its statements.
 
-        Constant and already checked indices get no check. The driver writes new values of mapped
-        state. With rotating state, an update has no statement if all its new values are already
-        written. `replaced_names` are the names of the state that the node replaces. Raises
-        `InputError` if new mapped state is part of a larger tensor, or is copied in another order
-        of elements, and `BudgetError` if the stack is too small for an update.
+        The call is ``calls[call_index]``; `calls` are all calls of node `node_name`, which replaces
+        the state `replaced_names`. Constant and already checked indices get no check. The driver
+        writes new values of mapped state. With rotating state, an update has no statement if all
+        its new values are already written. Raises `InputError` if new mapped state is part of a
+        larger tensor, or is copied in another order of elements, and `BudgetError` if the stack is
+        too small for an update.
         """
         call = calls[call_index]
         for indices in find_index_operands(call):
@@ -434,9 +439,10 @@ class ProgramSource:
     ) -> Iterator[str]:
         """Yield a copy of the old sum of gradients, and a call that adds the gradient to the copy.
 
-        If the gradient is in the workspace, to which the sum is copied, a single call adds the old
-        sum to the gradient. `sum_names` are the names of the sums that `copy_call` reads; they
-        count as written afterwards.
+        They replace `copy_call`, which copies the new sum, the result of `add_call`. If the
+        gradient is in the workspace, which the copy would overwrite, a single call adds the old sum
+        to the gradient. `sum_names` are the names of the sums that `copy_call` reads; they count as
+        written afterwards.
         """
         (target, source), (_, gradient), count = (
             call_refs(copy_call),
@@ -453,7 +459,7 @@ class ProgramSource:
         self._written_state.update(sum_names)
 
     def _heading_lines(self, k: int) -> Iterator[str]:
-        """Yield the comment before the calls of a node; in the step, also slice label and hook."""
+        """Yield the comment before the calls of a node; in the step, after slice label and hook."""
         suffix = ", again" if self._computation_counts[k] > 1 else ""
         hook = ""
         if self.forward_pass is None:
@@ -527,12 +533,12 @@ class ProgramSource:
     def _serial_update_lines(
         self, calls: Sequence[Call], call_index: int, written_names: set[str]
     ) -> Iterator[str]:
-        """Yield the update of the mapped state that a call writes, one tensor after the other.
+        """Yield the update of the mapped state that one call writes, one tensor after the other.
 
-        Skips tensors that are already written; yields no line if all are. Each other tensor is
-        recomputed from old values, by all calls of the node on which its new value depends. State
-        in RAM among `written_names`, the state that the call replaces, is updated with the last
-        tensor.
+        The call is ``calls[call_index]``; `calls` are all calls of the node. Skips tensors that are
+        already written; yields no line if all are. Each other tensor is recomputed from old values,
+        by all `calls` on which its new value depends. State in RAM among `written_names`, the state
+        that the call replaces, is updated with the last tensor.
         """
         names = (ref.buffer for ref in written_refs(calls[call_index]))
         targets = [
@@ -567,8 +573,11 @@ class ProgramSource:
 
         The driver writes the chunks of `targets`, which are marked as written. All other mapped
         state that the calls change, and the state in RAM in `preserved_names`, are updated in
-        copies only. The first arguments of update kernels are pointers, which advance with the
-        elements except for buffers of one element; the number of elements follows.
+        copies only. Without rotating state, a second update of `targets` executes only under the
+        condition of its single call. Registers the kernels.
+
+        The first arguments of update kernels are pointers, which advance with the elements except
+        for buffers of one element; the number of elements follows.
         """
         buffers = self.step.buffers
         refs = {
@@ -651,8 +660,8 @@ class ProgramSource:
         """Return the C of the argument `name` of an int8 update call for one chunk.
 
         The first element and the count become ``first`` and ``n``. The weight, the residual and a
-        separately computed gradient become the array of their chunk, or a pointer to element
-        ``first``. Other arguments are those of a whole call.
+        separately computed gradient become the C array that `chunks` has for the buffer, otherwise
+        a pointer to element ``first``. Other arguments are those of a whole call.
         """
         if name in ("first", "count"):
             return "first" if name == "first" else "n"
@@ -782,7 +791,7 @@ class ProgramSource:
         self._written_state.add(weight.buffer)
 
     def _argument(self, argument: Argument) -> str:
-        """Return the C of an argument: a pointer, the learning rate, a list name or a literal.
+        """Return the C of an argument: a pointer, list name, literal, or scaled learning rate.
 
         Adds a new list to `lists`.
         """
@@ -831,9 +840,10 @@ class ProgramSource:
     # -- transfers and results ---------------------------------------------------------------------
 
     def _slot_of(self, name: str) -> str:
-        """Return the C expression of the slot of a tensor; of a replacement, that of `_new_slot`.
+        """Return the C expression of the slot of a tensor.
 
-        Rotating state has its slot in the last committed generation.
+        State in `Deployment.rotating_state` has its slot in the last committed generation. A
+        replacement has the slot for the new value of its state (`_new_slot`).
         """
         old = self._replaced_state.get(name)
         if old is not None:
@@ -866,8 +876,8 @@ class ProgramSource:
     def _begin_generation_lines(self, written_names: AbstractSet[str | None]) -> Iterator[str]:
         """Yield the write of the record before the first write of rotating state.
 
-        Sets `writes_rotating_state`. Yields no line for later writes, or if `written_names` has no
-        rotating state.
+        Yields the line once, and sets `writes_rotating_state`. Yields no line if `written_names`,
+        the names of the state that the next lines write, has no `Deployment.rotating_state`.
         """
         if not self.writes_rotating_state and written_names & self.deployment.rotating_state:
             self.writes_rotating_state = True

@@ -467,10 +467,10 @@ def _deploy_tiles(
     *,
     make_replay: Callable[[LoweredStep], Replay | None],
 ) -> Deployment:
-    """Return `deployment` with a step in tiles of `tile_bytes`, and its program of minimum flash.
+    """Return `deployment` with a step in tiles of `tile_bytes`, and its plan of minimum flash.
 
-    The program is only for sizes (`make_smallest_program`). `make_replay` returns the storage for
-    samples of the step.
+    The plan is only for sizes (`make_smallest_program`), which are not counted yet. `make_replay`
+    returns the storage for samples of the step.
     """
     plan, arena = make_smallest_program(step)
     new_deployment = replace(deployment, step=step, tile_bytes=tile_bytes, replay=make_replay(step))
@@ -504,7 +504,8 @@ def _excess_flash_bytes(
 ) -> int:
     """Return the bytes by which a schedule's program exceeds `TRIAL_FLASH_RATIO` of the flash [B].
 
-    Copy statements are not counted. 0 without a stated flash.
+    Storage in flash counts, copy statements do not. 0 if the program fits, or without a stated
+    flash.
     """
     if device.flash is None:
         return 0
@@ -542,12 +543,12 @@ def _solve_and_place(
     available_bytes: int | None = None,
     start: Schedule | None = None,
 ) -> tuple[SolveResult, Plan, Arena]:
-    """Solve a problem, and return (result, plan, offsets), which are all verified.
+    """Solve a problem, and return (result, plan, arena), which are all verified.
 
     Uses at most the fraction `ratio` of the remaining time. The search begins from the schedule
     `start`, if any. Raises `NoScheduleError` if no schedule is found, `VerificationError` if a
-    result is invalid or has no plan. The message of a failure recommends at most `available_bytes`
-    of RAM for tensors [B]; None: the RAM of the device.
+    plan or arena is missing or invalid. The message of a failure recommends at most
+    `available_bytes` of RAM for tensors [B]; None: the default of `fit_arena`.
     """
     limit_s = max(ratio * request.remaining_s(), 1e-3)
     result, plan, arena = fit_arena(
@@ -582,10 +583,10 @@ def _plan_forward_pass(
 ) -> ForwardPass:
     """Solve and plan a forward pass, `captured_step`, in the RAM behind the state in RAM.
 
-    Costs are estimates, the step's deadline does not apply, and storage that `deployment` uses is
-    not available. Other limits are those of `problem`, the problem of the step. `kind` is
-    ``inference`` or ``evaluation``. Raises `BudgetError` if a node does not fit in this RAM, and
-    the errors of `_solve_and_place`.
+    State on storage that is not memory-mapped is paged in. Costs are estimates, the step's deadline
+    does not apply, and the `min_stored_bytes` of `deployment` are not available. Other limits are
+    those of `problem`, the problem of the step. `kind` is ``inference`` or ``evaluation``. Raises
+    `BudgetError` if a node does not fit in this RAM, and the errors of `_solve_and_place`.
     """
     resident_bytes = deployment.resident_bytes
     is_mapped = deployment.plan.memory_mapped
@@ -623,7 +624,7 @@ def _check_stored_bytes(deployment: Deployment, device: Device) -> None:
     """Raise `BudgetError` if pages, generations or samples do not fit the storage of a device.
 
     At most two groups of generations count on storage. If commits copy state to flash, only pages
-    are on storage; generations and samples must fit the flash.
+    are on storage; all generations and samples must fit the flash for state.
     """
     stores_samples, copies_to_flash = deployment.replay is not None, deployment.copies_to_flash
     _check_storage(
@@ -722,7 +723,8 @@ def _ram_hints(
 
     The options are ``tile``, unless it is already automatic, and ``paging``, if it is off and the
     device has storage. There is no hint for an option that does not reduce `min_bytes`, the minimum
-    RAM for tensors with the given options [B].
+    RAM for tensors with the given options [B]. Automatic tiles are chosen for the stated limit
+    `ram_bytes` [B], of which `reserved_ram_bytes` are outside of the arena [B].
     """
 
     def choose_tile(tile_choice: TileChoice, *, paging: bool) -> tuple[int | None, int]:

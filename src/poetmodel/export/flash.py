@@ -88,7 +88,7 @@ def make_smallest_program(step: LoweredStep) -> tuple[Plan, Arena]:
 
 
 def make_zero_arena(step: LoweredStep, plan: Plan) -> Arena:
-    """Return an arena with offset 0 for all copies of a plan's tensors, and for its workspaces.
+    """Return an arena of 0 B, with offset 0 for all copies of a plan's tensors and all workspaces.
 
     It is for the size of the program only: outputs in place need no copy statement, and other
     tensors overlap.
@@ -127,9 +127,11 @@ def check_flash(deployment: Deployment, *, are_lower_bounds: bool = False) -> No
 def _flash_advice(deployment: Deployment, sizes: Mapping[str, int], missing_bytes: int) -> str:
     """Return advice for a step that exceeds the flash by `missing_bytes`.
 
-    `sizes` is the flash usage by use [B]. If storage in flash is smaller than `missing_bytes`, the
-    advice is a smaller network or optimizer state. Otherwise it is no commits, or without commits
-    more RAM if the device has it; less optimizer state; or a device whose storage is a card.
+    `sizes` is the flash usage by use [B]. If updates write moments, the advice includes an
+    optimizer with less state. If storage in flash is smaller than `missing_bytes`, it includes a
+    smaller network. Otherwise, it includes a device whose storage is a card, and a change of an
+    option: no ``commit`` or, without commits, more ``ram`` if the device has it. Advice
+    with neither a change nor an optimizer includes a smaller network, too.
     """
     updates = (node for node in deployment.step.graph.nodes if node.phase == Phase.UPDATE)
     has_moments = any(len(node.outputs) > 1 for node in updates)
@@ -238,7 +240,7 @@ def count_elements(deployment: Deployment, statements: Iterable[str]) -> Counter
 
 
 def _split_arguments(line: str, begin: int) -> list[str]:
-    """Return the arguments of a call; `begin` is the position after its opening bracket."""
+    """Return the non-empty arguments of a call; `begin` follows its opening bracket in `line`."""
     depth, arguments = 0, [""]
     for character in line[begin:]:
         depth += {"(": 1, ")": -1}.get(character, 0)

@@ -326,9 +326,9 @@ def make_manifest(
 
 
 def summarize(deployment: Deployment) -> dict[str, Any]:
-    """Return a summary of a deployment for JSON: tiles, RAM, flash, storage and schedule.
+    """Return a summary of a deployment for JSON: tiles, RAM, flash, storage, wear and solve.
 
-    The schedule is None before the solve.
+    ``schedule`` is the whole result of the solve; None before the solve.
     """
     result = deployment.result
     return {
@@ -383,7 +383,8 @@ def _generation_document(
     """Return the value of the key ``generation``: the layout of a generation.
 
     Its ``states`` are the state tensors all of whose pieces are in generations. A piece is [index
-    in ``tensor_bytes``, first element, number of elements].
+    in ``tensor_bytes``, first element, number of elements]. `layout_id` and `instance_id` are those
+    of `StepSource`.
     """
     tensors, buffers = list(deployment.generation_names), deployment.step.buffers
     states: dict[str, Any] = {}
@@ -412,9 +413,10 @@ def _generation_document(
 
 
 def _replay_keys(deployment: Deployment) -> dict[str, Any]:
-    """Return the key ``replay``: content and size of samples, and RAM and instructions of steps.
+    """Return the key ``replay``: samples; RAM, instructions and nodes of two kinds of steps.
 
-    The steps are ``step``, on a batch, and ``stored_step``, on a stored sample. {} without replay.
+    The steps are ``step``, on a batch, and ``stored_step``, on a stored sample. Their RAM includes
+    inputs, stack and runtime; their instructions are estimates. {} without replay.
     """
     replay, step = deployment.replay, deployment.step
     if replay is None:
@@ -447,7 +449,11 @@ def _replay_keys(deployment: Deployment) -> dict[str, Any]:
 
 
 def _generation_keys(deployment: Deployment, source: StepSource) -> dict[str, Any]:
-    """Return the key ``generation`` and, with a migration, ``migrates``; {} without generations."""
+    """Return the keys ``generation`` and, with a migration, ``migrates``; {} without generations.
+
+    ``generation`` is the result of `_generation_document`. ``migrates`` lists the state that is
+    copied, has its initial values, or is dropped, with the identity of the earlier step.
+    """
     if not deployment.generation_names:
         return {}
     ids = {"layout_id": source.layout_id, "instance_id": source.instance_id}
@@ -484,9 +490,10 @@ def _tensor_keys(tensor: NamedTensor) -> dict[str, Any]:
 
 
 def _table_keys(step: LoweredStep, tensor: NamedTensor) -> dict[str, Any]:
-    """Return the key ``tables`` of a byte input: a list of tables; {} for an input without any.
+    """Return the key ``tables``, a list of the tables that convert a byte input; {} without any.
 
-    A table is a list of rows, one row or one per channel. A row has 256 numbers.
+    A table is a list of rows, one row or one per channel. A row has 256 numbers, real or int8; a
+    number that is not finite is a string. Tables of forward passes are omitted.
     """
     if tensor.type is DataType.REAL:
         return {}

@@ -80,9 +80,10 @@ class _StepEncoder:
         return argument
 
     def _canonical_name(self, buffer: str) -> str:
-        """Return the canonical name of a buffer, and register its size and type by that name.
+        """Return the canonical name of a buffer; register its elements and type in `_buffers`.
 
-        The workspace has its own name, and is not registered.
+        An input is named by its index, the workspace by its own name, any other buffer by
+        `_new_name`. The workspace is not registered.
         """
         if buffer == WORKSPACE:
             return buffer

@@ -54,9 +54,9 @@ def make_kernel_header(kernels: Mapping[str, str], shared_names: Iterable[str] =
 
 
 def find_included_headers(sources: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield each header of the folder ``kernels`` that C sources include, also indirectly, once.
+    """Yield (``src/NAME``, text) of each header that C sources include, also indirectly, once.
 
-    The items are (path in an exported folder, text). Other headers are skipped.
+    Headers that are not in the folder ``kernels`` of the package are skipped.
     """
     pending_texts = list(sources)
     visited: set[str] = set()

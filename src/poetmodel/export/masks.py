@@ -178,7 +178,7 @@ class _Slope:
 
 
 def _parse_slope(call: Call) -> _Slope | None:
-    """Parse the gradient of an activation with a two-valued slope; None for any other call."""
+    """Parse the gradient of threshold, leaky ReLU, hardtanh or hardsigmoid, otherwise None."""
     mask_kernel, limits = "pm_above_bits", tuple[float, ...]()
     apply_kernel, factor = "pm_bits_scale", 1.0
     match call:
@@ -231,9 +231,9 @@ def _use_outputs(step: LoweredStep) -> LoweredStep:
     """Return a step whose gradients read outputs of activations in place of their inputs.
 
     Applies to hardtanh and leaky ReLU where output and input select equal slopes, and no gradient
-    reads values of the input. If several gradients compare the input, a mask of it must also save
-    memory, because gradients that do not read the output then read this mask. The next layer often
-    saves the output for the gradient of its weights; then the input need not be saved.
+    reads values of the input. If several gradients compare the input, a mask of the input must also
+    save memory: gradients that do not read the output read this mask. The next layer often saves
+    the output for the gradient of its weights; then the input need not be saved.
     """
     changes = _Changes(step=step)
     for k, node in enumerate(step.graph.nodes):
@@ -263,11 +263,11 @@ def _use_outputs(step: LoweredStep) -> LoweredStep:
 def _find_output(
     step: LoweredStep, kernel: str, x: Ref, loop: _LoopTable, number_arguments: tuple[Argument, ...]
 ) -> tuple[Ref, _LoopTable] | None:
-    """Return the output of an activation of x, and `loop` with its strides in place of those of x.
+    """Return the output of the activation of `x`, and `loop` over that output in place of `x`.
 
-    The activation is the first forward node whose only call is `kernel` with x, `number_arguments`,
-    and the loop sizes and strides of `loop`. None if there is no such node, or if a negative slope
-    reverses the order of values.
+    The activation is the first forward node whose only call is `kernel` with `x`,
+    `number_arguments`, and the loop sizes and strides of x in `loop`. None if there is no such
+    node, or if a negative slope reverses the order of values.
     """
     graph = step.graph
     for k in graph.users_of[graph.tensor_index[x.buffer]]:
@@ -295,8 +295,8 @@ def _add_bit_masks(step: LoweredStep) -> LoweredStep:
     """Return a step with a node for each mask of one bit per element, which gradients read.
 
     A tensor has a mask if gradients only compare it, all in the same way, and the mask is smaller.
-    At most one output of a node has a mask. A tensor has no mask if another tensor already has the
-    name of the mask, ``TENSOR.mask``.
+    Only the first output of a node that meets these conditions has one. A tensor has no mask if
+    another tensor already has the name of the mask, ``TENSOR.mask``.
     """
     graph, changes = step.graph, _Changes(step=step)
     for i, tensor in enumerate(graph.tensors):
@@ -436,8 +436,8 @@ def _store_byte_positions(step: LoweredStep) -> LoweredStep:
 def _max_window_elements(windows: tuple[Argument, Argument], dilations: list[Argument]) -> int:
     """Return the number of elements of the largest window of a pool.
 
-    `windows` has the (begin, end) pairs of all rows, and of all columns, as flat tuples. Raises
-    `TypeError` if they are no tuples, or a dilation is no integer.
+    `windows` has the (begin, end) pairs of all rows of windows, and of all columns of windows, each
+    as a flat tuple. Raises `TypeError` if these are no tuples, or a dilation is no integer.
     """
     max_sizes = []
     for bounds, stride in zip(windows, dilations, strict=True):

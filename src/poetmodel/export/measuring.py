@@ -175,7 +175,7 @@ def _measure_instructions(
 def _export_for_board(step: LoweredStep, device: Device, folder: Path) -> Deployment:
     """Export a step with RAM for 5/4 of the keep-all peak and for its `reserved_bytes`.
 
-    The RAM is limited to that of the emulated board. Below this limit, few nodes are recomputed. No
+    The RAM is at most that of the emulated board; if this is enough, few nodes are recomputed. No
     tensor is divided into tiles. The limits on flash and storage are those of `device`.
     """
     needed_bytes = checkpoint_all_peak_bytes(step.graph) * 5 // 4 + reserved_bytes(
@@ -189,7 +189,7 @@ def _export_for_board(step: LoweredStep, device: Device, folder: Path) -> Deploy
 def _make_random_batch(step: LoweredStep) -> bytes:
     """Return one batch from a fixed random seed, as the bytes of its inputs in order.
 
-    Reals are random normal numbers; all other elements are 0, which is a valid class.
+    Real inputs have random normal numbers; inputs of other types are 0, which is a valid class.
     """
     random = np.random.default_rng(0)
     arrays = []

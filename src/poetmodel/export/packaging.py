@@ -53,13 +53,15 @@ def folder_template_values(deployment: Deployment) -> TemplateValues:
 
 
 def _table_rows(sizes: Mapping[str, int]) -> str:
+    """Return the rows of a Markdown table: use of memory, and bytes."""
     return "\n".join(f"| {use} | {size:,} |" for use, size in sizes.items())
 
 
 def _storage_values(deployment: Deployment) -> TemplateValues:
     """Return the template values for storage: pages, generations, samples, an example partition.
 
-    The example partition ends at the end of the flash if the device commits to its flash.
+    The example partition ends at the end of the flash if the device commits to its flash; otherwise
+    it starts at `_EXAMPLE_ADDRESS`.
     """
     layout, pages = deployment.layout, deployment.page_layout
     reads_in_place = deployment.plan.memory_mapped and not deployment.copies_to_flash
@@ -115,7 +117,7 @@ def _inference_values(inference: LoweredStep | None) -> TemplateValues:
 
 
 def _sketch_values(deployment: Deployment) -> Iterator[tuple[str, str]]:
-    """Yield the template values of an Arduino sketch: input arrays, and loops that fill them.
+    """Yield (word, C code) of an Arduino sketch: input arrays, then loops that fill them.
 
     The loops write random numbers, but 0 to int32 inputs, such as labels.
     """
@@ -139,6 +141,9 @@ def _sketch_values(deployment: Deployment) -> Iterator[tuple[str, str]]:
 
 
 def format_command(command: str) -> str:
-    """Format the command that exported a folder as a Markdown code block of shell or Python."""
+    """Format the command that exported a folder as a Markdown code block.
+
+    Its language is Python if the command begins with ``import``, else shell.
+    """
     language = "python" if command.startswith("import ") else "sh"
     return f"```{language}\n{command}\n```"

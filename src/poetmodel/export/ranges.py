@@ -71,9 +71,10 @@ def find_index_operands(call: Call) -> Iterator[Indices]:
 def _make_canonical_indices(
     ref: Argument | None, sizes: Numbers, strides: Numbers, index_range: tuple[int, int, int]
 ) -> Iterator[Indices]:
-    """Yield one `Indices` of the elements that loops access; none without elements or a pointer.
+    """Yield one `Indices` of the elements that loops from `ref` on access.
 
-    `index_range` has the fields low, high and ignored of `Indices`.
+    Yields none if `ref` is no `Ref` or a size is 0. `index_range` has the fields low, high and
+    ignored of `Indices`.
     """
     if isinstance(ref, Ref) and 0 not in sizes:
         first, shape = _find_canonical_elements(ref.offset, sizes, strides)
@@ -84,8 +85,8 @@ def _make_canonical_indices(
 def _find_canonical_elements(offset: int, sizes: Numbers, strides: Numbers) -> tuple[int, Numbers]:
     """Return (lowest element, canonical shape table) of the elements that loops access.
 
-    Strides of the table are positive and ascending. Dimensions of size 1 or stride 0 are omitted,
-    contiguous dimensions merged.
+    The loops start at element `offset`. Strides of the table are positive and ascending. Dimensions
+    of size 1 or stride 0 are omitted, contiguous dimensions merged.
     """
     first = offset + sum(
         (size - 1) * stride for size, stride in zip(sizes, strides, strict=True) if stride < 0
@@ -102,7 +103,7 @@ def _find_canonical_elements(offset: int, sizes: Numbers, strides: Numbers) -> t
 
 
 def trace_copies(indices: Indices, writers: Mapping[str, Iterable[Call]]) -> Indices:
-    """Return the first source of copied indices, following chains of ``pm_copy_int`` calls.
+    """Return the original source of copied indices, following chains of ``pm_copy_int`` calls.
 
     The permitted range is that of `indices`. Returns `indices` itself unless a single call computes
     their buffer and copies exactly these elements. `writers` has, by buffer, the calls that access

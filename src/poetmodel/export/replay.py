@@ -117,7 +117,7 @@ def check_samples(samples: int) -> None:
 
 
 def create_replay(step: LoweredStep, samples: int, layout: GenerationLayout) -> Replay:
-    """Return the storage for `samples` samples of a step, with the front of `find_front`.
+    """Return the storage for at most `samples` samples of a step, with the front of `find_front`.
 
     `layout` has the write units and erase blocks of the storage. `samples` is not checked.
 
@@ -169,11 +169,10 @@ def order_outputs(replay: Replay, step: LoweredStep, plan: Plan) -> Replay:
 def find_front(step: LoweredStep) -> Front | None:
     """Return the front whose samples have the fewest bytes; None if no front exists.
 
-    If several have equally small samples, returns the front with the highest number of nodes.
-    Frozen nodes depend on inputs and maybe on constants (frozen weights included), but not on state
-    tensors of the graph or random numbers, and replace no state. A front is a prefix of the frozen
-    nodes, in the order of the graph, with an output that nodes outside of it read or the step
-    returns.
+    If several have equally small samples, returns the front with the highest number of nodes. A
+    front is a prefix of the frozen nodes (`_find_frozen_nodes`), in the order of the graph, with an
+    output that nodes outside of it read or the step returns. A sample has these outputs, and the
+    inputs of the step that nodes outside read or the step returns.
     """
     frozen_nodes = tuple(_find_frozen_nodes(step))
     input_index_of = {value.pieces[0].buffer: k for k, value in enumerate(step.inputs)}
@@ -192,8 +191,8 @@ def find_front(step: LoweredStep) -> Front | None:
 def _find_frozen_nodes(step: LoweredStep) -> Iterator[int]:
     """Yield the indices of nodes that depend only on inputs (at least one) and constants.
 
-    Omits nodes that draw random numbers or replace state, and nodes that depend on these or on
-    state tensors of the graph. Frozen weights are constants.
+    They ascend. Omits nodes that draw random numbers or replace state, and nodes that depend on
+    these or on state tensors of the graph. Frozen weights are constants.
     """
     input_buffers = {value.pieces[0].buffer for value in step.inputs}
     frozen_tensors: set[str] = set()
@@ -215,11 +214,11 @@ def _make_front(
     node_buffers: Sequence[Collection[str]],
     input_index_of: dict[str, int],
 ) -> Front:
-    """Return the front of `nodes`.
+    """Return the front that consists of `nodes`.
 
-    Its outputs are the outputs of `nodes`, and its inputs the inputs of the step, that nodes
-    outside of the front read or the step returns. `node_buffers` has the buffers of each node's
-    calls, `input_index_of` the index of each input of the step, by buffer.
+    Its tensors are those that nodes outside of it read or the step returns: outputs of `nodes`, in
+    this order, and inputs of the step, by ascending index. `node_buffers` has the buffers of each
+    node's calls, `input_index_of` the index of each input of the step, by buffer.
     """
     graph, front_nodes = step.graph, frozenset(nodes)
     read_names: set[str] = set(step.returned_buffers)
@@ -236,7 +235,7 @@ def _make_front(
 
 
 def program_instructions(step: LoweredStep, plan: Plan, skipped_nodes: Collection[int] = ()) -> int:
-    """Return the estimated instructions of a program, without computations of `skipped_nodes`.
+    """Return the estimated instructions of a plan, without computations of `skipped_nodes`.
 
     Recomputations count; nodes without an estimate count as 0.
     """
@@ -248,7 +247,7 @@ def replay_arena_bytes(replay: Replay, step: LoweredStep, plan: Plan, arena: Are
     """Return the arena size of a step on a stored sample [B].
 
     This is the highest end of a tensor or workspace that the step uses, at the addresses of
-    `arena`.
+    `arena`. The step skips the nodes of the front, but has the front's outputs in RAM.
     """
     graph, front = step.graph, replay.front
     skipped_tensors = {

@@ -68,6 +68,7 @@ class StepSource:
         self._buffers = list(
             dict.fromkeys(ref.buffer for tensor in self.step.states for ref in tensor.pieces)
         )
+        """Names of the buffers of state, in the order of the table of buffers."""
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -131,7 +132,7 @@ class StepSource:
         }
 
     def _replay_values(self) -> TemplateValues:
-        """Return the template values for stored samples; 0 without replay."""
+        """Return the template values for stored samples (latent replay); 0 without replay."""
         replay = self.deployment.replay
         if replay is None:
             names = ("REPLAY", "SAMPLE_OUTPUTS", "SAMPLE_INPUTS", "SAMPLE_INPUT_BYTES")
@@ -342,8 +343,8 @@ class StepSource:
     def _buffer_row(self, name: str) -> str:
         """Return the table row of a state buffer, with the fields of ``pm_buffer_t``.
 
-        These are number of elements, offset of the initial values in the weights [B], offset in the
-        arena [B], slot, home and type.
+        These are number of elements, offset of the initial values in the weights [B] (PM_ZEROS
+        if all are zero), offset in the arena [B] (0 outside of it), slot, home and type.
         """
         buffer = self.step.buffers[name]
         home = self.home_of(name)
@@ -357,9 +358,10 @@ class StepSource:
         return f"{{{fields}, {_HOME_MACROS[home]}, {type_macro}}}"
 
     def home_of(self, name: str) -> str:
-        """Return the home of a state buffer: ram, storage, mapped, or flash.
+        """Return the home of a state buffer: flash, ram, mapped or storage.
 
-        State in flash is no tensor of the graph: no step changes it.
+        It is flash if the buffer is no tensor of the graph, so that no step changes it; else ram if
+        the plan has it resident; else mapped or storage, by ``plan.memory_mapped``.
         """
         graph, plan = self.step.graph, self.deployment.plan
         if name not in graph.tensor_index:
@@ -371,7 +373,8 @@ class StepSource:
     def _tensor_row(self, tensor: NamedTensor, piece_rows: list[str]) -> str:
         """Append the rows of a state tensor's pieces to `piece_rows`; return the tensor's row.
 
-        That row has the index of the first of these rows, and the number of pieces.
+        The tensor's row has the index of its first piece in `piece_rows`, and the number of pieces.
+        The row of a piece has the index of its buffer, first element and number of elements.
         """
         first, remaining = len(piece_rows), tensor.elements
         for ref in tensor.pieces:
@@ -383,7 +386,9 @@ class StepSource:
     def _gradient_table(self) -> Iterator[str]:
         """Yield the C table of returned gradients, if there are any.
 
-        Adds shapes and strides of gradients that are not dense to `program.lists`.
+        A row has slot, elements of the buffer, first element of the gradient in it, and rank, shape
+        and strides, which are 0 for a dense gradient. Adds other shapes and strides to
+        `program.lists`.
         """
         slots = self.deployment.slots
         rows = []

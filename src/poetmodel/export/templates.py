@@ -42,7 +42,10 @@ def fill_template(text: str, values: TemplateValues) -> str:
 
 
 def _resolve_blocks(text: str, values: TemplateValues) -> str:
-    """Return a text without the marks of blocks, and without blocks whose condition is false."""
+    """Return a text without the marks of blocks, and without blocks whose condition is false.
+
+    Resolves nested blocks, too. Raises `KeyError` for a condition without a value.
+    """
 
     def replace_block(match: re.Match[str]) -> str:
         is_true = bool(values[match[3]]) == (match[2] == "IF")

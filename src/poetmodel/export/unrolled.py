@@ -108,7 +108,7 @@ class _Pieces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PieceCall:
-    """An undivided call, or a call for one piece of it, with the pieces that the call accesses."""
+    """A call that accesses at most one piece of each divided tensor, and these pieces."""
 
     call: Call
     loops: Loops | None = None
@@ -206,10 +206,7 @@ class _Division:
             pass
 
     def is_copy(self, k: int) -> bool:
-        """Return whether all calls of node `k` are copies; True without calls.
-
-        The elements of a copied result are in other buffers before.
-        """
+        """Return whether all calls of node `k` are copies; True without calls."""
         return all(call.kernel == "pm_copy" for call in self.step.calls[k])
 
     # -- tensors to divide -----------------------------------------------------------------------
@@ -228,12 +225,11 @@ class _Division:
         return is_plain and not node.is_state and self.step.buffers[name].type is DataType.REAL
 
     def _propose_stacks(self) -> None:
-        """Add stacks to `pieces`, then tensors that are read in as many slices as a stack.
+        """Add stacks to `pieces`, then tensors whose first reader accesses a slice.
 
         A stack is the result of a node that copies equal pieces one after the other; it is added
-        only if sums over its pieces need less memory. The slices of a tensor are those that its
-        first reader accesses. Divisible tensors in the same loops as an added tensor are added,
-        too.
+        only if `_saves_memory`. The number of slices of a tensor must be that of the pieces of an
+        added tensor. `_propose_tensor` adds each with the divisible tensors in the same loops.
         """
         for k in range(len(self.graph.nodes)):
             name, pieces = self._parse_stack(k)
@@ -246,9 +242,10 @@ class _Division:
                     self._propose_tensor(tensor.name, pieces)
 
     def _parse_stack(self, k: int) -> tuple[str, _Pieces | None]:
-        """Return (result, pieces) of a node that stacks equal pieces in a divisible result.
+        """Return (result, division) if the calls of node `k` stack pieces in a divisible result.
 
-        Otherwise, `pieces` is None.
+        There must be several calls, all copies: call `t` writes piece `t`, and all pieces have
+        equal size. Otherwise, the division is None, and the name of the result may be "".
         """
         node, calls = self.graph.nodes[k], self.step.calls[k]
         if len(calls) <= 1 or len(node.outputs) != 1 or not self.is_copy(k):
@@ -265,10 +262,10 @@ class _Division:
         return name, pieces if piece_order == list(range(len(calls))) else None
 
     def _saves_memory(self, name: str, pieces: _Pieces) -> bool:
-        """Return whether the results of sums over the pieces of a stack are smaller than the stack.
+        """Return whether all sums over the pieces of a stack together have fewer bytes than it.
 
-        The sizes of the results are added up. A sum counts if it is the only call of its node;
-        without any, returns False.
+        A sum (`_sums_pieces`) counts if it is the only call of its node; without any, returns
+        False.
         """
         sums = {
             call.arguments[0]
@@ -294,7 +291,11 @@ class _Division:
         )
 
     def _propose_tensor(self, name: str, pieces: _Pieces) -> None:
-        """Add to `pieces` a tensor and, transitively, divisible tensors in the same loops."""
+        """Add tensor `name`, divided into `pieces`, to ``self.pieces``.
+
+        Adds divisible tensors in the same loops (`_find_tensors_in_same_loop`), too, transitively,
+        but retains the division of those added earlier.
+        """
         pieces_of_tensors = {name: pieces}
         while pieces_of_tensors:
             name, pieces = pieces_of_tensors.popitem()
@@ -308,10 +309,12 @@ class _Division:
                             pieces_of_tensors.setdefault(other, other_pieces)
 
     def _find_sliced_pieces(self, name: str, counts: set[int]) -> list[_Pieces]:
-        """Return, in a list, the division of a tensor by the slice that its first reader accesses.
+        """Return, in a list, the division of a tensor by a slice that its first reader accesses.
 
-        Returns [] if the tensor has no reader, if the reader's calls are no loops, if the slices do
-        not repeat evenly, or if their number is not in `counts`.
+        The slice has contiguous sequences of equal length and distance: the length is `inner` of
+        the division, and the pieces fill the distance. Only the first node that reads the tensor
+        counts, and of its accesses the first whose division has one of `counts` as its number of
+        pieces. Returns [] without such an access.
         """
         elements = self.step.buffers[name].elements
         readers = [k for k in self._accessing_nodes[name] if k != self._find_producer(name)]
@@ -336,9 +339,10 @@ class _Division:
     def _divide_nodes(self) -> bool:
         """Divide the calls of all nodes that use divided tensors; return whether that succeeded.
 
-        If not, removes tensors from `pieces`, and the caller tries again: a result that cannot be
-        computed in pieces, all divided inputs of a node that cannot read pieces, or tensors whose
-        pieces no other node accesses.
+        Sets `producer_calls`, `consumer_calls` and `undivided_stacks` anew. On failure, removes
+        tensors from `pieces`, and the caller tries again: a result that cannot be computed in
+        pieces, all divided inputs of a node that cannot read pieces, or tensors whose pieces only
+        their own node accesses.
         """
         self.undivided_stacks, self.consumer_calls, self.producer_calls = set(), {}, {}
         accessed_names: set[str] = set()
@@ -361,11 +365,12 @@ class _Division:
     def _divide_node(
         self, k: int, divided_calls: dict[int, list[_DividedCall]], outputs: set[str]
     ) -> bool:
-        """Add the divided calls of node `k` to `divided_calls`; return whether they can be divided.
+        """Add the divided calls of node `k` to `divided_calls`; return whether that is possible.
 
-        `divided_calls` is `producer_calls` or `consumer_calls`, and `outputs` are the results to
-        compute in pieces. If a division by all tensors is impossible, tries one that leaves the
-        stacks among the inputs undivided; if that succeeds, adds these to `undivided_stacks`.
+        `divided_calls` is `producer_calls`, with `outputs` the result to compute in pieces, or
+        `consumer_calls`, with no `outputs`. If a division by all tensors is impossible, tries one
+        that leaves the stacks among the inputs undivided; if that succeeds, adds these to
+        `undivided_stacks`.
         """
         other_outputs = {tensor.name for tensor in self.graph.nodes[k].outputs} - outputs
         accessed_names = [
@@ -396,7 +401,10 @@ class _Division:
         }
 
     def find_readers(self, name: str) -> list[list[_PieceCall]]:
-        """Return, for each piece of a tensor, the calls that read it, in the order of the step."""
+        """Return, for each piece of a divided tensor, the calls that read the piece, in step order.
+
+        Omits calls that read the undivided stack.
+        """
         readers: list[list[_PieceCall]] = [[] for _ in range(self.pieces[name].count)]
         producer_index = self._find_producer(name)
         for k in self._accessing_nodes[name]:
@@ -481,9 +489,12 @@ def _find_contiguous_sequence(pairs: Iterable[tuple[int, int]], elements: int) -
 def _find_tensors_in_same_loop(
     call: Call, name: str, pieces: _Pieces, buffers: Mapping[str, Buffer]
 ) -> Iterator[tuple[str, _Pieces]]:
-    """Yield (tensor, pieces) of other tensors that a call divides together with tensor `name`.
+    """Yield (tensor, division) of other tensors that a call accesses in the loop over `pieces`.
 
-    Yields none if the call accesses only one piece of `name`, or cannot be divided by `pieces`.
+    `pieces` is the division of tensor `name`. From one iteration of that loop to the next, the
+    access to the other tensor must advance by a positive distance, which is the size `inner` of its
+    division; `count` pieces of that size must divide it evenly. Yields none if the call accesses
+    only one piece of `name`, or cannot be divided by `pieces`. State is not excluded.
     """
     loops = call_to_loops(call)
     if (
@@ -511,7 +522,7 @@ def _find_tensors_in_same_loop(
 
 
 def _measure_piece_distance(piece_loops: Sequence[Loops], name: str) -> int:
-    """Return the distance of tensor `name` between the loops of the first two pieces [elements]."""
+    """Return the difference of the offsets in tensor `name` of the first two loops [elements]."""
     first, second = (
         next(ref.offset for ref in loops.refs if ref.buffer == name) for loops in piece_loops[:2]
     )
@@ -523,7 +534,8 @@ def _writes_each_piece(
 ) -> bool:
     """Return whether `outputs` is one tensor, and the calls write each piece of it, without sums.
 
-    Every call must access a piece of the tensor, no piece twice within one divided call.
+    `piece_calls` are all calls of a node. Every call must access a piece of the tensor; within one
+    divided call, no piece may occur twice.
     """
     if len(outputs) != 1:
         return False
@@ -552,7 +564,7 @@ class _Rewriter:
     """Builds the step with divided tensors, and nodes in a new order."""
 
     def __init__(self, division: _Division) -> None:
-        """Start without nodes, and with the old step's buffers that remain undivided.
+        """Start without nodes, and with the old step's buffers that are needed undivided.
 
         `make_step` adds the nodes and the buffers of pieces.
         """
@@ -597,9 +609,9 @@ class _Rewriter:
     def _add_piece_nodes(self, k: int) -> None:
         """Add a node and buffer for each piece of the result of node `k`, or an alias instead.
 
-        The node is early if it is of the backward pass and reads a piece of another tensor,
-        otherwise late. Sets `ready_after` of the piece to the maximum of those of its inputs; a
-        piece with an alias has no entry.
+        The node joins `early_nodes` if it is of the backward pass and reads a piece of another
+        tensor, otherwise `late_nodes`. Sets `ready_after` of the piece to the maximum of those of
+        the node's inputs, -1 without any; a piece with an alias has no entry.
         """
         node, (result,) = self.graph.nodes[k], self.graph.nodes[k].outputs
         pieces = self.division.pieces[result.name]
@@ -652,7 +664,8 @@ class _Rewriter:
     ) -> tuple[str, np.ndarray] | None:
         """Return the (buffer, element indices) that can replace a copied piece, or None.
 
-        None unless one copy writes the whole piece from a suitable buffer. State is unsuitable,
+        The indices are those of the piece's elements in the buffer. Readers are not checked. None
+        unless one copy writes the whole piece from a suitable buffer. State is unsuitable,
         because updates overwrite it, and so are tensors of another size than the piece. Inputs of
         the step and constants of any size are suitable: they stay in memory until the end of the
         step.
@@ -682,8 +695,8 @@ class _Rewriter:
     ) -> tuple[tuple[Call, ...], dict[str, None]]:
         """Return the calls with the new names of pieces, and the names of the accessed buffers.
 
-        The names are those of inputs, results and workspace, as keys of a dict. A piece that is an
-        alias has the name of the buffer that it aliases.
+        The names are those of inputs, results and workspace, as keys of a dict in the order of
+        access. A piece that is an alias has the name of the buffer that it aliases.
         """
         calls = []
         for piece_call in piece_calls:
@@ -697,8 +710,8 @@ class _Rewriter:
     def _resolve_loops(self, piece_call: _PieceCall) -> Loops | None:
         """Return the loops of a call on pieces, with the new buffer of each piece.
 
-        A piece that is an alias is accessed in the buffer that it aliases. None if the call has no
-        loops, or its kernel cannot access the aliased elements.
+        A piece that is an alias is accessed in the buffer that it aliases. None if the call
+        accesses no pieces, or its kernel cannot access the aliased elements.
         """
         loops = piece_call.loops
         for name, t in piece_call.piece_of.items():
@@ -739,7 +752,8 @@ class _Rewriter:
     def _add_consumer(self, k: int) -> None:
         """Replace node `k` by a node that reads pieces, or by a chain of nodes that sum pieces.
 
-        A node that reads pieces is added to `fixed_nodes`; for the chain see `_add_sum_chain`.
+        The chain replaces a node whose call sums pieces; see `_add_sum_chain`. Any other node is
+        added to `fixed_nodes`, with one or more calls for each old call.
         """
         node, piece_calls = self.graph.nodes[k], self.division.consumer_calls[k]
         if any(len(call.piece_calls) > 1 and call.is_sum for call in piece_calls):
@@ -771,10 +785,11 @@ class _Rewriter:
         )
 
     def _add_sum_chain(self, k: int, piece_calls: Sequence[_PieceCall]) -> None:
-        """Replace node `k` by a chain of nodes, each for pieces that are ready after one position.
+        """Replace node `k`, a sum over pieces, by a chain of nodes; add them to `early_nodes`.
 
-        Each node adds its pieces to the sum of the node before it, and has a buffer for its sum.
-        The nodes are added to `early_nodes`.
+        Each node of the chain adds the pieces that are ready after one position of the old step
+        (`ready_after`) to the previous sum, and has a buffer for its sum. The positions ascend. The
+        last node has the name and result of node `k`.
         """
         node, (result,) = self.graph.nodes[k], self.graph.nodes[k].outputs
         terms = []
@@ -826,10 +841,11 @@ class _Rewriter:
             previous_name = name
 
     def _make_addition_calls(self, call: Call, result_name: str, out: str) -> list[Call]:
-        """Return calls that add the result of `call` to buffer `out`.
+        """Return calls that add the result of `call`, a product or sum, to buffer `out`.
 
-        `result_name` is the undivided result. Some calls of ``pm_sum`` need a workspace of the size
-        of that result.
+        A product accumulates in `out`. A ``pm_sum`` of single, unscaled elements becomes one
+        addition if the loops fit a shape table. Any other sum is written to a workspace of
+        the size of buffer `result_name`, which a second call adds.
         """
         if call.kernel == "pm_mm":
             return [
@@ -852,8 +868,10 @@ class _Rewriter:
     # -- order -------------------------------------------------------------------------------------
 
     def _order_nodes(self) -> Iterator[_NewNode]:
-        """Yield the nodes in an order that respects inputs and replacements of state.
+        """Yield fixed nodes in the order of the old step, with early and late nodes between them.
 
+        After each fixed node follow all early nodes whose inputs can be computed. A late node comes
+        right before its first reader, or before an earlier replacement of state that it reads.
         Removes the yielded nodes from `late_nodes`. Omits late nodes without a reader, unless they
         read state that is replaced.
         """
@@ -912,6 +930,7 @@ def _make_piece_name(name: str, t: int) -> str:
 
 
 def _divide_flops(total_flops: int, index: int, count: int) -> int:
+    """Return the FLOP of one of `count` pieces; those of all pieces sum to `total_flops`."""
     return total_flops * (index + 1) // count - total_flops * index // count
 
 
@@ -927,8 +946,9 @@ def _fuse_gradient_sums(step: LoweredStep) -> LoweredStep:
 
     The gradients of a weight in two time steps are an example. The product must be a whole weight
     gradient that only the addition reads and the step does not return; the node of the earlier
-    gradient must end with such a product. The fused node is at the position of the product. Returns
-    `step` itself if unchanged.
+    gradient must end with a product (`_ends_with_gradient_product`). The fused node has the
+    position of the product, and the name and output of the addition. Returns `step` itself if
+    unchanged.
     """
     graph = step.graph
     returned_names = step.returned_buffers
@@ -985,8 +1005,9 @@ def _fuse_gradient_sums(step: LoweredStep) -> LoweredStep:
 def _is_weight_gradient(calls: Sequence[Call], name: str, elements: int) -> bool:
     """Return whether the calls are one matrix product that computes the whole tensor `name`.
 
-    As in the gradient of a weight, the first factor is the transpose of a matrix with contiguous
-    rows, and the second factor has contiguous rows.
+    The tensor has `elements` elements. The product must not add to earlier values. As in the
+    gradient of a weight, the first factor is the transpose of a matrix with contiguous rows, and
+    the second factor has contiguous rows.
     """
     match calls:
         case (Call("pm_mm", (Ref(out, 0), _, _, int(m), _, int(n), int(row), 1, _, _, 1, 0)),):
@@ -995,9 +1016,10 @@ def _is_weight_gradient(calls: Sequence[Call], name: str, elements: int) -> bool
 
 
 def _ends_with_gradient_product(node: Node, calls: Sequence[Call]) -> bool:
-    """Return whether a node is of the backward pass and its last call is a product of gradients.
+    """Return whether a node is of the backward pass and its last call is a matrix product.
 
-    That product has the layout of `_is_weight_gradient`, and may add to earlier values.
+    The factors must have the layouts of `_is_weight_gradient`. The product may write only some
+    elements of the result, or add to earlier values.
     """
     match calls:
         case (*_, Call("pm_mm", (_, _, _, _, _, _, _, 1, _, _, 1, _))):

@@ -33,7 +33,10 @@ def check_values(step: LoweredStep) -> None:
 
 
 def require_all_finite(step_name: str, nonfinite_names: Iterable[str]) -> None:
-    """Raise `InputError` if there are `nonfinite_names`: tensors of a step that are not finite."""
+    """Raise `InputError` that lists `nonfinite_names`, each once; return if there are none.
+
+    They are the names of tensors of step `step_name` that are not finite.
+    """
     unique_names = [*dict.fromkeys(nonfinite_names)]
     if unique_names:
         verb = "hold" if len(unique_names) > 1 else "holds"
@@ -47,8 +50,9 @@ def require_all_finite(step_name: str, nonfinite_names: Iterable[str]) -> None:
 def _find_nonfinite(step: LoweredStep) -> Iterator[str]:
     """Yield the names of the tensors of a step that must be finite but are not.
 
-    Exceptions are tables of byte inputs, a momentum that is all NaN, because it is new, and values
-    that the step does not replace and that are finite apart from minus infinity.
+    These are names in `LoweredStep.states`, or of buffers. Three kinds are not yielded: tables of
+    byte inputs; a momentum that is all NaN, because it is new; and values that the step does not
+    replace and that are finite apart from minus infinity.
     """
     graph = step.graph
     replaced_names = {graph.tensors[old].name for old in graph.replacement_of}

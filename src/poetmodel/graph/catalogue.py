@@ -79,9 +79,10 @@ class InputShape:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The overrides as command-line arguments, such as ``("--batch", "8")``.
+        """The `overrides` as command-line arguments, such as ``("--batch", "8")``.
 
-        A setting that is True becomes an option without a value.
+        They are in the order of the fields. A setting that is True becomes an option without a
+        value.
         """
         return tuple(
             argument
@@ -182,8 +183,8 @@ def load_file(path: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
 def _build_zoo_model(name: str, shape: InputShape) -> Graph:
     """Generate the graph of a built-in network with the overrides of `shape`.
 
-    Raises `GraphError` for a published graph, for a kind of size that the network lacks, such as an
-    image size of a language model, and for values that its function refuses.
+    Raises `GraphError` for a published graph, for a size that the network lacks, such as the image
+    size of a language model, and for values that its function in `MODELS` refuses.
     """
     subject = f"model {name!r}, {shlex.join(shape.options)}"
     if name.startswith(_PUBLISHED):
@@ -213,7 +214,11 @@ def _build_zoo_model(name: str, shape: InputShape) -> Graph:
 
 
 def _replace_argument_names(fault: str) -> str:
-    """Replace argument names of a zoo function in an error message by command-line options."""
+    """Replace argument names of a zoo function in an error message by command-line options.
+
+    Replaces a field name of `Variant` only before the first colon, but the parameter names in
+    `_PARAMETER_OF_FIELD`, such as ``batch_size``, everywhere.
+    """
     argument_name, colon, description = fault.partition(": ")
     if argument_name in Variant.__dataclass_fields__:
         fault = f"--{argument_name.replace('_', '-')}{colon}{description}"

@@ -141,7 +141,7 @@ def digraph_to_dict(digraph: networkx.DiGraph[Any]) -> dict[str, Any]:
 def _to_json_value(value: Any) -> Any:
     """Convert tuples to lists and NumPy integers to int, recursively, as JSON requires.
 
-    Other values are returned unchanged.
+    Other values, bool included, and keys are returned unchanged.
     """
     if isinstance(value, list | tuple):
         return [_to_json_value(item) for item in value]
@@ -157,8 +157,8 @@ def _is_integer(value: object) -> bool:
 def _output_names(item: Mapping[str, Any]) -> list[object]:
     """Return the names of the outputs in a node's file entry, skipping outputs that are no dict.
 
-    The name is None for a dict without a name. Without a list of outputs, the only tensor has the
-    node's name. `Graph` reports malformed outputs later.
+    The name is None for a dict without a name. If ``outputs`` is missing or no list, returns the
+    node's name alone. `Graph` reports malformed outputs later.
     """
     outputs = item.get("outputs")
     if not isinstance(outputs, list):

@@ -55,8 +55,8 @@ def read_document(path: str | Path) -> tuple[object, str, list[str]]:
     Returns
     -------
     document : object
-        Content of the graph file; for a step file, its graph, or None if it has none. Not
-        validated.
+        Content of the graph file; for a step file (by its ``format``), its graph, or None if it has
+        none.
     source : str
         Path, and key within a step file, for error messages.
     faults : list of str
@@ -156,7 +156,8 @@ def optional_keys(
 ) -> dict[str, Any]:
     """Return the attributes of `owner`, by name, that differ from their defaults in `default_of`.
 
-    With `defaults`, also include attributes equal to their defaults, unless the default is None.
+    Only attributes in `default_of` count. With `defaults`, also include attributes equal to their
+    defaults, unless the default is None.
     """
     values = ((key, getattr(owner, key), default) for key, default in default_of.items())
     return {
@@ -219,9 +220,9 @@ def _parse_node(item: dict[str, Any]) -> Node:
 def canonical_json(document: dict[str, Any]) -> str:
     """Return the canonical JSON that a graph's hash is computed from: sorted keys, no spaces.
 
-    Removes ``kernels`` and ``instructions`` from `document`, because two graphs that differ only in
-    these are the same graph. `document` comes from `Graph.to_dict` with all defaults. Characters
-    outside ASCII are not escaped.
+    Deletes ``kernels`` and ``instructions`` from the given `document`, because two graphs that
+    differ only in these are the same graph. `document` comes from `Graph.to_dict` with all
+    defaults. Characters outside ASCII are not escaped.
     """
     document.pop("kernels", None)
     for node in document["nodes"]:

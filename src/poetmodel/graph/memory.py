@@ -70,8 +70,8 @@ def checkpoint_all_profile(graph: Graph) -> tuple[int, ...]:
 def _keep_all_profile(graph: Graph, node_indices: Sequence[int]) -> tuple[int, ...]:
     """Return the RAM in use at each of the `node_indices` nodes under keep-all [B].
 
-    Only these nodes, which must be ascending, are computed; other readers of a tensor are ignored.
-    State whose node is among them is in RAM throughout.
+    Counts as `checkpoint_all_profile`, but only these nodes, which must be ascending, are computed:
+    other nodes make and read no tensor. State whose node is among them is in RAM throughout.
     """
     sizes, computed_nodes = graph.tensor_bytes, frozenset(node_indices)
     state = frozenset(graph.state_tensors)

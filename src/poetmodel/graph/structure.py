@@ -128,7 +128,8 @@ class Graph:
     def exactness(self) -> str:
         """Label that distinguishes the results from those of a float network.
 
-        `INT8_WEIGHTS` if int8 weights are trained, else `INT8_FRONT` with int8 operators, else "".
+        `INT8_WEIGHTS` with an operator that trains int8 weights, else `INT8_FRONT` with an int8
+        operator, else "".
         """
         if any(node.op in _INT8_WEIGHT_OPERATORS for node in self.nodes):
             return INT8_WEIGHTS

@@ -26,7 +26,10 @@ class _Rule(NamedTuple):
 
 
 def _integer_rule(minimum: int, maximum: int, expected: str) -> _Rule:
-    """Return a rule that accepts integers from `minimum` to `maximum`, but no bool."""
+    """Return a rule that accepts integers from `minimum` to `maximum`, but no bool.
+
+    `expected` describes them in messages.
+    """
     # bool is a subclass of int.
     return _Rule(
         lambda value: (
@@ -124,7 +127,8 @@ def value_faults(document: Mapping[str, Any]) -> list[str]:
 def _key_faults(item: object, rules: Mapping[str, _Rule]) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield (key path, message) for each unknown key, missing key and invalid value of `item`.
 
-    The path has one key, or none if `item` is no object.
+    `rules` has the known keys; those in `_REQUIRED` must be present. The path has one key, or none
+    if `item` is no object.
     """
     if not isinstance(item, dict):
         yield (), f"expected an object, got {quote(item)}"
@@ -189,8 +193,8 @@ def _order_faults(nodes: Sequence[Node], maker_of: Mapping[str, int]) -> Iterato
 def _repeated_name_faults(nodes: Sequence[Node], maker_of: dict[str, int]) -> Iterator[str]:
     """Yield a message for each duplicate name of a node or tensor.
 
-    A node and its output that repeat the same name have one message.
-    Adds to `maker_of` the index of the first node that makes each tensor, by tensor name.
+    A node and its output that repeat the same name have one message. Adds to `maker_of` the index
+    of the first node that makes each tensor, by tensor name.
     """
     first_node_of: dict[str, int] = {}
     for k, node in enumerate(nodes):
@@ -298,11 +302,12 @@ def _state_node_faults(nodes: Sequence[Node], k: int) -> Iterator[str]:
 def _replacement_faults(
     nodes: Sequence[Node], k: int, maker_of: Mapping[str, int], replacer_of: dict[str, int]
 ) -> Iterator[str]:
-    """Yield a message for each invalid replacement among the outputs of node `k`.
+    """Yield a message for each violated rule of the replacements that node `k` makes.
 
     A replacement must have the size of a state tensor that the node reads and that has no earlier
-    replacement. The node must not hold state, nor be recomputable or on storage. Adds `k` to
-    `replacer_of`: the first node that replaces each state tensor, by tensor name.
+    replacement. The node must not hold state, nor be `recomputable` or `on_aux`. Unless it holds
+    state, adds `k` to `replacer_of`: the first node that replaces each state tensor, by tensor
+    name.
     """
     node, label = nodes[k], _node_label(nodes, k)
     replacement_pairs = _replacement_pairs(node)
@@ -340,7 +345,7 @@ def _replacement_faults(
 
 
 def _in_place_faults(nodes: Sequence[Node], k: int, maker_of: Mapping[str, int]) -> Iterator[str]:
-    """Yield a message for each invalid in-place pair of node `k`.
+    """Yield a message for each violated rule of the in-place pairs of node `k`.
 
     The output must be one of the node and no replacement. The input must be one of the node, no
     state tensor, and in no other pair. Sizes may differ.

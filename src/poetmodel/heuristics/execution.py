@@ -102,7 +102,10 @@ class Execution:
     """
 
     def __init__(self, graph: Graph, limit_bytes: float = math.inf) -> None:
-        """Begin before the first stage, with no tensor in RAM."""
+        """Begin before the first stage, with no tensor in RAM.
+
+        `evict_until_fits` observes `limit_bytes` [B]; `compute` and `page_in` do not.
+        """
         self.graph = graph
         self.limit_bytes = limit_bytes
         self.sizes = graph.tensor_bytes
@@ -152,7 +155,7 @@ class Execution:
 
         Begins the next stage first if the current one has computed its own node, or none has begun.
         Records no page-in if the schedule keeps the tensor into the stage or the stage has computed
-        it: then it stays in RAM.
+        it: the schedule then leaves it in RAM instead.
         """
         if self._is_stage_over:
             self.begin_stage()
@@ -276,8 +279,8 @@ class StagedExecution(Execution):
     def evictable_candidates(self, k: int) -> list[int]:
         """Return the tensors in RAM, of more than 0 bytes, that no step from `k` on reads.
 
-        Only steps of the current stage count. Inputs that step `k` may overwrite are included while
-        one of them is to be chosen. The tensors are ascending.
+        Only steps of the current stage count. Also returns `_replaceable_inputs`: inputs that step
+        `k` may overwrite, while `_overwritten_victim` chooses one. The tensors are ascending.
         """
         return [
             i
@@ -330,7 +333,8 @@ class StagedExecution(Execution):
         """Evict tensors until node `k` fits.
 
         Without another victim, the node overwrites an input that `retains` would keep, if that is
-        permitted: the input is evicted after the step. The bytes of the step are computed again
+        permitted: `_overwritten_inputs` then contains the input until the end of the step, where it
+        is evicted. The bytes of the step are computed again
         after each eviction. Raises `MethodNotApplicableError` if the node cannot fit.
         """
         while self.ram_bytes + (needed_bytes := self._step_bytes(k)) > self.limit_bytes:
@@ -375,7 +379,8 @@ class StagedExecution(Execution):
     def _find_missing(self) -> tuple[set[int], set[int]]:
         """Return the nodes to compute in the stage (its own included), and tensors to page in.
 
-        Outputs of computed nodes are not paged in.
+        An input of these nodes, or one of `demanded_tensors`, that is not in RAM is paged in if
+        `pages_in`, otherwise its node is computed. Outputs of computed nodes are not paged in.
         """
         graph = self.graph
         computations, page_ins = {self.stage}, set[int]()
@@ -512,10 +517,10 @@ def last_forward_uses(graph: Graph) -> tuple[int, ...]:
 
 
 def first_backward_node(graph: Graph) -> int:
-    """Return the first node of phase backward, or without one the first update of state.
+    """Return the first node of phase backward; without one, the first node of phase update.
 
-    Updates of running statistics amid the forward pass come before it. Return the number of nodes
-    if there is neither a backward node nor an update.
+    Earlier updates, those of running statistics, count only without a backward node. Return the
+    number of nodes if there is neither.
     """
     phases = [None if node.is_state else node.phase for node in graph.nodes]
     for phase in (Phase.BACKWARD, Phase.UPDATE):

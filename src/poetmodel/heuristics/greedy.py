@@ -66,8 +66,8 @@ def add_rewarded_decisions(
     """Return a copy of a schedule with decisions added that constraints or the objective reward.
 
     Decisions in `rewarded` are added first if they fit; recomputations and page-ins in the best
-    stage, not in their own. Decisions that lower the excess over user-defined constraints or have
-    negative prices follow. Decisions that exceed constraints may be dropped.
+    stage, not in their own. Then `Repair.satisfy_constraints` adds and drops decisions to lower the
+    excess over user-defined constraints, and adds rewarded decisions with negative prices.
     """
     problem = objective.problem
     partial = objective.make_partial(list_restorations(problem.graph, schedule))
@@ -81,9 +81,9 @@ def refit(problem: Problem, schedule: Schedule, *, max_s: float = math.inf) -> S
     """Repair a schedule so that it fits in the RAM of a problem with less RAM; return the result.
 
     Return None if the repair fails or `max_s` [s] run out before it fits. The result may exceed
-    other limits, such as the deadline. While time is left, rewarded decisions are added, and
-    excessive decisions and unneeded restorations are dropped. The graph of the schedule has the
-    same nodes and tensors; sizes may differ.
+    other limits, such as the deadline. Prices are those of the objective. While time is left,
+    `Repair.satisfy_constraints` and `Repair.drop_unneeded` follow. The graph of the schedule has
+    the same nodes and tensors; sizes may differ.
     """
     objective = PenalizedObjective(problem)
     partial = objective.make_partial(list_restorations(problem.graph, schedule))
@@ -119,9 +119,9 @@ def page_everything(problem: Problem) -> Schedule | None:
 def keep_all_if_within_budgets(problem: Problem) -> Schedule | None:
     """Return keep-all if it meets the limits on RAM, time and energy, and commits fit on storage.
 
-    Return None otherwise, or if some user-defined constraint evidently has no schedule; the result
-    may still violate user-defined constraints. If keep-all meets these, too, a better schedule
-    exists only if RAM is minimized or the problem rewards decisions.
+    Return None otherwise, or if a bound shows that no schedule meets some user-defined constraint,
+    see `infeasibility_reason`; the result may still violate such constraints. If keep-all meets
+    these, too, a better schedule exists only if RAM is minimized or the problem rewards decisions.
     """
     if checkpoint_all_peak_bytes(problem.graph) > problem.usable_ram_bytes:
         return None
@@ -182,8 +182,9 @@ class _Greedy:
     def _minimize_peak(self, penalty: float) -> None:
         """Bisect for the smallest peak by constructing schedules; the best one is stored.
 
-        The peak is the score's value. All schedules have the prices of `penalty`. Ends after
-        `N_PEAKS` trials, when both bounds meet, or when time runs out.
+        Tries RAM limits between `Problem.floor` and the value of `best_score`, the lowest peak so
+        far, at the prices of `penalty`. Ends after `N_PEAKS` trials, when both bounds meet, or when
+        time runs out.
         """
         low = self.problem.floor.bytes
         for _ in range(N_PEAKS):
@@ -197,8 +198,10 @@ class _Greedy:
     def _try_repair(self, penalty: float, limit_bytes: int) -> bool:
         """Repair keep-all within `limit_bytes`; return whether the result meets all limits.
 
-        Stores the result if it meets them and is the best. Returns False if it does not fit in RAM,
-        or time runs out before it fits; time is unlimited until a result is stored.
+        Stores the result in `best` if it meets them and has the lowest score. Returns False if it
+        does not fit in RAM, or time runs out before it fits; this time is unlimited until a result
+        is stored. Prices are those of `penalty`. The repair ends with `Repair.satisfy_constraints`
+        and `Repair.drop_unneeded`, limited as `DROP_TIME_RATIO` states.
         """
         partial = self.objective.make_partial()
         repair = Repair(self.problem, partial, self.objective.prices(penalty), limit_bytes)

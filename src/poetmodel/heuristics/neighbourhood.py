@@ -63,9 +63,9 @@ class _Trajectory:
         """Return whether to continue from a partial schedule with `score`.
 
         This is so if the score is not above the current one, or exceeds the current score by at
-        most `MAX_RISE_RATIO` and the trajectory's best score by at most `MAX_DISTANCE_RATIO`.
-        Scores are compared by excess until the best score has none, then by value: then no score
-        with excess that is above the current one is accepted.
+        most `MAX_RISE_RATIO` and the trajectory's best score by at most `MAX_DISTANCE_RATIO`. These
+        ratios apply to the excess until the best score has none, then to the value; from then on, a
+        score above the current one is refused if it has excess.
         """
         if score <= self.current_score:
             return True
@@ -139,10 +139,10 @@ class LargeNeighbourhoodSearch:
     """
 
     def __init__(self, problem: Problem, *, seed: int = 0) -> None:
-        """Create the trajectories from keep-all: three if paging and recomputing are possible.
+        """Create the trajectories from keep-all, one for each of `STYLES`.
 
-        Otherwise there is one trajectory. Raises `TimeLimitError` if a time limit of the calling
-        context passes.
+        There is only the first one unless the problem permits both paging and recomputation. Raises
+        `TimeLimitError` if a time limit of the calling context passes.
         """
         self.problem = problem
         self.objective = PenalizedObjective(problem)
@@ -160,7 +160,9 @@ class LargeNeighbourhoodSearch:
         ]
         self._n_iterations = 0
         self._penalty = 1.0
+        """Factor on the use of limits in the prices, see `PenalizedObjective.prices`."""
         self._best_restorations: list[Restoration] = []
+        """Restorations of the best partial schedule so far."""
         self._exceeds_limits = False
         """Whether the last repaired partial schedule that fits in RAM exceeds other limits."""
         self._limit_bytes = problem.usable_ram_bytes
@@ -177,13 +179,13 @@ class LargeNeighbourhoodSearch:
         return self.objective.make_partial(self._best_restorations).schedule()
 
     def consider(self, restorations: Iterable[Restoration]) -> bool:
-        """Repair a partial schedule of `restorations`; continue from the result if best or first.
+        """Repair a partial schedule of `restorations`; return whether a result is the best so far.
 
-        Return whether a result is the best so far. The result belongs to the first trajectory. If
-        limits have a price, the repair is repeated at an infinite penalty, unless the first result
-        is the best so far or meets the limits. Until this trajectory has accepted a result, a call
-        also sets the penalty if limits have a price, and repairs the further trajectories, which
-        begin with keep-all.
+        The first trajectory continues from the result if it is the best, or if the trajectory has
+        accepted none before. If limits have a price, the repair is repeated at an infinite penalty,
+        unless the first result is the best so far or meets the limits. Until the first trajectory
+        has accepted a result, a call also sets the penalty by `PenalizedObjective.balance` if
+        limits have a price, and repairs the further trajectories, which begin with keep-all.
 
         Raises `TimeLimitError` if a time limit of the calling context passes.
         """
@@ -219,8 +221,9 @@ class LargeNeighbourhoodSearch:
         """Destroy some restorations of a trajectory, repair it, and accept or undo the result.
 
         Return whether the result is the best partial schedule so far. Trajectories take turns. If
-        limits have a price and a restoration was destroyed, the penalty then rises or falls by
-        `PENALTY_FACTOR`. Raises `TimeLimitError` if a time limit of the calling context passes.
+        limits have a price and a restoration was destroyed, the penalty is then multiplied by
+        `PENALTY_FACTOR` if `_exceeds_limits`, otherwise divided by it. Raises `TimeLimitError` if a
+        time limit of the calling context passes.
         """
         trajectory = self._select_trajectory()
         has_destroyed = self._destroy_restorations(trajectory.partial)
@@ -249,8 +252,8 @@ class LargeNeighbourhoodSearch:
     def _destroy_restorations(self, partial: PartialSchedule) -> bool:
         """Remove random restorations close to each other, and those that serve only them.
 
-        Samples 1 to `MAX_DESTROYED` of those nearest to a random one, by stage or by node. Returns
-        False if there are no restorations, otherwise True.
+        Samples n of the 2 n restorations nearest to a random one, by stage or by node, for a random
+        n up to `MAX_DESTROYED`. Returns False if there are no restorations, otherwise True.
         """
         restorations = partial.restorations()
         if not restorations:
@@ -319,8 +322,9 @@ class LargeNeighbourhoodSearch:
     def _accept_or_undo(self, trajectory: _Trajectory, score: Score) -> bool:
         """Accept a repaired partial schedule, or undo all changes since the last accepted one.
 
-        Returns whether `score` is the best so far. If RAM is minimized, a new best peak within the
-        limits lowers the RAM limit of further repairs. Counts idle iterations.
+        Returns whether `score` is the best so far; if so, stores it and the restorations. If RAM is
+        minimized, a new best peak within the limits lowers the RAM limit of further repairs. Counts
+        the trajectory's idle iterations.
         """
         partial, is_best = trajectory.partial, score < self.best_score
         trajectory.n_idle += 1

@@ -81,7 +81,8 @@ class PartialSchedule:
     ) -> None:
         """Begin with keep-all and add `restorations`; a repeated one is added once.
 
-        The use of `rows`, if given, is tracked.
+        `working_graph` defaults to that of `graph`, without state that is read in place. The use of
+        `rows`, the rows of user-defined constraints, is tracked.
         """
         self.graph = graph
         self.working_graph = (
@@ -166,7 +167,7 @@ class PartialSchedule:
         self._add_initial(restorations)
 
     def _add_initial(self, restorations: Iterable[Restoration]) -> None:
-        """Count all links, and add the initial restorations."""
+        """Count all links, add the absent ones of `restorations`, and commit."""
         for i in range(len(self.sizes)):
             check_time_limit()
             self._count_all_links(i, 1)
@@ -188,8 +189,8 @@ class PartialSchedule:
         """Return the partial schedule of a valid schedule, with only read or rewarded restorations.
 
         The result is valid, too, and needs no more energy, time, writes or RAM at any step; homes
-        of state are unchanged. `rewards` are those of the problem, if it has any, and
-        `working_graph` is the working graph of the problem.
+        of state are unchanged. `rewards` are `Problem.rewards`, nonzero for rewarded decisions;
+        None rewards none. `working_graph` is that of the problem.
 
         Stages are visited backwards, so that restorations are removed, too, if they serve only
         unneeded ones. An unrewarded recomputation is also removed if `schedule` has all outputs
@@ -293,7 +294,8 @@ class PartialSchedule:
     def _next_is_need(self, i: int, t: int, next_source_index: int) -> bool:
         """Return whether a step from stage `t` on reads tensor `i` before its next source.
 
-        `next_source_index` is the position of that source among the tensor's sources.
+        `next_source_index` is the position of that source among the tensor's sources; the number of
+        sources if there is none. A step in the stage of that source does not count.
         """
         needs, sources = self._needs[i], self._sources[i]
         position = bisect_left(needs, t)
@@ -377,10 +379,10 @@ class PartialSchedule:
         ]
 
     def source(self, i: int, t: int) -> Restoration | None:
-        """Return the restoration from which stage `t` reads tensor `i`.
+        """Return the recomputation or page-in from which stage `t` reads tensor `i`.
 
-        Return None for a first computation, for resident state, and for state that is still in RAM
-        from the first read at its node.
+        If one stage has both, return the page-in. Return None for a first computation, for resident
+        state, and for state that is still in RAM from the first read at its node.
         """
         stage = self._sources[i][bisect_right(self._sources[i], t) - 1]
         if stage < 0:
@@ -404,10 +406,10 @@ class PartialSchedule:
         self._changes.append((restoration, False))
 
     def remove(self, restoration: Restoration) -> list[Restoration]:
-        """Remove a restoration and those that serve only it; return all removed restorations.
+        """Remove a restoration and those that serve only it; return all in the order of removal.
 
-        With a home on storage, the page-ins of that state are removed, too. All removals are
-        logged, and the result has their order.
+        Page-ins of state are removed before its home on storage, further restorations after the
+        recomputation that they serve. All removals are logged.
         """
         n_changes_before = len(self._changes)
         if restoration.kind == STORAGE_HOME and self.page_ins[restoration.item]:
@@ -512,7 +514,7 @@ class PartialSchedule:
     def _apply_home(self, i: int, *, is_added: bool) -> None:
         """Move the home of state `i` to storage if `is_added`, otherwise to RAM.
 
-        Updates its links, the storage used, and the user-defined rows.
+        Updates the state's links, `aux_used_bytes` and the use of user-defined rows.
         """
         k, n_stages = self.graph.node_of[i], len(self.recomputed)
         sources, needs = self._sources[i], self._needs[i]
@@ -582,7 +584,11 @@ class PartialSchedule:
             self._count_link(i, last, need, sign)
 
     def _change_source(self, i: int, t: int, *, is_added: bool) -> None:
-        """Add or remove stage `t` as a source of tensor `i`; update the tensor's links."""
+        """Add or remove stage `t` as a source of tensor `i`; update the tensor's links.
+
+        No link changes if the stage has another source of the tensor, or no step reads the tensor
+        from this one.
+        """
         sources, needs = self._sources[i], self._needs[i]
         position = bisect_left(sources, t)
         if is_added:
@@ -606,7 +612,10 @@ class PartialSchedule:
             self._count_link(i, t if is_added else last, next_need, 1)
 
     def _change_need(self, i: int, t: int, *, is_added: bool) -> None:
-        """Add or remove a step of stage `t` that reads tensor `i`; update the tensor's links."""
+        """Add or remove a step of stage `t` that reads tensor `i`; update the tensor's links.
+
+        No link changes if another step of the stage reads the tensor, or the stage is a source.
+        """
         sources, needs = self._sources[i], self._needs[i]
         position = bisect_left(needs, t)
         if is_added:
@@ -632,7 +641,8 @@ class PartialSchedule:
     def _count_link(self, i: int, last: int, need: int, sign: int) -> None:
         """Add a link of tensor `i` from stage `last` to reader `need` (sign 1), or remove it (-1).
 
-        Updates the RAM rows, the intervals and the links of stage `last`, whose peak becomes stale.
+        Updates the `row_bytes` of stages before `need`, the tensor's `intervals` and `_links_from`
+        stage `last`, whose peak becomes stale.
         """
         first = last + 1 if last in self._always_counting[i] else last
         if first < need:
@@ -649,9 +659,10 @@ class PartialSchedule:
             self._mark_stale(last)
 
     def _split_link(self, i: int, whole_link: tuple[int, int], t: int, sign: int) -> None:
-        """Split a link of tensor `i` at stage `t` (sign 1), or merge its two halves (-1).
+        """Split `whole_link` of tensor `i` at reader `t` (sign 1), or merge its two halves (-1).
 
-        Updates the RAM row, the intervals and the links of stage `t`, whose peak becomes stale.
+        Updates row `t` of `row_bytes`, the tensor's `intervals` and `_links_from` stage `t`, whose
+        peak becomes stale.
         """
         always_counting, intervals, (last, need) = (
             self._always_counting[i],

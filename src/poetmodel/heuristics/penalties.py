@@ -112,10 +112,11 @@ class PenalizedObjective:
     def prices(self, penalty: float) -> Coefficients:
         """Return the prices of decisions: the objective plus the use of limits times `penalty`.
 
-        Prices of the objective are relative to its baseline, or to `Objective.scale` if that is 0.
-        Unless energy is minimized, they include energy with the weight `TIE_WEIGHT`. With penalty
-        1, the use of all slack of a limit costs as much as the baseline of the objective. With an
-        infinite penalty, the objective only breaks ties.
+        The limits are deadline, energy budget and user-defined constraints on the totals of several
+        decisions. Prices of the objective are relative to its baseline, or to `Objective.scale` if
+        that is 0. Unless energy is minimized, they include energy with the weight `TIE_WEIGHT`.
+        With penalty 1, the use of all slack of a limit costs as much as the baseline of the
+        objective. With an infinite penalty, the objective only breaks ties.
         """
         if not self.is_limited or penalty == 0:
             return self._objective_prices

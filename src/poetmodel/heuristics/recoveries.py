@@ -103,8 +103,8 @@ class Recoveries:
         """Return a lower and an upper bound on the price of recovering tensor `i` for stage `t`.
 
         The upper bound is the price of a page-in, infinite if none is possible. The lower bound is
-        that price or, if less, the price of recomputing the node alone. Both are infinite if
-        neither a page-in nor a recomputation is possible.
+        that price or, if less, the price of recomputing the node alone, which is infinite only if
+        the problem forbids it: `paging_only_stages` and limits are not checked.
         """
         page_in_price, last_page_in_stage = self._page_in(i)
         max_price = math.inf if t > last_page_in_stage else page_in_price
@@ -121,8 +121,9 @@ class Recoveries:
         """Return the cheaper of a recomputation and a page-in of tensor `i` for stage `t`.
 
         At equal prices, return the page-in. The recomputation must cost less than `max_price`; the
-        page-in may cost more. Nodes are not recomputed if `max_chain` is 0 or the stage is one of
-        the `paging_only_stages`. Return None if neither is possible.
+        page-in may cost more. Its node is recomputed in stage `t` or, if that is too late, in
+        `_last_recompute_stage`; not if `max_chain` is 0 or that stage is one of the
+        `paging_only_stages`. Return None if neither is possible.
         """
         k = self._node_of[i]
         page_in_price, last_page_in_stage = self._page_in(i)
@@ -143,11 +144,12 @@ class Recoveries:
         )
 
     def _last_recompute_stage(self, i: int, t: int) -> int:
-        """Return the last stage before `t` in which tensor `i` can be recomputed and kept for `t`.
+        """Return the last stage that may recompute tensor `i` and keep it for stage `t`, or -1.
 
-        It is before `t` because state that the tensor's node reads is replaced. Return -1 if that
-        stage is not after the relieved one, if it is before `PartialSchedule.first_keeping_stage`,
-        or if RAM does not suffice to keep the tensor from that stage to `t`.
+        That is the node's stage in `Graph.last_stages`. The caller ensures that `t` is later: the
+        state that the node reads is then replaced. Return -1 if the stage is not after the relieved
+        one, if it is before `PartialSchedule.first_keeping_stage`, or if RAM does not suffice to
+        keep the tensor until `t`. RAM is not checked if `t` can read the tensor without any change.
         """
         partial = self.partial
         last_stage = self._last_stages[self._node_of[i]]
@@ -166,7 +168,8 @@ class Recoveries:
         Return None if `RecoveryRules.fits_limits` refuses the recomputation, or if missing inputs
         cannot be restored with at most ``max_chain - 1`` nested recomputations and a total price
         below `max_price`. `fits_limits` is called only if the partial schedule has user-defined
-        rows, and `max_price` is ignored if no input is missing.
+        rows, and `max_price` is ignored if no input is missing. Callers check whether the problem
+        permits the recomputation.
         """
         recomputation = Restoration(t, k, RECOMPUTE)
         if self._has_user_rows and not self.rules.fits_limits(recomputation):
@@ -190,8 +193,9 @@ class Recoveries:
     def is_readable(self, p: int, t: int) -> bool:
         """Return whether a step of stage `t` can read tensor `p` without a restoration.
 
-        The step can read the tensor if it is in RAM, or if every stage since the last one with the
-        tensor has enough free bytes to keep it, by the peaks that `__init__` stored.
+        The step can read the tensor if it is in RAM, or if every stage from the last one with the
+        tensor until before `t` has enough free bytes to keep it, by the peaks that `__init__`
+        stored.
         """
         sources, needs = self.partial.sources_and_needs(p)
         n_sources_before = bisect_right(sources, t)

@@ -144,9 +144,9 @@ class Repair:
         """Return recoveries of tensors kept across a stage; those with most relief per price first.
 
         The relief is that of all stages above the limit; prices have noise. There is at most one
-        recovery for each `candidates_per_relief` tensors that could be evicted, at least one if any
-        is possible. The recovery of a tensor is searched only if the tensor's minimum price could
-        make the recovery one of the best. If at most one may be returned, the search has an upper
+        recovery for each `candidates_per_relief` tensors that could be evicted, but at least one if
+        any is possible. The recovery of a tensor is searched only if its lowest possible price
+        could make it one of the best. If at most one may be returned, the search has an upper
         bound on the price.
         """
         partial = self.partial
@@ -199,7 +199,8 @@ class Repair:
 
         The state gets a home on storage, which frees the intervals before the state's node and
         after the last reader. Any other `interval` is freed, too, and ends with a page-in. Return
-        (None, ()) if the state cannot have its home on storage.
+        (None, ()) if the problem forbids paging or `fits_limits` forbids the home; the page-in is
+        not checked.
         """
         partial, graph = self.partial, self.problem.graph
         home = Restoration.at_its_node(graph, i, STORAGE_HOME)
@@ -266,8 +267,10 @@ class Repair:
     def fits_limits(self, restoration: Restoration) -> bool:
         """Return whether user-defined constraints, storage and state permit adding a restoration.
 
-        Only constraints with only positive coefficients are checked, and none unless
-        `respects_rows`. RAM is not checked, nor whether the problem permits paging or recomputing.
+        The rules for state are those of `_is_allowed`. Only constraints with only positive
+        coefficients are checked, and none unless `respects_rows`. The storage limit applies to new
+        homes and page-outs, also those that page-ins need. RAM is not checked, nor whether the
+        problem permits paging or recomputing.
         """
         partial, i = self.partial, restoration.item
         rows = partial.rows if self.respects_rows else None
@@ -287,10 +290,11 @@ class Repair:
     def _replace_by_page_ins(self, t: int) -> bool:
         """Replace the recomputations of stage `t` by page-ins; return whether any was replaced.
 
-        Restorations that serve only a replaced recomputation are removed, too. A recomputation
-        stays if `fits_limits` forbids one of its page-ins; each page-in is checked alone. Returns
-        False at once if the stage has no recomputation, or `style` or the problem forbids paging.
-        Otherwise the stage becomes one of the `paging_only_stages`.
+        The outputs that are read from a recomputation are paged in. Restorations that serve only
+        the recomputation are removed. It stays if `fits_limits` forbids one of its page-ins; each
+        page-in is checked alone. Returns False at once if the stage has no recomputation, or
+        `style` or the problem forbids paging. Otherwise the stage becomes one of the
+        `paging_only_stages`, even if no recomputation is replaced.
         """
         partial, graph = self.partial, self.problem.graph
         if not self._can_page or not partial.recomputed[t]:
@@ -318,9 +322,9 @@ class Repair:
         """Add decisions that constraints or the objective reward; drop some to meet constraints.
 
         Each move of `_lower_excess` adds or drops a decision to lower the excess over user-defined
-        constraints. Returns early if no move lowers it. When no constraint is exceeded, rewarded
-        decisions with negative prices are added, lowest price first, each as often as it fits
-        without raising the excess. Without rewards, no decision changes.
+        constraints. Returns early if no move lowers it. Ends at `until_s`. When no constraint is
+        exceeded, rewarded decisions with negative prices are added, lowest price first, each as
+        often as it fits without raising the excess. Without rewards, no decision changes.
         """
         rows, partial = self.partial.rows, self.partial
         if rows is None or rows.rewards is None:
@@ -428,7 +432,7 @@ class Repair:
     def _apply_if_better(
         self, restoration: Restoration, apply_move: Callable[[Restoration], bool]
     ) -> bool:
-        """Apply a move to a restoration; undo the move unless it succeeds and lowers the excess.
+        """Apply a move to a restoration; undo it unless it returns True and lowers `_excess`.
 
         Return whether the move was retained.
         """
@@ -439,10 +443,10 @@ class Repair:
         return False
 
     def _rewarded_additions(self, rows: UserRows) -> Iterator[Restoration]:
-        """Yield the rewarded decisions that may be added.
+        """Yield the rewarded decisions that may be added: those that the problem permits.
 
         Recomputations and page-ins have stage -1, which means any stage; they may be present in
-        some stages already. Page-outs and homes are not present.
+        some stages already. Page-outs and homes on storage are yielded only if absent.
         """
         graph = self.problem.graph
         yield from (Restoration(-1, k, RECOMPUTE) for k in rows.rewarded_nodes)
@@ -461,8 +465,8 @@ class Repair:
         rise, and `fits_limits` permits it. Missing inputs of a recomputation are restored. Stages
         in which the fewest inputs are not in RAM are tried first; among these, stages with the
         smallest RAM use. At most `MAX_TRIED_STAGES` stages are tried, all after the stage of the
-        node. The stage of `restoration` is ignored. A page-out or home has one stage, and only
-        `fits_limits` is checked.
+        node. The stage of `restoration` is ignored. A page-out or home has one stage: it is added
+        if it is absent and `fits_limits` permits it; RAM and excess are not checked.
         """
         partial, graph, item = self.partial, self.problem.graph, restoration.item
         if restoration.kind in (PAGE_OUT, STORAGE_HOME):
@@ -494,7 +498,7 @@ class Repair:
         return False
 
     def _excess(self) -> float:
-        """Return the excess over user-defined constraints; 0 if no decision is rewarded.
+        """Return `UserRows.total_excess`; 0 if no decision is rewarded.
 
         Without rewards, dropping decisions cannot raise the excess.
         """
@@ -511,7 +515,7 @@ class Repair:
         present then. It is not added if `fits_limits` forbids it, or if an input cannot be restored
         with at most ``MAX_CHAIN - 1`` nested recomputations. Restorations of inputs that
         `fits_limits` forbids are left out; these inputs are then kept in RAM. The RAM use of the
-        result is not checked.
+        result is not checked. If False is returned, restorations of inputs may have been added.
         """
         recovery: Recovery | None = Recovery(0.0, (restoration,))
         if restoration.kind == RECOMPUTE:
@@ -555,7 +559,7 @@ class Repair:
         return -price / max(1, sum(self.partial.sizes[i] for i in restored_tensors))
 
     def _price(self, restoration: Restoration, *, is_added: bool = False) -> float:
-        """Return the price of a present restoration or, if `is_added`, of a new one.
+        """Return the price, without noise, of a present restoration or, if `is_added`, a new one.
 
         A page-out is included if it is needed only for this restoration, and for a present home on
         storage the page-ins of the state.
@@ -594,9 +598,10 @@ class Repair:
         return False
 
     def _is_blocked(self, restoration: Restoration) -> bool:
-        """Return whether the obstacle to dropping a restoration still exists.
+        """Return whether dropping a restoration would still exceed the RAM limit at its obstacle.
 
-        False without an obstacle, or if the intervals of the restored tensors have changed.
+        The obstacle is the entry in `obstacles`. Return False without an entry, or if the
+        intervals of the restored tensors have changed since.
         """
         obstacle, partial = self.obstacles.get(restoration), self.partial
         if obstacle is None or obstacle.intervals != self._intervals_of(restoration):
@@ -648,7 +653,11 @@ class _Relief:
     """The stages above the limit, to sum the bytes by which an eviction relieves these stages."""
 
     def __init__(self, excess: np.ndarray, *, is_limited_by_excess: bool) -> None:
-        """Store the stages above the limit. `excess` is by stage [B], 0 for stages within it."""
+        """Store the stages above the limit, and their excess.
+
+        `excess` is by stage [B], 0 within the limit. With `is_limited_by_excess`, the relief of a
+        stage is at most its excess.
+        """
         self.stages: list[int] = np.flatnonzero(excess).tolist()
         self.excess = excess[self.stages]
         self.max_excess = max(self.excess.tolist(), default=0)

@@ -1,4 +1,4 @@
-"""Restorations: single decisions on a recomputation, a transfer or a home of state."""
+"""Restorations: single decisions on a recomputation, a transfer or a state's home on storage."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Restoration(NamedTuple):
 
     @classmethod
     def at_its_node(cls, graph: Graph, i: int, kind: RestorationKind) -> Self:
-        """Return a restoration of tensor `i` in the stage of its node: a page-out or a home."""
+        """Return a page-out or home on storage (`kind`) of tensor `i`, in the stage of its node."""
         return cls(graph.node_of[i], i, kind)
 
 
 def list_restorations(graph: Graph, schedule: Schedule) -> list[Restoration]:
-    """Return the restorations of a schedule: recomputations, page-ins, homes, then page-outs.
+    """Return a schedule's recomputations, page-ins, homes on storage, then page-outs.
 
     Page-outs are excluded if the tensor is paged in, or replaces state: that page-out belongs to
     the home of the state.

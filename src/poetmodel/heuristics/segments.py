@@ -42,7 +42,7 @@ SEARCH_TIME_RATIO: Final = 0.5
 """Fraction of the remaining time for segmentations and repairs. The rest is for the conversion to a
 schedule, which takes as long as several segmentations for graphs of ten thousand nodes."""
 MAX_PEAKS: Final = 8
-"""Number of peaks tried by bisection if RAM is minimized."""
+"""Maximum number of peaks tried by bisection if RAM is minimized."""
 MAX_SEGMENTS: Final = 256
 """Maximum number of segments."""
 FIRST_SEGMENTS_LOG2: Final = 4
@@ -80,7 +80,7 @@ class _SegmentSearch:
     """The search over numbers of segments, and the repair of the best segmentation."""
 
     def __init__(self, problem: Problem, keep_all_bytes: int) -> None:
-        """Set the peak of keep-all as the smallest peak; no schedule is stored yet."""
+        """Set `keep_all_bytes`, the peak of keep-all, as the smallest peak; store no schedule."""
         self.problem = problem
         self.objective = PenalizedObjective(problem)
         self.best: PartialSchedule | None = None
@@ -113,9 +113,10 @@ class _SegmentSearch:
             self._repair(start, self.problem.usable_ram_bytes)
 
     def _store_if_best(self, partial: PartialSchedule) -> None:
-        """Store a schedule in `best` if it has the best score within the limits.
+        """Store a schedule in `best` if it fits the limits and has the lowest score so far.
 
-        Also store its restorations and peak if the peak is the smallest so far.
+        If its peak is the smallest so far, also store its restorations and peak, within the limits
+        or not.
         """
         peak_bytes, score = int(partial.peaks().max()), self.objective.score(partial)
         if peak_bytes < self.min_peak_bytes:
@@ -125,10 +126,10 @@ class _SegmentSearch:
             self.best, self.best_score = partial, score
 
     def _repair(self, start: list[Restoration], limit_bytes: int) -> bool:
-        """Repair a schedule to fit `limit_bytes`; if that succeeds, call `_store_if_best`.
+        """Repair a schedule to fit `limit_bytes` [B]; return whether that succeeds by `until_s`.
 
-        `start` has the restorations of the schedule. Return whether the repair succeeds before
-        `until_s`. Unless RAM is minimized, unneeded restorations are dropped before the call.
+        `start` has the restorations of the schedule. After a success, drop unneeded restorations
+        unless RAM is minimized, and call `_store_if_best` on the result.
         """
         partial = self.objective.make_partial(start)
         prices = self.objective.prices(0.0)
@@ -179,9 +180,10 @@ def _segmentations(problem: Problem) -> Iterator[list[Restoration]]:
 def _segment_starts(problem: Problem, forward_count: int, count: int) -> list[int]:
     """Return the first node of each segment except the first segment, ascending.
 
-    Segments produce nearly equal bytes. Each begins near an equal division, at the node before
-    which the fewest bytes exist that this or a later forward node reads; of several, the nearest to
-    the equal division, then the first. There may be fewer than `count` segments.
+    Segments produce nearly equal bytes. Each begins near (`START_RANGE_RATIO`) an equal division,
+    at the node before which the fewest bytes exist that this or a later forward node reads; of
+    several, the nearest to the equal division, then the first. There may be fewer than `count`
+    segments.
     """
     graph = problem.graph
     produced_bytes = [0, *accumulate(graph.output_bytes[:forward_count])]

@@ -20,7 +20,7 @@ class UserRows:
     """The rows of a problem's user-defined constraints on totals, indexed by decision."""
 
     def __init__(self, problem: Problem, limits: Sequence[LinearRow]) -> None:
-        """Index the terms of `limits` by decision, and collect the rewarded decisions."""
+        """Index the terms of `limits` by decision, and list permitted decisions with rewards."""
         self.limits = tuple(limits)
         self.upper_limits = [limit.upper for limit in limits]
         """For each row, the largest sum that its limit permits."""
@@ -103,9 +103,10 @@ class UserRows:
                 exceeded_rows.discard(row)
 
     def permits(self, row_use: Sequence[float], row_amounts: RowAmounts) -> bool:
-        """Return whether adding amounts exceeds no row with only positive coefficients.
+        """Return whether adding `row_amounts` to `row_use` exceeds no row of `has_only_positive`.
 
-        Unlike in `is_exceeded`, there is no tolerance. All other rows may be exceeded.
+        Several amounts of a row are summed. Unlike in `is_exceeded`, there is no tolerance. Rows
+        with a negative coefficient may be exceeded.
         """
         return all(
             row_use[row] + amount <= self.upper_limits[row]
@@ -114,7 +115,7 @@ class UserRows:
         )
 
     def total_excess(self, row_use: Sequence[float], exceeded_rows: Iterable[int]) -> float:
-        """Return the sum of the excesses of `exceeded_rows`, in units of the rows; 0 if empty."""
+        """Return the sum of the excesses of `exceeded_rows`, each divided by its unit (`units`)."""
         return math.fsum(
             (row_use[row] - self.upper_limits[row]) / self.units[row] for row in exceeded_rows
         )
@@ -122,9 +123,10 @@ class UserRows:
     def excess_change(
         self, row_use: Sequence[float], row_amounts: Iterable[tuple[int, float]]
     ) -> float:
-        """Return the change of the total excess if `row_amounts` are added, in units of the rows.
+        """Return the change of the total excess if `row_amounts` are added to `row_use`.
 
-        Unlike in `is_exceeded`, there is no tolerance. Negative if the excess falls.
+        The change of each row is divided by its unit (`units`). Negative if the excess falls.
+        Unlike in `is_exceeded`, there is no tolerance.
         """
         total = 0.0
         for row, amount in _sum_by_row(row_amounts).items():

@@ -163,7 +163,7 @@ class Call:
         )
 
     def with_buffers(self, names: Mapping[str, str]) -> Call:
-        """Return the call with buffers renamed, except in the condition.
+        """Return the call with buffers renamed in its arguments, but not in its condition.
 
         `names` has the new name of a buffer by its old name; buffers without an entry are
         unchanged.

@@ -130,10 +130,10 @@ def split_fused_updates(step: LoweredStep) -> LoweredStep:
 
 
 def _make_gradient_call(kernel: str, gradient: Ref, operands: Sequence[Argument]) -> Call:
-    """Return the call of `kernel` that writes `gradient`, with the operands of a fused call.
+    """Return the call of `kernel` that writes `gradient`, its first argument.
 
-    ``pm_mm`` gets the flag that it does not add to `gradient`. Other kernels lack the last operand,
-    the batch stride of the input.
+    The operands of a fused call follow. ``pm_mm`` has 0 as last argument, the flag that it does
+    not add to `gradient`. Other kernels lack the last operand, the batch stride of the input.
     """
     if kernel == "pm_mm":
         return Call(kernel, (gradient, *operands, 0))
@@ -256,7 +256,7 @@ def _is_fusible_gradient(step: LoweredStep, k: int, gradient: str, weight: str, 
 
 
 def is_gradient_largest(step: LoweredStep, k: int) -> bool:
-    """Return whether the outputs of node `k` have at least the bytes of each tensor that it reads.
+    """Return whether the outputs of node `k` together have at least the bytes of each input tensor.
 
     Inputs of the step and constants are no tensors. Raises `ValueError` if the node reads none.
     """

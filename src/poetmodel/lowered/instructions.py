@@ -97,7 +97,7 @@ def estimate_call_instructions(call: Call) -> float:
 
 
 def count_work(call: Call) -> tuple[str, Counter[str]]:
-    """Return the table key of a call, and the number of each repeated unit.
+    """Return the table key of a call, and the number of each repeated unit; ``call`` is 1.
 
     The key is the name of the kernel. If the argument `decay` is not 0 or `sign` is not 1, it is
     the name and ``, decay``: for updates with weight decay, updates that maximize, and minima. The
@@ -116,7 +116,8 @@ def count_work(call: Call) -> tuple[str, Counter[str]]:
 def _count_elements(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count elements, rows, planes, and outputs of reductions, if arguments state their numbers.
 
-    Otherwise, count one element.
+    These are ``shape``, ``outer``, ``batch``, ``m`` or ``n``, the first that the call has. Without
+    any of them, count one element.
     """
     if "shape" in arguments:
         sizes = _loop_sizes(arguments["shape"])
@@ -180,10 +181,11 @@ def _count_planes(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
 
 
 def _sum_window_sizes(arguments: Mapping[str, Any], axis: str) -> int:
-    """Return the sum of the rows, or of the columns, that all windows visit.
+    """Return the number of rows or columns that a window visits, summed over all windows.
 
-    The arguments ``rows`` and ``columns`` have 2 or 3 numbers for each window; the first two are
-    its begin and exclusive end. `axis` is ``row`` or ``column``.
+    `axis` is ``row`` or ``column``. The arguments ``rows`` and ``columns`` have begin and exclusive
+    end of each window, and a third number unless there is an argument ``row_step``: then windows
+    visit every ``row_step``-th row and ``column_step``-th column, otherwise all.
     """
     window_limits, n_limits = arguments[f"{axis}s"], 2 if "row_step" in arguments else 3
     starts, ends, stride = (
@@ -250,7 +252,7 @@ class _Axis:
     def __init__(
         self, n_positions: int, start: int, stride: int, size: int, n_taps: int, tap_stride: int
     ) -> None:
-        """Count the taps inside the input for each of `n_positions` output positions.
+        """Count the taps inside the input for each of `n_positions` positions, in `tap_counts`.
 
         Position `k` reads `n_taps` elements from ``start + k * stride`` on, `tap_stride` apart; the
         input has `size` elements.
@@ -273,9 +275,10 @@ def _count_correlation(
 ) -> None:
     """Count the blocks of ``pm_correlate``, the blocks' window rows and taps, and the lines.
 
-    A block has four channels or one, at four positions or one. A line is an output row of four
-    channels or one. `channels` is the number of channels that are summed, `results` the number that
-    are computed. With `is_sliding`, the taps are consecutive elements.
+    A block has four of the `results` computed channels or one, at four positions or one. Four
+    positions are adjacent in a row, with whole windows and a stride of 1 or 2. A line is an output
+    row of four computed channels or one. `channels` is the number of channels that are summed. With
+    `is_sliding`, the taps are consecutive elements.
     """
     n_row_taps, n_positions = sum(down.tap_counts), len(down.tap_counts)
     whole_windows = [taps == across.window for taps in across.tap_counts]
@@ -305,7 +308,10 @@ def _count_correlation(
 
 
 def _count_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count a convolution as correlations, one for each sample and group."""
+    """Count a convolution as correlations, one for each sample and group.
+
+    In a pointwise one, the taps are the summed channels; with stride 1, the plane is one row.
+    """
     sizes = ConvolutionSizes(*arguments["shape"])
     channels = sizes.group_channels
     (height, rows, window_h, stride_h, pad_h, dilation_h), across_sizes = sizes.directions
@@ -342,7 +348,10 @@ def _list_group_sizes(first: int, count: int, group_size: int) -> Iterator[int]:
 
 
 def _count_input_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count an input gradient as correlations, one per sample, group and phase of the strides."""
+    """Count an input gradient as correlations, one per sample, group and phase of the strides.
+
+    In a pointwise one, the taps are the summed channels; with stride 1, the plane is one row.
+    """
     sizes = ConvolutionSizes(*arguments["shape"])
     channels, axes = sizes.group_channels, sizes.directions
     # The output padding of a transposed convolution can exceed the positions that windows reach.
@@ -383,11 +392,11 @@ def _count_input_gradient(counts: Counter[str], arguments: Mapping[str, Any]) ->
 def _make_stride_phases(
     size: int, n_positions: int, window: int, stride: int, padding: int, dilation: int
 ) -> Iterator[tuple[_Axis, int]]:
-    """Yield an axis and a tap distance for each phase of a stride.
+    """Yield an axis of an input gradient and a tap distance for each phase of the input positions.
 
-    Input positions of one phase are `stride` apart and have the same taps. The axis has these
-    positions; the distance is that from one of their taps to the next, in taps of the window. An
-    axis without taps has the window 0.
+    Of `size` input positions, those of one phase are `stride` apart and have the same taps. The
+    axis has these positions, and its taps read the `n_positions` outputs. The distance is that from
+    one of the taps to the next, in taps of the window. An axis without taps has the window 0.
     """
     for i in range(min(stride, size)):
         tap = next(
@@ -478,6 +487,7 @@ def _count_strided_convolution(counts: Counter[str], arguments: Mapping[str, Any
 
 
 def _count_distances(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
+    """Count distances between vectors, and the `n` elements of each."""
     results = math.prod(arguments[name] for name in ("batches", "rows", "columns"))
     counts.update(result=results, element=results * arguments["n"])
 
@@ -537,7 +547,10 @@ def _count_q8_pool(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
 
 
 def _count_q8_pointwise(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count pairs of outputs, and blocks of two outputs by two pixels; smaller ones are ``1x2``."""
+    """Count pairs of output channels, and blocks of a pair by two pixels with their dot products.
+
+    Blocks with a single channel or a single pixel are ``1x2``.
+    """
     (result_pairs, single_results), (pixel_pairs, single_pixels) = (
         divmod(arguments["results"], 2),
         divmod(arguments["pixels"], 2),
@@ -646,7 +659,10 @@ def _count_q8_update(counts: Counter[str], arguments: Mapping[str, Any]) -> None
 
 
 def _count_q8_pointwise_dx(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count a pointwise gradient: four channels by four pixels or one, and single channels."""
+    """Count blocks of four input channels by four pixels or one, and single channels of a pixel.
+
+    Each is counted with the output channels that it sums (``result``).
+    """
     (pixel_blocks, single_pixels), (channel_blocks, single_channels) = (
         divmod(arguments["pixels"], _BLOCK),
         divmod(arguments["channels"], _BLOCK),
@@ -674,7 +690,8 @@ def _q8_gradient_sizes(arguments: Mapping[str, Any]) -> tuple[ConvolutionSizes, 
 def _count_q8_convolution_dx(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count input pixels, and elements, taps and products of channel words and single channels.
 
-    A word has four channels. Each visit of a tap counts once for each block of four results.
+    A word has four input channels of a group. Each visit of a tap counts once for each block of
+    four output channels of the group, or fewer at its end.
     """
     sizes, pixels, n_visits = _q8_gradient_sizes(arguments)
     groups, results = sizes.groups, arguments["results"] // sizes.groups
@@ -711,7 +728,8 @@ def _count_q8_weight_blocks(
 ) -> None:
     """Count the blocks of ``pm_q8_dw``, and their `n_rows` rows and `n_positions` positions each.
 
-    A block has four outputs or one, by four input channels or one.
+    A block has four output channels (of `results`) or one, by four input channels (of `channels`)
+    or one.
     """
     (result_blocks, single_results), (channel_blocks, single_channels) = (
         divmod(results, _BLOCK),
@@ -737,7 +755,7 @@ def _count_q8_pointwise_dw(counts: Counter[str], arguments: Mapping[str, Any]) -
 
 
 def _count_q8_convolution_dw(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count the weights, and the blocks of weights of each tap and group."""
+    """Count the weights, and for each tap and group the blocks of `_count_q8_weight_blocks`."""
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     results = arguments["count"] // (sizes.group_channels * sizes.window)
     counts.update(weight=arguments["count"])
@@ -750,7 +768,10 @@ def _count_q8_convolution_dw(counts: Counter[str], arguments: Mapping[str, Any])
 
 
 def _count_q8_depthwise_dw(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count the weights, and for each tap the words of four channels and the single channels."""
+    """Count weights, and for each tap the words of four channels and the single channels.
+
+    Both are counted with the rows and positions of the tap.
+    """
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     # Kernels that also update weights have all channels; their count is the number of weights.
     channels = sizes.channels if "w" in arguments else arguments["count"]

@@ -166,7 +166,7 @@ def _call_to_json(call: Call) -> dict[str, object]:
 
 
 def _argument_to_json(argument: Argument) -> object:
-    """Return the JSON value of an argument; numbers that are not finite become text, as "inf"."""
+    """Return the JSON value of an argument; infinity becomes ``{"real": "inf"}``, NaN likewise."""
     if isinstance(argument, Ref):
         return {"buffer": argument.buffer, "offset": argument.offset}
     if isinstance(argument, ScaledLearningRate):
@@ -285,8 +285,9 @@ def _find_step_errors(
 ) -> Iterator[str]:
     """Yield an error for each contradiction between graph, buffers, values and calls of a file.
 
-    `values` are the buffers with values in this step, `outer_values` those with values in the
-    enclosing step and its earlier passes.
+    Tensors of the graph need buffers of their size, state needs values, values need buffers; named
+    tensors and calls are checked, too. `values` are the buffers with values in this step,
+    `outer_values` those in the enclosing step and its earlier passes, which calls may read.
     """
     for tensor in step.graph.tensors:
         name = tensor.replaces or tensor.name
@@ -309,9 +310,10 @@ def _find_step_errors(
 
 
 def _find_call_errors(step: LoweredStep, constant_names: Collection[str]) -> Iterator[str]:
-    """Yield errors of all calls, and one if the number of their lists is not that of the nodes.
+    """Yield an error if `calls` has not one list for each node, then the errors of all calls.
 
-    `constant_names` are buffers that calls may read besides the tensors of their node.
+    Calls may read the tensors of their node, the output of a forward pass, and the buffers
+    `constant_names`; they may write the outputs of their node and that output.
     """
     if len(step.calls) != len(step.graph.nodes):
         yield f"calls: expected {len(step.graph.nodes)} lists, one a node, got {len(step.calls)}"
@@ -326,7 +328,7 @@ def _find_call_errors(step: LoweredStep, constant_names: Collection[str]) -> Ite
 
 
 def _find_tensor_errors(step: LoweredStep) -> Iterator[str]:
-    """Yield errors of inputs, states, gradients, the output and the loss."""
+    """Yield `_find_named_tensor_errors` of all named tensors, and errors of the loss pointer."""
     tensors = [(key, value) for key in _TENSOR_LISTS for value in getattr(step, key)]
     for key, value in [*tensors, *([] if step.output is None else [("output", step.output)])]:
         for error in _find_named_tensor_errors(step, value):
@@ -338,7 +340,8 @@ def _find_tensor_errors(step: LoweredStep) -> Iterator[str]:
 def _find_named_tensor_errors(step: LoweredStep, tensor: NamedTensor) -> Iterator[str]:
     """Yield contradictions between a named tensor and its buffers in pieces, type, strides or size.
 
-    If a piece is outside its buffer, or the buffer is missing, only these errors are yielded.
+    If a piece is outside its buffer, or the buffer is missing, only these errors are yielded. One
+    buffer may be larger than the tensor; several must have its size.
     """
     errors = [error for ref in tensor.pieces for error in _find_ref_errors(step, ref)]
     yield from errors
@@ -370,7 +373,7 @@ def _count_span_elements(shape: tuple[int, ...], strides: tuple[int, ...]) -> in
 def _find_ref_errors(step: LoweredStep, ref: Ref) -> Iterator[str]:
     """Yield an error if a pointer is outside its buffer, or if the buffer is missing.
 
-    Element 0 of an empty buffer is valid.
+    `WORKSPACE` counts as missing. Element 0 of an empty buffer is valid.
     """
     if ref.buffer not in step.buffers:
         yield f"buffer {ref.buffer!r} is missing"
@@ -382,7 +385,11 @@ def _find_ref_errors(step: LoweredStep, ref: Ref) -> Iterator[str]:
 def _find_argument_errors(
     step: LoweredStep, call: Call, writable_names: Collection[str], readable_names: Collection[str]
 ) -> Iterator[str]:
-    """Yield contradictions between a call and its kernel's parameters or its node's tensors."""
+    """Yield contradictions between a call and its kernel's parameters or its node's buffers.
+
+    The call may write `writable_names` and read `readable_names`. Arguments are not checked if the
+    kernel is unknown or their number is wrong.
+    """
     if call.kernel not in kernel_names():
         yield "there is no such kernel"
         return
@@ -411,7 +418,7 @@ def _find_argument_errors(
 def _find_condition_errors(
     step: LoweredStep, condition: Condition | None, readable_names: Collection[str]
 ) -> Iterator[str]:
-    """Yield errors of a condition: a counter outside its buffer, unreadable or of another type."""
+    """Yield errors of a condition: its counter is outside the buffer, unreadable or not int32."""
     if condition is None:
         return
     name = condition.counter.buffer
@@ -427,7 +434,8 @@ def _is_accepted(step: LoweredStep, parameter_type: str, argument: Argument) -> 
 
     A pointer parameter accepts the workspace, and buffers that the step does not have, which
     `_find_ref_errors` reports. A ``const uint8_t *`` accepts int8 buffers, too. The number 0 is a
-    null pointer. Integers must be below 2**31 in magnitude; a ``pm_real`` accepts them, too.
+    null pointer. Integers must be below 2**31 in magnitude; a ``pm_real`` accepts them, too, and a
+    ``const int32_t *`` a tuple of them.
     """
     is_pointer = parameter_type.endswith("*")
     if isinstance(argument, Ref):
@@ -471,7 +479,7 @@ def _decode_values(step: LoweredStep, name: str, base64_text: str) -> np.ndarray
 
 
 def load_scores(path: Path) -> dict[str, float]:
-    """Read a file of scores, a CSV with the columns ``name`` and ``score``.
+    """Read a file of scores, a CSV with the columns ``name`` and ``score`` in this order.
 
     Empty lines are skipped; spaces around columns, names and scores are removed. Raises
     `InputError` if the file cannot be read or is no CSV, its first line has other columns, a later

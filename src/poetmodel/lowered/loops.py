@@ -116,7 +116,7 @@ def is_elementwise(call: Call) -> bool:
 
 
 def _loop_kind(call: Call) -> str:
-    """Return the key in `_CONVERTERS` of a call; "" if the call is not supported."""
+    """Return a call's key in `_CONVERTERS`: its kernel, ``each`` if elementwise, otherwise ""."""
     if call.kernel in _CONVERTERS:
         return call.kernel
     refs = [argument for argument in call.arguments if isinstance(argument, Ref)]
@@ -176,7 +176,8 @@ def make_loops(call: Call, sizes: Numbers, strides: Mapping[str, Numbers]) -> Lo
 def table_columns(table: Argument) -> list[Numbers]:
     """Return the sizes, then the strides of each tensor, of a shape table as in ``pm_each.h``.
 
-    Raises `TypeError` if the argument is no tuple.
+    Each is a tuple over the dimensions, the innermost first. Raises `TypeError` if the argument is
+    no tuple.
     """
     if not isinstance(table, tuple):
         raise TypeError(table)
@@ -237,7 +238,7 @@ def _read_product(call: Call) -> Loops:
 
 
 def _write_product(loops: Loops) -> Call | None:
-    """Return the call of a product's loops.
+    """Return the call of a product's loops over `_PRODUCT_DIMENSIONS`.
 
     None unless there are three loops, and the output has contiguous columns or a single one.
     """
@@ -298,9 +299,10 @@ def _read_filled_rows(call: Call) -> Loops:
 
 
 def _write_filled_rows(loops: Loops) -> Call | None:
-    """Return the call of the loops of filled rows.
+    """Return the call of loops that write the same values to each row of the output.
 
-    None unless there are two loops, and the rows have contiguous elements or a single one.
+    None unless there are two loops (`_FILLED_ROW_DIMENSIONS`), and the output's rows have
+    contiguous elements or a single one.
     """
     if len(loops.sizes) != len(_FILLED_ROW_DIMENSIONS) or (
         loops.strides[0][1] != 1 and loops.sizes[1] > 1
@@ -311,9 +313,9 @@ def _write_filled_rows(loops: Loops) -> Call | None:
 
 
 _PRODUCT_DIMENSIONS: Final = ("m", "k", "n")
-"""Dimensions of a matrix product."""
+"""Dimensions of a matrix product, in the order of its loops; `k` is summed."""
 _FILLED_ROW_DIMENSIONS: Final = ("m", "n")
-"""Dimensions of filled rows."""
+"""Dimensions of the output of ``pm_fill_rows``: rows and columns."""
 
 _CONVERTERS: Final = {
     "each": (_read_elementwise, _write_elementwise),

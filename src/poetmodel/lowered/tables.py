@@ -94,7 +94,7 @@ class ByteInput:
         return cls(_TYPES[type_name], *parameters)
 
     def make_table(self) -> np.ndarray:
-        """Return the real number of each byte, as float32 of shape (1 or channels, 256).
+        """Return ``byte * scale + offset`` for each byte, as float32 of shape (1 or channels, 256).
 
         Columns are bytes as unsigned integers, also if their type is int8.
         """
@@ -109,7 +109,7 @@ class ByteInput:
 def parse_byte_inputs(texts: Mapping[str, str]) -> dict[str, ByteInput]:
     """Parse the text of each byte input, by input name.
 
-    Raises `InputError` for an invalid text, or if `texts` is no mapping.
+    Raises `InputError` for the first invalid text, or if `texts` is no mapping.
     """
     if not isinstance(texts, Mapping):
         raise InputError(f"byte_inputs: expected texts by the names of inputs, got {texts!r}")
@@ -160,10 +160,11 @@ def _unused_name(name: str, used_names: Collection[str]) -> str:
 def _add_lookup(
     step: LoweredStep, name: str, byte_type: DataType, table: str, channels: int
 ) -> LoweredStep:
-    """Return a step in which input `name` has bytes, converted by `table` before its first reader.
+    """Return a step in which input `name` has bytes, converted by a node before its first reader.
 
-    The caller adds the values of the table. Raises `InputError` if `channels`, the rows of the
-    table, do not fit the shape of the input.
+    All readers then read the output of this node. `table` is the new buffer of the lookup table,
+    whose values the caller adds. Raises `InputError` if `channels`, the rows of the table, do not
+    fit the shape of the input.
     """
     (byte_tensor,) = (tensor for tensor in step.inputs if tensor.name == name)
     byte_buffer = byte_tensor.pieces[0].buffer
@@ -212,9 +213,10 @@ def _add_lookup(
 def _make_lookup_shape(name: str, shape: Numbers, channels: int) -> Numbers:
     """Return the shape table of a lookup, with the strides of output, input and lookup table.
 
-    The table begins with the number of dimensions; each dimension has its size, then its strides.
-    `name` and `shape` are those of the input. Its channels are the first dimension of a vector, the
-    first or second of three dimensions, and otherwise the second dimension. Raises `InputError` if
+    The table begins with the number of dimensions, merged if possible; each dimension, the
+    innermost first, has its size, then its strides. `name` and `shape` are those of the input. Its
+    channels are the first dimension of a vector, the first or else second of three dimensions, and
+    otherwise the second dimension. Raises `InputError` if
     `channels` is neither 1 nor the size of such a dimension.
     """
     candidate_dimensions = {1: (0,), _IMAGE_RANK: (0, 1)}.get(len(shape), (1,))

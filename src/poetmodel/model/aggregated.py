@@ -85,7 +85,7 @@ def _add_extra_count_variables(m: Model) -> None:
 
 
 def _fix_keeps(m: Model) -> None:
-    """Fix free keeps to 1 and dominated keeps to 0.
+    """Fix the free keeps of `Model.events` to 1 and the dominated keeps to 0, in `Model.fixed`.
 
     The tensor of a free keep can be in RAM in every solution, and keeping it adds to no enforced
     memory row. For every schedule, there is one without dominated keeps that is as good::

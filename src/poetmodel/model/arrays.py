@@ -93,7 +93,10 @@ class Model:
     U: Family
 
     def __init__(self, problem: Problem, formulation: Formulation, *, exact: bool) -> None:
-        """Create a model without columns and rows; see `Formulation.populate`."""
+        """Create a model without columns and rows; `Formulation.populate` adds them.
+
+        `exact` is whether a bound of the model is valid for the problem.
+        """
         self.problem = problem
         self.formulation = formulation
         self.name = f"{problem.graph.name} ({formulation.name})"

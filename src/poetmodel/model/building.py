@@ -106,9 +106,10 @@ def build_arrays(
     *,
     reductions: bool = True,
 ) -> Model:
-    """Build the model of a problem as arrays, without user-defined components; see `build`.
+    """Build the model of a problem as arrays; user-defined components are left out.
 
-    Raises `ModelError` and `InputError` like `build`, and `TimeLimitError`.
+    Parameters are those of `build`. Raises `ModelError` and `InputError` like `build`, and
+    `TimeLimitError`.
     """
     if not isinstance(problem, Problem):
         raise InputError(f"build takes a Problem, got {quote(problem)}")
@@ -139,9 +140,9 @@ def build_arrays(
 
 
 def user_components(formulation: Formulation) -> list[Component]:
-    """Return the components of a formulation that neither ``compact`` nor ``paper`` has, in order.
+    """Return a formulation's user-defined components, in its order.
 
-    ``compact`` includes its variant without reductions.
+    They equal no component of ``compact``, of ``compact`` without reductions, or of ``paper``.
     """
     shipped_components = {*COMPACT.components, *UNREDUCED.components, *PAPER.components}
     return [
@@ -172,7 +173,8 @@ def read_schedule(m: pyo.ConcreteModel, value: Callable[[Any], bool] | None = No
 def schedule_from_columns(m: Model, is_one: Callable[[int], bool]) -> Schedule:
     """Return the schedule of a model's solution; `is_one` returns whether a column is 1.
 
-    State whose ``resident`` column is fixed is resident, without a call of `is_one`.
+    `Model.relations` must be set. State whose ``resident`` column is fixed (always to 1) is
+    resident, without a call of `is_one`.
     """
     entries: dict[str, list[tuple[int, int]]] = {name: [] for name in RELATIONS}
     for name, t, k in m.relations.nonzero_entries(is_one):

@@ -66,7 +66,10 @@ class Decisions:
         return LinearRow.from_terms(terms, upper=row.upper, name=row.name, key=row.key)
 
     def terms(self, coefficients: Coefficients) -> list[Term]:
-        """Return the sum of all decisions times their coefficients, as terms (`merge_terms`)."""
+        """Return a term (coefficient, column) for each decision, merged by `merge_terms`.
+
+        `coefficients` are by node or tensor. The single pass has no columns, and so no terms.
+        """
         return merge_terms(
             (coefficient, column)
             for coefficients_by_item, columns_by_item in zip(
@@ -79,7 +82,7 @@ class Decisions:
 
     @cached_property
     def _columns_by_item(self) -> tuple[dict[int, list[int]], ...]:
-        """Columns by node or tensor: one dict for each field, in the order of the fields."""
+        """Columns by node or tensor: of recomputations, page-ins, page-outs and storage homes."""
         dicts: tuple[dict[int, list[int]], ...] = ({}, {}, {}, {})
         families = (self.recomputations, self.page_ins, self.page_outs, self.storage_homes)
         for columns_of_item, pairs in zip(dicts, families, strict=True):
@@ -103,9 +106,9 @@ class LivenessBounds(NamedTuple):
     """Column that must be 1 for the bounds to apply."""
 
     def min_value(self, values: Mapping[int, float] | NDArray[np.float64]) -> float:
-        """Return the largest lower bound on the column, at least 0.
+        """Return the minimum of the liveness column, given the values of the decisions' columns.
 
-        `values` has the values of the columns in the bounds.
+        It is ``max(0, max(needs) - waiver - (1 - condition))``, without a term for `NO_COLUMN`.
         """
         bound = max(float(values[column]) for column in self.needs)
         bound -= values[self.waiver] if self.waiver >= 0 else 0.0

@@ -62,10 +62,10 @@ class Events:
         )
 
     def keep_index(self, i: int, first_group: int, group: int) -> int | None:
-        """Return the index `a` of the segment in which `group` begins; None if there is none.
+        """Return the index `a` of the segment of tensor `i` in which `group` begins.
 
-        Tensor `i` is in RAM when `group` begins if it is kept in this segment. `first_group` is the
-        group of the tensor's first computation.
+        If the tensor is kept in this segment, it is in RAM when `group` begins. None up to
+        `first_group`, the group of its first computation, and after its last event.
         """
         events = self.event_groups[i]
         if group <= first_group or not events or group > events[-1]:
@@ -285,9 +285,9 @@ def mark_dominated_keeps(
 def _replaceable_tensors(problem: Problem) -> Iterator[tuple[int, int, list[int]]]:
     """Yield (tensor, only reader, used outputs) if used outputs are no larger than the tensor.
 
-    *Used outputs* are the outputs of the reader that have readers; their bytes are added. Omits
-    tensors of 0 bytes, state and its replacements as tensor or used output, and triples with a
-    reward for recomputing the reader, or for paging in the tensor or a used output.
+    *Used outputs* are the outputs of the reader that have readers, perhaps none; their bytes are
+    added. Omits tensors of 0 bytes, state and its replacements as tensor or used output, and
+    triples with a reward for recomputing the reader, or for paging in the tensor or a used output.
     """
     graph, rewards = problem.working_graph, problem.rewards
     state = {*problem.graph.state_tensors, *problem.graph.state_of}
@@ -331,7 +331,7 @@ class _EventFinder:
         is_free: IsFree | None = None,
         counted_page_in_groups: Mapping[int, Collection[int]] | None = None,
     ) -> None:
-        """Store the parameters of `find_events`; `find` does the search."""
+        """Store parameters, as of `find_events`; `counted_page_in_groups` has groups by tensor."""
         self.problem = problem
         self.graph = problem.working_graph
         self.rewards = problem.rewards
@@ -466,9 +466,10 @@ class _EventFinder:
     def _find_present_groups(self, i: int, event_groups: tuple[int, ...]) -> frozenset[int]:
         """Return the `event_groups` at whose beginning `i` can be in RAM in all solutions for free.
 
-        A free interval begins in a group whose last stage makes or reads `i`, which is then in RAM;
-        for a tensor of 0 bytes, in any group. A tensor with rewarded page-ins has no such event: it
-        must be absent before each page-in. Without `is_free`, the result is empty.
+        These are the events up to which keeping `i` is free (`is_free`), from the previous event
+        or, for the first event, from the group of the first computation. A tensor with rewarded
+        page-ins has no such event: it must be absent before each page-in. Without `is_free`, the
+        result is empty.
         """
         if self.is_free is None or self._rewards_page_in(i):
             return frozenset()

@@ -22,8 +22,8 @@ class Component:
     name: str
     """Name of the component, unique in a formulation; often also the name of a family."""
     build: Callable[[Any], None]
-    """Adds the families to a model; its docstring states the inequality. Shipped components receive
-    a `poetmodel.model.arrays.Model`; user-defined components receive the Pyomo model."""
+    """Function that adds the families to a model, and states the inequalities in its docstring. It
+    receives a `poetmodel.model.arrays.Model` or, if user-defined, the Pyomo model."""
     source: str
     """Paper and equation, or ``poetmodel:`` and the reason for its validity."""
     requires: frozenset[str] = frozenset()
@@ -51,7 +51,7 @@ class Formulation:
     """The components, in build order."""
 
     def __post_init__(self) -> None:
-        """Check that components are unique, and follow the components that they require."""
+        """Raise `InputError` if a component is repeated, or does not follow all it requires."""
         preceding_names: set[str] = set()
         for component in self.components:
             missing_names = component.requires - preceding_names

@@ -110,11 +110,11 @@ class Grouping:
         step_rows: Sequence[tuple[int, int]] = (),
         ends_of_user_row: Mapping[int, frozenset[int]] | None = None,
     ) -> Grouping:
-        """Return a grouping of a relaxation that enforces further rows.
+        """Return a grouping that enforces the rows of this one and the given rows.
 
-        Not for `one_group_per_stage`: the result does not have its `enforces_all_steps`.
-        `ends_of_user_row` maps the position of each further per-stage user constraint to its
-        `coefficient_change_stages`.
+        `ends_of_user_row` maps the position of each given per-stage user constraint to its
+        `coefficient_change_stages`. Not for `one_group_per_stage`: `enforces_all_steps` of the
+        result is False.
         """
         ends_of_user_row = ends_of_user_row or {}
         return Grouping(
@@ -127,10 +127,10 @@ class Grouping:
 
 
 def coefficient_change_stages(row: LinearRow) -> frozenset[int]:
-    """Return the last stage before each change of the coefficients of a per-stage row.
+    """Return the stages `t - 1` for which the coefficients of a per-stage row change at stage `t`.
 
-    Between two changes, all terms of a decision have the same coefficient, which may be 0. Stages
-    without a term of the decision are not compared.
+    They change if the coefficient of a decision differs from its latest one since the last change.
+    Stages without a term of the decision are not compared; terms with coefficient 0 are.
     """
     values_of_stage: dict[int, dict[tuple[str, int], float]] = {}
     for value, (family, (t, item)) in row.terms:

@@ -81,9 +81,10 @@ def scale_limit(row: LinearRow) -> LinearRow | None:
 def _scale_values(
     values: NDArray[Any], limit: float
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64], float] | None:
-    """Return the mask of retained values, their coefficients, and the right-hand side.
+    """Return the scaled row of ``sum of values <= limit``; None if the limit cannot bind.
 
-    None if the limit cannot bind.
+    The row is stated by a mask of its retained values, the coefficients of only these values, and
+    the right-hand side, by the rules of `scale_limit`.
     """
     if _exact_sum(values) <= limit:
         return None
@@ -113,9 +114,9 @@ def _exact_sum(values: NDArray[Any]) -> float:
 
 
 def reduce_coefficients(row: LinearRow, upper_bounds: Sequence[float]) -> LinearRow:
-    """Return an equivalent limit: values below minus the maximum violation are raised to it.
+    """Return an equivalent limit, with values below ``-v`` raised to ``-v``.
 
-    The maximum violation is the largest sum of the positive terms minus the limit. The same
+    `v` is the maximum violation: the largest sum of the positive terms minus the limit. The same
     decisions meet both limits. Returns `row` itself if no violation is possible. Solvers lose fewer
     small values beside large ones (coefficient reduction: Savelsbergh, ORSA Journal on Computing 6,
     1994). `upper_bounds` has the upper bound of each column.

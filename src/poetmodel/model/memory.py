@@ -102,6 +102,7 @@ class MemoryRowGenerator:
     ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64], int]]:
         """Yield (step, columns, bytes, constant bytes) for `steps` of stage `t` that can occur.
 
+        A step before `t` can occur if its node may be recomputed or one of its outputs paged in.
         `steps` must ascend. A negative column ``-1 - index`` is a placeholder of the liveness
         column with this index; new liveness columns are added to `index_of_bounds`. With
         `only_binding`, steps whose terms and constant together meet the limit are omitted.
@@ -174,11 +175,12 @@ class _StageTerms:
         self.current_step = 0
 
     def _collect_need_columns(self, p: int, i: int) -> list[int]:
-        """Return the columns of the decisions that need older tensor `i`, at position `p`.
+        """Return the columns of the decisions that need `i`, the older tensor at position `p`.
 
-        Appends its keep column to `keep_columns`, and adds `p` to `positions_read_by` of each
-        reader that may be recomputed. If the stage's node reads the tensor, instead appends
-        `NO_COLUMN`, and returns only `_ALWAYS_NEEDED`.
+        They are the recomputations of its readers, ascending, then its keep up to the next stage.
+        Appends the keep's column, or `NO_COLUMN`, to `keep_columns`, and `p` to `positions_read_by`
+        of each reader that may be recomputed. If the stage's node reads the tensor, only appends
+        `NO_COLUMN` to `keep_columns`, and returns only `_ALWAYS_NEEDED`.
         """
         t, view = self.t, self.generator.view
         readers = self.generator.graph.users_of[i]
@@ -197,8 +199,10 @@ class _StageTerms:
     def _live_column(self, p: int) -> int:
         """Return the column that is 1 if the older tensor at `p` counts, or a placeholder.
 
-        The placeholder is `_ALWAYS_NEEDED` if the stage's node reads the tensor, `NO_COLUMN` if no
-        decision needs the tensor, and `_LIVENESS_PENDING` if it needs a liveness column.
+        If only one decision needs the tensor, it is the column of that decision. The placeholder is
+        `_ALWAYS_NEEDED` if the stage's node reads the tensor, `NO_COLUMN` if no decision needs it,
+        and `_LIVENESS_PENDING` if it needs a liveness column (several decisions need it, or a
+        recomputation reads state that may be resident).
         """
         columns = self.need_columns[p]
         if not columns:
@@ -226,9 +230,10 @@ class _StageTerms:
     def terms_of_step(
         self, k: int, limit: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], int] | None:
-        """Return columns, bytes and constant bytes of the current step `k`.
+        """Return columns, bytes and constant bytes of step `k`, after ``advance_to(k)``.
 
-        None if terms and constant together are at most `limit` [B]. May register liveness columns.
+        None if terms and constant together are at most `limit` [B]. May register liveness columns,
+        which replace `_LIVENESS_PENDING` in `live_columns`.
         """
         n_before, first_after = bisect_left(self.nodes, k), bisect_right(self.nodes, k)
         output_terms, constant_bytes = self._output_terms(k)
@@ -273,11 +278,12 @@ class _StageTerms:
     def _output_terms(self, k: int) -> tuple[list[tuple[int, int]], int]:
         """Return terms (bytes, column) of outputs and workspace of step `k`, and constant bytes.
 
-        The constant is 0 for a recomputation (`k` before the stage), whose bytes are terms, as are
-        copies of its outputs in RAM from the beginning of the stage or paged in. An output counts
-        its bytes minus those of an input that it overwrites. If a decision needs the input after
-        the step, terms add the subtracted bytes again; if the stage's node reads the input later,
-        no bytes are subtracted. May register liveness columns.
+        The bytes of the stage's node are the constant. For an earlier node, the constant is 0, and
+        terms count its recomputation, and copies of its outputs that are paged in or in RAM from
+        the beginning of the stage. An output counts its bytes minus those of an input that it
+        overwrites. If a decision needs the input after the step, terms add the subtracted bytes
+        again; if the stage's node reads the input later, no bytes are subtracted. May register
+        liveness columns.
         """
         generator, t = self.generator, self.t
         node = generator.graph.nodes[k]
@@ -436,7 +442,8 @@ def memory_values(
 ) -> Iterator[tuple[int, float]]:
     """Yield (column, value) of the liveness columns and of the peak, for a start solution.
 
-    `values` has the value of each decision's column. The peak is a fraction of the useful RAM;
+    A liveness column has its lower bound at `values`, the values of the decisions' columns
+    (`LivenessBounds.min_value`). The peak is simulated, and divided by the useful RAM; it is
     omitted if the model has no column of the peak.
     """
     for bounds, column in zip(m.live_bounds, m.live.values() if m.live_bounds else (), strict=True):
@@ -447,10 +454,10 @@ def memory_values(
 
 
 def _limit_or_peak_row(m: Model, limit_row: LinearRow, constant_bytes: int) -> LinearRow | None:
-    """Return the scaled row of a step; with the column of the peak if the objective is the peak.
+    """Return the scaled row of a step; `Model.peak` replaces the budget if the model has it.
 
-    `limit_row` states the limit: the budget minus `constant_bytes`. Registers it for cover cuts.
-    Without the column of the peak, returns None, and registers no limit, if the row cannot bind.
+    The `upper` of `limit_row` is the budget minus `constant_bytes`. Registers `limit_row` for cover
+    cuts. Without `Model.peak`, returns None and registers no limit if the row cannot bind.
     """
     if m.peak is None:
         row = scale_limit(limit_row)

@@ -50,9 +50,10 @@ def _add_objective(m: Model) -> None:
 def objective_terms(m: Model, problem: Problem) -> tuple[list[Term], float]:
     """Return the objective of `problem` in its unit: terms over columns of `m`, and a constant.
 
-    `m` is a model of the problem, or of the stated problem if `problem` is its surrogate. Costs
-    are truncated (see `_add_objective`). For the peak RAM, the only term is 1000 times the column
-    `Model.peak`, and there is no term if `m` has no column of the peak.
+    The constant makes the sum 0 or more if there are rewards (negative terms), else it is 0; the
+    single pass is not included. `m` is a model of the problem, or of the stated problem if
+    `problem` is its surrogate. Costs are truncated (see `_add_objective`). For the peak RAM, the
+    only term is 1000 times the column `Model.peak`; without this column, there is no term.
     """
     objective = problem.objective
     if not objective.is_sum:

@@ -78,10 +78,10 @@ def describe_reduction(graph: Graph) -> str | None:
 def merge_outputs(problem: Problem) -> Problem:
     """Return the problem with the outputs of each node merged to one tensor.
 
-    The tensor has the bytes of all outputs; paging it costs as much as paging the outputs that have
-    readers. A node without outputs has a tensor of 0 bytes. Limits stated as percentages become
-    bytes, seconds and joules. User-defined constraints are dropped, because they name tensors;
-    `map_to_original_tensors` adds them to the model.
+    The tensor has the node's name and the bytes of all outputs; paging it costs as much as paging
+    the outputs that have readers. A node without outputs has a tensor of 0 bytes. Limits stated as
+    percentages become bytes, seconds and joules. User-defined constraints are dropped, because they
+    name tensors; `map_to_original_tensors` adds them to the model.
     """
     graph, cost_table = problem.graph, problem.table
     outputs_of_node = used_outputs(graph)
@@ -166,7 +166,9 @@ class NodeRelations(TriangleRelations):
     def nonzero_entries(self, is_one: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
         """Yield (relation, stage, index) of every entry that is 1.
 
-        `is_one` returns whether a column is 1.
+        The index is a node for ``R``, otherwise a tensor of the original graph: a column of another
+        relation yields each output of its node that has readers. `is_one` returns whether a column
+        is 1.
         """
         outputs_of_node = used_outputs(self.problem.graph)
         yield from (("R", t, k) for (t, k), column in self.m.R.items() if is_one(column))

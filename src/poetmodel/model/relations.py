@@ -26,7 +26,8 @@ ONE: Final = -2
 def first_stages(graph: Graph, name: str) -> Sequence[int]:
     """Return the first stage with an entry of relation `name`, for each node or tensor.
 
-    It is the number of stages for a tensor without an entry.
+    It is `k` for node `k` in ``R``, ``node(i)`` for tensor `i` in ``M_out``, and ``node(i) + 1`` in
+    the other relations: the number of stages for a tensor of the last node.
     """
     if name == "R":
         return range(len(graph.nodes))
@@ -54,7 +55,7 @@ class Relation(Mapping[tuple[int, int], Any]):
         self._first_stage_of = first_stages(graph, name)
 
     def __getitem__(self, index: tuple[int, int]) -> Any:
-        """Return an entry; raise `ModelError` outside the triangle."""
+        """Return the variable or constant of an entry; raise `ModelError` outside the triangle."""
         entry = self._parse_index(index)
         if entry is None:
             domain = {"R": "node k with 0 <= k <= t", "M_out": "tensor i with node(i) <= t"}
@@ -106,7 +107,8 @@ def _declare_relations(m: Model) -> None:
     `declare_homes` adds these variables and their rows. Of state, all entries of ``M_out`` and all
     entries after the stage of its replacement are fixed to 0; on memory-mapped storage, all entries
     but those of ``S_AUX``. Of a replacement, all entries are fixed to 0 but that of ``M_out`` in
-    the stage that makes it. Sets `Model.decisions` to columns that are not fixed.
+    the stage that makes it. Sets `Model.decisions` to columns that are not fixed, without page-outs
+    of replacements, which the homes count.
     """
     problem = m.problem
     graph = problem.working_graph
@@ -140,7 +142,11 @@ def _declare_relations(m: Model) -> None:
 
 
 def _fix_impossible_state_entries(m: Model) -> None:
-    """Fix to 0 the entries that state and replacements cannot have: see `_declare_relations`."""
+    """Fix to 0, in `Model.fixed`, the entries that state and its replacements cannot have.
+
+    Of state, these are ``M_out``, all entries after the stage of its replacement and, on
+    memory-mapped storage, all but ``S_AUX``; of replacements, all but ``M_out`` in their own stage.
+    """
     problem, node_of = m.problem, m.problem.graph.node_of
     state = frozenset(problem.graph.state_tensors)
     mapped_state = state if problem.reads_in_place else frozenset()
@@ -188,9 +194,9 @@ class TriangleRelations(StepView):
         return self.m.families[name][t, k]
 
     def nonzero_entries(self, is_one: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
-        """Yield (relation, stage, index) of every entry that is 1.
+        """Yield (relation, stage, index) of every entry that is 1, in the order of `RELATIONS`.
 
-        `is_one` returns whether a column is 1.
+        `is_one` returns whether a column is 1, also for a fixed column such as ``R[t,t]``.
         """
         for name in RELATIONS:
             for (t, k), column in self.m.families[name].items():
@@ -248,7 +254,10 @@ class CompactRelations(StepView):
         return self._column_or_zero(self.page_in_column(t, i))
 
     def M_out(self, t: int, i: int) -> int:
-        """Return the column of ``M_out[t,i]``, or `ZERO`."""
+        """Return the column of ``M_out[t,i]``; `ZERO` except in the stage that first makes `i`.
+
+        For a replacement of state, the column of the state's home on storage.
+        """
         if t != self.graph.node_of[i]:
             return ZERO
         old = self.problem.graph.state_of.get(i)

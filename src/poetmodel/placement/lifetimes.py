@@ -75,10 +75,10 @@ def lower_bound_bytes(blocks: Iterable[Block], length: int) -> int:
 
 
 def ram_by_position(blocks: Iterable[Block], length: int) -> list[int]:
-    """Return the RAM of blocks at each position [B]; the first value is the RAM before the program.
+    """Return the RAM of blocks before the program, then at each of its positions [B].
 
-    `length` is the number of instructions of the program. If spans of a block overlap, the largest
-    one counts.
+    `length` is the number of instructions of the program: there are ``length + 1`` values. If spans
+    of a block overlap, the largest one counts.
     """
     ram_changes = [0] * (length + 2)
     for block in blocks:
@@ -93,9 +93,10 @@ def ram_by_position(blocks: Iterable[Block], length: int) -> list[int]:
 
 
 def split_overlaps(spans: Sequence[Span]) -> list[Span]:
-    """Split the spans of a block so that none overlap; the largest size counts at each position.
+    """Split the spans of a block at every begin and end, so that none overlap.
 
-    Positions between two spans become spans of 0 bytes.
+    The result is in order. Each new span has the size of the largest span that covers it, or 0
+    bytes between two spans; adjacent spans of one size are not merged.
     """
     if len(spans) == 1:
         return list(spans)

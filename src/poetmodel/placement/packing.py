@@ -60,8 +60,9 @@ class PackingProblem:
     def from_blocks(cls, blocks: Sequence[Block]) -> Self:
         """Return the problem of packing blocks.
 
-        One sweep over the positions of the program finds all pairs that are in RAM at once. Spans
-        of 0 bytes cause no conflict.
+        One sweep over the positions of the program finds all pairs of blocks that are in RAM at
+        once, and the largest sizes of both during this time: the minimum distances. Spans of 0
+        bytes cause no conflict.
         """
         spans = sorted(
             (begin, end, size, index)
@@ -134,7 +135,7 @@ def search_offsets(
     """Return offsets of `blocks` with the smallest arena found; `problem` is their packing problem.
 
     The search stops if the arena has `bound` bytes, a lower bound, at `until_s` of the monotonic
-    clock [s], or at the maximum number of placements.
+    clock [s], or at the maximum number of placements (`MAX_PLACEMENTS`).
 
     Blocks are placed one by one at the lowest offset where they fit: first in the greedy order,
     then within a target size, halfway between the bound and the smallest arena so far. A block that
@@ -160,7 +161,7 @@ class _OrderSearch:
         bound: int,
         rng: Random,
     ) -> None:
-        """Sort the blocks by the first exponent of `LIFETIME_POWERS`; place no block yet."""
+        """Sort the blocks in the greedy order of `LIFETIME_POWERS`, highest first; place none."""
         self.problem, self.bound, self.rng = problem, bound, rng
         self.lifetimes = [sum(end - begin for begin, end, _ in block.spans) for block in blocks]
         self.powers = cycle(LIFETIME_POWERS)
@@ -172,7 +173,9 @@ class _OrderSearch:
     def find_offsets(self, until_s: float) -> Integers:
         """Place greedily, then search for a smaller arena; return the offsets of the smallest one.
 
-        Stops at the bound, at `until_s` [s], or after the maximum number of placements.
+        Stops if the arena has `bound` bytes, at `until_s` of the monotonic clock [s], or after
+        `MAX_PLACEMENTS` placements, a tenth of them if few blocks conflict. Greedy ones do not
+        count.
         """
         self._place_from(0, None)
         best_offsets = self.offsets.copy()

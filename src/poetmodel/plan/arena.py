@@ -54,7 +54,7 @@ class Arena:
     """The offset of each copy and workspace, in the order in which the program makes them."""
 
     def __post_init__(self) -> None:
-        """Convert the offsets to `CopyOffset`, and validate the fields."""
+        """Convert `offsets` to `CopyOffset`; raise the errors of the class for invalid fields."""
         copy_offsets = tuple(
             CopyOffset(position, Content(content), index, offset)
             for position, content, index, offset in self.offsets
@@ -116,7 +116,10 @@ class Arena:
 
     @staticmethod
     def from_entry(entry: ArenaEntry) -> Arena:
-        """Make an arena from the value of ``arena`` in a plan file."""
+        """Make an arena from the parsed value of ``arena`` in a plan file.
+
+        Raises `PlanError` if the alignment is no power of two.
+        """
         return Arena(
             bytes=entry.bytes,
             lower_bound_bytes=entry.lower_bound_bytes,

@@ -72,7 +72,8 @@ def check_arena(graph: Graph, plan: Plan, arena: Arena) -> ArenaCheck:
     Returns
     -------
     ArenaCheck
-        Violations and sizes. Never raises for an invalid program.
+        Violations, sizes and rectangles. Violations of other rules by the program are neither
+        reported nor raised.
 
     Raises
     ------
@@ -188,7 +189,10 @@ class _ArenaChecker:
         return offset
 
     def _check_overlap(self, rectangle: Rectangle, live_rectangles: Iterable[Rectangle]) -> None:
-        """Add a violation for each of `live_rectangles` that shares bytes with `rectangle`."""
+        """Add a violation for each of `live_rectangles` that shares bytes with `rectangle`.
+
+        Rectangles without an offset share none.
+        """
         begin_offset, size = rectangle.offset, rectangle.bytes
         if begin_offset is None or not size:
             return
@@ -227,7 +231,10 @@ class _ArenaChecker:
             )
 
     def check_totals(self) -> None:
-        """Add violations for unused offsets, wrong stated sizes, and an exceeded budget."""
+        """Add violations for unused offsets, wrong sizes of the arena, and an exceeded budget.
+
+        The sizes are `bytes` and `lower_bound_bytes`. Call it after `check_copies` of all copies.
+        """
         for key in self.unused_offsets:
             self._add_violation(key, "has an offset, but the program makes no such copy there")
         arena, budget = self.arena, self.plan.ram_budget_bytes

@@ -251,10 +251,10 @@ class _IndexPredictor:
         return self._last_index_of[op]
 
     def is_due(self, k: int, *, n_unregistered: int) -> bool:
-        """Return whether node `k` is the next first computation.
+        """Return whether computing node `k` needs no record, as the next one of `new_nodes`.
 
-        `n_unregistered` is the number of first computations that precede the node and are not
-        registered yet.
+        These are all nodes in graph order, except first reads of state. `n_unregistered` is the
+        number of computations without a record that precede the node and are not registered yet.
         """
         position = self.n_computed + n_unregistered
         return position < len(self.new_nodes) and self.new_nodes[position] == k
@@ -273,7 +273,10 @@ class _IndexPredictor:
 
 
 def _encode_steps(homes: Homes, steps: Iterable[Instruction]) -> bytes:
-    """Return the records of steps, as bytes; first computations in graph order have no record."""
+    """Return the records of steps, as bytes.
+
+    First computations in graph order have no record: the next record has their number.
+    """
     encoded = bytearray()
     predictor = _IndexPredictor(homes)
     n_first = 0
@@ -361,7 +364,8 @@ def _parse_header(data: bytes) -> tuple[int, int, bytes, bytes]:
 def _parse_body(data: bytes, graph: Graph) -> tuple[int, int, bytes]:
     """Return version, flags and body of a binary plan.
 
-    Raises `PlanError` if header, checksum, graph or length are wrong.
+    Raises `PlanError` as `_parse_header`, for a fingerprint of another graph, and if the stated
+    length of the body is wrong.
     """
     version, flags, fingerprint, content = _parse_header(data)
     if fingerprint != _fingerprint(graph):
@@ -378,7 +382,11 @@ def _parse_body(data: bytes, graph: Graph) -> tuple[int, int, bytes]:
 
 
 def _describe_damage(data: bytes) -> str:
-    """Return a message for bytes with a wrong checksum: truncated, extended, or altered."""
+    """Return a message for bytes with a wrong checksum.
+
+    It depends on the size that the stored length of the body implies: fewer bytes are cut off or
+    altered; otherwise, they are altered.
+    """
     reader = _ByteReader(data[_LENGTH_POSITION:])
     try:
         expected_bytes = reader.read_number() + reader.position + _LENGTH_POSITION + CHECKSUM_BYTES

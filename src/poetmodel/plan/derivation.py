@@ -122,7 +122,8 @@ class Copy:
 def find_copies(homes: Homes, steps: Iterable[Instruction]) -> list[Copy]:
     """Return all copies of tensors, in the order in which `steps` make them.
 
-    `steps` must have no frees. Uses of a tensor without a copy are ignored.
+    `steps` are as for `add_waits_and_frees`. Unmoved state (`Homes.unmoved_state`) and replacements
+    of resident state have no copies. Uses of a tensor without a copy are ignored.
     """
     copies: list[Copy] = []
     latest_copy_of: dict[int, Copy] = {}
@@ -173,10 +174,11 @@ def strip_derived_instructions(
 def _remove_derived_instructions(
     homes: Homes, program: Sequence[Instruction]
 ) -> tuple[Instruction, ...]:
-    """Return a program without frees, waits for page-ins, and derivable waits for page-outs.
+    """Return a program without frees, and without waits except underivable ones for page-outs.
 
-    A wait for a page-out is removed if it follows the last use of the tensor, with no retained step
-    between, and the next instruction frees the tensor or pages it out.
+    First reads of state are page-ins in `program`. A wait for a page-out is derivable if no step is
+    retained between the tensor's latest use and the wait, and the next instruction frees the tensor
+    or pages it out.
     """
     steps: list[Instruction] = []
     n_steps_at_last_use: dict[int, int] = {}

@@ -97,8 +97,9 @@ def load_file(path: str | Path) -> PlanFile:
 def parse_plan(text: str, *, source: str) -> PlanFile:
     """Parse and validate the text of a plan file; `source` names the file in errors.
 
-    Raises `PlanError` with up to `poetmodel.schedule.io.MAX_FAULTS` errors of keys and values and a
-    count of further ones; without such errors, with all contradictions between keys.
+    Raises `PlanError` if the text is no JSON; if keys or values are invalid, with up to
+    `poetmodel.schedule.io.MAX_FAULTS` errors and a count of further ones; otherwise, if keys
+    contradict each other, with all contradictions.
     """
     with convert_errors(PlanError, source):
         file = parse_file(_make_plan_file_type(metrics_at(Display.PLAN_FILE)), text, kind="plan")
@@ -109,9 +110,10 @@ def parse_plan(text: str, *, source: str) -> PlanFile:
 
 
 def _content_faults(document: PlanFile) -> Iterator[str]:
-    """Yield errors: keys that do not fit the version, and indices and positions out of range.
+    """Yield an error for each key that contradicts another key.
 
-    Also yields an error if the alignment of the arena is no power of two.
+    These are ``resident`` and ``memory_mapped`` that do not fit the version, indices beyond the
+    file's ``nodes`` or ``tensors``, and errors of `_arena_faults`.
     """
     if (document.resident is None) != (document.version == VERSION):
         yield (
@@ -141,6 +143,7 @@ def _content_faults(document: PlanFile) -> Iterator[str]:
 def _arena_faults(document: PlanFile, arena: ArenaEntry) -> Iterator[str]:
     """Yield an error for an invalid alignment, and for each position or index out of range.
 
+    Positions are in ``program``; an index is of a tensor or, for a workspace, of a node.
     `poetmodel.plan.arena_check.check_arena` checks the offsets.
     """
     try:

@@ -51,6 +51,13 @@ def trace_events(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
         peak, and counters of RAM by kind and in total, and of the budget, if the plan has one.
         Metadata come first, then events by time; ``otherData`` has the metrics.
 
+    Raises
+    ------
+    PlanError
+        If the plan is for another graph.
+    TimeLimitError
+        If a time limit of the calling context passes.
+
     Notes
     -----
     Times come from the simulator, rounded to nanoseconds. A counter changes when the simulated RAM
@@ -295,7 +302,10 @@ def _counter_events(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[Even
 
 
 def _ram_by_kind(graph: Graph, plan: Plan) -> dict[str, tuple[tuple[int, int], ...]]:
-    """Return the RAM during and after each instruction [B], by name of kind as in `KIND_NAMES`."""
+    """Return the (RAM during, RAM after) pairs of all instructions [B], by name of kind.
+
+    All `KIND_NAMES` are keys, in their order.
+    """
     stays_by_kind: list[list[Stay]] = [[] for _ in KIND_NAMES]
     for stay in list_stays(graph, plan):
         tensor = stay.index if stay.content == Content.OUTPUT else None

@@ -1,4 +1,4 @@
-"""Make the plan that a device executes from a schedule, and verify schedules and plans.
+"""Convert schedules to the plans that devices execute, and verify schedules and plans.
 
 Modules that make and check plans are imported on use, so that verifying a schedule without a plan
 imports none of them.
@@ -60,7 +60,7 @@ def make_plan(
     graph : Graph
         The training graph.
     costs : Costs
-        Times of computations and transfers.
+        Times of computations and transfers; the plan's device and commits.
     schedule : Schedule
         A valid schedule.
     mode : {'blocking', 'dma'}
@@ -77,8 +77,9 @@ def make_plan(
     Plan
         A ``blocking`` plan has the energy, the peak and the serial time of the schedule. A ``dma``
         plan has the computations and page-ins of the schedule, and only those page-outs that a
-        page-in reads or that write back state. Its transfers overlap computations. Page-ins,
-        including first reads of state, are moved later where that delays no computation.
+        page-in reads or that write back state. A search chooses when transfers begin, so that the
+        makespan is small. Then page-ins, including first reads of state, are moved later where that
+        delays no computation.
 
     Raises
     ------
@@ -170,8 +171,8 @@ def _improve_timing(
     """Yield improvements of `best_timing`, none slower than the one before except by rounding.
 
     First a search chooses the transfers' intervals; its result is yielded if it fits in the budget
-    and is faster. Then up to `_MAX_DELAY_PASSES` passes delay page-ins of the best timing; they end
-    when a pass moves no page-in or makes the program slower.
+    and is faster. Then up to `_MAX_DELAY_PASSES` passes delay page-ins of the best timing, without
+    more RAM; they end when a pass moves no page-in or makes the program slower.
     """
     from poetmodel.planner.search import choose_transfers
     from poetmodel.planner.timing import Timing, delay_page_ins
@@ -213,9 +214,9 @@ def make_checked_plan(
     schedule : Schedule
         A schedule that meets the budget and the storage limit of the costs' device.
     mode : StorageMode
-        Whether the core waits during transfers.
+        Whether transfers block the core, or overlap computations by DMA.
     ram_budget_bytes : int
-        RAM budget of the plan [B].
+        RAM budget of the plan, without resident bytes [B].
 
     Raises
     ------
@@ -381,11 +382,11 @@ def _min_ram_bytes(
 ) -> int:
     """Bisect for the smallest RAM budget whose plan meets all limits [B].
 
-    Stops after `_MAX_BISECTIONS` iterations, so that a smaller budget may suffice. The result is at
-    least the peak of the schedule; it is larger if page-ins must begin early.
-    `make_and_check` makes the plan within a budget [B] and checks it. Returns the peak without a
-    check if it is at least the usable RAM, and the usable RAM if the plans for the peak and for the
-    usable RAM violate a rule or limit. May raise `TimeLimitError`.
+    All budgets are without resident bytes; `make_and_check` makes the plan within a budget [B] and
+    checks it. Stops after `_MAX_BISECTIONS` iterations, so that a smaller budget may suffice. The
+    result is at least the peak of the schedule; it is larger if page-ins must begin early. Returns
+    the peak without a check if it is at least the usable RAM, and the usable RAM if the plans for
+    the peak and for the usable RAM violate a rule or limit.
     """
 
     def peak_if_valid(ram_bytes: int) -> int | None:

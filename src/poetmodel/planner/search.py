@@ -254,8 +254,8 @@ class _BeamSearch:
     def _begin_closing_transfers(self, label: _Label, interval: int) -> _Label:
         """Begin the transfers whose window closes with an interval; return the new label.
 
-        Transfers that have begun are omitted. Before the page-ins, the core waits for the page-outs
-        that they read, and for RAM.
+        Skips transfers that have begun. Begins all page-outs first. Then the core waits for the
+        page-outs that the page-ins read, and once for RAM, and all page-ins begin.
         """
         for page_out in _bit_indices(self.closing_page_outs[interval] & ~label.begun_outs):
             label = self._begin_page_out(label, page_out, interval)
@@ -383,7 +383,7 @@ class _BeamSearch:
     def _begin_page_in(self, label: _Label, index: int, interval: int) -> _Label:
         """Begin a page-in on the bus, after its source is on storage; return the new label.
 
-        Does not wait for RAM.
+        `index` is its index in `TransferWindows.page_ins`. Does not wait for RAM.
         """
         label = self._store_source(label, index, interval)
         page_in = self.windows.page_ins[index]
@@ -397,7 +397,10 @@ class _BeamSearch:
         )
 
     def _begin_page_out(self, label: _Label, index: int, interval: int) -> _Label:
-        """Begin a page-out on the bus; return the new label."""
+        """Begin a page-out on the bus, after all earlier transfers; return the new label.
+
+        `index` is its index in `TransferWindows.page_outs`. The page-out becomes pending.
+        """
         page_out = self.windows.page_outs[index]
         end = max(label.core_s, label.bus_s) + page_out.time_s
         return label._replace(
@@ -500,9 +503,10 @@ class _Estimates:
     """Estimates of the makespan of labels: the remaining transfers are executed in due order."""
 
     def __init__(self, windows: TransferWindows, lookahead: int) -> None:
-        """Sort the transfers of `windows` by the interval that waits for them.
+        """Sort the transfers of `windows` in due order, and sum times over this order.
 
-        Estimates simulate the next `lookahead` transfers one by one.
+        A page-in is due in its last interval, a page-out in its `due_interval`. Estimates simulate
+        the next `lookahead` transfers one by one.
         """
         self.windows, self.lookahead = windows, lookahead
         page_ins = (
@@ -531,7 +535,8 @@ class _Estimates:
     def estimate_makespan(self, label: _Label, interval: int) -> float:
         """Return the estimated makespan of a label that has reached an interval [s].
 
-        The estimate is neither a lower nor an upper bound.
+        Begins the remaining transfers in due order: the next `lookahead` one by one, later ones by
+        a precomputed time. The estimate is neither a lower nor an upper bound.
         """
         remaining_s = self.windows.remaining_s
         page_ins, page_outs = self.windows.page_ins, self.windows.page_outs

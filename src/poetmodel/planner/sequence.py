@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def extract_actions(homes: Homes, schedule: Schedule) -> Program:
     """Return computations and transfers of a schedule in execution order, without idle page-outs.
 
-    First reads of state are page-ins. A page-out is idle if no page-in of the tensor follows, or if
-    the tensor is already on storage. The page-out of a state replacement is never idle. Invalid
-    entries are omitted as in `compile_schedule`.
+    First reads of state are page-ins; other state stays a ``compute``. A page-out is idle if no
+    page-in of the tensor follows, or if the tensor is already on storage. The page-out of a state
+    replacement is never idle. Invalid entries are omitted as in `compile_schedule`.
     """
     program = homes.to_steps(compile_schedule(homes, schedule).program)
     last_page_in = {i: position for position, (op, i) in enumerate(program) if op == Op.PAGE_IN}

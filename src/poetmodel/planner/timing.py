@@ -29,11 +29,12 @@ _ROUNDING: Final = 1e-12
 class Timing:
     """Start times of computations and transfers, in program order, on a core and a DMA channel.
 
-    The core waits for a page-out of a dead tensor when the budget needs its RAM or the tensor is
-    made again, or once the page-out has finished. For the given order no other choice of waits is
-    faster: transfers end in the order in which they begin, so if RAM is needed, the core waits for
-    the earliest page-outs until the RAM suffices. A computation overwrites an input in place only
-    after the core has waited for the input's page-out, if it has one.
+    A tensor whose last use is over, but whose page-out is pending, is *dead* and still in RAM. The
+    core waits for this page-out when RAM is short or the tensor is computed or paged in again, or
+    once the page-out has finished. For the given order no other choice of waits is faster:
+    transfers end in the order in which they begin, so if RAM is short, the core waits for the
+    earliest page-outs until RAM suffices. A computation overwrites an input in place only after
+    the core has waited for the page-out of this input, if it has one.
     """
 
     def __init__(
@@ -43,10 +44,12 @@ class Timing:
         steps: Sequence[Instruction],
         ram_budget_bytes: int,
     ) -> None:
-        """Execute all `steps`, with waits for page-outs as the class states.
+        """Execute all `steps`, with waits for page-outs where necessary; set times and peak.
 
         `steps` are computations and transfers without waits and frees; first reads of state are
-        page-ins. Raises `TimeLimitError` if the time limit passes.
+        page-ins. The core waits if RAM is short or the tensor is used by another transfer, computed
+        again or overwritten. If waits cannot free enough RAM, the peak exceeds the budget. Raises
+        `TimeLimitError` if the time limit passes.
         """
         self.homes, self.table, self.input_steps = homes, table, tuple(steps)
         self.steps: list[Instruction] = []
@@ -116,9 +119,10 @@ class Timing:
     def _compute(self, k: int, ended_tensors: Collection[int]) -> None:
         """Execute node `k`, after waits for its inputs and for page-outs that must free RAM.
 
-        Also waits for page-outs of dead copies of its outputs. Adds to `steps` the waits for
-        page-outs of inputs that it overwrites: those that have finished or must free RAM. The
-        caller adds the step itself.
+        Also waits for page-outs of dead copies of its outputs. Of `ended_tensors`, the tensors
+        whose last use is this step, the node may overwrite inputs: adds to `steps` a wait for the
+        page-out of such an input, if this page-out has finished or must free RAM. The caller adds
+        the step itself.
         """
         for i in self.homes.inputs[k]:
             if i in self._page_in_ends:
@@ -153,10 +157,10 @@ class Timing:
         self._now_s += self.table.compute_time_s[k]
 
     def _begin_transfer(self, op: Op, i: int) -> None:
-        """Begin a transfer of tensor `i` on the bus, after the end of its pending transfers.
+        """Begin a transfer on the bus, after the core has waited for other transfers of tensor `i`.
 
-        Before a page-in, also waits for page-outs until the tensor fits in RAM, or no tensor is
-        dead. The caller adds the step to `steps`.
+        Before a page-in, the core also waits for page-outs of dead tensors until tensor `i` fits in
+        RAM, or none is left. The caller adds the step to `steps`.
         """
         if i in self._dead_tensors:
             self._free_dead(i)
@@ -175,7 +179,10 @@ class Timing:
             self._bus_free_s = self._page_out_ends[i] = begin + self.table.page_out_time_s[i]
 
     def _wait_for_ram(self, size_bytes: int) -> None:
-        """Wait for page-outs until `size_bytes` fit or no tensor is dead, and update the peak."""
+        """Wait for page-outs until `size_bytes` fit or no tensor is dead; update the peak.
+
+        Does not allocate the bytes.
+        """
         while self._ram_bytes + size_bytes > self._budget_bytes and self._dead_tensors:
             self._free_dead(min(self._dead_tensors, key=self._page_out_ends.__getitem__))
         self.peak_ram_bytes = max(self.peak_ram_bytes, self._ram_bytes + size_bytes)
@@ -183,14 +190,15 @@ class Timing:
     def _free_dead(self, i: int) -> None:
         """Wait for the page-out of a dead tensor and free the tensor.
 
-        Inserts the wait before the page-ins at the end of `steps`, so that these begin after the
-        wait; inserts none right after the last use of the tensor.
+        Inserts the wait into `steps`, before the page-ins at their end, so that these begin after
+        the wait. Omits a wait right after the last use of the tensor: `add_waits_and_frees` adds
+        it.
         """
         self._wait(i, self._page_out_ends)
         position = len(self.steps)
         while self.steps[position - 1].op == Op.PAGE_IN:
             position -= 1
-        # Waits right after the last use are omitted, because `add_waits_and_frees` derives them.
+        # `add_waits_and_frees` derives a wait right after the last use.
         if self._dead_tensors.pop(i) != position:
             self.steps.insert(position, Instruction(Op.WAIT, i))
         self._ram_bytes -= self._sizes[i]
@@ -206,8 +214,8 @@ class Timing:
     def _wait(self, i: int, transfer_ends: dict[int, float]) -> None:
         """Stall the core until the transfer of tensor `i` ends; remove it from `transfer_ends`.
 
-        Sets the transfer's `waiting_position` to the current step, and adds the stall to `stall_s`.
-        Adds no wait to `steps`.
+        Sets the transfer's `waiting_position` to the position of the current input step, and adds
+        the stall to `stall_s`. Adds no wait to `steps`. The transfer must be in `transfer_ends`.
         """
         end_s = transfer_ends.pop(i)
         self.waiting_position[self._begin_position[i]] = self._position
@@ -263,7 +271,7 @@ def delay_page_ins(timing: Timing) -> tuple[Instruction, ...]:
 
 
 def _list_transfers(timing: Timing) -> list[_BusTransfer]:
-    """Return the transfers among the input steps of a timing, in bus order."""
+    """Return the transfers among the input steps of a timing, in bus order, none moved yet."""
     table, steps = timing.table, timing.input_steps
     unread_positions = find_unread_page_ins(timing.homes, steps)
     transfers = []

@@ -140,7 +140,8 @@ class TransferWindows:
         """Return the computations in order, each preceded by the transfers of its interval.
 
         `interval_transfers` has (interval, transfer) pairs in bus order; those of the last interval
-        follow all computations. Marks of page-ins without a reader (None in `nodes`) are omitted.
+        follow all computations. Omits entries of `nodes` that are None: each marks a page-in
+        without a reader, which is among the transfers.
         """
         transfers_by_interval: list[list[Instruction]] = [[] for _ in range(len(self.nodes) + 1)]
         for interval, transfer in interval_transfers:
@@ -153,10 +154,11 @@ class TransferWindows:
         return tuple(actions)
 
     def _add_copy(self, copy: Copy, intervals: Sequence[int], *, is_paged_in: bool) -> None:
-        """Register a copy: its change of RAM, its page-in and its page-out.
+        """Register a copy's change of RAM and, with their windows, its page-in and page-out.
 
-        If the copy is computed and the older copy was paged out, closes the window of that
-        page-out. `intervals` has the interval of each action.
+        The windows follow from lifetimes of copies; `_limit_by_ram` narrows them. If the copy is
+        computed and the older copy was paged out, closes the window of that page-out. `intervals`
+        has the interval of each action.
         """
         i, interval, end = copy.tensor, intervals[copy.begin], len(self.nodes)
         size, table = self._homes.sizes[i], self._table
@@ -206,7 +208,10 @@ class TransferWindows:
             )
 
     def _find_min_ram(self) -> list[int]:
-        """Return the minimum RAM at each computation [B], as defined at `min_ram_bytes`."""
+        """Return the RAM at each computation [B], if page-ins begin as late as possible.
+
+        Includes resident state, outputs and workspace. Page-outs take no time.
+        """
         step_bytes, resident_bytes = self._homes.step_bytes, self._homes.ram_bytes
         return [
             resident_bytes + copy_bytes + (0 if k is None else step_bytes[k]) - overwritable_bytes
@@ -216,7 +221,12 @@ class TransferWindows:
         ]
 
     def _limit_by_ram(self) -> None:
-        """Set `due_interval` of page-outs; delay `first_interval` of page-ins until they fit."""
+        """Set `due_interval` of page-outs; delay `first_interval` of page-ins until they fit.
+
+        A page-out is due in the first interval in which the RAM that it holds does not fit beside
+        `min_ram_bytes`, at the latest where a page-in reads the tensor or the tensor is computed
+        again. A page-in may begin once it fits beside `min_ram_bytes` until its last interval.
+        """
 
         def fits(interval: int, size_bytes: int) -> bool:
             """Return whether `size_bytes` fit in RAM beside the minimum in an interval."""

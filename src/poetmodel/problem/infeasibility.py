@@ -81,7 +81,8 @@ def _forbidden_text(problem: Problem) -> str:
 def _limit_phrases(problem: Problem, *, ram: bool) -> list[str]:
     """Return a phrase for each limit of a problem, and one for all user-defined constraints.
 
-    Omits storage that holds all tensors or cannot be used and, without `ram`, the RAM budget.
+    The order is RAM, deadline, energy, storage, constraints. Omits storage that holds all tensors
+    or cannot be used and, without `ram`, the RAM budget.
     """
     phrases = [f"the RAM budget of {problem.ram_budget_bytes:,} B"] if ram else []
     if problem.deadline_s is not None:
@@ -174,8 +175,9 @@ def missing_unit_hint(budget_bytes: int, min_bytes: int) -> str:
 def _floor_contents(problem: Problem) -> Iterator[str]:
     """Yield a phrase for each item in RAM at the node with the largest working set.
 
-    Items are inputs and outputs, workspace and, if the problem cannot page, all state together. The
-    last phrase has the bytes that operators in place save, if any.
+    Items are inputs and outputs, workspace and, if the problem cannot page, all state together.
+    Omits replacements, and state that is read in place. The last phrase has the bytes that the node
+    saves by operating in place, if any.
     """
     graph, k = problem.graph, problem.floor.node
     omitted_tensors = set(graph.state_of)  # Replacements use the memory of their state tensors.

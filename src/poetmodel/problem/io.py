@@ -1,8 +1,8 @@
 """Read files of user-defined constraints and objectives, ``*.toml``, for the graph of a problem.
 
 A name in ``sum`` or ``each`` may be a shell pattern, which stands for every node, tensor or, after
-``resident:``, state tensor that it matches. The name of one of these is no pattern, whatever its
-characters.
+``resident:``, state tensor that it matches. A text that equals a name stands only for this name,
+even if it contains wildcards.
 """
 
 from __future__ import annotations
@@ -150,7 +150,11 @@ class _ConstraintReader:
             self.faults.append("expected [[constraint]] or [objective], got neither")
 
     def _read_objective(self, table: object) -> None:
-        """Parse the table of the objective: set `objective`, and add errors to `faults`."""
+        """Parse the table of the objective: set `objective`, and add errors to `faults`.
+
+        `objective` becomes the valid terms, or the constant 0 if there are none or all cancel out.
+        It stays None if the value is no table.
+        """
         if not isinstance(table, dict):
             self.faults.append(f"objective: expected a table, [objective], got {quote(table)}")
             return
@@ -162,9 +166,9 @@ class _ConstraintReader:
     def _read_constraint(self, table: dict[str, Any], default_name: str, label: str) -> None:
         """Parse a constraint table; add one constraint, or one per match of ``each``, to `rows`.
 
-        If the table has errors, adds these to `faults` instead, prefixed by `label` or by the name
-        of the constraint. Registers the names in both cases. `default_name` is the name of a
-        constraint without a valid name.
+        With ``each``, the constraints are named ``name[match]``. If the table has errors, adds
+        these to `faults` instead, prefixed by `label` or by the name of the constraint. Registers
+        the names in both cases. `default_name` is the name of a constraint without a valid name.
         """
         n_faults = len(self.faults)
         self._check_keys(table, _CONSTRAINT_KEYS, f"{label}.")
@@ -210,9 +214,10 @@ class _ConstraintReader:
     def _parse_sum(self, value: object, label: str, *, allows_constant: bool = False) -> Terms:
         """Return the terms of a sum, with one term per match of each pattern.
 
-        Terms with equal keys are added; terms that cancel out are omitted. With `allows_constant`,
-        the sum may have a constant. Adds an error to `faults` for each invalid term, which is
-        omitted, or for a value that is empty or no table, whose terms are ().
+        Adds the weights of equal keys, omits keys whose weights cancel out, and converts whole
+        weights to ints. With `allows_constant`, the sum may have a constant. Adds an error to
+        `faults` for each invalid term, which is omitted. If the value is empty or no table, adds
+        an error and returns ().
         """
         if not isinstance(value, dict) or not value:
             actual_text = "an empty table" if value == {} else quote(value)
@@ -261,7 +266,8 @@ class _ConstraintReader:
         """Yield the key of a total, or the key of each count that a pattern matches.
 
         ``recomputations:conv*`` yields a key for each node that matches ``conv*``, in the order of
-        the graph. Adds a fault if the key is invalid or no name matches.
+        the graph; a pattern that is a name yields only this name. The keys preserve a stage, as in
+        ``page_ins@3:conv*``. Adds a fault if the key is invalid or no name matches.
         """
         if key in tuple(Total):
             yield key
@@ -298,9 +304,10 @@ class _ConstraintReader:
     ) -> dict[str, float]:
         """Return the bounds of a constraint by field of `Constraint`.
 
-        `unit` is the unit of the constraint's sum; `is_unit_known` is False if keys, name or sum of
-        the table have errors. Adds a fault for each invalid bound, which is then 0 (for a text only
-        if `is_unit_known`), and one if there is no bound, or a bound in addition to ``equals``.
+        `unit` is the unit of the constraint's sum; `is_unit_known` is False if ``sum`` or ``each``
+        has an error. Adds a fault for each invalid bound, which becomes 0, and one if there is no
+        bound, or a bound in addition to ``equals``. Without a known unit, every text becomes 0
+        without a fault.
         """
         keys = [key for key in _BOUNDS_OF_KEY if key in table]
         if not keys or ("equals" in keys and len(keys) > 1):
@@ -320,8 +327,9 @@ class _ConstraintReader:
         """Return a bound of a constraint as a number; add a fault and return 0 if it is invalid.
 
         A text such as ``2mJ`` is parsed in `unit`, the unit of the constraint's sum; a percentage
-        is of the keep-all peak, the pass time or the baseline. If `is_unit_known` is False, a text
-        becomes 0 without a fault, because other errors of the table are reported already.
+        is of the keep-all peak, the pass time or the baseline. If `unit` is empty, a text is
+        invalid. If `is_unit_known` is False, a text becomes 0 without a fault, because the error of
+        the sum is reported already.
         """
         if isinstance(value, str) and not is_unit_known:
             return 0.0  # A text cannot be parsed without a unit.

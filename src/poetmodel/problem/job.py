@@ -44,7 +44,10 @@ class Job:
     battery: str | float | None = None
 
     def __post_init__(self) -> None:
-        """Validate the fields; raise `BudgetError` with all errors."""
+        """Raise `BudgetError` with all errors of the fields.
+
+        The number of samples must be an int of at least 1; time and energy, unless None, above 0.
+        """
         faults = []
         samples: object = self.samples
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:

@@ -90,7 +90,8 @@ class TimeSum(NamedTuple):
 class SimulatedMetrics(Protocol):
     """Metrics of a simulated schedule that objectives and limits read.
 
-    `Objective` also reads its `metric` and `overhead_metric`. Times are None without costs.
+    `Objective` also reads the attributes that its fields `metric` and `overhead_metric` name. Times
+    are None without costs.
     """
 
     @property
@@ -176,10 +177,10 @@ class Objective:
     def unit(self) -> float:
         """Divisor of the objective in models.
 
-        One thousandth of the reference, so that relevant gaps are far above a solver's absolute
-        tolerances. For peak RAM, or without a reference, one thousandth of the scale for peak RAM
-        and user-defined sums, else of the baseline. If that is 0, the cost of the most expensive
-        transfer, or 1 if transfers cost 0 too.
+        One thousandth of a typical value, so that relevant gaps are far above a solver's absolute
+        tolerances. For peak RAM, the typical value is `scale`. Otherwise it is `reference` or,
+        without a reference, `scale` for a user-defined sum, else `baseline`. If it is 0, the unit
+        is the cost of the most expensive transfer, or 1 if transfers cost 0 too.
         """
         typical_value = (
             self.scale if self.user_sum is not None or not self.is_sum else self.baseline
@@ -261,10 +262,12 @@ def stage_limits(problem: Problem) -> Iterator[LinearRow]:
 
     Each row has only the upper bound, since a lower bound is never above 0: the bound is rounded
     down if all coefficients are ints, else increased by a tolerance.
-    For each counted node or tensor the row lists every stage after the first computation up to
-    `Graph.last_stages` or `Graph.last_page_in_stage`, if necessary with coefficient 0. Omits other
-    stages, and page-ins of replacements and of state that is read in place. Raises `ValueError` for
-    a per-stage count other than `STAGE_COUNTS`.
+
+    A term such as ``page_ins@3:conv1`` has its coefficient at stage 3. The row also lists, with
+    coefficient 0, the other stages of the node or tensor after its first computation, up to
+    `Graph.last_stages` or `Graph.last_page_in_stage`. Omits terms of stages outside this range, and
+    page-ins of replacements and of state that is read in place. Raises `ValueError` for a per-stage
+    count other than `STAGE_COUNTS`.
     """
     graph = problem.graph
     unread_tensors = {*graph.state_of, *(graph.state_tensors if problem.reads_in_place else ())}
@@ -417,9 +420,11 @@ def expand_totals(
 
 
 def _energy_terms(problem: Problem) -> Iterator[tuple[Coefficients, float]]:
-    """Yield (coefficients, weight): energies with weight 1, then times with the idle power [W].
+    """Yield (coefficients, weight) pairs whose weighted sum is the energy of decisions [J].
 
-    Only counted times are included: none for a makespan, and none without idle power.
+    First energies [J] with weight 1; then compute times and transfer times [s], each with the idle
+    power [W] as weight. Omits times that the deadline does not count, both times for a makespan,
+    and both without idle power.
     """
     table = problem.table
     compute_idle_w = (
@@ -436,9 +441,11 @@ def _energy_terms(problem: Problem) -> Iterator[tuple[Coefficients, float]]:
 
 
 def _energy_objective(problem: Problem) -> Objective:
-    """Return the energy: POET (ICML 2022), equation 2, plus idle power times the counted time.
+    """Return the energy as an objective [J].
 
-    For a makespan, the coefficients omit the idle power; the baseline includes it.
+    POET (ICML 2022), equation 2, plus idle power times the counted time. For a makespan, the
+    coefficients omit the idle power. The baseline, `Problem.baseline_energy_j`, includes it, and
+    commits.
     """
     return Objective(
         quantity=Quantity.ENERGY,
@@ -452,10 +459,11 @@ def _energy_objective(problem: Problem) -> Objective:
 
 
 def _time_objective(problem: Problem) -> Objective:
-    """Return the time that the deadline counts.
+    """Return the time that the deadline counts as an objective [s].
 
     The coefficients are those of `Problem.time_sum`: for a makespan only the compute time, a lower
-    bound; in a surrogate with weighted transfers. The baseline is the time of a single pass.
+    bound; in its surrogate also weighted transfer times. The baseline is `Problem.pass_time_s`,
+    which includes counted commits.
     """
     return Objective(
         quantity=Quantity.TIME,
@@ -469,7 +477,10 @@ def _time_objective(problem: Problem) -> Objective:
 
 
 def _ram_objective(problem: Problem) -> Objective:
-    """Return the peak RAM [B]: coefficients of 0, and the minimum RAM as the known bound."""
+    """Return the peak RAM as an objective [B].
+
+    Coefficients and baseline are 0; the known bound is the minimum RAM.
+    """
     return Objective(
         quantity=Quantity.RAM,
         format=format_bytes,
@@ -483,7 +494,10 @@ def _ram_objective(problem: Problem) -> Objective:
 
 
 def _writes_objective(problem: Problem) -> Objective:
-    """Return the bytes that page-outs and commits write; the baseline is the bytes of commits."""
+    """Return the bytes that page-outs and commits write as an objective [B].
+
+    The baseline is `committed_bytes`; `Objective.scale` is the size of all tensors.
+    """
     sizes = problem.graph.tensor_bytes
     return Objective(
         quantity=Quantity.WRITES,
@@ -523,8 +537,8 @@ def committed_bytes(problem: Problem) -> int:
 def may_reward_page_outs(problem: Problem) -> bool:
     """Return whether a user constraint or objective may reward page-outs that no page-in needs.
 
-    Page-outs of state and replacements do not count: the former are forbidden, homes of state
-    decide the latter.
+    Ignores page-outs of state, which are forbidden, and of replacements, which follow from the
+    homes of state.
     """
     state_and_replacements = {*problem.graph.state_tensors, *problem.graph.state_of}
     sums = [expand_totals(problem, problem.user_objective)[0]]
@@ -570,7 +584,10 @@ OBJECTIVES: Final[Mapping[str, Callable[[Problem], Objective]]] = {
 
 
 def _time_coefficients(problem: Problem, time_sum: TimeSum) -> Coefficients:
-    """Return the coefficients of a weighted time: POET (ICML 2022), equation 3, plus transfers."""
+    """Return the times of decisions, weighted by `time_sum` [s].
+
+    POET (ICML 2022), equation 3, plus page-ins, page-outs and homes on storage.
+    """
     table = problem.table
     return _make_coefficients(
         problem,

@@ -161,10 +161,10 @@ def _costs_with_commits(problem: Problem) -> Costs:
 
 
 def _constraints_with_commits(problem: Problem) -> tuple[Constraint, ...]:
-    """Return the problem's constraints and, if commits need it, `COMMIT_CONSTRAINT`.
+    """Return the problem's constraints, with `COMMIT_CONSTRAINT` last if commits need it.
 
-    The constraint of this name keeps replaced state in RAM. It is added last if the graph replaces
-    state and the problem commits, but not in every training step, unless storage is volatile. A
+    `COMMIT_CONSTRAINT` makes all replaced state resident. Commits need it if they are more than one
+    training step apart, the graph replaces state, and the device's storage is not volatile. A
     constraint of this name in the problem is dropped.
     """
     graph, device = problem.graph, problem.costs.device
@@ -271,7 +271,8 @@ def user_sum_faults(
 ) -> Iterator[str]:
     """Yield an error for each invalid term of user-defined constraints and the objective.
 
-    Also yields an error for each repeated name, and each objective term that counts by stage.
+    Also yields an error for each repeated name of a constraint, and each term of the objective that
+    counts by stage.
     """
     names: set[str] = set()
     for row in constraints:
@@ -290,7 +291,7 @@ def user_sum_faults(
 
 
 def _parse_ram(problem: Problem) -> int:
-    """Return the RAM budget [B], by default the device's RAM.
+    """Return the RAM budget, resident bytes included [B]; by default the device's RAM.
 
     A percentage is of the keep-all peak plus `Problem.resident_bytes`. Raises `BudgetError` if the
     budget is invalid or 0 bytes, or if budget and device are None.
@@ -310,7 +311,8 @@ def _parse_ram(problem: Problem) -> int:
 def _parse_deadline(problem: Problem, single_pass: SinglePass) -> float | None:
     """Return the deadline [s]; None if there is none.
 
-    Raises `BudgetError` if it is invalid, or 0 although a single pass takes time.
+    A percentage is of the time of the single pass. Raises `BudgetError` if the deadline is invalid,
+    or 0 although a single pass takes time.
     """
     if problem.deadline is None:
         return None
@@ -323,7 +325,7 @@ def _parse_deadline(problem: Problem, single_pass: SinglePass) -> float | None:
 def _parse_storage(problem: Problem) -> int | None:
     """Return the storage limit [B], by default that of the device; None for unlimited.
 
-    Raises `BudgetError` if it is invalid.
+    A percentage is of the keep-all peak. Raises `BudgetError` if the limit is invalid.
     """
     if problem.aux_bytes is None:
         return None if problem.costs.device is None else problem.costs.device.aux_bytes
@@ -334,7 +336,8 @@ def _parse_storage(problem: Problem) -> int | None:
 def _parse_energy_budget(problem: Problem, single_pass: SinglePass) -> float | None:
     """Return the energy budget [J]; None if there is none.
 
-    Raises `BudgetError` if it is invalid, or 0 although a single pass takes energy.
+    A percentage is of the energy of the single pass. Raises `BudgetError` if the budget is invalid,
+    or 0 although a single pass takes energy.
     """
     if problem.energy_budget is None:
         return None
@@ -350,7 +353,8 @@ def _parse_energy_budget(problem: Problem, single_pass: SinglePass) -> float | N
 def _cost_range_faults(single_pass: SinglePass) -> Iterator[str]:
     """Yield an error for the first cost too small to divide, and for costs whose sum may overflow.
 
-    Times and energies are checked separately. The error of a sum names the largest cost.
+    Too small are positive costs below `MIN_POSITIVE_COST`. Times and energies are checked
+    separately. The error of a sum names the largest cost.
     """
     table, n_stages = single_pass.table, len(single_pass.graph.nodes)
     source = f"{single_pass.costs.source}: " * bool(single_pass.costs.source)

@@ -86,8 +86,8 @@ class Problem:
         Time limit of a step: seconds, a time such as ``20ms``, or a percentage of the counted time
         of a single pass. Default: none.
     deadline_counts : {'compute', 'serial', 'overlap'}, optional
-        The time that counts. Default: ``overlap`` for a device whose storage has DMA, else
-        ``serial``.
+        The time that the deadline limits; see `DeadlineCounts`. Default: ``overlap`` for a device
+        whose storage has DMA, else ``serial``.
     aux_bytes : str or int, optional
         Auxiliary storage for paged-out tensors and state on storage: bytes, a size such as
         ``1MiB``, or a percentage of the keep-all peak. Default: the device's, else unlimited.
@@ -165,7 +165,11 @@ class Problem:
     """The energy limit [J]; None for none."""
 
     def __post_init__(self) -> None:
-        """Validate the fields, replace options by parsed ones, and set the derived fields."""
+        """Validate the fields, and store the values of `resolve_problem`.
+
+        They replace `costs`, `constraints`, `minimize` and `deadline_counts`, and set `single_pass`
+        and the limits in bytes, seconds and joules.
+        """
         resolved = resolve_problem(self)
         assign = partial(object.__setattr__, self)  # The class is frozen.
         assign("costs", resolved.costs)
@@ -179,6 +183,7 @@ class Problem:
         assign("energy_budget_j", resolved.energy_budget_j)
 
     def __repr__(self) -> str:
+        """Return a text with graph, RAM budget and objective, and device and deadline if any."""
         device = self.costs.device
         device_text = "" if device is None else f"on {quote(device.short_name)}"
         deadline = "" if self.deadline_s is None else f"deadline {format_seconds(self.deadline_s)}"
@@ -281,7 +286,7 @@ class Problem:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of the budget for parameters, gradients and optimizer [B].
+        """Bytes of the budget for parameters, gradients and optimizer state [B].
 
         0 if the budget excludes them.
         """
@@ -308,7 +313,10 @@ class Problem:
 
     @cached_property
     def floor(self) -> Floor:
-        """The largest working set of one node: no schedule needs less RAM for tensors."""
+        """The minimum RAM: no schedule needs less for tensors and workspaces.
+
+        It is the largest working set of one node; without `can_page`, plus all other state.
+        """
         return floor(self.graph, memory_mapped=self.reads_in_place, resident=not self.can_page)
 
     @property
@@ -354,7 +362,7 @@ class Problem:
 
     @property
     def uses_energy(self) -> bool:
-        """Whether energy is minimized, limited or in a user sum, or the costs have a device."""
+        """Whether energy is minimized, limited or in a user-defined sum, or costs have a device."""
         sums = (dict(self.user_objective), *(row.terms for row in self.constraints))
         return (
             self.minimize == Quantity.ENERGY
@@ -375,7 +383,10 @@ class Problem:
 
     @cached_property
     def totals(self) -> tuple[tuple[str, int], ...]:
-        """The decisions that totals count: pairs of a field of `Coefficients` and an item."""
+        """The decisions that totals count: pairs (field of `Coefficients`, index), field by field.
+
+        The index is that of a node for ``compute``, else of a tensor.
+        """
         n_tensors = len(self.graph.tensors)
         sizes = (len(self.graph.nodes), n_tensors, n_tensors, n_tensors)
         columns = zip(Coefficients._fields, sizes, strict=True)
@@ -406,7 +417,7 @@ class Problem:
 
         A negative coefficient in the objective or an upper limit rewards a decision, and a positive
         one in a lower limit: then a recomputation or transfer that no other decision needs may
-        help. A reward is the absolute coefficient, in the unit of its limit or of the objective.
+        help. A reward is the absolute coefficient; the largest is taken regardless of units.
         Transfers that state forbids, or that its home decides, have reward 0.
         """
         sums = [self.objective.coefficients, *(limit.coefficients for limit in self.linear_limits)]
@@ -440,8 +451,9 @@ class Problem:
     def make_objective(self, quantity: str) -> Objective:
         """Make the objective that minimizes `quantity`, as this problem counts that quantity.
 
-        If the problem minimizes `quantity`, the objective has the problem's reference value, except
-        for peak RAM.
+        If the problem minimizes `quantity`, the objective has the `reference_value` of
+        `surrogate_options`, except for peak RAM. In a surrogate of a makespan, the objective for
+        time has `time_sum`.
         """
         objective, reference = OBJECTIVES[quantity](self), self.surrogate_options.reference_value
         if quantity == Quantity.TIME and self.surrogate_options.transfer_weight is not None:
@@ -485,8 +497,8 @@ class Problem:
     def deadline_sums(self) -> tuple[TimeSum, ...]:
         """The sums of times that must each meet the deadline; for a makespan, necessary conditions.
 
-        With overlapping transfers, core and bus each need time for all their work, and the makespan
-        is at least either time. The time of the bus is omitted if plans may omit transfers.
+        First `time_sum`. For ``overlap`` also the transfer time alone, since the makespan is at
+        least the time of the bus; omitted if plans may omit transfers (`plans_all_transfers`).
         """
         limits_bus = self.deadline_counts == DeadlineCounts.OVERLAP and self.plans_all_transfers
         return (self.time_sum, TimeSum(0.0, 1.0)) if limits_bus else (self.time_sum,)
@@ -503,14 +515,14 @@ class Problem:
         return tuple(time_sum.weigh(compute_s, transfer_s) for time_sum in self.deadline_sums)
 
     def without_limits(self, *quantities: Quantity, **changes: Any) -> Self:
-        """Return the problem without limits on `quantities`, and without a reference value.
+        """Return the problem without limits on `quantities`, and without a `reference_value`.
 
         Parameters
         ----------
         *quantities : Quantity
             For ``ram`` the budget becomes the maximum that any relevant schedule uses. For
-            ``writes`` the storage becomes the size of all tensors. User constraints remain.
-            For ``time`` and ``energy`` there is no limit.
+            ``writes`` the storage becomes the size of all tensors. For ``time`` and ``energy``
+            there is no limit. User constraints remain.
         **changes
             Changed fields of the problem, instead of those above.
         """
@@ -563,8 +575,9 @@ class Problem:
     def to_dict(self) -> dict[str, Any]:
         """Return the limits and options as JSON values in SI units.
 
-        Commits, constraints and the weights of a user-defined objective occur only if there are
-        any. Surrogate options are omitted.
+        A missing deadline, energy budget or storage limit is None. Commits, constraints and the
+        weights of a user-defined objective occur only if there are any. Surrogate options are
+        omitted.
         """
         rows = self.constraints
         return {

@@ -43,14 +43,15 @@ class Coefficients(NamedTuple):
 
 
 def weighted_sum(*terms: tuple[Coefficients, float]) -> Coefficients:
-    """Return the weighted sum of coefficients, for at least one term.
+    """Return the weighted sum of at least one pair (coefficients, weight), for each decision.
 
-    Sums that are only rounding errors (at most `ROUNDING_ERROR` of their largest term) become 0.
+    Sums of ints are exact. Other sums that are only rounding errors (at most `ROUNDING_ERROR` of
+    their largest term) become 0.
     """
     weights = [weight for _, weight in terms]
 
     def weigh_column(values: Iterable[float]) -> float:
-        """Return the weighted sum of the coefficients of one decision."""
+        """Return the weighted sum of the coefficients of one decision; 0 for a rounding error."""
         products: list[float] = list(map(mul, weights, values))
         total: float = sum(products)
         if isinstance(total, int):

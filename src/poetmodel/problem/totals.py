@@ -94,6 +94,8 @@ class Key(NamedTuple):
     def parse(cls, key: str) -> Self:
         """Parse a key to its kind, stage and name; does not check that these exist.
 
+        Without ``:`` the name is empty, without ``@`` the stage is None. An invalid stage is -1.
+
         Examples
         --------
         >>> Key.parse("page_ins@12:conv1")
@@ -115,7 +117,7 @@ def unit_of_terms(terms: Iterable[tuple[str, float]]) -> str:
 
 
 def format_terms(terms: Terms, *, max_terms: int = 4) -> str:
-    """Format the first `max_terms` terms of a sum, and the number of further terms.
+    """Format the first `max_terms` terms of a sum; append ``and 2 more`` for 2 further terms.
 
     Examples
     --------
@@ -164,9 +166,10 @@ class Constraint:
     """Maximum; None for no maximum."""
 
     def __post_init__(self) -> None:
-        """Validate the fields, and convert whole numbers to int, other numbers to float.
+        """Validate name, limits and coefficients; convert numbers to int if whole, else to float.
 
-        Copies `terms`. Raises `InputError` for the first error.
+        Copies `terms`. Raises `InputError` for the first error. Empty `terms` and unknown keys are
+        accepted; see `term_faults`.
         """
         label = f"constraint {quote(self.name)}"
         if not self.name:
@@ -219,7 +222,7 @@ class Constraint:
         return f"{to_int_if_whole(value):,} {unit}".rstrip()
 
     def describe_limits(self, format_value: Callable[[float], str] | None = None) -> str:
-        """Return the limits as a phrase, such as ``at most 3``.
+        """Return the limits as a phrase: ``at least 2 and at most 3``, or ``exactly 3`` if equal.
 
         `format_value` formats a limit; by default the method of the same name.
         """
@@ -234,7 +237,7 @@ class Constraint:
         return " and ".join(phrases)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the constraint as an entry of a schedule file."""
+        """Return ``name``, ``terms``, ``lower`` and ``upper`` (None for no limit) for a file."""
         return {
             "name": self.name,
             "terms": dict(self.terms),
@@ -244,9 +247,10 @@ class Constraint:
 
 
 def term_faults(graph: Graph, terms: Iterable[tuple[str, float]], label: str) -> Iterator[str]:
-    """Yield the errors of the terms of an expression, such as an unknown node.
+    """Yield an error for each coefficient that is not finite, and for each invalid key.
 
-    `label` is the prefix of each error.
+    A key is invalid if its total or count is unknown, or if its node, tensor, state tensor or stage
+    is not in the graph. `label` is the prefix of each error.
     """
     for key, coefficient in terms:
         if not is_finite_number(coefficient):
@@ -364,10 +368,11 @@ class TotalsBlock:
     def _make_stage_lookup(
         self, count: Count, index: Mapping[str, int]
     ) -> Callable[[Any, int], Any]:
-        """Return a function of (stage, item) that returns the variable of the count in a stage.
+        """Return a function of (stage, item) that returns the binary variable of one stage.
 
-        An item is the index of a node or tensor; `index` has the index of each by name. Adds an
-        empty indexed variable for the count to the block.
+        The function creates the variable on first access, and raises `InputError` for an unknown
+        stage. An item is the index of a node or tensor; `index` has the index of each by name. Adds
+        an empty indexed variable for the count to the block.
         """
         import pyomo.environ as pyo
 
@@ -452,10 +457,10 @@ class TotalsBlock:
         return Constraint(name=name, terms=terms, lower=lower, upper=upper)
 
     def _call_rule(self, rule: Any, label: str) -> Any:
-        """Call a user's rule and return its expression or relation, or a list of its relations.
+        """Call a user's rule with the block; return its result, converted by `_list_relations`.
 
-        Raises `InputError` if `rule` is no function, for unknown totals, and for expressions that
-        Pyomo refuses.
+        Raises `InputError`, with the prefix `label`, if `rule` is no function, for unknown totals,
+        and for expressions that Pyomo refuses. Other exceptions of `rule` propagate.
         """
         from pyomo.common.errors import PyomoException
 
@@ -480,7 +485,7 @@ class TotalsBlock:
             ) from None
 
     def _parse_terms(self, expression: Any, label: str) -> Terms:
-        """Return the nonzero terms of a Pyomo expression, the constant last.
+        """Return the nonzero terms of a Pyomo expression, the constant last; () if all are 0.
 
         Raises `InputError` if it is not linear, or has variables that are no totals, or numbers
         that are not finite. Whole coefficients are ints.

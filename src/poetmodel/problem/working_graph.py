@@ -46,10 +46,10 @@ def make_working_graph(
 
 
 def _working_node(node: Node, omitted_names: set[str]) -> Node:
-    """Return a node of the working graph: state becomes a sample on storage.
+    """Return a node of the working graph: a state node becomes an input node, a sample on storage.
 
-    Replacements of state, and outputs with `omitted_names`, have 0 bytes. Inputs with
-    `omitted_names` are dropped.
+    Replacements of state, and outputs with `omitted_names`, have 0 bytes and replace no state.
+    Inputs with `omitted_names` are dropped.
     """
     outputs = tuple(
         replace(output, replaces=None, bytes=0)

@@ -46,8 +46,8 @@ KINDS: Final = tuple(Kind)
 def list_action_kinds() -> list[dict[str, str]]:
     """List the kinds of actions with their colours, in the order of `KINDS`.
 
-    The keys are ``name``, ``light`` and ``dark`` (colours on such backgrounds), and ``key``, the
-    name for scripts and styles.
+    The keys are ``name``, ``light`` and ``dark`` (colours on light and dark backgrounds), and
+    ``key``, the name for scripts and styles.
     """
     return [
         {

@@ -172,7 +172,7 @@ def _problem_facts(stated: ProblemEntry, subject: Subject) -> dict[str, Any]:
 
 
 def _peak_facts(subject: Subject) -> dict[str, Any]:
-    """Return the step with the simulated peak RAM, and the tensors in RAM there, largest first.
+    """Return the first step with the simulated peak RAM, and its tensors in RAM, largest first.
 
     For a compiled step, its plan may have another peak. ``ram_bytes`` includes reserved bytes.
     ``other_bytes`` is ``ram_bytes`` minus these tensors: workspace, second copies and reserved
@@ -211,7 +211,10 @@ def _state_facts(subject: Subject) -> dict[str, Any]:
 
 
 def _plan_facts(subject: Subject) -> dict[str, Any] | None:
-    """Return the facts about the plan, its peak with reserved bytes; None without a plan."""
+    """Return mode, metrics and violations of the plan; None without a plan.
+
+    The peak includes reserved bytes.
+    """
     plan, check = subject.plan, subject.check
     if plan is None or check is None:
         return None
@@ -242,7 +245,10 @@ def _decision_counts(subject: Subject) -> dict[str, Any]:
 
 
 def _device_facts(subject: Subject) -> dict[str, Any] | None:
-    """Return the facts about device and costs; None without costs."""
+    """Return the source of the costs, and all fields of the device; None without costs.
+
+    Without a device, ``name`` is None. ``cycles`` is a text about the cycles of the compute times.
+    """
     costs = subject.costs
     if costs is None:
         return None
@@ -294,7 +300,8 @@ def reproduction_commands(subject: Subject) -> Iterator[str]:
 def _solve_command(sources: Sources, stated: ProblemEntry, cost_arguments: list[str]) -> list[str]:
     """Return the command that solves the stated problem again, as a list of name and arguments.
 
-    The command overwrites the schedule file.
+    The command reads `_constraints_file` if there are user-defined sums, and overwrites the
+    schedule file. `cost_arguments` are the options that state device and profile.
     """
     deadline = None if stated.deadline_s is None else f"{stated.deadline_s!r}s"
     energy_budget = None if stated.energy_budget_j is None else f"{stated.energy_budget_j!r}J"
@@ -347,7 +354,10 @@ def _has_user_sums(stated: ProblemEntry) -> bool:
 
 
 def _constraint_lines(stated: ProblemEntry) -> Iterator[str]:
-    """Yield the lines of a TOML file with user-defined constraints and objective."""
+    """Yield the lines of a TOML file for ``--constraints``: `_user_constraints`, then objective.
+
+    The objective is omitted unless it is user-defined.
+    """
     for row in _user_constraints(stated):
         limits_by_key = {"at_least": row.lower, "at_most": row.upper}
         if row.lower == row.upper:

@@ -143,7 +143,9 @@ def _decisions(subjects: Sequence[Subject]) -> dict[str, Any]:
 def _step_section(schedule: Mapping[str, Any]) -> dict[str, Any]:
     """Return the template values of the section about a compiled step.
 
-    `schedule` has the `schedule_facts` of one schedule; its ``step`` must not be None.
+    These are ``entry`` (`schedule` itself), ``answers``, ``rows`` (`measured_rows`), and the
+    ``differences`` of its certificate, [] without one. `schedule` has the `schedule_facts` of one
+    schedule; its ``step`` must not be None.
     """
     step = schedule["step"]
     return {
@@ -155,7 +157,10 @@ def _step_section(schedule: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gauge_texts(subjects: Sequence[Subject]) -> Iterator[str]:
-    """Yield the gauge of each valid schedule with a device as text, for readers without scripts."""
+    """Yield the gauge of each valid schedule with a device as text, without that of keep-all.
+
+    For readers without scripts, who do not see the chart.
+    """
     for subject in subjects:
         sizes = make_gauge(subject.device_ram)
         if sizes is not None and subject.verdict.valid:
@@ -165,7 +170,10 @@ def _gauge_texts(subjects: Sequence[Subject]) -> Iterator[str]:
 
 
 def _title(subjects: Sequence[Subject]) -> str:
-    """Return the title of the page: the graph, and the devices of the schedules, if known."""
+    """Return the title of the page: the graph, and each known device of the schedules once.
+
+    The devices follow ``on`` or, if any schedule is of a compiled step, ``planned for``.
+    """
     device_names = dict.fromkeys(
         device.name for subject in subjects if (device := subject.problem.costs.device) is not None
     )

@@ -98,7 +98,7 @@ def gauge_fact(key: str, name: str, device_ram: DeviceRam | None) -> Fact:
 
 
 def state_metrics(graph: Graph, simulation: Simulation) -> dict[str, int] | None:
-    """Return counts and bytes of state by home, and the bytes of transfers of state on storage.
+    """Return counts of all and of resident state, bytes by home, and bytes read and written back.
 
     Returns None without state.
     """
@@ -183,7 +183,7 @@ def metric_facts(
 
 
 def report_page_rows(*groups: Group) -> tuple[RowSpec, ...]:
-    """Return the row of each metric of some groups on a report page."""
+    """Return the `RowSpec` of each metric on a report page; with `groups`, only of these groups."""
     return tuple(
         (metric.key, metric.page_name or metric.name, REPORT_FORMATTERS[metric.unit])
         for metric in metrics_at(Display.PAGE, *groups)
@@ -191,7 +191,7 @@ def report_page_rows(*groups: Group) -> tuple[RowSpec, ...]:
 
 
 def wear_facts(display: Display, simulation: Simulation) -> Iterator[Fact]:
-    """Yield the number of steps until storage is worn out.
+    """Yield the number of steps until storage is worn out, if `display` contains this metric.
 
     The value is None without storage, if its endurance or size is unknown, or if no bytes are
     written.
@@ -201,9 +201,10 @@ def wear_facts(display: Display, simulation: Simulation) -> Iterator[Fact]:
 
 
 def wear_fact(steps: float | None, written_bytes: int) -> Fact:
-    """Return a fact about the number of steps until storage is worn out.
+    """Return a fact about the number of steps until storage is worn out, without text for None.
 
-    `steps` is None if unknown or unlimited; `written_bytes` are written in each step [B].
+    `steps` is None if unknown or unlimited. The note states `written_bytes`, the bytes written in
+    each step [B].
     """
     return Fact(
         "steps_until_worn",
@@ -258,7 +259,7 @@ def constraint_rows(
 
     `values_by_schedule` has the values of the constraints of each schedule. Constraints of equal
     name share a row. Only constraints that `_select_constraints` returns for any schedule have
-    rows.
+    rows, in the order in which it returns them, schedule by schedule.
     """
     indices_by_name = [
         {value.row.name: index for index, value in enumerate(values)}
@@ -275,9 +276,9 @@ def constraint_rows(
 
 
 def _constraint_cell(name: str, index: int | None, values: Sequence[ConstraintValue]) -> Fact:
-    """Return the value of a schedule's constraint with its limit.
+    """Return a fact about constraint `values[index]` of a schedule, with its limits in the text.
 
-    Return a fact without a value if `index` is None, because the schedule lacks the constraint.
+    If `index` is None, the schedule lacks constraint `name`, and the fact has no value.
     """
     if index is None:
         return Fact("", None, name)

@@ -106,7 +106,10 @@ def draw_timeline(graph: Graph, chart: Mapping[str, Any], title: str, file_forma
 
 
 def draw_stage_map(stage_map: Map, file_format: str) -> bytes:
-    """Draw the map of a schedule, stages by nodes; return the content of the file."""
+    """Draw the map of a schedule, stages by nodes; return the content of the file.
+
+    `file_format` is ``svg``, ``png`` or ``pdf``.
+    """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -127,7 +130,7 @@ def draw_stage_map(stage_map: Map, file_format: str) -> bytes:
 def encode_figure(figure: Any, file_format: str, *, note: str) -> bytes:
     """Encode a matplotlib figure as a file with a note in its metadata; return the content.
 
-    With `SETTINGS` and one version of matplotlib, equal figures have equal bytes.
+    If `SETTINGS` are active, equal figures have equal bytes in the same version of matplotlib.
     """
     date_metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(file_format, {})
     metadata = {"Subject" if file_format == "pdf" else "Description": note} | date_metadata
@@ -160,9 +163,9 @@ def _glyphs() -> frozenset[int]:
 
 
 def draw_map(axes: Any, stage_map: Map) -> dict[str, Any]:
-    """Draw a map, with page-outs as marks on its cells.
+    """Draw a map, with page-outs as marks on its cells; set title, limits and ticks of the axes.
 
-    Returns a legend patch for each drawn kind, by its name.
+    Returns a legend patch for each drawn kind, by the kind's name, in the order of `KINDS`.
     """
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Patch, Polygon, Rectangle
@@ -203,13 +206,13 @@ def draw_map(axes: Any, stage_map: Map) -> dict[str, Any]:
 
 
 def stack_bands(graph: Graph, chart: Mapping[str, Any]) -> Iterator[tuple[str, BandSegments]]:
-    """Yield (band kind, segments) of the band of each copy and workspace in the RAM stack.
+    """Yield (band kind, segments) of each copy and workspace in RAM, from the bottom of the stack.
 
-    `chart` is the result of `plan_chart`, with times; its units are those of the segments. A band
-    kind is a name of `KIND_NAMES`, or the `Kind` of a copy or workspace whose origin is a
-    recomputation or page-in. Bands are stacked in the order of `KIND_NAMES` of their contents,
-    those of one kind by their begin, and of equal begin the last to end first. Contents that are in
-    RAM for no time are omitted.
+    `chart` is the result of `plan_chart`, with times; segments have its units. The band kind of a
+    recomputation or page-in is its `Kind`; of any other copy or workspace, its kind of RAM use in
+    `KIND_NAMES`. The order is that of the kinds of RAM use in `KIND_NAMES`, then of begin; of equal
+    begin, the last to end comes first. Copies and workspaces that are in RAM for no time are
+    omitted. Bytes that an output overwrites in place count for the output from then on.
     """
     end_times = list(chart["issued"][:-1])
     for position, _, end in chart["work"]:
@@ -287,7 +290,10 @@ def _lane_bars(
 
 
 def _draw_lanes(axes: Any, lanes: Mapping[str, Sequence[tuple[Kind, float, float]]]) -> None:
-    """Draw the bars of core and bus, one row each; stalls are hatched."""
+    """Draw one row of bars for each lane, by name, the first on top; stalls are hatched.
+
+    Sets limits and ticks of the axes, and hides their frame.
+    """
     for lane_index, lane_bars in enumerate(lanes.values()):
         for kind in dict.fromkeys(kind for kind, *_ in lane_bars):
             bar_spans = [
@@ -310,7 +316,7 @@ def _draw_lanes(axes: Any, lanes: Mapping[str, Sequence[tuple[Kind, float, float
 def _draw_stack(axes: Any, graph: Graph, chart: Mapping[str, Any]) -> None:
     """Draw the RAM of keep-all, in front of it the bands of `stack_bands`, and any budget.
 
-    Sets the limits and labels of the axes, and the labels of the legend.
+    Sets the labels of the axes and the legend, and limits that include keep-all and the budget.
     """
     from matplotlib.collections import PolyCollection
 
@@ -350,7 +356,7 @@ def _draw_stack(axes: Any, graph: Graph, chart: Mapping[str, Any]) -> None:
 def _legend_handles(
     lanes: Mapping[str, Sequence[tuple[Kind, float, float]]], stack_axes: Any
 ) -> list[Any]:
-    """Return the legend handles of the lanes and of the RAM stack."""
+    """Return legend handles: one for each kind of bar in the lanes, then those of the RAM stack."""
     from matplotlib.patches import Patch
 
     kinds = dict.fromkeys(kind for lane_bars in lanes.values() for kind, *_ in lane_bars)

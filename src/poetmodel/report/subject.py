@@ -210,8 +210,9 @@ def make_subject(
 ) -> Subject:
     """Verify the schedule of a result, and return it as a subject with its plan.
 
-    `check` is the check of `plan`. `name` stands for schedule and graph in `Sources`. `step` is the
-    result of ``step.report()`` of `poetmodel.torch` if a compiled step executes the plan. Raises
+    The subject's label is ``A``; a note states the reserved bytes of a compiled step. `check` is
+    the check of `plan`. `name` stands for schedule and graph in `Sources`. `step` is the result of
+    ``step.report()`` of `poetmodel.torch` if a compiled step executes the plan. Raises
     `NoScheduleError` if the result has no schedule.
     """
     problem, document = result.problem, make_document(result)

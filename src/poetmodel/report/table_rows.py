@@ -88,8 +88,9 @@ def measured_rows(step: Facts) -> Iterator[tuple[Fact, ...]]:
 
 
 def graph_rows(graph: Facts, *, includes_reserved: bool) -> Iterator[Fact]:
-    """Yield the facts about the graph.
+    """Yield facts about the graph as texts: name, sizes, FLOP, keep-all peak, minimum RAM, state.
 
+    Then resident bytes by kind, and the hash. The facts have no key in JSON.
     `graph` has the facts of `poetmodel.report.facts.graph_facts`. `includes_reserved` is whether
     RAM values include the reserved bytes of a compiled step; the name of the minimum RAM then
     states this.
@@ -153,7 +154,7 @@ _GAPS: Final = (
 
 
 def _schedule_rows() -> dict[str, tuple[RowSpec, ...]]:
-    """Return the rows about a schedule, by section."""
+    """Return the rows about a schedule, by title of the section."""
     return {
         "Verdict": (
             ("valid", "valid, as verified", format_yes_no),
@@ -252,7 +253,7 @@ _MEASURED_ROWS: Final[
 
 
 def _step_rows() -> dict[str, tuple[RowSpec, ...]]:
-    """Return the rows about a compiled step, by section."""
+    """Return the rows about a compiled step, by title of the section."""
     return {
         "Memory of the step": (
             ("step.budget_bytes", "RAM budget", format_exact_bytes),

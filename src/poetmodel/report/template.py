@@ -74,7 +74,7 @@ def render(
 
 @cache
 def packed_plotly() -> str:
-    """Return plotly's script, compressed and encoded in base 85.
+    """Return plotly's script, compressed by gzip and encoded in base 85.
 
     The digits are those of `base64.b85encode`, with a comma in place of ``<``, which could begin a
     tag or comment in the enclosing HTML element. The result is cached.

@@ -54,12 +54,12 @@ def timeline_chart(subject: Subject) -> dict[str, Any] | None:
 
 
 def _add_reserved_bytes(subject: Subject, chart: dict[str, Any]) -> dict[str, Any]:
-    """Return the timeline of a compiled step with all RAM curves raised by its reserved bytes.
+    """Return a timeline with all RAM curves raised by the reserved bytes of the compiled step.
 
     The reserved bytes, if there are any, are the lowest band; its index is below those of all
     workspaces. This band is omitted if RAM has no other content. The keep-all curve is capped at
-    the step's keep-all peak; if operations are divided into pieces, its maximum is lower. Budget
-    and unit of the RAM axis are those of the step.
+    the step's keep-all peak; if its maximum is lower, because operations are divided into pieces,
+    ``ghost_name`` is `DIVIDED_KEEP_ALL`. Budget and unit of the RAM axis are those of the step.
     """
     reserved_bytes, n_instructions = subject.reserved_bytes, len(chart["ops"])
     positions, keep_all_ram = chart["ghost"]
@@ -178,7 +178,7 @@ def _instruction_letters(graph: Graph, plan: Plan) -> Iterator[str]:
 
 
 def _stay_values(stay: Stay) -> list[int]:
-    """Return an entry of ``stays`` of `plan_chart`."""
+    """Return a copy or workspace as an entry of ``stays`` of `plan_chart`."""
     return [
         stay.index if stay.content == Content.OUTPUT else -1 - stay.index,
         stay.bytes,
@@ -194,7 +194,11 @@ def _stay_values(stay: Stay) -> list[int]:
 
 
 def _keep_all_profile(graph: Graph, ops: str, item_indices: list[int]) -> dict[str, Any]:
-    """Return the entry ``ghost`` of `plan_chart`: the RAM of keep-all."""
+    """Return the entry ``ghost`` of `plan_chart`: positions of first computations, RAM of keep-all.
+
+    Computations of state are omitted. `ops` and `item_indices` are the entries ``ops`` and ``of``
+    of `plan_chart`.
+    """
     profile = checkpoint_all_profile(graph)
     first_positions = [
         position for position, letter in enumerate(ops) if letter == LETTERS[Op.COMPUTE]
@@ -211,7 +215,10 @@ def _keep_all_profile(graph: Graph, ops: str, item_indices: list[int]) -> dict[s
 
 
 def _budget_values(budget_bytes: int | None, peak_bytes: int) -> dict[str, Any]:
-    """Return the entries of `plan_chart` about the budget, and about the unit of the RAM axis."""
+    """Return ``budget``, ``budget_name``, ``size`` and ``scale`` of `plan_chart`.
+
+    The larger of budget and peak determines the unit of the RAM axis.
+    """
     scale, unit_name = size_unit(max(peak_bytes, budget_bytes or 0))
     return {
         "budget": budget_bytes,
@@ -222,9 +229,10 @@ def _budget_values(budget_bytes: int | None, peak_bytes: int) -> dict[str, Any]:
 
 
 def _make_untimed_chart(subject: Subject) -> dict[str, Any]:
-    """Plan a schedule without costs; return its timeline over instructions instead of time.
+    """Return the timeline of a schedule over instructions instead of time; costs are ignored.
 
-    Transfers block the core.
+    Transfers of its plan block the core. RAM curves omit reserved bytes, which
+    `_add_reserved_bytes` adds. Raises `PlanError` if the schedule is not valid.
     """
     from poetmodel.planner import make_plan
 

@@ -71,7 +71,7 @@ class _PresenceTracker:
     """Tracks the tensors that one relation, ``S_RAM`` or ``S_AUX``, lists in the current stage."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
-        """Group the spans by first and last stage."""
+        """Fill `tensors_from` and `tensors_until`, before the first stage."""
         self.tensors_from: Rows = defaultdict(list)
         """Tensors of the spans that begin with each stage."""
         self.tensors_until: Rows = defaultdict(list)
@@ -106,16 +106,17 @@ class _PresenceTracker:
 
 
 class _Compiler:
-    """Compiles stages one after the other, and tracks the content of RAM and storage.
+    """Compiles stages in ascending order, and tracks the content of RAM and storage.
 
     State in `Homes.unmoved_state` is not tracked.
     """
 
     def __init__(self, homes: Homes, schedule: Schedule) -> None:
-        """Validate each entry by itself.
+        """Group the valid entries of each relation by stage; start with the initial storage.
 
-        Adds a fault for each invalid entry, for each missing page-out of a replacement, and for
-        each resident tensor that is not state.
+        Adds a fault for each resident tensor that is not state, each of `Homes.schedule_faults`,
+        each entry with an invalid stage or index, and each recomputation of a node that is not
+        recomputable. `compile_stage` compares entries with the content of RAM and storage.
         """
         self.homes, self.graph, self.node_of = homes, homes.graph, homes.graph.node_of
         self.program: list[Instruction] = []
@@ -207,9 +208,10 @@ class _Compiler:
     # -- stages ------------------------------------------------------------------------------
 
     def compile_stage(self, t: int) -> None:
-        """Append the instructions and faults of stage `t`, the next one, step by step.
+        """Append the instructions and faults of stage `t`, the next one.
 
-        Updates `in_ram` and `on_storage`.
+        Steps ascend; each has its page-ins, then the instructions of `_compile_step`. Updates
+        `in_ram` and `on_storage`.
         """
         computed_nodes = set(self.computed.get(t, ()))
         self._enter_stage(t)
@@ -258,10 +260,12 @@ class _Compiler:
     def _frees_by_step(
         self, t: int, computed_nodes: Iterable[int], paged_in_tensors: list[int]
     ) -> dict[int, list[int]]:
-        """Return the tensors to free after each step of stage `t`, ascending, by the step's node.
+        """Return the tensors to free in stage `t`, ascending, by the node of the freeing step.
 
-        Adds `paged_in_tensors` and the outputs of `computed_nodes` to `in_ram`; the caller removes
-        the freed tensors after the stage.
+        These are the tensors in RAM that ``S_RAM`` does not list in the next stage. The node is the
+        last of `computed_nodes` that reads the tensor, else the tensor's own. Adds
+        `paged_in_tensors` and the outputs of `computed_nodes` to `in_ram`; the caller removes the
+        freed tensors after the stage.
         """
         last_use_of: dict[int, int] = {}
         new_tensors = list(paged_in_tensors)

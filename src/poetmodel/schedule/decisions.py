@@ -91,9 +91,10 @@ class Decision:
         return is_paged or self.treatment in (Treatment.RECOMPUTED, Treatment.BOTH)
 
     def to_dict(self, graph: Graph) -> dict[str, Any]:
-        """Return the decision as JSON values in SI units, with names and size of the tensor.
+        """Return the decision as JSON values in SI units, with the size of the tensor.
 
-        The key of `treatment` is ``fate``, that of `bytes_at_limit` is ``binding_bytes``.
+        The names of the tensor and of its node replace the index. The key of `treatment` is
+        ``fate``, that of `bytes_at_limit` is ``binding_bytes``.
         """
         return {
             "tensor": graph.tensors[self.tensor].name,
@@ -217,7 +218,7 @@ class _StagesByItem:
     """The stages of each relation, by node or tensor."""
 
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
-        """Group the entries of a schedule by node or tensor."""
+        """Collect the stages of each node or tensor in each relation, and the state by home."""
         graph = problem.graph
         self.graph = graph
         self.resident = frozenset(schedule.resident)
@@ -264,7 +265,11 @@ class _StagesByItem:
 def _find_decision(
     problem: Problem, stages: _StagesByItem, i: int, limit_steps: tuple[MemoryPoint, ...]
 ) -> Decision:
-    """Return the decision of a schedule on tensor `i`; `limit_steps` as in `find_decisions`."""
+    """Return the decision of a schedule, given by its `stages`, on tensor `i`.
+
+    The treatment is the first that applies: replacement, resident, on storage, paged (or both),
+    unused, recomputed, kept. `limit_steps` are as in `find_decisions`.
+    """
     graph, table, energy = problem.graph, problem.table, problem.energy.coefficients
     k = graph.node_of[i]
     treatment, on_storage = Treatment.KEPT, stages.stored[i]

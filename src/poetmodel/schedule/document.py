@@ -44,10 +44,10 @@ class ScheduleDocument:
     def claims(self) -> dict[str, float | None]:
         """The statements of the file that are passed to the verifier, by key.
 
-        They are the metrics and the RAM of the device. If the objective is that of the stated
-        problem, not of a user's model, they include its value, bound and gap and, for the status
-        ``optimal``, the gap tolerance. Claims that the file lacks are None or absent. The verifier
-        ignores metrics that it cannot compute, such as the time of the solve.
+        They are `stated_metrics` and `device_ram`. If the objective is that of the stated problem,
+        not of a user's model, they include its value, bound and gap and, for the status
+        ``optimal``, the gap tolerance (else None). The verifier ignores None and metrics that it
+        cannot compute, such as the time of the solve.
         """
         entry, problem = self.objective, self.problem
         if entry is None or problem is None or entry.name or entry.minimize != problem.minimize:
@@ -81,7 +81,7 @@ def parse_document(text: str, *, source: str) -> ScheduleDocument:
 
 
 def _to_document(file: ScheduleFile) -> ScheduleDocument:
-    """Return a validated file as a document."""
+    """Return schedule, problem, status, metrics and history of a validated file as a document."""
     with infrequent_gc():
         schedule = Schedule.from_file(file)
     return ScheduleDocument(

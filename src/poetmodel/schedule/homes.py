@@ -38,7 +38,7 @@ class StateAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Homes:
-    """The copies of tensors that nodes read and make, for stated homes of state.
+    """Homes of state, and the tensors that nodes read from RAM and make in RAM as copies.
 
     In a program, the first read of state on storage is the ``compute`` of the state's node.
     `to_steps` states this read as a page-in, and `from_steps` converts it back.
@@ -47,7 +47,7 @@ class Homes:
     graph: Graph
     """The training graph."""
     sizes: Sequence[int]
-    """RAM of one copy of each tensor [B]."""
+    """RAM of one copy of each tensor [B]; 0 for replacements on memory-mapped storage."""
     inputs: Sequence[Sequence[int]]
     """Inputs of each node, except unmoved state."""
     outputs: Sequence[Sequence[int]]
@@ -57,9 +57,9 @@ class Homes:
     step_bytes: Sequence[int]
     """RAM that each node allocates in addition to its inputs: new copies and workspace [B]."""
     stored: frozenset[int]
-    """Tensors on storage when the step begins."""
+    """Tensors on storage when the training step begins."""
     resident: frozenset[int] = _NONE
-    """State that is in RAM during the whole step."""
+    """State that is in RAM during the whole training step."""
     ram_bytes: int = 0
     """RAM of resident state [B]."""
     on_storage: frozenset[int] = _NONE
@@ -162,9 +162,10 @@ class Homes:
     # -- programs ----------------------------------------------------------------------------
 
     def overwritten_bytes(self, k: int, dying_tensors: Collection[int]) -> dict[int, int]:
-        """Return the inputs that node `k` overwrites, with the overwritten bytes of each [B].
+        """Return the inputs that node `k` overwrites in place, each with its overwritten bytes [B].
 
-        `dying_tensors` are the tensors whose last use is this step.
+        These are the inputs in `Graph.in_place_of` that are among `dying_tensors`, the tensors
+        whose last use is this computation.
         """
         pairs = self.graph.in_place_of[k]
         return {
@@ -174,7 +175,7 @@ class Homes:
         }
 
     def to_steps(self, program: Iterable[Instruction]) -> Program:
-        """Return `program` with first reads of state on storage as page-ins, in the same order."""
+        """Return `program` with each ``compute`` of a node in `first_reads` as a page-in."""
         reads = self.first_reads
         return tuple(
             Instruction(Op.PAGE_IN, reads[step.index])
@@ -213,7 +214,13 @@ class Homes:
         )
 
     def instruction_fault(self, op: Op, i: int, access: StateAccess) -> str:
-        """Return why rules of state forbid a transfer, wait or free of a tensor; "" if allowed."""
+        """Return why rules of state forbid a transfer, wait or free of a tensor; "" if allowed.
+
+        `access` lists earlier accesses. Forbidden are all instructions on resident state. On state
+        on storage, these are forbidden: a page-out; a page-in before the first read, which is a
+        ``compute``; all instructions if `is_mapped`, or after the state was replaced. For
+        replacements, see `_replacement_fault`.
+        """
         if i in self.graph.state_of:
             return self._replacement_fault(op, i, access)
         if i in self.resident:
@@ -231,10 +238,10 @@ class Homes:
         return ""
 
     def _replacement_fault(self, op: Op, new: int, access: StateAccess) -> str:
-        """Return why an instruction on replacement `new` is forbidden; "" if it is allowed.
+        """Return why a transfer, wait or free of replacement `new` is forbidden; "" if allowed.
 
         If its state is resident, all are forbidden. Otherwise a page-in, a second page-out, and a
-        free before the page-out are.
+        free before the page-out are. `access` lists the page-outs so far.
         """
         old = self.graph.state_of[new]
         if old in self.resident:
@@ -252,6 +259,9 @@ class Homes:
 
     def schedule_faults(self, schedule: Schedule) -> Iterator[tuple[Entry, str]]:
         """Yield each entry that rules of state forbid, and each missing write-back, with a message.
+
+        These are computations that read replaced state, entries that `_entry_fault` forbids, and
+        replacements of state on storage without a page-out in the stage of their node.
 
         Raises `TooLargeError` if spans with invalid entries have more than `MAX_PAIRS` pairs, and
         `TimeLimitError` if a time limit of the calling context passes.
@@ -288,9 +298,9 @@ class Homes:
     def _pairs_of_suspect_spans(
         self, relation: str, spans: Iterable[Span], state_and_replacements: Collection[int]
     ) -> tuple[Pair, ...]:
-        """Return the pairs of all spans of state, or of replacements, whose last pair is invalid.
+        """Return all pairs of the spans of state, or of replacements, whose last pair is invalid.
 
-        The caller checks each pair.
+        Other spans have no invalid pair: an entry forbidden in one stage is so in all later ones.
 
         Raises `TooLargeError` if spans with invalid entries have more than `MAX_PAIRS` pairs, and
         `TimeLimitError` if a time limit of the calling context passes.
@@ -304,7 +314,7 @@ class Homes:
         )
 
     def _late_reads(self, computations: Sequence[Pair]) -> Iterator[tuple[Entry, str]]:
-        """Yield the computations that read state after it was replaced, with a message."""
+        """Yield (entry, message) for each computation after the stage that replaces an input."""
         replacement, node_of = self.graph.replacement_of, self.graph.node_of
         # For each node, the input that is replaced first.
         first_replaced_input: dict[int, int] = {}
@@ -323,7 +333,14 @@ class Homes:
                 yield ("R", t, k), fault
 
     def _entry_fault(self, relation: str, t: int, i: int) -> str:
-        """Return why rules of state forbid an entry of state or a replacement; "" if allowed."""
+        """Return why rules of state forbid an entry of state or a replacement; "" if allowed.
+
+        If the state is resident, all entries are forbidden. Otherwise, these are forbidden:
+
+        * for state, ``M_out``, stages after that of its replacement and, if `is_mapped`, all
+          relations except ``S_AUX``;
+        * for a replacement, ``S_RAM``, ``M_in``, and ``M_out`` after the stage of its node.
+        """
         graph = self.graph
         old = graph.state_of.get(i, i)
         new = graph.replacement_of.get(old)

@@ -45,7 +45,7 @@ class GraphIdentity:
 
     @classmethod
     def from_graph(cls, graph: Graph) -> GraphIdentity:
-        """Return the identity of a graph."""
+        """Return name, SHA-256, and names of nodes and tensors of a graph."""
         return cls(
             name=graph.name,
             sha256=graph.sha256,

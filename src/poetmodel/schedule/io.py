@@ -202,7 +202,7 @@ class GraphFile(Strict):
     """A file for one graph, with the names of its nodes and tensors."""
 
     format: str
-    """The first key: for a file of another format, its error is the first."""
+    """First field, so that for a file of another format the first error is about the format."""
     version: FormatVersion
     graph: GraphEntry
     device: str | None = None
@@ -210,7 +210,7 @@ class GraphFile(Strict):
     tensors: list[str]
 
     def identity(self) -> GraphIdentity:
-        """Return the identity of the file's graph."""
+        """Return the identity of the graph that the file states."""
         return GraphIdentity(
             name=self.graph.name,
             sha256=self.graph.sha256,
@@ -315,12 +315,15 @@ def validate_schedule(values: object, *, source: str) -> ScheduleFile:
 
 
 def parse_file(model: type[File], text: str, *, kind: str) -> File:
-    """Parse the text of a `kind` of file as `model`; raise `InputError` with its errors."""
+    """Parse the text of a `kind` of file as `model`; raise `InputError` if it is invalid.
+
+    `kind` is the file's format without ``poetmodel-``, such as ``schedule``.
+    """
     return validate_model(model, parse_json(text, expected=f"poetmodel-{kind}"), kind=kind)
 
 
 def validate_model(model: type[File], values: object, *, kind: str) -> File:
-    """Validate the JSON content of a `kind` of file as `model`.
+    """Validate the JSON content of a file as `model`; `kind` is a word for the file in messages.
 
     Raises `InputError` with the `validation_messages`.
     """
@@ -331,7 +334,10 @@ def validate_model(model: type[File], values: object, *, kind: str) -> File:
 
 
 def validation_messages(error: ValidationError, *, kind: str) -> list[str]:
-    """Return at most `MAX_FAULTS` messages of a pydantic error, and a count of further errors."""
+    """Return at most `MAX_FAULTS` messages of a pydantic error, and a count of further errors.
+
+    `kind` is a word for the file in messages, such as ``schedule``.
+    """
     faults = []
     errors = error.errors(include_url=False, include_context=False)
     for details in errors[:MAX_FAULTS]:

@@ -120,9 +120,10 @@ class Fault(NamedTuple):
 class Machine:
     """Executes a program: clocks of core and bus, content of RAM and storage, transfers.
 
-    For a program compiled from a schedule, `steps` has the step of each instruction. Then a
-    computation overwrites an input in place only if the step of the computation frees the input.
-    Without a `table`, computations and transfers take no time.
+    With the `mode` ``dma``, a transfer is pending until a ``wait``, and the core computes
+    meanwhile. For a program compiled from a schedule, `steps` has the step of each instruction.
+    Then a computation overwrites an input in place only if the step of the computation frees the
+    input. Without a `table`, computations and transfers take no time.
     """
 
     def __init__(
@@ -134,10 +135,7 @@ class Machine:
         table: CostTable | None = None,
         steps: Sequence[Pair] | None = None,
     ) -> None:
-        """Set clocks and storage before the first instruction.
-
-        `execute` makes the copies of resident state and executes the program.
-        """
+        """Set clocks to 0, and storage to its initial content; execute no instruction."""
         self.graph, self.homes, self.program = homes.graph, homes, program
         self.table, self.steps = table, steps
         self.is_dma = mode == StorageMode.DMA
@@ -176,7 +174,7 @@ class Machine:
         self.faults: list[Fault] = []
 
     def execute(self) -> None:
-        """Execute the program from the initial content of RAM to its last instruction.
+        """Make the copies of resident state, then execute all instructions in order.
 
         Adds to `records`, `copies` and `faults`, and advances the clocks. Skips instructions with
         unknown indices, and transfers, waits and frees that the rules for state tensors forbid.
@@ -282,14 +280,17 @@ class Machine:
             self._replace_state(k)
 
     def _read_state_first(self, k: int, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Page in state `i` by the ``compute`` of its node `k`; add a fault if it is repeated."""
+        """Page in state `i` by the ``compute`` of its node `k`; add a fault if it is repeated.
+
+        Returns start and end [s], maximum RAM [B], and ().
+        """
         if self.counts[Op.COMPUTE][k] > 1:
             self._add_fault(Op.COMPUTE, k, "must not be computed again")
         self.state_access.read.add(i)
         return self._page_into_ram(i)
 
     def _tensors_freed_next(self) -> set[int]:
-        """Return the tensors in RAM that are freed right after this instruction.
+        """Return the tensors in RAM that the frees directly after this instruction free.
 
         Resident state, tensors with a pending transfer and, if `steps` are known, frees of later
         steps are excluded.
@@ -306,10 +307,11 @@ class Machine:
         )
 
     def _replace_state(self, k: int) -> None:
-        """Write replacements over state, and register the state as replaced.
+        """Register the state that node `k` replaces, also in the copy of the state in RAM.
 
-        The copy of state on storage becomes the copy of its replacement; if it has no copy, the
-        replacement gets a new one, which `copies` omits.
+        If the home of the state is storage, its copy in RAM becomes the copy of the replacement. If
+        it has no copy in RAM, the replacement gets a new one, counted in `ram_bytes` but not in
+        `copies`.
         """
         for new in self.graph.outputs_of[k]:
             old = self.graph.state_of.get(new)
@@ -329,9 +331,9 @@ class Machine:
             self.ram[new] = copy
 
     def _check_order(self, k: int, *, is_first: bool) -> None:
-        """Add a fault for a forbidden recomputation, or a first computation after a later node's.
+        """Add a fault if node `k` may not be recomputed, or is first computed after a later node.
 
-        Updates `last_first_computed`.
+        A valid first computation sets `last_first_computed`.
         """
         if not is_first:
             if not self.graph.nodes[k].recomputable:
@@ -346,7 +348,7 @@ class Machine:
             self.last_first_computed = k
 
     def _read_inputs(self, k: int) -> None:
-        """Register a computation as a reader of its inputs.
+        """Register the current instruction as a reader of the copies of node `k`'s inputs.
 
         Adds a fault for each input that was replaced, is not in RAM (unless it is unmoved state),
         or has a pending page-in.
@@ -367,7 +369,11 @@ class Machine:
                 self._add_fault(Op.COMPUTE, k, fault, i if is_missing else None)
 
     def _page_in(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Start a page-in; add a fault if the tensor is not on storage or is in RAM already."""
+        """Start a page-in, even if it is invalid.
+
+        Adds a fault if the tensor is not on storage or is in RAM already. Returns start and end
+        [s], maximum RAM [B], and ().
+        """
         if i not in self.storage:
             self._add_fault(Op.PAGE_IN, i, "is not on storage")
         if i in self.ram:
@@ -375,7 +381,10 @@ class Machine:
         return self._page_into_ram(i)
 
     def _page_into_ram(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Start a page-in, and add a copy and its RAM unless the tensor is in RAM already."""
+        """Start a page-in, and add a copy and its RAM unless the tensor is in RAM already.
+
+        Returns start and end [s], maximum RAM [B], and ().
+        """
         self.counts[Op.PAGE_IN][i] += 1
         if i not in self.ram:
             self._add_copy(i, Origin.PAGED_IN)
@@ -383,10 +392,11 @@ class Machine:
         return *self._execute_transfer(Op.PAGE_IN, i), self.ram_bytes, ()
 
     def _page_out(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Start a page-out and add the tensor to storage; register a replacement as written.
+        """Start a page-out, even if it is invalid, and add the tensor to storage.
 
-        Marks the tensor's copy as paged out. Adds a fault if the tensor is not in RAM or has a
-        pending transfer.
+        Marks the copy as paged out, and registers a replacement as written. Adds a fault if the
+        tensor is not in RAM or has a pending transfer. Returns start and end [s], maximum RAM [B],
+        and ().
         """
         self.counts[Op.PAGE_OUT][i] += 1
         if i not in self.ram:
@@ -403,10 +413,11 @@ class Machine:
         return *self._execute_transfer(Op.PAGE_OUT, i), self.ram_bytes, ()
 
     def _execute_transfer(self, op: Op, i: int) -> tuple[float, float]:
-        """Start a transfer of tensor `i`; return its start and end [s].
+        """Start a transfer of tensor `i` when core and bus are free; return its start and end [s].
 
-        Advances the bus clock to the end. With DMA, registers the transfer as pending, otherwise
-        advances the core clock too. Adds a fault if the costs have no storage.
+        Advances the bus clock to the end, and registers the end in `transfer_ends_s`. With DMA,
+        registers the transfer as pending, otherwise advances the core clock too. Adds a fault if
+        the costs have no storage; the transfer then takes no time.
         """
         time_s = 0.0
         if self.table is not None and not self.table.has_storage:
@@ -423,9 +434,10 @@ class Machine:
         return start_s, self.bus_s
 
     def _wait(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Stall the core until the last transfer of a tensor is complete and no longer pending.
+        """Stall the core until the last transfer of a tensor is complete, and no longer pending.
 
-        Adds to `stall_s`. Adds a fault if the tensor was never transferred.
+        Adds the time to `stall_s`. Adds a fault if the tensor was never transferred. Returns start
+        and end [s], maximum RAM [B], and ().
         """
         start_s = self.core_s
         if i in self.transfer_ends_s:
@@ -437,9 +449,10 @@ class Machine:
         return start_s, self.core_s, self.ram_bytes, ()
 
     def _free(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Free a tensor; the maximum RAM of this instruction is that before it.
+        """Free a tensor, even during its transfer.
 
-        Adds a fault if the tensor is not in RAM or has a pending transfer.
+        Adds a fault if the tensor is not in RAM or has a pending transfer. Returns the core's clock
+        twice [s], the RAM before the free [B], and ().
         """
         peak_bytes = self.ram_bytes
         if i in self.pending_transfers:
@@ -455,7 +468,7 @@ class Machine:
     def _make_copy(self, i: int, origin: Origin) -> Stay:
         """Return a new copy of a tensor, from this instruction to the end of the program.
 
-        Does not add it to RAM.
+        It is added neither to `ram` nor to `copies`.
         """
         return Stay(
             content=Content.OUTPUT,

@@ -332,7 +332,10 @@ _FIRST_KEYS: Final[Mapping[Display, tuple[str, ...]]] = {
 
 
 def metrics_at(display: Display, *groups: Group) -> tuple[Metric, ...]:
-    """Return the metrics of a display in its order; with `groups`, only those of these groups."""
+    """Return the metrics of a display; with `groups`, only those of these groups.
+
+    The order is that of `METRICS`, after the metrics that `_FIRST_KEYS` puts first in the display.
+    """
     first_keys = _FIRST_KEYS.get(display, ())
     metrics = [
         metric

@@ -35,7 +35,7 @@ Pair = tuple[int, int]
 _PAIR_LENGTH: Final = 2
 """Number of values of a pair."""
 Span = tuple[int, int, int]
-"""Tensor, first stage and last stage."""
+"""Tensor, first stage and last stage, which is included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,11 @@ class Schedule:
     """`S_AUX` as maximal spans of stages, by tensor."""
 
     def __post_init__(self) -> None:
-        """Validate and sort pairs and resident tensors, and store `S_RAM` and `S_AUX` as spans."""
+        """Validate and sort pairs and resident tensors, and replace two relations by their spans.
+
+        The pairs of `S_RAM` and `S_AUX` become `kept` and `stored`, and are deleted. Raises
+        `ScheduleError` for anything except pairs of integers.
+        """
         for name in RELATIONS:
             entries: Iterable[Pair] = getattr(self, name)
             try:
@@ -213,10 +217,10 @@ class Schedule:
 
     @classmethod
     def from_entries(cls, entries: Mapping[str, Any], identity: GraphIdentity | None) -> Schedule:
-        """Make a schedule from the keys of a schedule file with relations and resident state.
+        """Make a schedule from relations, as pairs, and resident state, by key of a schedule file.
 
-        Without the key of resident state, all state is on storage. Raises `KeyError` for a missing
-        relation, and the errors of the class.
+        Other keys are ignored. Without the key of resident state, all state is on storage. Raises
+        `KeyError` for a missing relation, and the errors of the class.
         """
         relations = {name: entries[name] for name in RELATIONS}
         return cls(**relations, resident=entries.get(RESIDENT, ()), identity=identity)
@@ -227,7 +231,7 @@ class Schedule:
         return cls.from_entries(vars(file), file.identity())
 
     def entries(self, *, has_state: bool) -> dict[str, Any]:
-        """Return relations and resident state as JSON values, by key of a schedule file.
+        """Return relations, as lists of pairs, and resident state, by key of a schedule file.
 
         Resident state is included if the graph has state (`has_state`) or the schedule lists
         resident tensors. Raises `TooLargeError` like `S_RAM` and `S_AUX`.
@@ -258,7 +262,7 @@ class Schedule:
         }
 
     def save(self, path: str | Path) -> None:
-        """Write a ``*.schedule.json`` file: relations, resident state and the graph's identity.
+        """Write a ``*.schedule.json`` file with the content of `to_dict`; replace an existing file.
 
         Raises
         ------
@@ -345,10 +349,7 @@ def _sort_tensors(tensors: Iterable[int]) -> tuple[int, ...]:
 
 
 def _sort_pairs(pairs: list[Pair]) -> tuple[Pair, ...]:
-    """Return sorted pairs without repeats; groups unsorted lists by stage, which is faster.
-
-    Raises `TimeLimitError` if a time limit of the calling context passes.
-    """
+    """Return sorted pairs without repeats; sort each stage by itself, which is faster."""
     check_time_limit()
     if all(map(lt, pairs, islice(pairs, 1, None))):
         return tuple(pairs)
@@ -371,7 +372,10 @@ def storage_entries(
 
 
 def _storage_spans(graph: Graph, page_ins: Iterable[Pair], resident: Collection[int]) -> list[Span]:
-    """Return the entries of `storage_entries` as spans, in any order; spans may be empty."""
+    """Return the entries of `storage_entries` as (tensor, first stage, last stage), in any order.
+
+    Spans whose first stage is after the last are empty.
+    """
     last_stages: dict[int, int] = {}
     for t, i in page_ins:
         last_stages[i] = max(t, last_stages.get(i, 0))

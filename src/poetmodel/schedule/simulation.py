@@ -162,7 +162,7 @@ class Simulation:
     def makespan_s(self) -> float | None:
         """Time from first to last action [s]; None without costs.
 
-        The makespan of the plan, if there is one; else compute plus transfer time.
+        `planned_s`, the makespan of a plan, unless that is None; else compute plus transfer time.
         """
         if self.planned_s is not None:
             return self.planned_s
@@ -224,10 +224,11 @@ class Simulation:
 
     @cached_property
     def _excess_over_pass(self) -> dict[str, Fraction | float]:
-        """Energy, compute time and transfer time beyond a single pass, exact sums [J, s, s].
+        """Energy, compute and transfer time beyond a single pass, by `Total`: exact sums [J, s, s].
 
-        All are 0 without cost parameters. The energy includes idle power over the counted time
-        beyond a single pass, which is `overtime_s` if there is a plan (`planned_s`).
+        All are 0 without cost parameters. Page-outs that are writes of a commit do not
+        count. The energy includes idle power over the counted time beyond a single pass, which is
+        `overtime_s` if there is a plan (`planned_s`).
         """
         if self.cost_parameters is None:
             return dict.fromkeys((Total.ENERGY, Total.COMPUTE, Total.TRANSFER), 0.0)
@@ -399,7 +400,7 @@ def _collect_violations(
 
     These are invalid or missing entries (`faults`, with the position of the next instruction) and
     computations without their inputs. Further faults of the machine are returned only if there are
-    neither invalid or missing entries nor missing inputs.
+    neither. `steps` are the (stage, node) pairs of the instructions.
     """
     nodes, tensors = machine.graph.nodes, machine.graph.tensors
     missing_inputs: dict[int, list[str]] = {}
@@ -431,7 +432,8 @@ def _find_peak_content(
 ) -> tuple[tuple[int, ...], RamUse]:
     """Return the tensors in RAM at the step of the peak, ascending, and the RAM use by kind.
 
-    The RAM use counts both copies of a tensor that is computed while it is in RAM. If the
+    The tensors are in RAM at any time from the first computation or transfer of the step to its
+    last. The RAM use counts both copies of a tensor that is computed while it is in RAM. If the
     program neither computes nor transfers at that step, returns no tensors and a use of 0 bytes.
     """
     graph, step = machine.graph, (peak.stage, peak.node)

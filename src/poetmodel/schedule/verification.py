@@ -228,9 +228,9 @@ def _forbidden_entries(problem: Problem, schedule: Schedule) -> Iterator[str]:
 def _limit_violations(problem: Problem, simulation: Simulation) -> Iterator[str]:
     """Yield a message for each violated limit: RAM, storage, commits, deadline, energy.
 
-    Times and energies have the relative tolerance of `is_within`. The RAM limit applies to the peak
-    of the schedule, not of a plan. A surrogate has one message for each time that is above the
-    deadline.
+    The RAM limit applies to the peak of the schedule, not of a plan. The space for commits depends
+    only on the problem (`commit_space_fault`). Times and energies have the relative tolerance of
+    `is_within`. Each of `Problem.limited_times_s` above the deadline has a message.
     """
     usable_bytes = problem.usable_ram_bytes
     peak = simulation.peak
@@ -313,10 +313,10 @@ def _false_claims(
 def _false_gap_claims(
     simulation: Simulation, bound_j: float | None, gap: float | None
 ) -> Iterator[str]:
-    """Yield a message if the claimed bound on the overhead exceeds the simulated overhead.
+    """Yield a message if `bound_j`, a claimed bound on the overhead, exceeds the overhead.
 
-    Otherwise, yields a message if the claimed gap is not that between this bound and the overhead.
-    Without a bound or costs, yields no message.
+    Otherwise, yields a message if the claimed gap is not that between this bound and the simulated
+    overhead. Without a bound or costs, yields no message.
     """
     overhead_j, energy_j = simulation.overhead_j, simulation.energy_j
     if bound_j is None or overhead_j is None or energy_j is None:
@@ -341,10 +341,10 @@ def _false_proof_claims(
 ) -> Iterator[str]:
     """Yield a message for each false claim about the gap of the objective.
 
-    The claimed gap must agree with the claimed bound, if there is one. It is not compared if energy
-    is minimized and it equals the metric ``gap``, which `_false_gap_claims` checks. If a schedule
-    is claimed to be optimal within a tolerance, the claimed gap must be at most this tolerance.
-    Without a claimed gap, yields no message.
+    The claimed gap must be that between the claimed bound, if there is one, and the simulated
+    value. It is not compared if energy is minimized and it equals the metric ``gap``, which
+    `_false_gap_claims` checks. If a schedule is claimed to be optimal within a tolerance, the
+    claimed gap must be at most this tolerance. Without a claimed gap, yields no message.
     """
     objective, gap = problem.objective, stated.get(OBJECTIVE_GAP)
     if gap is None:

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from poetmodel.backends.standard_form import StandardForm
 
 MIN_EXCESS_RATIO: Final = Fraction(1, 10**12)
-"""Excess of a row over its limit above which the row counts as violated: relative to the exact
-limit, or for a row without one in the unit of the scaled row. It exceeds the rounding errors of
-coefficients."""
+"""Excess of a row over its limit above which the row counts as violated.
+
+Relative to the exact limit; for a row without one, in the unit of the scaled row. It exceeds the
+rounding errors of coefficients."""
 _HALF: Final = 0.5
 
 
@@ -119,9 +120,11 @@ def _find_cover(
 ) -> tuple[list[_Literal], int] | None:
     """Return the literals of a cover cut, ordered by column, and its right-hand side.
 
-    The right-hand side is that of a sum of columns, in which complements count as ``-column``.
-    Return None if the point `x`, rounded, meets the limit, if the limit is negative, or if the
-    column of a literal can exceed 1.
+    The cover consists of literals that are 1 at the point `x` and together exceed the limit: as few
+    as possible, consecutive by size, and the smallest of these sets. All literals of at least its
+    largest size join the cut. The right-hand side is that of a sum of columns, in which complements
+    count as ``-column``. Returns None if the point, rounded, meets the limit, if the limit is
+    negative, or if the column of a literal can exceed 1.
     """
     sorted_literals = sorted(literals, key=lambda literal: -literal.size)
     true_literals = [literal for literal in sorted_literals if literal.is_one(x)]
@@ -144,12 +147,15 @@ def _find_cover(
 def _exact_row(
     form: StandardForm, row: int, min_excess_ratio: Fraction
 ) -> tuple[list[_Literal], Fraction]:
-    """Return the literals of a row, and its limit plus the excess that `min_excess_ratio` permits.
+    """Return the literals of a row, and the largest sum of them that is no violation.
 
-    If the label of the row has an exact limit, both are in the unit of that limit, and the excess
-    is relative to the limit; limits in whole numbers permit none. Otherwise both are in the units
-    of the form, and `min_excess_ratio` itself is added, because models scale the rows of a form. In
-    these rows, columns with negative coefficients count at their upper bounds and are no literals.
+    If the label of the row has an exact limit, both are in its unit. A negative coefficient makes
+    a complement, and raises the limit. The largest sum is the limit if that is stated as an int;
+    otherwise, `min_excess_ratio` times the limit is added.
+
+    Without an exact limit, both are in the units of the form, and `min_excess_ratio` itself is
+    added, because models scale the rows of a form. Columns with negative coefficients count at
+    their upper bounds and are no literals.
     """
     label, layout = form.rows[row], form.layout
     exact_limit = layout.limits.get(label) if layout and isinstance(label, Label) else None

@@ -79,8 +79,8 @@ class ModelTask(Task):
     def from_model(cls, model: pyo.ConcreteModel, formulation: str | None) -> ModelTask:
         """Return the task of a model, which is solved as it was built.
 
-        Logs a warning if the graph has `MIN_WARNED_NODES` or more nodes, and a `rules_call` states
-        the additions. Raises `InputError` for an object without a problem, or if `formulation` is
+        Logs a warning if the graph has `MIN_WARNED_NODES` or more nodes and the task has a
+        `rules_call`. Raises `InputError` for an object without a problem, or if `formulation` is
         neither None nor a prefix of the name of the model's formulation.
         """
         problem = getattr(model, "problem", None)
@@ -108,7 +108,7 @@ class ModelTask(Task):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the model's formulation is exact and minimizes the problem's objective.
+        """Whether the formulation is exact, and the model minimizes the problem's objective.
 
         Bounds and infeasibility proved by such a model hold for the decisions that the model can
         represent, within the rows added to it.
@@ -117,11 +117,11 @@ class ModelTask(Task):
 
     @property
     def planned_problem(self) -> Problem:
-        """The problem whose schedules are planned: by default, the problem of the task.
+        """The problem against which plans are verified: by default, the problem of the task.
 
-        If added rows or an added objective have variables of page-outs, it is a surrogate with
-        `rewards_page_outs`. No row then limits the transfer time, because plans may omit page-outs
-        that no page-in needs.
+        If added rows or an added objective have variables of page-outs (`has_added_page_outs`), it
+        is a surrogate with `rewards_page_outs`. No row then limits the transfer time, because plans
+        may omit page-outs that no page-in needs.
         """
         if has_added_page_outs(self.model):
             return self.problem.surrogate(rewards_page_outs=True)
@@ -325,7 +325,7 @@ def restate_form(
 
 
 def _drop_transfer_deadline(form: StandardForm, problem: Problem) -> StandardForm:
-    """Return the form, without its rows on the transfer time if plans may omit transfers."""
+    """Return the form, without rows on the transfer time unless `Problem.plans_all_transfers`."""
     if problem.plans_all_transfers:
         return form
     retained_rows = [

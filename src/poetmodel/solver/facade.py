@@ -178,10 +178,10 @@ def _check_formulation(problem: Problem, formulation: str) -> None:
 def _add_reported_schedule(
     problem: Problem, outcome: Outcome, best: SolveProgress | None
 ) -> Outcome:
-    """Return `outcome`; if its termination is in `CUT_SHORT`, add the best reported schedule.
+    """Add the best reported schedule to an outcome that the time limit or an interruption ended.
 
-    The reported schedule is used only if it is valid, and the outcome has none or one of a larger
-    value.
+    Returns the outcome unchanged after other terminations, if no schedule was reported, or if the
+    reported schedule is invalid or its value is not below that of the outcome's schedule.
     """
     candidate, schedule = outcome.candidate, None if best is None else best.schedule
     is_included = candidate is not None and candidate.schedule is schedule

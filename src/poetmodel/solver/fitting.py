@@ -136,9 +136,9 @@ def fit_arena(
     solve has half of the remaining time. A further solve is only a local search, without a bound,
     if the first solve reached its limit with a wide gap, unless time is a makespan. A plan and its
     arena are made even after the time limit, and improved while time remains. If time runs out
-    before an arena fits, schedules of fast heuristics with less RAM are tried. Schedules of
-    published methods (`solve`) are neither improved nor replaced by heuristics. Errors of `solve`
-    are passed on.
+    before an arena fits, schedules of fast heuristics with less RAM are tried. If `solve` is a
+    published method, its schedules are neither improved nor replaced by heuristics. Errors of
+    `solve` are passed on.
     """
     check_alignment(alignment)
     mode, request = StorageMode(mode), Request(time_limit_s=time_limit)
@@ -191,7 +191,7 @@ def plan_and_place(
     Returns
     -------
     tuple of Plan and Arena
-        The arena may exceed its limit.
+        The last plan made and its arena, which may exceed the limit.
 
     Raises
     ------
@@ -280,9 +280,9 @@ class _FittingSearch:
     ) -> Fitted:
         """Solve with smaller RAM budgets, because the first arena is `excess_bytes` too large.
 
-        `max_solves` is the maximum number of further solves. If too little time remains for one,
-        tries `_fit_quickly`. Returns a result without a schedule if no plan is found that meets all
-        limits and whose arena fits.
+        `max_solves` is the maximum number of further solves. If at most twice `plan_and_place_s`
+        remains before one, tries `_fit_quickly` instead. Returns a result without a schedule if no
+        plan is found that meets all limits and whose arena fits.
         """
         result = first_result
         peak_bytes = (
@@ -338,7 +338,8 @@ class _FittingSearch:
 
         Returns the better schedule whose arena fits, with the better bound and the total time of
         both solves. Returns the first result, plan and arena at once if the first solve ended
-        before its time limit or was a published method, or if little time remains.
+        before its time limit or was a published method, or if at most twice `plan_and_place_s`
+        remains.
         """
         was_cut_short = (
             first_result.method == "optimal" and first_result.termination == Termination.TIME_LIMIT
@@ -375,10 +376,10 @@ class _FittingSearch:
     ) -> Fitted | None:
         """Build schedules with less RAM by fast heuristics; return the first whose arena fits.
 
-        The RAM is `too_large_bytes`, a budget known to be too large, minus its quotient by one of
-        `QUICK_DIVISORS`. Return None if none fits without a violation, or if the first result is
-        that of a published method (of `poetmodel.baselines`), whose schedule no other heuristic may
-        replace.
+        In this order: the first schedule repaired, a greedy schedule, and one that pages every
+        tensor. The RAM of each is `too_large_bytes`, a budget known to be too large, minus its
+        quotient by one of `QUICK_DIVISORS`. Return None if none fits without a violation, or if the
+        first result is that of a published method (of `poetmodel.baselines`).
         """
         # A result of a published method must have the schedule of that method.
         if first_result.method != "optimal":
@@ -407,9 +408,9 @@ class _FittingSearch:
     def _solve_within(
         self, problem: Problem, time_ratio: float, start: Schedule | None = None
     ) -> SolveResult:
-        """Solve within a fraction of the remaining time less the last time to plan and place.
+        """Solve within ``time_ratio * (remaining time - plan_and_place_s)``, at least 1 ms.
 
-        The solve has at least 1 ms, and the result has the time limit of the whole search.
+        Without `start`, `solve` has no start. The result has the time limit of the whole search.
         """
         limit_s = max(time_ratio * (self.request.remaining_s() - self.plan_and_place_s), 1e-3)
         keywords: SearchKeywords = {} if start is None else {"start": start}
@@ -456,9 +457,10 @@ class _FittingSearch:
         return replace(result, schedule=candidate.schedule, simulation=candidate.simulation)
 
     def _plan_and_place(self, schedule: Schedule, budget_bytes: int) -> tuple[Plan, Arena]:
-        """Plan a schedule within `budget_bytes` and place its tensors in an arena.
+        """Plan a schedule within `budget_bytes` and place its copies in an arena.
 
-        Stores the time that this takes, and the size of the smallest arena so far.
+        The arena may exceed `usable_bytes`. Improvements end after half of the remaining time. Sets
+        `plan_and_place_s`, and `smallest_arena_bytes` if the arena is the smallest so far.
         """
         graph, started_s = self.problem.graph, self.request.elapsed_s()
         plan, arena = plan_and_place(

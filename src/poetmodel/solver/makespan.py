@@ -51,7 +51,9 @@ class TransferWeightSearch:
     """The task whose problem is stated; solves its surrogates."""
     request: Request
     start: Schedule | None
+    """The user's first schedule; None without one."""
     problem: Problem = field(init=False)
+    """`Task.planned_problem` of the task."""
     best: Candidate | None = None
     """Best schedule, by `Candidate.is_better`, whose plan meets all limits; None without one."""
     bound: float = 0.0
@@ -137,8 +139,9 @@ class TransferWeightSearch:
     def _bisect_weight(self) -> None:
         """Bisect for the smallest transfer weight whose plan meets all limits, starting with 1.
 
-        If a surrogate has no schedule, its limit is too strict, so smaller weights follow. They
-        follow 1 in any case. Ends at a difference of `MIN_WEIGHT_STEP`, or if the search is done.
+        The next weight is smaller after weight 1, after a weight whose plan meets all limits, and
+        after a surrogate without a schedule, because its limit is too strict; otherwise it is
+        larger. Ends at a difference of `MIN_WEIGHT_STEP`, or if the search is done (`_is_done`).
         Raises the errors of `_try_weight`.
         """
         small_weight, sufficient_weight = 0.0, None
@@ -159,8 +162,8 @@ class TransferWeightSearch:
 
         The solve starts from the best schedule so far or, without one, from `start`. It takes at
         most the fraction `time_ratio` of the remaining time, by default `SURROGATE_RATIO`. Return
-        the outcome, and whether the plan of its schedule meets all limits. Raises the bound, stores
-        the outcome, and stores the schedule if it is the best.
+        the outcome, and whether the plan of its schedule meets all limits. Raises `bound` as
+        `_raise_bound` does, stores the outcome, and stores the schedule if it is the best.
 
         Raises `TimeLimitError` if a time limit of the calling context passes while the schedule is
         verified, and the errors of `Task.solve_problem`.
@@ -207,14 +210,11 @@ class TransferWeightSearch:
         """Verify a schedule with its plan, and store it if it is the best.
 
         Return whether schedule and plan are valid within all limits. Reports a new best schedule if
-        the makespan matters, and registers the makespan of a valid schedule whose plan violates
-        limits. `weight` is the transfer weight of the surrogate that has the schedule.
-
-        `model_objective` is the schedule's value of a user-defined objective, with the surrogate's
-        bound. At weight 0, the surrogate is the relaxation, and the bound is stored; at other
-        weights, the relaxation's stored bound replaces the surrogate's bound, because the former
-        holds for every plan. A schedule with a `model_objective` replaces a best schedule without
-        one. Raises the errors of `_make_candidate`.
+        the makespan matters, and updates `min_late_makespan_s` if the plan violates limits.
+        `model_objective` is the schedule's user-defined objective, with the bound of the surrogate
+        with transfer weight `weight`. At weight 0, this bound is stored as `model_bound`, and it
+        replaces the bounds of later surrogates, because it holds for every plan. Raises the errors
+        of `_make_candidate`.
         """
         if model_objective is not None:
             self.model_bound = model_objective.bound if weight == 0 else self.model_bound
@@ -242,7 +242,7 @@ class TransferWeightSearch:
         return True
 
     def _make_candidate(self, schedule: Schedule) -> Candidate:
-        """Verify a schedule with its plan.
+        """Verify a schedule with its plan; return the candidate, with the violations of both.
 
         The plan has no overlapping transfers if the remaining time plus `GRACE_S` does not suffice
         to plan. Raises `TooLargeError` if spans with invalid entries have more than `MAX_PAIRS`
@@ -267,8 +267,9 @@ class TransferWeightSearch:
     def _progress_callback(self, weight: float) -> Callable[[SolveProgress], bool | None]:
         """Return the progress callback of a surrogate's solve.
 
-        The callback reports the best schedule of the stated problem. It forwards the surrogate's
-        bound only for weight 0, where the surrogate is a relaxation.
+        The callback reports the best schedule of the stated problem or, if the makespan does not
+        matter (`_is_timed`), of the surrogate. It forwards the surrogate's bound only for weight 0,
+        where the surrogate is a relaxation.
         """
 
         def report(progress: SolveProgress) -> bool | None:
@@ -290,9 +291,12 @@ class TransferWeightSearch:
         return report
 
     def _make_outcome(self) -> Outcome:
-        """Return the outcome of all solves so far, with their weights as the statistic ``shares``.
+        """Return the outcome of all solves so far: the best schedule and the bound on all plans.
 
-        Without a solve, the termination is STALLED, and no bound is proven.
+        The statistics are those of the first solve, with all weights as ``shares``. The termination
+        is the first that applies: INTERRUPTED if a solve was interrupted, TIME_LIMIT if no time
+        remains, PROVED if the gap is closed, TIME_LIMIT if a solve reached its limit, STALLED. It
+        is STALLED without a solve, too.
         """
         if not self.weight_outcomes:
             return Outcome(termination=Termination.STALLED, candidate=self.best)

@@ -75,10 +75,10 @@ def prove_formulation(
 ) -> Outcome:
     """Build and solve the model of a formulation, and verify its solution.
 
-    If `start` decides all columns and satisfies the model, the outcome has `start` where it is
-    better than the solver's schedule or the solver finds none; otherwise `start` is not in the
-    outcome. ``paper`` ignores `start`. The outcome has no schedule, not even `start`, if building
-    the model takes longer than the remaining time or is estimated to take longer.
+    The outcome has the valid schedule `start` if `start` decides all columns and satisfies the
+    model, and if the solver finds no schedule or a worse one; ``paper`` ignores `start`. The
+    outcome has no schedule, not even `start`, if building the model takes longer than the remaining
+    time or is estimated to take longer.
 
     Raises `VerificationError` if the verifier rejects a solution of ``compact`` that no cover cut
     excludes, `ModelError` if ``paper`` cannot state the problem, `InputError` for an unknown
@@ -159,7 +159,8 @@ class ModelProof:
     log: list[str] = field(default_factory=list)
     """The solver's log, in the order in which it was written."""
     last_report: BackendProgress | None = None
-    """The solver's last report, with the last solution reported so far; None without a report."""
+    """Last report of the solver's latest call, with the last solution that the call reported; None
+    without a report."""
     is_abandoned: bool = False
     """Whether the solver exceeded the limit and its reports are ignored."""
 
@@ -167,7 +168,7 @@ class ModelProof:
         """Solve the model from `start`; return the outcome with the better of solution and `start`.
 
         The outcome has `start` only if `start` decides all columns of the model and satisfies its
-        rows. Without `drops_unneeded_decisions`, the solver must also have found no solution.
+        rows. Without `drops_unneeded_decisions`, `start` never replaces a solution of the solver.
         Raises `VerificationError` as `_solve_until_accepted` does, and the errors of the solver and
         of the progress callback.
         """
@@ -380,7 +381,10 @@ class ModelProof:
         )
 
     def _no_schedule_reason(self, raw: RawSolution) -> str:
-        """Return the reason why no schedule was found; outcomes with a schedule ignore it."""
+        """Return the reason of an outcome without a schedule: unbounded, infeasible or out of time.
+
+        Outcomes with a schedule ignore it.
+        """
         formulation = self.arrays.formulation
         if raw.status == SolverStatus.UNBOUNDED:
             return "the objective of the model is unbounded: give the variables in it bounds"

@@ -132,7 +132,8 @@ class Request:
     ) -> bool | None:
         """Call `on_progress` with the overhead and bound so far; return the callback's result.
 
-        False requests the end of the solve. Returns None without a callback.
+        `schedule` is the verified schedule with `overhead`; None if the solver reports the overhead
+        alone. False requests the end of the solve. Returns None without a callback.
         """
         if self.on_progress is None:
             return None
@@ -180,10 +181,11 @@ class History:
     """The report whose schedule has the smallest overhead; None before a report with a schedule."""
 
     def record(self, progress: SolveProgress) -> bool | None:
-        """Add an entry if a report improves a value, update `best`, and call `on_progress`.
+        """Add an entry if a report improves the overhead or bound, and call `on_progress`.
 
-        A report with an infinite value or without values has no entry. The callback receives every
-        report, with `baseline`. Return the callback's result; None without a callback.
+        A report with an infinite value or without values has no entry. A report whose schedule has
+        the smallest overhead so far becomes `best`. The callback receives every report, with
+        `baseline`. Return the callback's result; None without a callback.
         """
         overheads = (progress.overhead, progress.overhead_bound)
         known_values = [value for value in overheads if value is not None]

@@ -1,7 +1,8 @@
 """Write the rows and objective added to a Pyomo model as `Problem.subject_to` and `minimizing`.
 
-The default formulation solves a problem with few enforced rows, over all schedules. A model is
-solved as a whole, over the schedules that its variables can represent.
+The call is displayed to users, because the problem that it returns is solved faster: the default
+formulation enforces few rows, over all schedules. A model is solved as a whole, over the schedules
+that its variables can represent.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ def restate_as_call(model: pyo.ConcreteModel) -> str | None:
 
 
 def has_problem_objective(model: pyo.ConcreteModel) -> bool:
-    """Return whether the active objective of a model is the one that `build` made, unchanged."""
+    """Return whether the objective that `build` made is active, minimized and unchanged.
+
+    Ignores further active objectives.
+    """
     objective = model.component("objective")
     return (
         getattr(objective, "active", False)
@@ -152,7 +156,7 @@ class _TotalsWriter:
         A keyword is the name of its constraint, with "_" for characters that names of Python do
         not contain. Of several rows of a constraint only the first is written. "..." and their
         number replace constraints after the first `MAX_RULES`. Return None if `write_constraint`
-        returns None for a row.
+        returns None for any row, including rows that are not written.
         """
         rules = []
         for name, rows in added_rows.items():
@@ -167,11 +171,12 @@ class _TotalsWriter:
         return f"subject_to({', '.join(shown_rules)})"
 
     def write_constraint(self, row: Any) -> str | None:
-        """Return a row as Python code, with long sums shortened.
+        """Return a row as a Python relation or, with two limits, as (lower, sum, upper).
 
-        Writes counts in stages if totals cannot state the row. These state only an upper limit on a
-        sum without negative coefficients, and omit a lower limit of 0 or less. Return None if the
-        row has no counts, or if neither totals nor counts in stages can state it.
+        `MAX_TERMS` limits the terms. If totals cannot state the row, it is written with counts in
+        stages. Counts in stages can only state an upper limit on a sum without negative
+        coefficients, and omit a lower limit of 0 or less. Return None if the row has no counts, or
+        if neither totals nor counts in stages can state it.
         """
         count_sum = self._parse_sum(row.body)
         if count_sum is None or not count_sum.terms:
@@ -227,11 +232,12 @@ class _TotalsWriter:
         return _Sum({key: value for key, value in terms.items() if value}, constant)
 
     def _write_totals(self, terms: Mapping[_CountKey, float]) -> str | None:
-        """Return a sum over items as Python code, shortened if it is long.
+        """Return a sum in totals, which have no stages, as Python code.
 
-        Return None if the coefficients of an item differ between stages, or the sum omits an
-        unfixed variable of an item. Also return None for page-ins of state, because totals include
-        first reads, which these variables do not count.
+        `terms` has the coefficient of each count in the sum, and `MAX_TERMS` limits the terms in
+        the code. Return None if the coefficients of an item differ between stages, or if the sum
+        omits an unfixed variable of an item. Also return None for page-ins of state, because totals
+        include first reads, which variables of page-ins do not count.
         """
         items: dict[Count, dict[int, list[float]]] = {}
         for key, value in terms.items():
@@ -254,12 +260,13 @@ class _TotalsWriter:
     def _terms_of_count(
         self, count: Count, values: Mapping[int, float]
     ) -> Iterator[tuple[float, str]]:
-        """Yield (coefficient, Python expression) terms of one count.
+        """Yield the terms of one count in a sum, as (coefficient, Python expression).
 
-        `values` has the coefficient of each item, a node or tensor. Yields one term if the values
-        of all counted items, two or more, are equal, or if the values of transfers are proportional
-        to the sizes of all counted tensors. Otherwise, and for transfers in a graph with state,
-        whose sums include first reads and write-backs, yields one term for each item.
+        `values` has the coefficient of each item, a node or tensor. Items with an unfixed variable
+        are counted. Yields one term, the sum over all items, if all counted items, two or more,
+        have one coefficient. Yields one term, bytes written or read, if the coefficients of all
+        counted tensors are proportional to their sizes. Otherwise, and for transfers in a graph
+        with state, whose sums include first reads and write-backs, yields one term for each item.
         """
         byte_totals = {Count.PAGE_OUTS: Total.BYTES_WRITTEN, Count.PAGE_INS: Total.BYTES_READ}
         has_sum = count not in byte_totals or not self.graph.state_tensors
@@ -278,9 +285,10 @@ class _TotalsWriter:
             yield value, f"v.{count}[{self._quoted_name(count, item)}]"
 
     def _write_stage_terms(self, terms: Mapping[_CountKey, float]) -> str | None:
-        """Return a sum over (stage, item) as Python code, shortened if it is long.
+        """Return a sum over counts in single stages as Python code.
 
-        Return None if a term has a count that is not in `STAGE_COUNTS`.
+        `MAX_TERMS` limits the terms in the code. Return None if a term has a count that is not in
+        `STAGE_COUNTS`.
         """
         if any(key.kind not in STAGE_COUNTS for key in terms):
             return None

@@ -170,8 +170,8 @@ class Task:
         """Report the first schedule unless the bound known without a solve proves it optimal.
 
         Return an outcome if the schedule is optimal, or if the callback stops the solve; None
-        otherwise, also without a first schedule. ``paper`` has another objective and a user's model
-        may have more rows, so their first schedules are not reported.
+        otherwise. Also return None, without a report, if there is no first schedule, for ``paper``,
+        which has another objective, and for a user's model, which may have more rows.
         """
         if first_candidate is None or not (self.can_restate and self.is_exact):
             return None
@@ -250,10 +250,10 @@ class Task:
     ) -> Outcome:
         """Solve `problem` by the formulation, from the valid schedule `start` if there is one.
 
-        ``lazy`` also starts from the proven `bound`, raises `TimeLimitError` if it exceeds the time
-        limit by more than `GRACE_S`, and may fall back to ``compact``. Raises `VerificationError`
-        if the verifier rejects a solution of ``compact`` or of a user's model that no cover cut
-        excludes, and the other errors of `prove_formulation`.
+        ``lazy`` also starts from `bound`, an earlier `Outcome.bound`, raises `TimeLimitError` if it
+        exceeds the time limit by more than `GRACE_S`, and may fall back to ``compact``. Raises
+        `VerificationError` if the verifier rejects a solution of ``compact`` or of a user's model
+        that no cover cut excludes, and the other errors of `prove_formulation`.
         """
         if self.formulation == "lazy":
             from poetmodel.solver import lazy
@@ -271,8 +271,8 @@ def _fall_back_to_compact(problem: Problem, request: Request, lazy_outcome: Outc
 
     The groups of a relaxation cannot represent some per-stage user-defined constraints, nor some
     rewarded decisions. Returns the outcome of ``compact`` with the better schedule and bound of
-    both. Returns `lazy_outcome` if ``compact`` is not needed, takes longer to build than time
-    remains, or is too large; after Ctrl-C, with the termination INTERRUPTED.
+    both. Returns `lazy_outcome` if ``compact`` is not needed, is estimated to take longer to build
+    than the remaining time, or is too large; after Ctrl-C, with the termination INTERRUPTED.
     """
     candidate = lazy_outcome.candidate
     has_stage_terms = bool(problem.stage_limits) or any(any(column) for column in problem.rewards)
@@ -371,10 +371,11 @@ def _segment_candidate(problem: Problem, request: Request) -> Candidate | None:
 
 
 def _greedy_candidate(problem: Problem, request: Request) -> Candidate | None:
-    """Return keep-all if it is valid and optimal, else the better of keep-all and `construct`.
+    """Return the better schedule of keep-all and `construct`; None if neither is valid.
 
-    `construct` is ignored if it does not end in time or is too large. Return None without a valid
-    schedule.
+    `construct` is not called if keep-all reaches the bound known without a solve. Its schedule is
+    ignored if it is too large, or not verified within `MAX_GREEDY_TIME_RATIO` of the remaining time
+    or `GRACE_S`, whichever is longer.
     """
     keep_all = make_valid_candidate(problem, keep_all_if_within_budgets(problem))
     if keep_all is not None and is_tight(problem, keep_all.value, problem.objective.known_bound):

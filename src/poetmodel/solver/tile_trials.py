@@ -67,16 +67,16 @@ def find_cheapest_tiles(
 ) -> ChosenTiles:
     """Solve each tile size for a fraction of the time, and return the size with the smallest value.
 
-    If no schedule fits the device, the size with the smallest excess is returned. Of sizes with
-    equal values the first one is returned, without any schedule the first candidate. A single size
-    is not solved. After Ctrl-C, or if the progress callback returns False, the trials end, and the
-    best size so far is returned.
+    If `excess_bytes` is above 0 for every schedule, the size with the smallest excess is returned.
+    Of sizes with equal values the first one is returned, without any schedule the first candidate.
+    A single size is not solved. After Ctrl-C, or if the progress callback returns False, the trials
+    end, and the best size so far is returned.
 
     Parameters
     ----------
     candidates : sequence of (int or None, LoweredStep)
-        Tile sizes that fit [B], each with its step in tiles. None is the size of a step without
-        tiles, which is valid only as the single candidate.
+        Tile sizes [B], each with its step in tiles. None is the size of a step without tiles, which
+        is valid only as the single candidate.
     make_problem : callable
         Returns the problem of a step.
     request : Request
@@ -131,7 +131,7 @@ def find_cheapest_tiles(
 
 
 class _Cutoff:
-    """A progress callback that ends a trial when its bound reaches `min_value`.
+    """A progress callback that ends a trial when the trial's bound reaches `min_value`.
 
     `is_reached` is then True, unless the callback of the request has stopped the trial.
     """

@@ -40,9 +40,9 @@ def connect(
     """Context manager: connect to a Dask scheduler; yield a pool and a function.
 
     The function returns the present number of threads of all workers, at least 1. Workers start
-    processes for the runs, with the settings of `isolation`. If a worker dies, another one repeats
-    its run. Sets the log level of Dask in this process to CRITICAL, also after the context. On exit
-    and on errors, closes the connection.
+    processes for the runs, with the settings of `isolation`, or of ``Isolation()`` if it is None.
+    If a worker dies, another one repeats its run. Sets the log level of Dask in this process to
+    CRITICAL, also after the context. On exit and on errors, closes the connection.
 
     Raises
     ------
@@ -75,7 +75,10 @@ def connect(
 
 
 def _check_workers(scheduler: str, client: Any) -> None:
-    """Raise `InputError` without workers, or if one lacks this version of poetmodel."""
+    """Raise `InputError` if no worker is connected, or if one lacks this version of poetmodel.
+
+    Does not wait for workers.
+    """
     versions = client.run(eval, _VERSION, on_error="return")
     if not versions:
         raise InputError(
@@ -104,8 +107,9 @@ def _check_workers(scheduler: str, client: Any) -> None:
 def _check_address(scheduler: str) -> None:
     """Raise `InputError` for a malformed address, or if no Dask scheduler seems to listen.
 
-    Dask itself would retry for minutes. A scheduler sends the first message. With TLS the client
-    does, so any server that accepts a connection passes.
+    Dask itself would retry for minutes. Without TLS, the server must begin with the length of a
+    short message, as a scheduler does. With TLS, any server that accepts a connection passes,
+    because the client sends the first message.
     """
     match = _ADDRESS.fullmatch(scheduler)
     if match is None:

@@ -244,11 +244,11 @@ class _LibraryWriter:
         return f"devices/{name}"
 
     def _write_mps(self, instance: Instance) -> dict[str, Any] | None:
-        """Write the MPS file of a small or requested problem; return its path and objective unit.
+        """Write the MPS file of ``compact`` for a problem; return its path and objective unit.
 
-        The path is relative to the library. Return None for all other problems. Raises
-        `TooLargeError` if the memory rows have more than five million terms, and `OSError` if the
-        file cannot be written.
+        The path is relative to the library. Return None, without a file, for a problem of
+        `MPS_NODES_BELOW` nodes or more that is not requested by name. Raises `TooLargeError` if the
+        memory rows have more than five million terms, and `OSError` if the file cannot be written.
         """
         name = instance.name
         is_small = len(instance.problem.graph.nodes) < MPS_NODES_BELOW
@@ -375,7 +375,8 @@ def check_solutions(folder: Path, solutions: Path) -> list[CheckedSolution]:
     Returns
     -------
     list of CheckedSolution
-        The findings in the order of the index; problems without a solution file are omitted.
+        The findings in the order of the index; problems without a solution file are omitted. An
+        unreadable or invalid solution is the finding INVALID.
 
     Raises
     ------
@@ -436,9 +437,10 @@ class _ProblemReader:
 
 
 def _read_solution(path: Path, graph: Graph) -> Schedule:
-    """Return the schedule of a schedule file, or of an execution order.
+    """Return the schedule of a `SCHEDULE` file, or of an execution order of `graph`.
 
-    Raises `PoetModelError` if the file cannot be read or states no schedule.
+    Raises `PoetModelError` if the file cannot be read or states no schedule. Does not check that a
+    schedule file belongs to `graph`.
     """
     if path.name.endswith(SCHEDULE):
         return load_document(path).schedule

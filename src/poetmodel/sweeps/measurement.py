@@ -107,7 +107,10 @@ def fields_before_result(run: Run) -> Record:
 
 
 def failure_record(run: Run, reason: str) -> Record:
-    """Return the record, with status `FAILED`, of a run that raised or whose process died."""
+    """Return the record of a run that raised an exception, or whose process died.
+
+    The status is `FAILED`; ``result`` and ``schedule`` are None.
+    """
     return {
         **fields_before_result(run),
         "status": FAILED,

@@ -130,7 +130,7 @@ def _set_overhead_scale(axes: Any, overheads: Sequence[float]) -> None:
     """Scale the y axis logarithmically; linearly below the smallest positive overhead if one is 0.
 
     The scale with a linear range begins at 0. If no overhead is positive, the whole axis stays
-    linear. Labels are percentages.
+    linear. `overheads` and labels are percentages.
     """
     from matplotlib.ticker import LogLocator, NullLocator, SymmetricalLogLocator
 

@@ -149,7 +149,11 @@ def _execute_runs(
     warm: bool,  # noqa: FBT001
     on_progress: Callable[[Progress], None] | None,
 ) -> list[Record]:
-    """Execute the unfinished runs in a pool, and return the records of all runs; see `sweep`."""
+    """Execute the unfinished runs in a pool; return the records of all runs, in their order.
+
+    `count_slots` returns the current maximum number of concurrent runs. `folder`, `warm` and
+    `on_progress` are parameters of `sweep`.
+    """
     store = Store(folder)
     queue = sweep_queue(runs, store, warm=warm, on_progress=on_progress)
     if queue.remaining_chains:
@@ -177,9 +181,10 @@ def sweep_queue(
         return warm and method(run.method).uses_solver
 
     def find_start(run: Run) -> dict[str, Any] | None:
-        """Return the stored schedule of the largest smaller budget of this sweep that has one.
+        """Return the content of the schedule file of the largest smaller budget that has one.
 
-        Return None if no smaller budget has one, or if the run uses no start.
+        Only budgets of this sweep count. Return None if no smaller budget has a schedule, or if the
+        run uses no start.
         """
         axis = runs_of_axis[run.chain]
         smaller_runs = axis[: axis.index(run)] if uses_start(run) else []
@@ -251,9 +256,9 @@ class RunQueue(Generic[AnyRun]):
     """Claims of the runs in progress in this process, by key."""
 
     def __post_init__(self) -> None:
-        """Group the runs by chain in `remaining_chains`; count finished runs in `n_skipped`.
+        """Group unfinished runs by chain in `remaining_chains`; count finished ones in `n_skipped`.
 
-        Stores the records of failed runs in `earlier_failures`.
+        Runs with a failed record are unfinished; stores these records in `earlier_failures`.
         """
         finished = self.store.finished_records()
         chains: dict[Hashable, list[AnyRun]] = {}
@@ -272,7 +277,7 @@ class RunQueue(Generic[AnyRun]):
         `max_runs` may be a function that returns the current maximum. Waits for runs that other
         processes claim, and executes them if they are released without a record. Calls
         `on_progress` at the start and after each run. Returns when all runs are recorded. Releases
-        all claims of this queue, also after an error.
+        all claims of this queue, also after an error, but cancels no run.
 
         Raises
         ------
@@ -361,9 +366,9 @@ class RunQueue(Generic[AnyRun]):
         return run.key in self.claims
 
     def _count_if_recorded(self, run: AnyRun) -> bool:
-        """Count a claimed run as done if it was recorded since the queue was made.
+        """Count a claimed run as done if it was recorded, even as failed, since the queue was made.
 
-        Return whether the run was counted; its claim is then released.
+        Return whether the run was counted; then its claim is released, and the progress reported.
         """
         record = self.store.find_record(run.key)
         if record is None or record == self.earlier_failures.get(run.key):
@@ -383,10 +388,11 @@ class RunQueue(Generic[AnyRun]):
     ) -> list[AnyRun]:
         """Store and count the record of the first run of a chain; return the remaining runs.
 
-        The record of a run that raised an exception is that of `failure`. Adds the fields of
-        `identity_of` and the name of the pool. If the process of the run has died, but fewer than
-        `MAX_ATTEMPTS` times, stores no record and returns the whole chain. Raises
-        `WorkersLostError` if the pool broke or cancelled the run.
+        `future` is that of the first run. The record of a run that raised an exception is that of
+        `failure`. Adds the fields of `identity_of` and the name of the pool. Releases the claim of
+        the run, and reports the progress. If the process of the run has died, but fewer than
+        `MAX_ATTEMPTS` times, only counts this in `death_counts`, and returns the whole chain.
+        Raises `WorkersLostError` if the pool broke or cancelled the run.
         """
         if _is_lost(future):
             raise self._lost_error(None if future.cancelled() else future.exception())

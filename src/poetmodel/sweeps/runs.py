@@ -158,7 +158,7 @@ class Run:
         return budget.to_size(keep_all_bytes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values, without settings of `shape` that are not set.
+        """Return the fields as plain values, without fields of `Variant` that are None, False or 0.
 
         `settings` is a dict, without `constraints` and `commit` if these are None, so that keys of
         older records stay valid.
@@ -264,10 +264,11 @@ def _find_shareable_method(name: str) -> Method:
 
 @cache
 def load_graph(model: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
-    """Return the graph of a model or file, cached.
+    """Return the graph of a model or file; a file that changes later is not read again.
 
-    `shape` has settings of a built-in network. For a step file, it may have a tile size, and for
-    other files, no settings. Raises `InputError` if the model, the file or the shape is invalid.
+    `shape` has settings of a built-in network. For a step file, it may have only a tile size, by
+    which the step is divided; for other files, no settings. Raises `InputError` if the model, the
+    file or the shape is invalid.
     """
     if model.endswith(".step.json") and shape.overrides.keys() == {"tile"}:
         from poetmodel.lowered.io import load_step
@@ -279,13 +280,16 @@ def load_graph(model: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
 
 @cache
 def load_device(device: str) -> Device:
-    """Return a device by its name or file, cached; raise `DeviceError` if missing or invalid."""
+    """Return a device by its name or file; a file that changes later is not read again.
+
+    Raises `DeviceError` if the device is missing or invalid.
+    """
     return Device.load(device)
 
 
 @cache
 def _fingerprint(model: str, shape: InputShape, device: str) -> str:
-    """Return a hash (16 hex digits) of a graph and of all fields of a device."""
+    """Return a hash (16 hex digits) of the graph of a model, and of all fields of a device."""
     # The text lists all fields, as older records did: the repr of a device may change.
     loaded_device = load_device(device)
     device_fields = ", ".join(

@@ -103,9 +103,10 @@ class RecordFile:
         return Claim.acquire(self.claims_folder / name)
 
     def _parse_new_lines(self) -> None:
-        """Parse the lines written since the last call; all lines if the file has become shorter.
+        """Parse the lines written since the last call into `_records`.
 
-        A last line without end is parsed now and again in the next call.
+        Parses all lines anew if the file has become shorter. Skips lines without a record. A last
+        line without end is parsed now and again in the next call. Without a file, `_records` stays.
         """
         if not self.path.exists():
             return

@@ -83,8 +83,8 @@ def format_fraction(ratio: float | None) -> str:
 def _method_summaries(rows: Sequence[Row]) -> Iterable[Summary]:
     """Yield a table of overheads for each model and device: methods in rows, budgets in columns.
 
-    If runs have deadlines, each pair of deadline and method has a row. A cell is empty without a
-    run; of several runs for one cell, the last counts.
+    If runs have deadlines, each pair of deadline and method has a row. Rows and columns have the
+    order of their first runs. A cell has the `_overhead_text` of its last run, "" without a run.
     """
     for (model, device), panel_rows in group_rows(rows, "model", "device").items():
         budgets = tuple(dict.fromkeys(row["ram"] for row in panel_rows))
@@ -104,9 +104,10 @@ def _method_summaries(rows: Sequence[Row]) -> Iterable[Summary]:
 
 
 def _overhead_text(row: Row) -> str:
-    """Return the overhead in percent; for ``optimal``, also an ``axis_gap`` above `CLOSED_GAP`.
+    """Return the overhead in percent; for the method ``optimal``, also a gap above `CLOSED_GAP`.
 
-    Return the text of the status if `overhead_ratio` is None.
+    The gap is ``axis_gap`` of `poetmodel.sweeps.tables.rows`. Return the text of the status if
+    `overhead_ratio` is None.
     """
     ratio = overhead_ratio(row)
     if ratio is None:
@@ -123,7 +124,7 @@ def _overhead_text(row: Row) -> str:
 def _map_summary(rows: Sequence[Row]) -> Iterable[Summary]:
     """Yield one table: numbers of recomputations and transfers, and overhead, of each run.
 
-    Runs without a schedule have dashes, and the text of their status.
+    Runs without a schedule have dashes as numbers, and the text of their status as overhead.
     """
     lines = []
     for row in rows:

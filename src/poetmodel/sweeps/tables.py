@@ -60,7 +60,10 @@ def rows(records: Iterable[Record]) -> list[Row]:
 
 
 def _make_row(record: Record) -> Row:
-    """Return the flat row of a record, with None as ``axis_bound_j`` and ``axis_gap``."""
+    """Return the flat row of a record, with None as ``axis_bound_j`` and ``axis_gap``.
+
+    Column ``model`` is `Run.network`: the model with its settings.
+    """
     run_fields, result = record["cell"], record["result"] or {}
     row: Row = {
         name: run_fields.get(name)

@@ -29,14 +29,14 @@ MAX_CANDIDATES: Final = 4
 def parse_tile(tile: str | int | TileChoice | None) -> TileChoice:
     """Parse a tile size [B] or ``auto`` or ``none`` (also None) for a captured step.
 
-    A valid `TileChoice` is returned unchanged.
+    A `TileChoice` is checked, and returned unchanged.
 
     Raises
     ------
     InputError
         If `tile` is no size, ``auto`` or ``none``.
     BudgetError
-        If the size is smaller than the smallest slice.
+        If the size is smaller than `MIN_TILE_BYTES`.
     """
     choice = TileChoice.parse(tile)
     if choice.size_bytes is not None and choice.size_bytes < MIN_TILE_BYTES:
@@ -65,9 +65,9 @@ def choose_tiles(
     ``auto`` chooses the largest of 1, 1.5, 2, 3, 4, 6 … KiB for which `needed_bytes` is at most
     `ram_bytes`. Returns (None, `step`) if the undivided step fits, or if no tiles need less RAM. If
     no size fits, the size that needs the least RAM is chosen, the largest of several. The search
-    ends at the first size with more than `MAX_NODES` nodes. A stated size, or None for ``none``, is
-    returned with the result of `divide_step`, even if that is `step` itself. Raises the errors of
-    `divide_step` for these.
+    descends, and ends at the first size with more than `MAX_NODES` nodes. A stated size, or None
+    for ``none``, is returned with the result of `divide_step`, even if that is `step` itself.
+    Raises the errors of `divide_step` for these.
     """
     if not choice.is_auto:
         return choice.size_bytes, divide_step(step, choice)
@@ -136,7 +136,8 @@ def _list_candidate_sizes(max_bytes: int) -> list[int]:
 def needed_bytes(step: LoweredStep, device: Device, *, paging: bool) -> int:
     """Return the minimum RAM of a step with the alignment of a device [B].
 
-    Without `paging`, all state is in RAM. With it, state on memory-mapped storage needs no RAM.
+    Without `paging`, all state stays in RAM. With `paging`, state needs no RAM if the device has
+    memory-mapped storage.
     """
     is_memory_mapped = device.storage is not None and device.storage.memory_mapped
     aligned = align_sizes(step.graph, device_alignment(device))

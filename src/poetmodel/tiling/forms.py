@@ -121,7 +121,7 @@ def _read_bits(call: Call) -> Loops:
 
 
 def _write_bits(loops: Loops) -> Call | None:
-    """Convert loops to a call with a mask; None if the loops have too many dimensions for a table.
+    """Convert loops to a call with a mask; None if merged loops exceed the rank of a shape table.
 
     The strides of the mask are not checked.
     """
@@ -153,7 +153,10 @@ def _read_planes(call: Call) -> Loops:
 
 
 def _write_planes(loops: Loops) -> Call | None:
-    """Convert loops to a call on planes; None unless ``steps`` has a stride per loop and tensor."""
+    """Convert loops to a call on planes; None unless ``steps`` has a stride per loop and tensor.
+
+    The length of ``steps`` is that in `loops.call`: loops with a split dimension do not fit.
+    """
     strided_names, stride_list = (
         _PLANE_KERNELS[loops.call.kernel],
         list(named_arguments(loops.call)["steps"]),
@@ -199,7 +202,7 @@ def _read_convolution(call: Call) -> Loops | None:
 
     Input channels are one iteration if the convolution is depthwise. Rows and columns have size 0,
     because only their strides matter. None for grouped convolutions, unless depthwise with one
-    result per channel, and for calls that are already divided.
+    result per channel, and for calls whose ``first`` and ``count`` select some output channels.
     """
     arguments = named_arguments(call)
     sizes = ConvolutionSizes(*arguments["shape"])
@@ -244,8 +247,8 @@ def _read_convolution(call: Call) -> Loops | None:
 def _write_convolution(loops: Loops) -> Call | None:
     """Convert loops to a convolution.
 
-    None unless there are five loops. Also None if several input images, or gradients of these, are
-    not contiguous, unless the kernel has an argument ``strides``.
+    None unless there are five loops. Also None if there are several input images, or gradients of
+    these, that are not contiguous, unless the kernel has an argument ``strides``.
     """
     if len(loops.sizes) != len(_CONVOLUTION_DIMENSIONS):
         return None
@@ -290,7 +293,8 @@ def _write_convolution(loops: Loops) -> Call | None:
 def _convolution_strides(strides: Numbers, role: str) -> Numbers:
     """Return the four strides of a tensor in the argument ``strides``, from its strides in loops.
 
-    `role` is that of the tensor in `_ROLES`.
+    `role` is that of the tensor in `_ROLES`. The first two strides are batch and channel of an
+    image, or output and input channel of weights; rows and columns follow.
     """
     batch, results, channels, *spatial_strides = strides
     return {"y": (batch, results), "x": (batch, channels), "w": (results, channels)}[role] + (

@@ -195,7 +195,11 @@ def _write_sum(loops: Loops) -> Call | None:
 
 
 def _read_quantization(call: Call) -> Loops:
-    """Convert a quantization or table lookup to loops over batch, channels and pixels."""
+    """Convert a quantization or table lookup to loops over batch, channels and pixels.
+
+    Results have channels last. Inputs have contiguous planes, or the strides in the arguments
+    ``image_step``, ``channel_step`` and ``element_step``.
+    """
     arguments = named_arguments(call)
     batch, channels, plane = (arguments[name] for name in ("batch", "channels", "plane"))
     out_strides = _image_strides(plane, channels)
@@ -211,8 +215,8 @@ def _write_quantization(loops: Loops) -> Call | None:
     """Convert loops to a quantization or lookup.
 
     None unless there are three loops, the images of outputs are adjacent, and the stride of their
-    pixels is the number of channels. Also None if several input images are not contiguous, unless
-    the kernel has an argument ``image_step``.
+    pixels is the number of channels. Also None if there are several input images that are not
+    contiguous, unless the kernel has an argument ``image_step``.
     """
     arguments = named_arguments(loops.call)
     batch, channels, *pixels = loops.sizes
@@ -228,7 +232,10 @@ def _write_quantization(loops: Loops) -> Call | None:
 
 
 def _read_dequantization(call: Call) -> Loops:
-    """Convert a dequantization to loops over batch, channels and pixels."""
+    """Convert a dequantization to loops over batch, channels and pixels.
+
+    Inputs have channels last, results contiguous planes.
+    """
     arguments = named_arguments(call)
     batch, channels, plane = (arguments[name] for name in ("batch", "channels", "plane"))
     strides = {"out": (channels * plane, plane, 1), "x": _image_strides(plane, arguments["x_step"])}
@@ -238,8 +245,8 @@ def _read_dequantization(call: Call) -> Loops:
 def _write_dequantization(loops: Loops) -> Call | None:
     """Convert loops to a dequantization.
 
-    None unless there are three loops, the images of inputs are adjacent, and several output images
-    are contiguous.
+    None unless there are three loops, the images of inputs are adjacent, and output images are
+    contiguous if there are several.
     """
     plane, (batch, channels, *pixels) = named_arguments(loops.call)["plane"], loops.sizes
     x_stride = _pixel_stride(loops, 1, plane)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     """(representative of a group of buffers, whether the slices are those of a node's results).
 
     The second value is False for other tensors and for a summed dimension. If two dimensions of a
-    call would have the same axis, it is inverted for the second dimension."""
+    call would have the same axis, the second value is inverted for the second dimension."""
 
 
 class UnsliceableError(Exception):
@@ -75,7 +75,7 @@ class Slices:
     def slice_buffer(self, name: str, channel_range: Range | None) -> Buffer:
         """Return the buffer (number of elements, type) of a slice; the whole buffer for None.
 
-        The bits of a mask are rounded up to whole elements.
+        The bits of a mask are rounded up to whole elements of `MASK_BITS` bits.
         """
         undivided_buffer = self.undivided_step.buffers[name]
         if channel_range is None:
@@ -87,7 +87,7 @@ class Slices:
         return replace(undivided_buffer, elements=elements)
 
     def all_buffers(self) -> dict[str, Buffer]:
-        """Return all buffers of the step in tiles, by name; `partial_results` included."""
+        """Return the buffers of the step in tiles by name: undivided, slices, `partial_results`."""
         named_ranges = (
             (name, channel_range)
             for name in self.undivided_step.buffers
@@ -220,9 +220,9 @@ class Expansion:
     ) -> None:
         """Make the calls of the pieces of node `node_index`, and find the slices that they write.
 
-        `sliced_calls` has the divided tensors of each call, None for calls without divided tensors.
-        `ranges` has the slices of each axis. Raises `UnsliceableError` if the calls cannot be
-        divided, or if several pieces write one slice of state.
+        `sliced_calls` has one entry per call of the node, None for calls without divided tensors.
+        `ranges` has the channel ranges of the slices on each axis. Raises `UnsliceableError` if the
+        calls cannot be divided, or if several pieces write one slice of state.
         """
         self._slices, self._node_index, self._sliced_calls, self._ranges = (
             slices,
@@ -254,12 +254,11 @@ class Expansion:
         return UnsliceableError(buffers & self._slices.ranges_of.keys())
 
     def _make_piece_calls(self) -> Iterator[_PieceCalls]:
-        """Yield the calls of each piece; slices of the last axis vary fastest.
+        """Yield the calls of each piece; slices of the last axis vary fastest, of results slowest.
 
-        A call without an axis is in pieces of only the first slice of the axis, if the call
-        precedes the calls with the axis, otherwise of only the last slice. Raises
-        `UnsliceableError` if a call cannot be divided, or if a call without an axis is between
-        calls with the axis.
+        A call without an axis is executed once for the axis: for its first slice if the call
+        precedes those with the axis, else for its last slice. Raises `UnsliceableError` if a call
+        cannot be divided, or if a call without an axis is between calls with the axis.
         """
         calls_of_axis = {
             axis: [
@@ -285,8 +284,6 @@ class Expansion:
                 unused_axes = slice_indices.keys() - (
                     sliced_call.axes.values() if sliced_call else ()
                 )
-                # A call without an axis is executed for the axis's first slice if it precedes the
-                # calls with the axis, otherwise for the axis's last slice.
                 last_indices = {axis: len(self._ranges[axis]) - 1 for axis in unused_axes}
                 if all(
                     slice_indices[axis] == (0 if j < calls_of_axis[axis][0] else last_indices[axis])
@@ -344,13 +341,12 @@ class Expansion:
         return result_slice + "".join(f"[:{end}]" for end in range_ends)
 
     def make_pieces(self) -> Iterator[Piece]:
-        """Yield the pieces in order.
+        """Yield the pieces in order; their group is that of the axis with the largest tensor.
 
         Raises `UnsliceableError` if a piece uses a slice of results that neither it nor an earlier
         piece writes. Adds the buffers of partial results to `Slices.partial_results`.
         """
-        # `order_pieces` orders pieces by the slices of the axis with the largest tensor; of equal
-        # ones, an axis that is not that of results.
+        # `order_pieces` orders by one axis. Of equal sizes, an axis of results is the last choice.
         ordering_axis = max(self._axes, key=lambda axis: (self._largest_bytes(axis), not axis[1]))
         flops = _divide_proportionally(
             self._node.flops, [self._ranges[axis] for axis in self._axes]
@@ -446,7 +442,7 @@ class Expansion:
         """Return the inputs of a piece, as slices of the inputs of the node.
 
         These are the slices that `calls` use, and all slices of inputs that no call of the node
-        uses.
+        uses. An undivided input is one slice.
         """
         read_names = {name for call in calls for name in call.buffers}
         call_names = {name for call in self._calls for name in call.buffers}
@@ -516,7 +512,7 @@ def _format_range(channel_range: Range) -> str:
 
 
 def order_pieces(pieces: Sequence[Piece]) -> list[Piece]:
-    """Return pieces in an order in which operators on one group are executed slice by slice.
+    """Return pieces in a topological order that executes operators on one group slice by slice.
 
     State directly precedes its first reader; state without a reader is last. A replacement of
     state follows all other readers of this state.

@@ -79,7 +79,7 @@ class ChannelLoops:
         return self.loops.call.kernel in PRODUCT_KERNELS
 
     def is_weight(self, index: int, *, is_state: bool) -> bool:
-        """Return whether tensor `index` is the weight of a product, or its gradient ``dw``.
+        """Return whether tensor `index` is the parameter ``w`` or ``dw`` of a product.
 
         A factor of a matrix product is a weight if it is state (`is_state`).
         """
@@ -112,7 +112,7 @@ class ChannelLoops:
                     yield ref.buffer, ChannelLayout(self.loops.sizes[d], strides[d])
 
     def find_dimension(self, index: int, layout: ChannelLayout) -> int | None:
-        """Return the loop dimension over the channels of tensor `index`; None if there is none.
+        """Return the first loop dimension over the channels of tensor `index`; None without one.
 
         The loop may also include elements within a channel: its size is then a multiple of the
         number of channels.
@@ -205,7 +205,10 @@ class ChannelLoops:
         return replace(call, arguments=tuple(arguments))
 
     def _slice_strides(self, strides: Numbers, view: View) -> Numbers | None:
-        """Return the strides in a slice; None if a stride crosses channels outside the slice."""
+        """Return strides of the undivided tensor as those of its slice `view`.
+
+        None if a stride crosses channels outside the slice.
+        """
         new_strides, layout = list(strides), view.layout
         for d, stride in enumerate(strides):
             if d == view.dimension or stride < layout.stride:

@@ -46,8 +46,8 @@ def tile_step(step: LoweredStep, tile_bytes: int) -> LoweredStep:
     Tensors that operators process channel by channel form a group with the same slices. Groups have
     the fewest slices possible. Every slice except the last has a multiple of four channels, even if
     four are larger than `tile_bytes`; slices of byte inputs have any number. A group without a
-    larger tensor stays undivided, and so do returned buffers and tensors of kernels without ranges
-    of channels. Returns `step` itself if no tensor is divided.
+    tensor above `tile_bytes` stays undivided, and so do returned buffers and tensors of kernels
+    without ranges of channels. Returns `step` itself if no tensor is divided.
     """
     (tiled_step,) = (tiled_step for _, tiled_step in make_distinct_tilings(step, (tile_bytes,)))
     return tiled_step
@@ -56,10 +56,10 @@ def tile_step(step: LoweredStep, tile_bytes: int) -> LoweredStep:
 def make_distinct_tilings(
     step: LoweredStep, sizes: Iterable[int]
 ) -> Iterator[tuple[int, LoweredStep]]:
-    """Yield (size [B], step in tiles of that size), without repeated tilings.
+    """Yield (size [B], step in tiles of that size), in the order of `sizes`.
 
-    Skips a size whose slices are those of an earlier size. Yields `step` itself for a size at which
-    no tensor is divided.
+    Skips a size whose tiling has the slices, groups and undivided buffers of an earlier size.
+    Yields `step` itself for a size at which no tensor is divided.
     """
     split_step = split_fused_updates(step)
     identities: list[object] = []
@@ -182,7 +182,8 @@ class _Tiling:
     def min_slice_bytes(self, name: str) -> int:
         """Return the size of the smallest possible slice of a buffer, except a last one [B].
 
-        If the buffer cannot be divided, this is its size.
+        The slice has `BLOCK` channels, one for converted byte inputs, or all if there are fewer. If
+        the buffer cannot be divided, this is its size.
         """
         size = self.undivided_step.buffers[name].bytes
         if name not in self._sliceable:
@@ -191,7 +192,7 @@ class _Tiling:
         return size * min(block, channels := self._layouts[name].channels) // channels
 
     def shared_slices(self, forward_pass: LoweredStep) -> dict[str, tuple[Range, ...]]:
-        """Return the slices of divided state in the buffers of a forward pass, by buffer."""
+        """Return the slices of divided state whose buffer a forward pass also has, by buffer."""
         state_names = (
             self.slice_ranges.keys()
             & self.undivided_step.values.keys()
@@ -247,7 +248,7 @@ class _Tiling:
                     self._propagate_layouts(channel_loops)
 
     def _propagate_layouts(self, channel_loops: ChannelLoops) -> None:
-        """Add the layouts of tensors of a call that follow from a known layout in the same call.
+        """Add layouts that follow from a known layout in the same call, to tensors without one.
 
         Also adds the element counts of these tensors. The caller repeats this until no layout is
         new.
@@ -283,8 +284,8 @@ class _Tiling:
     def _find_sliceable(self) -> set[str]:
         """Return the buffers that may be divided: every call can process ranges of their channels.
 
-        Buffers of nodes with a workspace, and counters of conditions, are excluded, and so is state
-        that is not one dense piece. Buffers with fixed slices are included. Raises
+        Excludes `_undivided_names`, buffers of nodes with a workspace, counters of conditions, and
+        state that is not one dense piece. Includes buffers with fixed slices. Raises
         `UnsliceableError` if a call excludes state with fixed slices.
         """
         sliceable = {
@@ -328,9 +329,9 @@ class _Tiling:
         return sliceable | fixed_names
 
     def _can_slice(self, channel_loops: ChannelLoops, index: int, ref: Ref) -> bool:
-        """Return whether loops can be divided by the channels of tensor `index`.
+        """Return whether a loop over the channels of tensor `index` exists and can be sliced.
 
-        `ref` is the pointer to this tensor; loops with an offset cannot be divided.
+        `ref` is the pointer to this tensor; with an offset, its channels cannot be divided.
         """
         layout = self._layouts[ref.buffer]
         split_loops = channel_loops.split_dimension(index, layout)
@@ -358,10 +359,10 @@ class _Tiling:
     def _find_slices(self) -> dict[str, tuple[Range, ...]]:
         """Join buffers to groups; return the slices of each buffer of a divided group.
 
-        Buffers of a product join the group of its weight only if one of them is in a group with a
-        tensor above `tile_bytes` and without weights, or if two have fixed slices. Raises
-        `UnsliceableError` if fixed slices of one group differ, or if a call has no dimension for
-        the channels of a tensor.
+        Buffers with channels in one loop of a call join one group. In a product, they join groups
+        with weights only if one buffer is in a group with a tensor above `tile_bytes` and without
+        weights, or if two have fixed slices. Raises `UnsliceableError` if fixed slices of one group
+        differ, or if a call has no dimension for the channels of a tensor.
         """
         product_groups, weight_buffers = [], set()
         state_buffers = {
@@ -406,8 +407,8 @@ class _Tiling:
     def _divide_groups(self) -> Iterator[tuple[str, tuple[Range, ...]]]:
         """Yield (buffer, slices) for groups with fixed slices or a tensor above `tile_bytes`.
 
-        Omits groups with too few channels for two slices. Raises `UnsliceableError` if the fixed
-        slices of a group differ.
+        Without fixed slices, omits groups with too few channels for two slices. Raises
+        `UnsliceableError` if the fixed slices of a group differ.
         """
         members = defaultdict(list)
         for name in sorted(self._sliceable):
@@ -476,7 +477,8 @@ class _Tiling:
     def _make_pieces(self, slices: Slices, k: int) -> Iterator[Piece]:
         """Yield the pieces that replace a node, in order; one for a node without divided tensors.
 
-        Raises `UnsliceableError` if the calls of the node cannot be divided.
+        Divided state has one piece without calls per slice. Raises `UnsliceableError` if the calls
+        of the node cannot be divided.
         """
         node, calls = self.graph.nodes[k], self.undivided_step.calls[k]
         if node.is_state and node.outputs[0].name in self.slice_ranges:

@@ -173,7 +173,7 @@ def host_key() -> list[Any]:
     """Return versions, host properties and PyTorch settings, for keys of costs and kernels.
 
     Costs, workspaces and the choice of kernels depend on them. A change of a source file of
-    `poetmodel.torch` changes the result.
+    `poetmodel.torch` changes the result of later processes.
     """
     return [
         _code_digest(),

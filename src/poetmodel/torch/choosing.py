@@ -328,8 +328,8 @@ def _check_options(
 ) -> None:
     """Raise `InputError` for the first invalid option, before the first capture.
 
-    Loads the device, and files of scores and costs. Neither the layers and values of scores nor the
-    names of limits are checked.
+    Loads the device, and files of scores and costs. Layers and values of scores are not checked. Of
+    `limits`, only RAM, deadline, storage and energy are checked: whether they can be parsed.
     """
     group_by_layer((), per)
     if scores != GRADIENT_NORM:
@@ -355,11 +355,11 @@ def _choose_tiles(
 ) -> tuple[ChosenTiles, dict[str, Any]]:
     """Choose the tile size of a step; return (tile size with the step in tiles, limits).
 
-    If `choice.is_whole`, step and limits are unchanged. Otherwise the returned limits have the RAM
-    limit, by default the device's RAM, in bytes, because a percentage of RAM refers to the step
-    without tiles. Each candidate is solved for a fraction of the time, and the smallest value
-    decides. A single candidate is not solved. If tiles are requested without a device, raises
-    `InputError`.
+    If `choice.is_whole`, step and limits are unchanged. Otherwise `find_cheapest_tiles` solves each
+    of `candidate_tiles` for a fraction of the time, and the first size with the smallest value is
+    chosen; a single candidate is not solved. The returned limits then have the RAM limit, by
+    default the device's RAM, in bytes, because a percentage of RAM refers to the step without
+    tiles. Raises `InputError` if tiles are requested without a device.
     """
     if choice.is_whole:
         return ChosenTiles(tile_bytes=None, step=step), dict(limits)
@@ -389,9 +389,9 @@ def _proof_scope(
 ) -> str:
     """Return the scope of a proof that no layer can be trained, as text for display.
 
-    The scope is the tile size, or the step without tiles; then the text has the tile size that
-    needs the least RAM. Empty if `status` is not ``infeasible``. For an undivided step also empty
-    without a device, or if no tiles need less RAM.
+    The scope is the tile size `tile_bytes`, or, if that is None, the step without tiles; this text
+    also has the tile size that needs the least RAM. Empty if `status` is not ``infeasible``;
+    without tiles also if the costs have no device, or no tiles need less RAM.
     """
     device = problem.costs.device
     if status != Status.INFEASIBLE:
@@ -418,11 +418,12 @@ def gradient_norms(
     loss_fn: Loss,
     batch: Sequence[Any],
 ) -> dict[str, float]:
-    """Return the 2-norm of the gradients of each layer, by layer; 0 for a layer without gradients.
+    """Return the 2-norm of the gradients of each layer; 0 if the loss does not depend on it.
 
-    Works on a copy: the model, its buffers and its gradients do not change. The state of the random
-    generator may change. Raises `CaptureError` if the forward or backward pass fails, or if a
-    mapping or object that the model returns has no loss.
+    `layers` has the names of each layer's parameters, which must require gradients. Works on a
+    copy: the model, its buffers and its gradients do not change. The state of the random generator
+    may change. Raises `CaptureError` if the forward or backward pass fails, or if a mapping or
+    object that the model returns has no loss.
     """
     model_copy, loss_copy = copy.deepcopy((with_fronts(model), loss_fn))
     parameters = _captured_parameters(model_copy, loss_copy)
@@ -486,7 +487,10 @@ def _stated_scores(scores: Mapping[str, float] | str | Path) -> tuple[dict[str, 
 
 
 def _check_not_quantized(scores: Mapping[str, float], model: torch.nn.Module, source: str) -> None:
-    """Raise `InputError` if `scores` has any score of a layer in an int8 front, which is frozen."""
+    """Raise `InputError` for the first score, also 0, of a layer in an int8 front, which is frozen.
+
+    A name that contains trainable parameters too is accepted. `source` begins the message.
+    """
     converted_model = with_fronts(model)
     front_paths = [
         path
@@ -524,7 +528,7 @@ def _step_costs(
 
 
 def _captured_parameters(model: torch.nn.Module, loss_fn: Loss) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters of model and loss by their names in a capture."""
+    """Return the parameters by their names in a capture; those of a loss begin with ``loss.``."""
     parameter_of_name = dict(model.named_parameters())
     if isinstance(loss_fn, torch.nn.Module):
         parameter_of_name |= {
@@ -610,9 +614,10 @@ def _make_unproved_choice(
     parameters: tuple[str, ...],
     scores: Mapping[str, float],
 ) -> Choice:
-    """Solve the chosen step; return a choice with the sum of all scores as bound.
+    """Solve the chosen step in the remaining time; return a choice without a proved bound.
 
-    The status of the choice is ``feasible``, also if the solve finds no schedule.
+    Its bound is the sum of all scores, its status ``feasible``, also if the solve finds no
+    schedule.
 
     Used if the nodes of `step` differ from those of the graphs on which the sets were compared.
     Raises `CaptureError` if the costs are not the estimates for a device: a profile has no costs of

@@ -315,8 +315,9 @@ class Step:
         Returns
         -------
         Certificate
-            Its ``summary()`` describes the comparison. Parameters, gradients, optimizer state,
-            buffers, inputs and the state of the random generator are restored.
+            Its ``summary()`` describes the comparison; differences raise no error. `report` has
+            the last certificate. Parameters, gradients, optimizer state, buffers, inputs and the
+            state of the random generator are restored.
 
         Raises
         ------
@@ -408,9 +409,9 @@ class Step:
 def _report_values(
     compiled: Compiled, certificate: Certificate | None, *, call: str
 ) -> dict[str, Any]:
-    """Return the values of `Step.report`: metrics, the result of the solve, and `call`.
+    """Return the values of `Step.report`: metrics, result of the solve, certificate, and `call`.
 
-    `call` is the Python code that compiles the step.
+    `call` is the Python code that compiles the step. Without a certificate the value is None.
     """
     graph, scheduled, check = compiled.trace.graph, compiled.scheduled, compiled.check
     program = compiled.plan.program
@@ -475,7 +476,8 @@ def _write_report(path: str | Path, report: dict[str, Any], compiled: Compiled) 
 def _format_compile_call(compiled: Compiled, options: CompileOptions) -> str:
     """Return Python code that calls `compile` with these options, without default values.
 
-    A device is replaced by its key or name, an optimizer by the name ``optimizer``.
+    A device is replaced by its key or name, an optimizer by the name ``optimizer``. The example
+    inputs are called ``inputs``, or ``batch`` if they have names.
     """
     parameters = signature(compile).parameters
     has_named_inputs = compiled.trace.joint.output is not None

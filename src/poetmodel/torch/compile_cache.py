@@ -110,8 +110,8 @@ class CachedSchedules:
     def store(self, result: SolveResult) -> None:
         """Store a result (schedule and bound), unless the cached result is better.
 
-        Better is a smaller value, or the same value with a smaller gap. Has no effect for a result
-        without a schedule or a time limit.
+        Better is a smaller value, or the same value with a smaller gap. A result without a
+        schedule, or of a solve without a time limit, is not stored.
         """
         problem, schedule = result.problem, result.schedule
         if schedule is None or result.time_limit_s is None:

@@ -74,7 +74,8 @@ class CompileOptions:
     def __post_init__(self) -> None:
         """Check `dynamic`, `storage`, `paging`, `accumulate` and `cache`.
 
-        Raises one `InputError` for all errors.
+        Paging needs a `storage`, and `accumulate` is 1 with an optimizer. Raises one `InputError`
+        for all errors.
         """
         faults = []
         storage: Any = self.storage
@@ -105,10 +106,7 @@ class Compiled:
 
     Creating the object captures, measures and solves the step, and compares it with eager PyTorch.
     If the comparison fails, the object is closed before the error is raised. Parameters and errors
-    are those of `poetmodel.torch.compile`. `first_compiled` is the step as compiled for the first
-    input shapes, which determines a budget in percent, and whose state file is shared; None for the
-    first input shapes themselves. `show_phase` is called with the name of each phase of
-    compilation.
+    are those of `poetmodel.torch.compile`; ``__init__`` describes two further parameters.
     """
 
     def __init__(
@@ -121,7 +119,13 @@ class Compiled:
         first_compiled: Compiled | None = None,
         show_phase: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Capture, measure, solve and plan the step, and compare its results with eager PyTorch."""
+        """Capture, measure, solve and plan the step, and compare its results with eager PyTorch.
+
+        `first_compiled` is the step as compiled for the first input shapes, which determines a
+        budget in percent, and whose state file is shared; None for the first input shapes
+        themselves. `show_phase` is called with the name of each phase at its beginning, and with
+        the gap during the solve.
+        """
         start_s = perf_counter()
         show_phase("capturing the step")
         _check_host(model)
@@ -239,9 +243,9 @@ class Compiled:
     def _solve(self, on_progress: Callable[[SolveProgress], None]) -> SolveResult:
         """Solve the problem, or return the cached result if it is final. Caches new results.
 
-        The solver uses as many threads as PyTorch, which is idle at that time. If no schedule was
-        found, the `reason` of the result also explains the reserved bytes. Raises the errors of
-        `_build_problem` and `solve`.
+        A new solve starts from the cached schedule, if any. It has as many threads as PyTorch,
+        which is idle at that time. If no schedule was found, the `reason` of the result also
+        explains the reserved bytes. Raises the errors of `_build_problem` and `solve`.
         """
         problem, options = self._build_problem(), self.options
         result = cached_result = self.cached_step.load_result(problem, gap=options.gap)
@@ -307,7 +311,10 @@ class Compiled:
             self.state_store.close()
 
     def _budget_message(self) -> str:
-        """Return the message for a budget that is too small, with the lowest that may suffice."""
+        """Return the message for a budget that is too small.
+
+        It has the reserved bytes, the further bytes that operations need, and `min_budget_bytes`.
+        """
         scheduled, keep_all_bytes = self.scheduled, self.keep_all_bytes
 
         def format_size(size_bytes: int, round_number: Callable[[float], int]) -> str:

@@ -170,7 +170,10 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _capture_message(error: BaseException, where: str) -> str:
-    """Return the message for an exception during capture, with its location `where` and advice."""
+    """Return the message for an exception during capture, with a location and advice.
+
+    `where` is the location with its preposition, such as " at FILE:LINE"; "" if it is unknown.
+    """
     class_names = {kind.__name__ for link in exception_chain(error) for kind in type(link).__mro__}
     operations = (getattr(link, "func", None) for link in exception_chain(error))
     operation = next(filter(None, operations), "an operation")
@@ -278,7 +281,7 @@ class CodeOrigin(StrEnum):
 
 @cache
 def code_origin(path: str) -> CodeOrigin:
-    """Return the origin of the code in a file, by the path of its code object."""
+    """Return the origin of the code in a file, by the path of its code object; USER by default."""
     file = Path(path)
     if path.startswith("<frozen "):
         return CodeOrigin.STANDARD

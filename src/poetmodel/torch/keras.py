@@ -176,7 +176,7 @@ def _is_seeded(layer: Any) -> bool:
 
 
 class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
-    """A Keras model whose variables are parameters and buffers. Create it with `from_keras`.
+    """A Keras model whose variables are parameters and buffers; `from_keras` creates it.
 
     States of random generators are no buffers. `final_layer` is the layer whose activation is
     skipped in training mode; None for no layer.
@@ -239,9 +239,10 @@ class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
 def _make_stateless_call(
     model: Any, final_layer: Any
 ) -> Callable[..., tuple[Any, list[torch.Tensor]]]:
-    """Return the model as a function of its variables' tensors; Dynamo does not trace the function.
+    """Return `call`: the model as a function of its variables' tensors, not traced by Dynamo.
 
-    In training mode, the activation of the layer `final_layer` is skipped.
+    If its argument `training` is true, `call` skips the activation of the layer `final_layer`;
+    None for no layer.
     """
     from keras import StatelessScope
 
@@ -287,7 +288,9 @@ def _check_draws(
 ) -> None:
     """Raise `InputError` if a layer drew from a seed of Keras: the draws would repeat in each step.
 
-    `variable_tensors` are variables with their tensors before the call of the model.
+    `variable_tensors` are variables with their tensors before the call of the model; `scope`, a
+    Keras `StatelessScope`, has those after the call. The message names the layer of the first such
+    seed.
     """
     seeds = [
         (variable, seed)

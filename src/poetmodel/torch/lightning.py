@@ -78,9 +78,10 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         precision_plugin: Any = None,
         **options: Unpack[LoopKeywords],
     ) -> None:
-        """Check the names of the options, and store them; the first batch compiles the step.
+        """Store the options for `compile`, which the first batch calls.
 
-        Refuses training in several processes.
+        By default ``dynamic="retrace"``. Raises `TypeError` for an option that `LoopKeywords`
+        lacks, and `InputError` if several processes train.
         """
         if unknown_names := options.keys() - LOOP_OPTIONS:
             raise TypeError(f"Strategy: unknown parameters: {join_names(sorted(unknown_names))}")
@@ -100,9 +101,10 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         """Execute forward and backward pass; return the result of ``training_step``, detached.
 
         Compiles on the first batch of a module, and on the first batch after `teardown` has closed
-        the step. Logs the values of the batch. On the first accumulated batch, clears ``.grad``
-        before and after the step, and stores the gradients for `backward`; later batches add theirs
-        to ``.grad``. With `whole_step`, the step updates the parameters and leaves no gradients.
+        the step. Logs the values of the batch. On the first of ``accumulate_grad_batches`` batches,
+        clears ``.grad`` before the step, then moves the new gradients from ``.grad`` to a list for
+        `backward`, because Lightning clears ``.grad`` between both; later batches add theirs to
+        ``.grad``. With `whole_step`, the step updates the parameters and leaves no gradients.
         Raises `CaptureError` for manual optimization, and the errors of compilation and of the
         step.
         """
@@ -149,9 +151,10 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         return output["returned"]
 
     def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Set the gradients that `training_step` stored, if any, instead of a backward pass.
+        """Execute Lightning's hooks, without a backward pass; return the loss, detached.
 
-        Lightning calls its hooks. Returns the loss, detached.
+        Between the hooks, sets ``.grad`` to the gradients that `training_step` has stored, and
+        clears its list. The list is empty after later accumulated batches: ``.grad`` then stays.
         """
 
         def set_gradients(*_: Any, **__: Any) -> None:
@@ -174,10 +177,10 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         super().teardown()
 
     def _optimizer_options(self, trainer: Any) -> dict[str, Any]:
-        """Return the options of `compile` for the optimizer and clipping.
+        """Return the options ``optimizer`` and ``clip_grad_norm`` of `compile`.
 
-        Raises one `InputError` for all unsupported options: several optimizers or none,
-        accumulation, and clipping by value.
+        ``clip_grad_norm`` is None without clipping. Raises one `InputError` for all unsupported
+        options: several optimizers or none, accumulation, and clipping by value.
         """
         errors = []
         if len(self.optimizers) != 1:

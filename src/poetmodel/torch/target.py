@@ -196,7 +196,8 @@ def load_batch(target: str) -> tuple[Any, ...]:
 def _check_returned(target: str, returned: object) -> StepArguments:
     """Return (model, loss, inputs) from a target's return value; raise `InputError` if invalid.
 
-    The model is not checked. Inputs in a list are returned as a tuple.
+    The loss must be a callable or None, and the inputs a tuple or a list, which is returned as a
+    tuple. The model is not checked. `target` is the prefix of error messages.
     """
     if not isinstance(returned, tuple | list) or len(returned) != _RETURNED_COUNT:
         is_sequence = isinstance(returned, tuple | list)
@@ -216,7 +217,8 @@ def _check_returned(target: str, returned: object) -> StepArguments:
 def _load_module(name: str, format_text: str) -> ModuleType:
     """Import a module by name; raise `InputError` if it does not exist.
 
-    Exceptions of the module, or of a package that contains it, pass unchanged.
+    Exceptions of the module, or of a package that contains it, pass unchanged. `format_text` is the
+    expected format of the target, for the message.
     """
     try:
         exists = find_spec(name) is not None
@@ -235,7 +237,8 @@ def _load_file(path: Path, format_text: str) -> ModuleType:
     """Execute a Python file as a new module; raise `InputError` if it does not exist.
 
     Registers the module in `sys.modules` under the name of the file without ``.py``, also if the
-    execution fails, in place of another module of this name.
+    execution fails, in place of another module of this name. `format_text` is the expected format
+    of the target, for the message.
     """
     spec = spec_from_file_location(path.stem, path)
     if not path.is_file() or spec is None or spec.loader is None:

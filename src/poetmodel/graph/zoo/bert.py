@@ -113,7 +113,8 @@ def transformer(
 def _record_encoder(tape: Tape, seq_len: int, sizes: _Sizes) -> Value:
     """Record embeddings and encoder blocks; return the last block's output.
 
-    Raises `InputError` if `seq_len` exceeds the positions, or `heads` does not divide `hidden`.
+    `seq_len` is the number of tokens per sample. Raises `InputError` if it exceeds
+    ``sizes.positions``, or if ``sizes.heads`` does not divide ``sizes.hidden``.
     """
     if seq_len > sizes.positions:
         raise InputError(f"seq_len: expected at most {sizes.positions}, got {seq_len}")
@@ -155,7 +156,7 @@ def _record_block(tape: Tape, name: str, x: Value, sizes: _Sizes) -> Value:
 def _record_attention(tape: Tape, name: str, x: Value, sizes: _Sizes) -> Value:
     """Record multi-head self-attention with its output layer; return the result of that layer.
 
-    Attention weights have dropout. Heads are split by views.
+    Attention weights have dropout, the result has none. Heads are split by views.
     """
     batch, length, hidden = x.shape
     query, key, value = (

@@ -36,7 +36,8 @@ def mlp(
 ) -> Graph:
     """Return a perceptron with ReLU; by default LeNet-300-100 on 28 x 28 images.
 
-    `hidden` are the features of the hidden layers, each with a ReLU; () leaves one linear layer.
+    `channels` are those of the image. `hidden` are the features of the hidden layers, each with a
+    ReLU; () leaves one linear layer.
 
     Y. LeCun et al., "Gradient-based learning applied to document recognition", Proc. IEEE 86(11),
     1998, section III.C.4, doi:10.1109/5.726791.
@@ -199,8 +200,9 @@ def _record_block(
 ) -> Value:
     """Record a residual block and return its result.
 
-    A batch norm follows each convolution, and a ReLU separates convolutions. If the shape changes,
-    a 1 x 1 convolution and a batch norm project the skip connection. A ReLU ends the block.
+    `width` is the number of channels of the stage, `stride` that of the block: see `Convolutions`.
+    Batch norm follows each convolution, and ReLU each but the last. If the shape changes, a 1 x 1
+    convolution and a batch norm project the skip connection. A ReLU ends the block.
     """
     y = x
     for number, (kernel, expansion, is_strided) in enumerate(convolutions, start=1):
@@ -308,8 +310,9 @@ def _record_inverted_residual(
 ) -> Value:
     """Record an inverted residual and return its result.
 
-    Convolutions expand the channels if `expansion` exceeds 1, filter each channel, and project
-    without activation. The input is added if it has the shape of the projection.
+    Convolutions multiply the channels by `expansion` if it exceeds 1, filter each channel with
+    `stride`, and project to `channels` without activation. The input is added if it has the shape
+    of the projection.
     """
     inner_channels = expansion * x.shape[1]
     y = x

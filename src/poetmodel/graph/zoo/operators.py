@@ -516,7 +516,8 @@ def _declare_normalization(
 ) -> Declaration:
     """Declare a normalization with `n_statistics` means and `n_statistics` inverse deviations.
 
-    Weight and bias have `n_scales` elements each.
+    Weight and bias have `n_scales` elements each. Outputs are the result, the means and the inverse
+    deviations; `batch_norm` describes the gradients.
     """
     y = x.new_value(name, *x.shape)
     mean, inverse_deviation = (

@@ -79,8 +79,8 @@ def make_update_node(
     It reads `weight_gradients`, 0-byte tensors that order it after the nodes that write the
     gradients to their buffers. Its output has 0 bytes, since weights and optimizer state are
     resident. It is the last node and not recomputable, so no operator is recomputed with updated
-    weights, and no weight is updated twice. One update per layer requires weights that are tensors:
-    see `StateNodeBuilder`.
+    weights, and no weight is updated twice. `parameters` is the number of parameters, `item_bytes`
+    the size of a parameter and of its gradient [B].
     """
     rule = OPTIMIZERS[optimizer]
     return Node(
@@ -130,12 +130,13 @@ class StateOptions:
     ) -> StateOptions | None:
         """Parse the options of a network; None if `state` is None.
 
-        `apply_to` checks whether `train` selects any weight.
+        Without `train`, all weights are trained. `apply_to` checks whether `train` selects any.
 
         Raises
         ------
         InputError
-            If an option is invalid (also ``auto`` as `tile`) or needs another value of `state`.
+            If an option is invalid (also ``auto`` as `tile`), if `train` or `tile` is given without
+            `state`, `optimizer` with it, or `train` with ``frozen``.
         """
         if state is None:
             for name, value in (("train", train), ("tile", tile)):
@@ -165,11 +166,11 @@ class StateOptions:
         return cls(rule=UPDATE_RULES.get(state), train=train or ALL, tile_bytes=tile_bytes)
 
     def apply_to(self, declarations: Sequence[Declaration]) -> list[Declaration]:
-        """Return the operators with gradients of trained weights only and weights in tiles.
+        """Return the operators with gradients of trained weights only, split by `tile_bytes`.
 
-        For each operator, input gradients are first. A batch norm whose weight is not trained
-        becomes its `untrained_variant`. Raises `InputError` if `train` selects no weight, or if the
-        N of ``last-N`` is 0 or exceeds the number of layers, without norms.
+        The input gradients of an operator precede its weight gradients. A batch norm whose weight
+        is not trained becomes its `untrained_variant`. Raises `InputError` if `train` selects no
+        weight, or if the N of ``last-N`` is 0 or exceeds the number of layers, without norms.
         """
         trained_names = self._trained_weight_names(declarations)
         return [
@@ -322,10 +323,10 @@ class StateNodeBuilder:
     def make_update_nodes(
         self, name: str, weight_gradients: Sequence[tuple[Weight, str]]
     ) -> list[Node]:
-        """Return new nodes of missing moments, then the node that updates weights; record moments.
+        """Return nodes for moments without a node, then the node `name`, which updates weights.
 
         `weight_gradients`, which is not empty, pairs each weight with the name of its gradient.
-        Returns [] without an optimizer.
+        Records that the moments have nodes. Returns [] without an optimizer.
         """
         rule = self._rule
         if rule is None:
@@ -353,9 +354,9 @@ class StateNodeBuilder:
         return [*self.make_missing_nodes(*moments, op="moment"), update]
 
     def make_statistics_nodes(self, declaration: Declaration) -> list[Node]:
-        """Return new nodes of missing running statistics, then the node that updates all of them.
+        """Return nodes for running statistics without a node, then the node that updates them all.
 
-        Records the missing statistics. Returns [] if the operator has no running statistics.
+        Records that the statistics have nodes. Returns [] if the operator has none.
         """
         statistics = declaration.running_statistics
         if not statistics:

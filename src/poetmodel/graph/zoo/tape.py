@@ -95,7 +95,7 @@ class Tape:
         tile: str | int | None = None,
         train: str | None = None,
     ) -> None:
-        """Validate the options and start with an empty forward pass."""
+        """Validate the options and start an empty forward pass; `name` is that of the graph."""
         require_counts(batch_size=batch_size)
         _require_option("dtype", dtype, ITEM_BYTES)
         if optimizer is not None:
@@ -189,9 +189,11 @@ class Tape:
         return self.record(operators.dropout(name, x, mask))
 
     def classify(self, name: str, x: Value, *, classes: int) -> Graph:
-        """Record the last linear layer, ``labels`` and ``loss``; return the training graph.
+        """Record the last layer, labels and loss; return the training graph.
 
-        There is one label for each row of scores. Raises `InputError` like `differentiate`.
+        These are a linear layer `name` with `classes` features, the input ``labels`` with one label
+        for each row of scores, and the cross entropy ``loss``. Raises `InputError` like
+        `differentiate`.
         """
         logits = self.record(operators.linear(name, x, features=classes))
         labels = self.add_indices("labels", *logits.shape[:-1])
@@ -241,7 +243,11 @@ class Tape:
         }
 
     def _nodes_without_state(self) -> list[Node]:
-        """Return the nodes of a step whose weights, gradients and moments are resident bytes."""
+        """Return the nodes of a step whose weights, gradients and moments are resident bytes.
+
+        One part of each backward pass computes all weight gradients (`Declaration.gradients`). With
+        an optimizer, the last node is the update.
+        """
         declarations = [
             replace(declaration, parts=declaration.gradients) for declaration in self._declarations
         ]
@@ -294,7 +300,8 @@ class Tape:
 def _forward_node(declaration: Declaration, state_tensors: Sequence[Weight]) -> Node:
     """Return the forward node of an operator, which also reads `state_tensors`.
 
-    Its traffic includes `Declaration.weights` in any case.
+    Its traffic includes `Declaration.weights`, even if the graph contains no state: each is read
+    once unless `Declaration.weight_bytes_moved` states the traffic.
     """
     input_bytes = {value.name: value.bytes for value in declaration.inputs}
     weight_bytes_moved = declaration.weight_bytes_moved
@@ -373,21 +380,24 @@ class BackwardPass:
         self._n_uses = Counter(
             weight.name for declaration in declarations for weight in declaration.weights
         )
+        """For each weight, the number of operators that read it."""
         self._pending_gradients = Counter(
             part.target.name
             for declaration in declarations
             for part in declaration.parts
             if isinstance(part.target, Weight)
         )
+        """For each weight, the number of its gradients that are not done."""
         for declaration in reversed(declarations):
             self._add_backward(declaration)
 
     def _add_backward(self, declaration: Declaration) -> None:
         """Add the backward nodes of one operator, and updates whose last gradient they make.
 
-        A node that sums several gradients of the result precedes them. If the result of an operator
-        other than a loss has no gradient, adds only updates of shared weights whose gradients from
-        other operators are complete.
+        A node that sums several gradients of the result precedes them. There is no node for inputs
+        that need no gradient; the incoming gradient is also that of `same_gradient_inputs`. If the
+        result of an operator other than a loss has no gradient, adds only updates of shared weights
+        whose gradients from other operators are complete.
         """
         gradient = self._incoming_gradient(declaration.outputs[0])
         if gradient is None and declaration.phase is not Phase.LOSS:
@@ -459,7 +469,8 @@ class BackwardPass:
     def _weight_bytes_moved(self, part: Gradient) -> int:
         """Return the traffic of a part to weights, and to buffers of weight gradients [B].
 
-        With state in the graph, the single write of an output is excluded.
+        With state in the graph, the single write of a gradient is excluded: it is an output of the
+        node.
         """
         if self._builder is None:
             return part.weight_bytes_moved

@@ -71,7 +71,7 @@ class Disaggregation:
     def stage_loads(self) -> list[int]:
         """Return the bytes in RAM at the last step ``(t, t)`` of every stage [B], by stage.
 
-        Includes resident state.
+        Includes resident state and the node's workspace.
         """
         graph = self.graph
         sizes = graph.tensor_bytes
@@ -100,8 +100,8 @@ class Disaggregation:
         """Yield (stage, step, bytes in RAM) of every active step before the last of its stage.
 
         A step is active if its node is recomputed or an output of the node is paged in. The bytes
-        include resident state. Stages and their steps are ascending. Raises `TimeLimitError` if the
-        time limit passes.
+        include resident state and, in a recomputation, the workspace. Stages and their steps are
+        ascending. Raises `TimeLimitError` if the time limit passes.
         """
         recomputed_nodes: dict[int, list[int]] = {}
         paged_tensors: dict[int, list[int]] = {}
@@ -148,7 +148,8 @@ class Disaggregation:
 
         `tensors_in_ram` are the tensors when the stage begins and when the next one begins. A
         tensor counts until its last use in the stage, or until the end of the stage if it is in RAM
-        when the next stage begins.
+        when the next stage begins. Resident state counts in every step, a workspace only in the
+        recomputation of its node.
         """
         graph, sizes = self.graph, self.graph.tensor_bytes
         tensors_at_begin, tensors_at_next_begin = tensors_in_ram
@@ -216,7 +217,8 @@ class _Disaggregator:
     ) -> None:
         """Index the decisions by group, except keeps and page-ins of resident state.
 
-        No stage has a decision yet. `last_stages` is that of the graph with its state.
+        No stage has a decision yet. `last_stages` is `Graph.last_stages` of the graph with its
+        state: the last stage in which each node may be computed.
         """
         self.graph = graph
         self.last_stages = last_stages
@@ -253,7 +255,11 @@ class _Disaggregator:
         return self.result
 
     def _add_group(self, group: int) -> None:
-        """Assign the decisions of one group to its stages, and add the spans of its tensors."""
+        """Assign the recomputations, then the page-ins of one group to its stages.
+
+        Drops page-ins of tensors without a need or kept into the group. Adds spans for recomputed
+        outputs, paged-in tensors, tensors kept into the group and outputs of first computations.
+        """
         graph = self.graph
         stages = range(self.grouping.first_stage[group], self.grouping.last_stage[group] + 1)
         readers: dict[int, list[int]] = {}
@@ -280,9 +286,9 @@ class _Disaggregator:
 
         The stage is the earliest `_first_need` of an output that is neither paged in nor kept into
         the group, at most the node's entry in `last_stages`; without such a need, the recomputation
-        is dropped. Adds the recomputations to the result, and their stages to `readers` of their
-        inputs. Return the stage of each output that is recomputed and neither paged in nor kept
-        into the group.
+        is dropped. `readers` has the stages of the group that read each tensor; the stages of the
+        recomputations are added for their inputs. Adds the recomputations to the result. Return the
+        stage of each output that is recomputed and neither paged in nor kept into the group.
         """
         graph = self.graph
         stage_of: dict[int, int] = {}
@@ -308,16 +314,18 @@ class _Disaggregator:
     def _first_need(self, group: int, i: int, readers: dict[int, list[int]]) -> int | None:
         """Return the first stage of the group that reads tensor `i`, also for a recomputation.
 
-        If none does, return the last stage if the tensor is kept into the next group, else None.
+        `readers` has the reading stages by tensor. If there is none, return the last stage of the
+        group if the tensor is kept into the next group, else None.
         """
         if readers.get(i):
             return min(readers[i])
         return self.grouping.last_stage[group] if i in self.kept_tensors[group + 1] else None
 
     def _add_span(self, group: int, i: int, stage: int, readers: dict[int, list[int]]) -> None:
-        """Keep tensor `i` from `stage` to its last reader in the group, or into the next group.
+        """Add the span that keeps tensor `i` from `stage` on, if it is needed after `stage`.
 
-        Adds no span if the tensor is not needed after `stage`.
+        The span ends at the first stage of the next group if the tensor is kept into that group,
+        otherwise at the last stage of the group that reads the tensor (`readers`, by tensor).
         """
         if i in self.kept_tensors[group + 1]:
             end = self.grouping.last_stage[group] + 1

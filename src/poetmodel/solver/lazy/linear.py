@@ -174,8 +174,8 @@ def add_rows(
 def _tight_stages(session: Session) -> list[int]:
     """Return the stages at whose last step the incumbent uses over `tight_ratio` of the usable RAM.
 
-    Of consecutive stages, only the fullest is returned. The fullest stage is first. Empty without
-    an incumbent.
+    Of consecutive stages, only the fullest is returned. Stages are ordered by their bytes,
+    descending. Empty without an incumbent.
     """
     incumbent = session.bounds.incumbent
     if incumbent is None:

@@ -88,12 +88,12 @@ class PrimalHeuristic:
 
         Begins with the incumbent if that is better than all schedules of the search. Enough
         iterations are `idle_iterations_per_column` times the columns of the largest relaxation; the
-        factor is adapted after the search. Ends early after the due time, or `SEARCH_S` if that is
+        factor is adapted after the search. Ends early after `due_s`, or `SEARCH_S` if that is
         longer, at most a quarter of the remaining time; also if `should_stop` returns True or the
         session is done. Offers the best schedule every `ITERATIONS_PER_OFFER` iterations, too.
 
-        Adds the time to `spent_s`; if the search ended with idle iterations, at least the due time
-        or `SEARCH_S`, whichever is longer. Returns at once without the heuristic ``local_search``.
+        Adds the time to `spent_s`; if the search ended with idle iterations, at least `due_s` or
+        `SEARCH_S`, whichever is longer. Returns at once without the heuristic ``local_search``.
         Raises `TimeLimitError` if the time limit passes.
         """
         session, neighbourhood, started_s = self.session, self.neighbourhood, now_s()
@@ -187,7 +187,7 @@ def offer_solution(session: Session, relaxation: Relaxation, x: NDArray[Any]) ->
 def _violated_user_limits(
     relaxation: Relaxation, disaggregation: Disaggregation
 ) -> dict[int, frozenset[int]]:
-    """Return the per-stage constraints that a solution violates and its relaxation lacks.
+    """Return the violated per-stage user constraints that the relaxation does not enforce.
 
     The keys are positions in the problem's `stage_limits`, the values the
     `coefficient_change_stages` of the constraints.

@@ -234,7 +234,8 @@ class PrimalSearch:
     def update(self, state: ProofState) -> None:
         """Raise the bound, offer the schedule, and store the solution of a state of the proof.
 
-        Also raises the session's maximum number of columns. Parts that are None change no value.
+        Also raises the session's maximum number of columns. The schedule counts as received, so
+        that `_report` sends only better ones. Parts that are None change no value.
         """
         session = self.session
         session.max_columns = max(session.max_columns, state.max_columns)

@@ -188,9 +188,10 @@ def find_fastest_schedule(
     meets_deadline = False
 
     def report_bound(progress: SolveProgress) -> bool:
-        """Report `bound` unless a schedule meets the deadline; return whether the search continues.
+        """Report `bound`, without a schedule; return whether the search continues.
 
-        It ends if a schedule meets the deadline, or if the callback returns False.
+        It ends, without a report, after the first schedule that meets the deadline, and if the
+        caller's callback returns False.
         """
         nonlocal meets_deadline
         meets_deadline = meets_deadline or (

@@ -220,9 +220,10 @@ class Relaxation:
     ) -> list[Restoration]:
         """Return the rewarded decisions of a solution `x` that `disaggregation` lacks.
 
-        Recomputations and page-ins have stage -1, because the solution does not decide their stage;
-        one is returned for each missing recomputation or page-in. All rewarded page-outs of the
-        solution are returned, because a disaggregation has none.
+        Recomputations and page-ins have stage -1, because the solution does not decide their stage.
+        The number of each is that in the solution, `extra_recomputed` and `extra_paged_in`
+        included, minus that in `disaggregation`. All rewarded page-outs of the solution are
+        returned, because a disaggregation has none.
         """
         graph, rewards = self.problem.graph, self.problem.rewards
         restorations: list[Restoration] = []

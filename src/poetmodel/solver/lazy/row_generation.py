@@ -156,8 +156,9 @@ class RowGeneration:
 
         Starts from the incumbent, if the relaxation can represent it. The solver stops at the first
         solution whose gap to the proven bound is at most half the gap tolerance; with a wide gap,
-        also after a fraction of the remaining time, or if it is idle at its root. Adds the solve to
-        `n_rounds`. Return None if no time remains or the session was stopped.
+        also after a fraction of the remaining time, or if it is idle at its root. Adds 1 to
+        `n_rounds`; sets `_last_gain_s` and `_max_root_idle_s` for `_is_idle_at_root`. Return None
+        if no time remains or the session was stopped.
         """
         session, params = self.session, self.session.params
         extra_limits = session.cutoff_limits(relaxation)
@@ -193,10 +194,10 @@ class RowGeneration:
     def _handle_progress(self, relaxation: Relaxation, progress: BackendProgress) -> bool:
         """Raise the bound and offer better solutions during an integer solve.
 
-        With ``repair_on_the_way``, repairs a better solution whose schedule does not become the
-        incumbent. Sets `_last_gain_s` if the progress has a solution, or if bound or incumbent
-        changed. Return False to stop the solve: if the session is done, or the solve is idle at its
-        root.
+        A solution is better if its value is below the incumbent's. With ``repair_on_the_way``,
+        repairs a better solution whose schedule does not become the incumbent. Sets `_last_gain_s`
+        if the progress has a solution, or if bound or incumbent changed. Return False, to stop the
+        solve, if the session is done or the solve is idle at its root (`_is_idle_at_root`).
         """
         session, best_known_before = self.session, self.session.best_known()
         if progress.bound is not None:
@@ -242,8 +243,9 @@ class RowGeneration:
         """Return a relaxation that also enforces some of `violated_rows`, with cuts.
 
         These are the first stages and steps, up to `_max_rows_to_add` of each, and all user limits.
-        Stores the grouping, and raises the bound by linear relaxations. Return `relaxation` itself
-        if the session is done. Raises `TimeLimitError` if the time limit passes.
+        `raw`, the result for `relaxation`, shows whether its solve was easy. Sets `grouping`;
+        `add_cuts` adds the cuts and raises the bound. Return `relaxation` itself if the session is
+        done. Raises `TimeLimitError` if the time limit passes.
         """
         session = self.session
         if session.is_done():
@@ -261,12 +263,13 @@ class RowGeneration:
         return finer_relaxation
 
     def _max_rows_to_add(self, n_groups: int, *, is_easy: bool) -> int | None:
-        """Return the maximum number of rows to add, by the gain of the last rows; None for all.
+        """Return the maximum number of rows to add, fewer after a larger gain; None for all.
 
         The gain is the rise of the bound since the last call, relative to the bound; infinite in
-        the first call. With a wide gap, the result is never None. `is_easy` is whether the last
-        relaxation, with `n_groups`, was solved without branching; the maximum is then at least
-        `LazyParams.easy_growth_ratio` times `n_groups`. Stores the bound for the next call.
+        the first call. Above `single_row_gain_ratio`, the maximum is 1; otherwise `wide_gap_rows`
+        with a wide gap, `few_rows` above half that ratio, else None. `is_easy` is whether the last
+        relaxation, with `n_groups`, was solved without branching; a maximum is then at least
+        `easy_growth_ratio` times `n_groups`. Stores the bound for the next call.
         """
         params, bound = self.session.params, self.session.bounds.lower_bound
         gain, self._bound_before_rows = bound - self._bound_before_rows, bound

@@ -128,6 +128,7 @@ class Session:
     stop_reason: Termination | None = None
     """Termination of the session if it was stopped; None otherwise."""
     build_s: float = 0.0
+    """Time to build and compile all relaxations [s]."""
     max_columns: int = 0
     """Maximum number of columns of a solved model, linear or integer."""
     max_rows: int = 0
@@ -145,10 +146,12 @@ class Session:
     bounds: BoundTracker = field(init=False)
     solver: Solver = field(init=False)
     is_recomputable: tuple[bool, ...] = field(init=False)
+    """Whether models have decisions to recompute a node, by node: `recomputable_nodes`."""
     penalized_objective: PenalizedObjective | None = field(init=False, default=None)
     """Penalized objective if user-defined constraints or the objective reward decisions; None
     otherwise."""
     lock: threading.Lock = field(default_factory=threading.Lock)
+    """Lock of `build_s`, `max_columns` and `max_rows`."""
     report_lock: threading.RLock = field(default_factory=threading.RLock)
     """Lock held during a report, so that reports are sequential and in order."""
 
@@ -177,7 +180,7 @@ class Session:
 
         Sets `stop_reason`, unless it is set: to INTERRUPTED if `stop_event` is set (by Ctrl-C, an
         error of the primal worker, or because the solve's thread was abandoned), to TIME_LIMIT at
-        the time limit, or at `give_up_s` without a schedule.
+        the time limit, or at `give_up_s` without a schedule. A closed gap sets no `stop_reason`.
         """
         if self.stop_reason is None and self.stop_event.is_set():
             self.stop_reason = Termination.INTERRUPTED
@@ -264,9 +267,9 @@ class Session:
     def cutoff_limits(self, relaxation: Relaxation) -> dict[str, float]:
         """Return the cutoff with which a solver searches only for better schedules.
 
-        Better schedules have values below `upper_value`. The key is a field of `Limits`, the value
-        is in units of the objective and includes `CUTOFF_MARGIN`. Return {} if `upper_value` is
-        None.
+        Better schedules have values below `BoundTracker.upper_value`. The result is the field
+        ``objective_cutoff`` of `Limits`, in units of the relaxation's objective and with
+        `CUTOFF_MARGIN`; {} if `upper_value` is None.
         """
         upper = self.bounds.upper_value()
         if upper is None:
@@ -277,9 +280,9 @@ class Session:
     def to_problem_bound(self, relaxation: Relaxation, bound: float) -> float:
         """Convert a bound of an integer solve to the unit of the problem, limited to `upper_value`.
 
-        `safe_bound` reduces the bound first. The solve's cutoff is above `upper_value` by
-        `CUTOFF_MARGIN`. If no point is below the cutoff, the proof holds up to `upper_value` only.
-        A bound more than twice the margin above `upper_value` is not limited, so that a
+        `safe_bound` reduces the bound first. The solve's cutoff is above `BoundTracker.upper_value`
+        by `CUTOFF_MARGIN`. If no point is below the cutoff, the proof holds up to `upper_value`
+        only. A bound more than twice the margin above `upper_value` is not limited, so that a
         contradiction to the incumbent is detected.
         """
         value = safe_bound(self.problem, bound) * relaxation.unit
@@ -308,12 +311,13 @@ class Session:
     ) -> RawSolution | None:
         """Solve the form of a relaxation with one thread, within the remaining time and `max_s`.
 
-        `extra_limits` are further `Limits`. If `progress_callback` returns False, it ends this
-        solver call only. Updates the statistics, and reports bound and incumbent during the solve;
-        the caller raises the bound. If the back end solved again, the bound becomes the one before
-        this call, because the first attempt may have reported wrong bounds. Returns None if no time
-        remains or the session was stopped. May set `stop_reason`, as `is_done` does. Raises the
-        errors of the solver and of the callbacks.
+        `extra_limits` are further fields of `Limits`. If `progress_callback` returns False, it ends
+        this solver call only. Updates `max_columns`, `max_rows`, `n_nodes`, `log` and, before the
+        first integer model, `root_bound`. Reports bound and incumbent during the solve; the caller
+        raises the bound. If the back end solved again, the bound becomes the one before this call,
+        because the first attempt may have reported wrong bounds. Returns None if no time remains or
+        the session was stopped. May set `stop_reason`, as `is_done` does. Raises the errors of the
+        solver and of the callbacks.
         """
         wall_s = self.request.remaining_wall_s()
         if wall_s <= 0 or self.request.remaining_s() <= 0 or self.stop_reason is not None:

@@ -77,9 +77,10 @@ def solve_with_counts(
     """Solve a relaxation, with counters of interchangeable decisions unless the gap is small.
 
     The solution has the columns of `form`; points of progress reports may have counters after
-    these. `settings` are further arguments of `Session.solve_form`. At a small gap, counters would
-    only add columns. A `start` with more decisions of a class than counters is ignored. Returns
-    None if no time remains or the session was stopped.
+    these. `extra_limits` are fields of `Limits`; an ``objective_cutoff`` limits the counters, too.
+    `settings` are further arguments of `Session.solve_form`. Up to a gap of `small_gap_ratio`,
+    counters would only add columns. A `start` with more decisions of a class than counters is
+    ignored. Returns None if no time remains or the session was stopped.
     """
     params, counted_form = session.params, None
     if session.bounds.gap() > params.small_gap_ratio:
@@ -213,10 +214,11 @@ def _add_counters(
     limits: tuple[list[int], NDArray[np.float64]],
     counted_classes: list[CountedClass],
 ) -> StandardForm:
-    """Return the form with counters, the rows that define them, and new coefficients in limits.
+    """Return the form with binary counters as last columns, and new coefficients in limits.
 
-    `limits` has the indices of the limit rows and their new coefficients. `objective` has the costs
-    of all columns, counters included.
+    New rows equate the sums of each class's members and counters, and order its counters. `limits`
+    has the indices of the limit rows and their new coefficients. `objective` has the costs of all
+    columns, counters included.
     """
     n_columns, n_counters = form.n_columns, objective.size - form.n_columns
     entries: list[tuple[int, int, float]] = []

@@ -227,10 +227,11 @@ def find_ram_step(
     """Find the smallest RAM budget that permits a better schedule than the valid `schedule`.
 
     First, RAM is minimized subject to a value below that of the schedule by the minimum improvement
-    that counts. Then the problem is solved again within the found budget, or within the budget of
-    `problem` if that is larger. `time_limit` is the wall time for both solves [s]; each has at
-    least 0.1 s. Returns None if RAM itself is minimized. If no better schedule is found, the result
-    has no `ram_bytes`; its status is INFEASIBLE if a better one is proved not to exist.
+    that counts. Then the problem is solved again within `RamStep.ram_bytes`: the found budget, or
+    the budget of `problem` if that is larger. `time_limit` is the wall time for both solves [s];
+    each has at least 0.1 s. Returns None if RAM itself is minimized. If no better schedule is
+    found, the result has no `ram_bytes`; its status is INFEASIBLE if a better one is proved not to
+    exist.
 
     Raises
     ------
@@ -301,7 +302,7 @@ def _limit_objective(changed_problem: Problem, upper_limit: float, problem: Prob
 
     `upper_limit` includes the baseline, and replaces the energy budget or the deadline. For bytes
     written and a user-defined objective, it becomes an additional constraint, and the user-defined
-    objective is removed.
+    objective is removed. `problem` must not minimize RAM.
     """
     if problem.minimize == Quantity.ENERGY:
         return replace(changed_problem, energy_budget=upper_limit)
@@ -322,8 +323,8 @@ def _limit_objective(changed_problem: Problem, upper_limit: float, problem: Prob
 def _list_forbiddable(problem: Problem, treatment: Treatment, i: int) -> Iterator[Forbidden]:
     """Yield the decisions that can be forbidden if tensor `i` has `treatment` in the schedule.
 
-    Yields `BOTH` only if the tensor may be recomputed and may be paged, and `KEEPING` or
-    `RESIDENCE` only if the problem permits another treatment.
+    They are in the order of `Forbidden`. Yields `BOTH` only if the tensor may be recomputed and may
+    be paged, and `KEEPING` or `RESIDENCE` only if the problem permits another treatment.
     """
     can_recompute = problem.may_recompute(problem.graph.node_of[i])
     if treatment in (Treatment.RECOMPUTED, Treatment.BOTH):
@@ -347,8 +348,8 @@ def _list_forbiddable(problem: Problem, treatment: Treatment, i: int) -> Iterato
 def _forbid(problem: Problem, i: int, forbidden: Forbidden) -> Problem:
     """Return the problem with a constraint that forbids the decisions `forbidden` on tensor `i`.
 
-    For `KEEPING`, the constraint requires a recomputation of the tensor's node or a page-in, but
-    not before the last use of the tensor.
+    `PAGING` excludes page-ins and page-outs. For `KEEPING`, the constraint requires a recomputation
+    of the tensor's node or a page-in, even if it comes after the last use of the tensor.
     """
     graph = problem.graph
     names = dict.fromkeys(Count, graph.tensors[i].name)
@@ -380,8 +381,9 @@ def _make_alternative(
     result: SolveResult,
     known_bound: float,
 ) -> Alternative:
-    """Convert the result of a solve without a decision to an alternative.
+    """Convert the result of a solve without decision `forbidden` on tensor `i`.
 
+    Extra cost and time are relative to `given_candidate`, the schedule with the decision.
     `known_bound` is a proven bound on the overhead. A schedule is OPTIMAL if it reaches this bound
     or that of the result within `GAP`. For `KEEPING`, the result's schedule is used only if it
     evicts the tensor before its last use; the schedule of `_evict_in_longest_interval` is used if
@@ -426,7 +428,7 @@ def _make_alternative(
 def _is_read_after_restore(problem: Problem, schedule: Schedule, i: int) -> bool:
     """Return whether tensor `i` is read in or after the stage of its first restoration.
 
-    Return False without a restoration.
+    Reads by recomputed nodes count. Return False without a recomputation or page-in of the tensor.
     """
     graph, k = problem.graph, problem.graph.node_of[i]
     restore_stages = [t for t, j in schedule.R if j == k and t > k]
@@ -438,10 +440,11 @@ def _is_read_after_restore(problem: Problem, schedule: Schedule, i: int) -> bool
 def _evict_in_longest_interval(problem: Problem, schedule: Schedule, i: int) -> Candidate | None:
     """Evict the kept tensor `i` in its longest interval; return the better of two schedules.
 
-    An interval is the time between two stages that compute or read the tensor; of intervals of
-    equal length, the last is used. One schedule recomputes the tensor for its next use, the other
-    pages it out and in. All other decisions are unchanged. Returns None if the tensor has no
-    interval, or if neither schedule is permitted and valid.
+    An interval is the number of stages from one that computes or reads the tensor to the next; of
+    equal intervals, the last is used. One schedule recomputes the tensor in the stage of its next
+    use, the other pages it out after its computation and in for that use. All other decisions are
+    unchanged. Returns None if the tensor has no interval, or if neither schedule is permitted and
+    valid.
     """
     graph, k = problem.graph, problem.graph.node_of[i]
     stages = sorted({t for t, j in schedule.R if j in graph.users_of[i]} | {k})

@@ -165,11 +165,12 @@ def find_minimal_subset(
     *,
     check_base: bool = False,
 ) -> list[T]:
-    """Return a minimal subset of `members` that conflicts together with `base`.
+    """Return a minimal subset of `members`, in their order, that conflicts together with `base`.
 
-    `is_conflict` returns whether members are proven to conflict; those of `base` and `members`
-    together must conflict. `members` is not empty. With `check_base`, `base` alone may conflict:
-    then the subset is empty. The subset is minimal only if `is_conflict` finds every conflict.
+    Earlier members are preferred. `is_conflict` returns whether a list is proven to conflict;
+    `base` and `members` together must conflict. `members` is not empty. With `check_base`, `base`
+    alone may conflict: then the subset is empty. The subset is minimal only if `is_conflict` finds
+    every conflict.
     """
     if check_base and is_conflict(base):
         return []
@@ -208,7 +209,10 @@ def find_conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[
         rows_of_key.setdefault(key, []).append(row_number)
 
     def decide_conflict(subset_keys: list[Any]) -> bool | None:
-        """Return whether no point satisfies the rows of some keys; None if undecided in time."""
+        """Return whether no point satisfies all rows of `subset_keys`; None if undecided in time.
+
+        A key is an added row, a constraint family or a user-defined constraint.
+        """
         rows = sorted(row_number for key in subset_keys for row_number in rows_of_key[key])
         remaining_s = min(end_s - time.monotonic(), SOLVE_FRACTION * time_limit)
         if remaining_s <= 0:

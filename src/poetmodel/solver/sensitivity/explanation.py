@@ -112,7 +112,7 @@ class Explanation:
         """Yield sentences on the conflict, the changes and the notes.
 
         Undecided changes are always stated; changes that do not suffice, only if no change does.
-        If there are two or more changes and none suffices, one sentence replaces all of them.
+        If there are two or more changes, all proven not to suffice, one sentence replaces them.
         """
         context = f" together with {' and '.join(self.limits)}" if self.limits else ""
         if self.user_constraints:
@@ -145,7 +145,11 @@ class Explanation:
         yield from self.notes
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the explanation as plain values in SI units; the sentences contain the notes."""
+        """Return the explanation as plain values in SI units.
+
+        ``changes`` are the remedies, ``constraints`` the added and the user-defined ones.
+        ``sentences`` has the results of the method `sentences`, which include the notes.
+        """
         return {
             "reason": self.reason,
             "sentences": list(self.sentences()),
@@ -330,10 +334,11 @@ def _list_notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
 
 
 def _has_gradient_at_min_ram(problem: Problem) -> bool:
-    """Return whether the minimum RAM exceeds the budget at a node with a parameter's gradient.
+    """Return whether the largest working set exceeds the budget and contains a whole gradient.
 
-    That node updates the parameter, or an update reads the largest input or output of the node. The
-    budget excludes resident bytes. False for a graph without updates.
+    It contains the gradient of a parameter if its node is an update, or if an update reads the
+    largest input or output of the node. The budget excludes resident bytes. False for a graph
+    without updates.
     """
     graph, floor = problem.graph, problem.floor
     if not graph.replacement_of or floor.bytes <= problem.usable_ram_bytes:

@@ -136,14 +136,14 @@ def find_limits(
     Returns
     -------
     tuple of Limit
-        The smallest RAM with keep-all, with recomputation, with paging, and with both, if the
-        problem permits them. These limits ignore deadline, energy budget and user-defined
-        constraints. If the problem has any of the three: the smallest RAM within all of them. Then
-        the smallest deadline for its RAM and energy budget, the smallest energy for its RAM and
-        deadline, both with user-defined constraints, and the smallest RAM with `alignment`, if it
-        is stated. All are within the storage limit, to which `alignment` bytes are added for each
-        tensor in the last of these problems. After Ctrl-C, the tuple has the limits found so far,
-        that of the interrupted solve included.
+        In this order: the smallest RAM with keep-all, with recomputation, with paging, and with
+        recomputation and paging, if the problem permits them; the smallest RAM within deadline,
+        energy budget and user-defined constraints, if the problem has any of the three; the
+        smallest deadline; the smallest energy; the smallest RAM with `alignment`, if it is stated.
+        The first four and the last ignore deadline, energy budget and user-defined constraints.
+        Deadline and energy are within all other limits of the problem. All are within the storage
+        limit; with `alignment`, that many bytes are added to it for each tensor. After Ctrl-C, the
+        tuple has the limits found so far, that of the interrupted solve included.
     """
     named_problems = dict(_limit_problems(problem))
     if alignment is not None:
@@ -190,7 +190,10 @@ def _limit_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:
 
 
 def _min_ram_problem(problem: Problem, *, recompute: bool, paging: bool) -> Problem:
-    """Return the problem that minimizes RAM, without constraints and limits except storage."""
+    """Return the problem that minimizes RAM within its storage limit, without other limits.
+
+    User-defined constraints are removed, and `recompute` and `paging` replace the permissions.
+    """
     return problem.without_limits(
         Quantity.RAM,
         Quantity.TIME,

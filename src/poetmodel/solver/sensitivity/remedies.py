@@ -165,7 +165,7 @@ class Remedy:
 
     @property
     def proven(self) -> bool:
-        """Whether it is proven that no limit nearer to the present one suffices.
+        """Whether it is proven that no limit between the present one and `nearest` suffices.
 
         If `nearest` is None, whether `works` is decided.
         """
@@ -176,7 +176,7 @@ class Remedy:
         return self.bound <= self.nearest if self.side == "lower" else self.bound >= self.nearest
 
     def sentence(self) -> str:
-        """Return the remedy as a sentence for users."""
+        """Return a sentence for users: whether the change suffices, and with which amount."""
         change = _CHANGE_NAMES.get(self.change, f"leaving out {self._name}")
         if self.works is None:
             return f"whether {change} alone would suffice was not decided in time"
@@ -228,10 +228,11 @@ class _Attempt(NamedTuple):
 
 
 def stated_limits(problem: Problem) -> Iterator[Change]:
-    """Yield the change that removes each limit of a problem, user-defined constraints excluded.
+    """Yield the change that removes each limit of a problem, in the order of `Change`.
 
-    Forbidden recomputation counts as a limit, and forbidden paging if there is storage. Storage
-    counts as limited only if tensors can be paged and it is smaller than all tensors together.
+    User-defined constraints are excluded. RAM is always limited. Forbidden recomputation counts as
+    a limit, and forbidden paging if there is storage. Storage counts as limited only if tensors can
+    be paged and it is smaller than all tensors together.
     """
     all_bytes = sum(problem.graph.tensor_bytes)
     for change, amount_limit in AMOUNTS.items():
@@ -325,7 +326,7 @@ def _make_attempts(problem: Problem, conflict: Sequence[StatedLimit] | None) -> 
 
 
 def _storage_terms(graph: Graph) -> Iterator[tuple[str, float]]:
-    """Yield (key, bytes) terms whose sum is the storage that a schedule uses [B].
+    """Yield the terms (key, bytes) of a user-defined objective: the storage that a schedule uses.
 
     The storage contains state with a home there, and paged-out tensors: the terms are the size of
     all state, minus that of resident state, plus that of page-outs. Replacements and tensors that
@@ -427,8 +428,9 @@ def _make_remedy(problem: Problem, change: Change, result: SolveResult) -> Remed
 def _make_row_remedy(problem: Problem, rows: Rows, result: SolveResult) -> Remedy:
     """Convert the result of the problem without user-defined constraints `rows` to a remedy.
 
-    For a single constraint on totals with one limit, the result minimizes the sum, negated for a
-    lower limit, and `works` is None if the verifier rejects the schedule with that sum as limit.
+    `works` is None if the result is undecided. For a single constraint on totals with one limit,
+    the result minimizes the sum, negated for a lower limit. Then `nearest` is the schedule's sum,
+    and `works` is also None if the verifier rejects the schedule with that sum as limit.
     """
     row = rows[0]
     works = result.schedule is not None

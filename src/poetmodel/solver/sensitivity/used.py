@@ -126,9 +126,9 @@ def _compare_results(
     """Return whether a limit binds, the saving found without it, and the proven maximum saving.
 
     The limit binds if the schedule found without it has a value below the bound proved with it. It
-    is slack if the maximum saving is within the gap tolerance, and open otherwise.
-    `unlimited_result` is the result without the limit, None after Ctrl-C. Return
-    (OPEN, None, None) if it is None or has no schedule.
+    is slack if the maximum saving is within the gap tolerance of `result`, and open otherwise.
+    Savings are 0 or more. `unlimited_result` is the result without the limit, None after Ctrl-C.
+    Return (OPEN, None, None) if it is None or has no schedule.
     """
     if unlimited_result is None or unlimited_result.value is None:
         return LimitState.OPEN, None, None

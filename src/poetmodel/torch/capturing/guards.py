@@ -66,7 +66,10 @@ class Guards:
     """
 
     def __init__(self, joint: Joint) -> None:
-        """Record the current assumptions of a captured step for the inputs of its capture."""
+        """Record the current assumptions of a captured step for the inputs of its capture.
+
+        Raises `CaptureError` as `_collect_assumptions` does.
+        """
         self._joint = joint
         named_modules = tuple(joint.module.named_modules())
         self._module_names = tuple(format_path(path) or "the model" for path, _ in named_modules)
@@ -112,9 +115,10 @@ class Guards:
     def hold(self, inputs: Sequence[Any]) -> bool:
         """Return whether the step is valid for flat inputs and the current state.
 
-        Returns False if a Python value has changed, or a constant tensor is another object than
-        that of the capture. Otherwise raises `CaptureError` if no compiled step supports the call.
-        Calls `PythonGuards.hold`, which stores current plain values for later checks.
+        Compares Python values, constant tensors, then `Assumptions`, then values that Python code
+        read from tensors, and returns False at the first difference. If Python values and constant
+        tensors are unchanged, raises `CaptureError` for a call that no compiled step supports.
+        `PythonGuards.hold` stores current plain values for later checks.
         """
         joint = self._joint
         return (
@@ -177,7 +181,11 @@ class Guards:
             yield from self._joint.value_guards.differences(tensors)
 
     def _overlapping_indices(self, inputs: Sequence[Any]) -> tuple[int | None, ...]:
-        """Return `Assumptions.overlaps` for the current inputs and changed tensors."""
+        """Return, for each input, the index of the first changed tensor that overlaps it, or None.
+
+        Changed tensors are the parameters and buffers, then the inputs, that the step may change.
+        The result is that of `Assumptions.overlaps`, empty if there is no changed tensor.
+        """
         if not self._changed_names:
             return ()
         changed_tensors = [
@@ -229,7 +237,8 @@ class Guards:
         """Return the current assumptions of a step on flat inputs.
 
         Raises `CaptureError` as `refuse_inference_mode` and `refuse_inputs` do. Also raises it for
-        gradient hooks of parameters and buffers, except if `tensors` of the result would be empty.
+        gradient hooks of parameters and buffers, unless modules were added, removed or replaced, or
+        a parameter or buffer is missing.
         """
         joint = self._joint
         modules = tuple(joint.module.modules())
@@ -358,9 +367,9 @@ def _hook_error(step_name: str, tensor_names: Sequence[str]) -> str:
 def _guarded_properties(value: Any) -> Any:
     """Return the properties that guards compare.
 
-    Those of a plain tensor are (shape, type, strides, device, whether it requires a gradient), not
-    its values. Those of any other object are (type, text): by the text NaN equals itself, and by
-    the type 1 differs from 1.0. The text is the `repr`, except for tensors that are not plain
+    Those of a plain tensor are (shape, dtype, strides, device, whether it requires a gradient),
+    not its values. Those of any other object are (type, text): by the text NaN equals itself, and
+    by the type 1 differs from 1.0. The text is the `repr`, except for tensors that are not plain
     (`is_plain`): it then has class and layout.
     """
     if not isinstance(value, torch.Tensor):
@@ -394,8 +403,9 @@ def _property_differences(
 def _describe_replaced(names: Sequence[str], old_ids: Sequence[int], new_ids: Sequence[int]) -> str:
     """Return a text with names of replaced or removed modules, given the ``id`` of each module.
 
-    `names` are those of the old modules. If none was replaced or removed, the text states that
-    modules were added.
+    `names` are those of the old modules. They are compared with new modules by position if there
+    are equally many, otherwise by whether `new_ids` contains their ``id``. If none was replaced or
+    removed, the text states that modules were added.
     """
     if len(old_ids) == len(new_ids):
         replaced_names = [

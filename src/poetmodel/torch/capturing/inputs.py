@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 
 def _convert_mappings(inputs: Any) -> Any:
-    """Return inputs with mappings of any type converted to dicts."""
+    """Return inputs with mappings of any type, at any depth, converted to dicts.
+
+    Other nestings that ``torch.utils._pytree`` flattens, such as tuples, keep their types.
+    """
     return _pytree.tree_map(
         lambda value: (
             {key: _convert_mappings(item) for key, item in value.items()}
@@ -82,7 +85,7 @@ def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def input_names(spec: Any, *, by_name: bool) -> tuple[str, ...]:
-    """Return the name of each flat input for display, such as ``inputs[0]``.
+    """Return the name of each flat input for display: ``inputs[POSITION]``, without nesting.
 
     With `by_name`, `spec` is that of named inputs, and a name is the key with the path in its
     value, such as ``masks['causal']``.
@@ -155,8 +158,10 @@ def refuse(name: str, errors: Iterable[str]) -> None:
 def step_errors(model: torch.nn.Module, loss_fn: object, inputs: Inputs) -> Iterator[str]:
     """Yield each error of a step that is detectable without executing the step.
 
-    Tensors without elements are left to `empty_input_errors`. Callers stop at the first error,
-    because later checks may then raise other exceptions.
+    Checks in this order that gradients are on, the modules, `loss_fn`, the inputs, parameters and
+    buffers, the signature of ``forward``, and that a parameter requires a gradient. Tensors without
+    elements are left to `empty_input_errors`. Callers stop at the first error, because later checks
+    may then raise other exceptions.
     """
     if not torch.is_grad_enabled():
         yield "gradients are off (torch.no_grad, for example): capture a training step with them on"

@@ -301,7 +301,8 @@ def _try_export(
     It must be repeated after the first error that leaves tensors of the capture in objects outside
     of modules: `leftovers` then registers these holders. It must also be repeated after the first
     error of an unknown value: ``checks.records_tests`` is then set. Any other error is raised.
-    Restores `snapshot` after each error.
+    Restores `snapshot` after each error. `annotate` returns a context manager around the export;
+    `uses_onednn` is for `make_fake_mode`.
     """
     values = KnownValues()
     context = TracingContext(make_fake_mode(values, uses_onednn=uses_onednn))
@@ -340,11 +341,11 @@ def _wrap_with_loss(
 ) -> tuple[torch.nn.Module, AssignedBuffers]:
     """Return (module that computes the loss from flat inputs, tracker of its assigned buffers).
 
-    The module contains the user's modules. `spec` is the nesting of the flat inputs. With
-    `loss_fn`, the last input is only its target; without it, the model receives all inputs. With
-    `uses_keywords`, the first input is a mapping that the model receives by name. The loss is found
-    in the output of `loss_fn`, or else of the model, by `find_loss`, which may raise
-    `CaptureError`. If `output_structures` is a list, the module returns the loss and the other
+    `name` is that of the step in messages, `spec` the nesting of the flat inputs. With `loss_fn`,
+    the last input is only its target; without it, the model receives all inputs. With
+    `uses_keywords`, the first input is a mapping that the model receives by name. `find_loss`,
+    which may raise `CaptureError`, finds the loss in the output of `loss_fn`, or else of the model.
+    If `output_structures` is a list, the module returns the loss and the other
     tensors of the model's output, detached; each forward pass replaces the list's content by the
     structure of the output. If forward tests for finite numbers and `checks` record this, the last
     result is that of the checks.
@@ -384,7 +385,7 @@ def _wrap_with_loss(
 
 
 def _capture_errors(joint: Joint) -> Iterator[str]:
-    """Yield each reason to refuse a captured step: its loss, absent gradients, or an operation.
+    """Yield each reason to refuse a captured step: its loss, no gradient at all, or an operation.
 
     Refused operations take an object such as a random generator, make a sparse tensor, or change a
     tensor in place. Callers stop at the first reason, because later checks may then raise other

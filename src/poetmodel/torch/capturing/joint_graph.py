@@ -360,10 +360,11 @@ _KIND_BY_DESCRIPTOR: Final = {
 def input_specs(
     name: str, graph_module: fx.GraphModule, names: Sequence[str]
 ) -> Iterator[InputSpec]:
-    """Yield the inputs of a captured graph: placeholders in order, then constant tensors.
+    """Yield the inputs of a captured graph: placeholders, then constant tensors, in graph order.
 
-    `name` is that of the step, `names` those of the flat inputs. Raises `CaptureError` for a kind
-    of input that is not supported.
+    `name` is that of the step in messages, `names` those of the flat inputs. Other objects that the
+    graph reads by ``get_attr`` are omitted. Raises `CaptureError` for a kind of placeholder that is
+    not supported.
     """
     for node in graph_module.graph.find_nodes(op="placeholder"):
         descriptor = node.meta["desc"]

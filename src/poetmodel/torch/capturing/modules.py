@@ -126,16 +126,16 @@ class ModuleSnapshot:
         )
 
     def restore(self, *, is_capturing: bool = False) -> tuple[tuple[str, str], ...]:
-        """Restore the snapshot; return (path, attribute) of each replaced content with a tensor.
+        """Restore the snapshot; return (path, attribute) of each discarded content with a tensor.
 
-        The content is the value of an attribute, or all items of a container in it.
+        The content is the value of an attribute, or all items of a container to which it refers.
+        The pairs are sorted. Attributes that every module has, or that modules derive from
+        parameters, are omitted.
 
         With `is_capturing`, a forward pass of a capture begins, for which PyTorch has replaced
         parameters and buffers and may have set hooks. Then the replacements are retained. Hooks of
         modules become those before the first such pass since the last restoration without
         `is_capturing`.
-
-        Attributes that every module has, or that modules derive from parameters, are not returned.
         """
         is_first_pass = is_capturing and self._is_before_first_pass
         self._is_before_first_pass = not is_capturing
@@ -271,9 +271,10 @@ _REPLACED_ATTRIBUTES: Final = ("_parameters", "_buffers")
 
 
 def is_user_object(value: Any) -> bool:
-    """Return whether an object has attributes, and its class is not of Python, PyTorch or NumPy.
+    """Return whether an object has a ``__dict__``, and a class not of Python, PyTorch or NumPy.
 
-    True for `UserDict` and `UserList`, False for classes and Python modules.
+    Other packages count as the user's. True for `UserDict` and `UserList`, False for classes and
+    Python modules.
     """
     if isinstance(value, UserDict | UserList):
         return True
@@ -328,11 +329,13 @@ class AssignedBuffers:
     def track_pass(self) -> Iterator[None]:
         """Context manager around a forward pass: records which buffers the pass assigns.
 
-        Calls `before_forward` first. Copies the new values of registered buffers into their old
-        tensors, which the modules have again at the end. Other buffers retain the assigned tensors.
-        Raises `CaptureError` if forward assigns a buffer a value of another shape or type, one that
-        requires a gradient, or None; if it adds or removes a buffer, alone or with a module; or if
-        it creates, assigns or removes a parameter, or changes the number of its gradient hooks.
+        Calls `before_forward` first. During the pass, the modules have copies of registered buffers
+        (`register_assigned`). Then their new values are copied into the old tensors, which the
+        modules have again at the end, also after an error. Other buffers retain the assigned
+        tensors. Raises `CaptureError` if forward assigns a buffer a value of another shape or
+        dtype, one that requires a gradient, or None; if it adds or removes a buffer, alone or with
+        a module; or if it creates, assigns or removes a parameter, or changes the number of its
+        gradient hooks.
         """
         if self.before_forward is not None:
             self.before_forward()
@@ -391,7 +394,8 @@ class AssignedBuffers:
     def _current_buffers(self) -> Mapping[tuple[str, str], torch.Tensor]:
         """Return each buffer by (path of the module, name).
 
-        Modules that forward added are included, buffers that are None omitted.
+        Includes modules that forward added, and a buffer with two names twice. Omits buffers that
+        are None.
         """
         return {
             (path, key): buffer
@@ -408,7 +412,7 @@ class AssignedBuffers:
     ) -> None:
         """Raise `CaptureError` if a new value cannot replace the old one.
 
-        It cannot if it is None, differs in shape or type, or requires a gradient.
+        It cannot if it is None, differs in shape or dtype, or requires a gradient.
         """
         if new_tensor is None:
             error = "is removed in forward; retain it, and change its values"
@@ -639,9 +643,10 @@ class Leftovers:
         return removals, [holder for holder in holders if isinstance(holder, tuple | frozenset)]
 
     def _recent_objects(self) -> Sequence[Any]:
-        """Return objects that the garbage collector tracks.
+        """Return the objects of the garbage collector that may be newer than this object.
 
-        They are all objects created since construction, and possibly older ones.
+        They are those of its two young generations. If a collection has made objects old since
+        construction, and always from Python 3.14 on, they are all objects that it tracks.
         """
         if sys.version_info >= (3, 14) or _count_old_collections() != self._n_old_collections:
             return gc.get_objects()
@@ -650,9 +655,10 @@ class Leftovers:
     def _make_removals(self, holder: Any, object_ids: set[int]) -> Iterator[Callable[[], object]]:
         """Yield functions that remove objects, given by ``id``, from a holder.
 
-        The holder is an LRU cache, dict, list, set, deque or user object; yields none for any other
-        object, such as a tuple. Items of dicts with fake tensors as keys stay. Adds the keys and
-        attributes with the objects to `holder_names`.
+        The holder is an LRU cache, which is cleared, a dict (`_make_key_removal`), list, set, deque
+        or user object, whose attributes are set to None. Yields none for any other object, such as
+        a tuple. Items of dicts with fake tensors as keys stay. Adds the keys and attributes with
+        the objects to `holder_names`.
         """
         if isinstance(holder, _LruCache):
             yield holder.cache_clear

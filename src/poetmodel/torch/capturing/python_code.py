@@ -57,9 +57,11 @@ class ExecutedCode:
     """The code object of a function that was executed, with the executed lines."""
 
     def __init__(self, code: CodeType, global_values: dict[str, Any]) -> None:
-        """Find the globals and closure variables that `code` sets or deletes, and globals it reads.
+        """Find the globals that `code` reads or sets, and the closure variables that it sets.
 
-        If `is_traced` is False, the attributes for instructions and these names are not set.
+        A deletion counts as setting. `global_values` are the globals of the function. First values
+        and executed lines stay empty until they are recorded. If `is_traced` is False, the
+        attributes for instructions and these names are not set.
         """
         self.code = code
         self.global_values = global_values
@@ -67,6 +69,7 @@ class ExecutedCode:
         self.is_traced = origin not in _UNTRACED_ORIGINS
         """Whether executed lines are recorded, and the names in them guarded."""
         self.is_library = origin is CodeOrigin.LIBRARY
+        """Whether the code is that of an installed package, except PyTorch and poetmodel."""
         self.first_globals: dict[str, Any] = {}
         """Values of `global_names` when the function was first called, or `ABSENT`, by name."""
         self.first_closure_values: dict[int, Any] = {}

@@ -168,7 +168,8 @@ class PythonGuards:
     def hold(self) -> bool:
         """Return whether all values equal the old ones, or those that forward itself sets.
 
-        If so, stores the current plain values, so that later checks by identity succeed.
+        If so, the fast check by identity (`_are_identical`) expects the current plain values from
+        now on. `GuardedPlace.value` stays.
         """
         if self._are_identical():
             return True

@@ -80,9 +80,10 @@ class RecordedPlaces:
     # -- recording -------------------------------------------------------------------------------
 
     def register(self, value: Any, name: str) -> None:  # noqa: C901 - one branch for each type
-        """Register a value, and the values that it contains or wraps, so that reads are recorded.
+        """Register a value and those in it (`_reachable_values`), so that their reads are recorded.
 
         Has no effect for plain values, tensors, built-in functions, and values registered before.
+        Adds all other values except classes to `holders` and `names`, and functions to `functions`.
         Classes are only reported to `AttributeRecorder.on_class`. Registers the classes of
         containers and other objects with the `AttributeRecorder`. Reports containers, objects with
         recorded reads except `torch.nn.Module`, keywords of partial functions, and the user's
@@ -140,8 +141,9 @@ class RecordedPlaces:
     ) -> None:
         """Register a value; record its items or the attribute that the code after its read uses.
 
-        Of a tuple, frozenset or partial function, all values are recorded. An iterator is recorded
-        as a whole, but not registered. Has no effect for plain values and tensors.
+        Of a tuple, frozenset or partial function, all values are recorded; of a container all items
+        if that code is unknown. An iterator is not registered, but recorded as a whole, which
+        `guard_error` refuses. Has no effect for plain values and tensors.
         """
         if isinstance(value, (*PLAIN, torch.Tensor)):
             return
@@ -159,8 +161,9 @@ class RecordedPlaces:
     ) -> None:
         """Record the items that code after the read of a container uses; all items if unknown.
 
-        All items are also recorded if one of the used items cannot be read. Also records the uses
-        of the items. For a Python module, class or function the next attribute is recorded.
+        All items are also recorded if reading a used item fails, as by an index out of range; for a
+        missing key of a dict `ABSENT` is recorded. Also records the uses of the items. For a Python
+        module, class or function the next attribute is recorded.
         """
         if isinstance(value, (ModuleType, type, FunctionType)):
             self._record_next_attribute(value, line, following_code)
@@ -241,8 +244,9 @@ class RecordedPlaces:
     def was_read(self, holder_id: int, key: Any) -> bool:
         """Return whether an attribute or item was read, alone or with all other items.
 
-        `holder_id` is the ``id`` of the dict or list with the item, or of the dict of an object's
-        attributes.
+        `holder_id` is the ``id`` of the class, of the dict or list with the item, or of the dict of
+        an object's attributes. Reads of globals by name, and of closure variables, are recorded
+        only by `PythonReads.make_guards`.
         """
         content_key = (holder_id, Access.CONTENT, (type(None), None))
         return content_key in self.places or any(
@@ -369,7 +373,7 @@ def guard_error(place: GuardedPlace) -> str | None:
 def is_unchanged(place: GuardedPlace) -> bool:
     """Return whether `GuardedPlace.value` is that of the first read; otherwise forward has set it.
 
-    True for the content of a container.
+    Plain values must be equal, other values the same object. True for the content of a container.
     """
     if place.access is Access.CONTENT:
         return True

@@ -201,12 +201,15 @@ class PythonReads:
             self._is_busy = False
 
     def _record_read(self, value: Any, name: str, attribute: Any, frame: FrameType) -> None:
-        """Record an attribute that `frame` reads: of an instance or class, or an item of a dict.
+        """Record the place of attribute `name` of an object, `value`, that `frame` reads.
 
-        An item is recorded for a dict without the attribute, whose ``__getattr__`` may return it.
+        It is an attribute of the instance, or of its class (`_record_class_attribute`), or the item
+        `name` of a dict without the attribute, whose ``__getattr__`` may return the item.
+        `attribute` is the attribute's value, or `ABSENT` if ``__getattribute__`` does not find it.
         That an instance lacks the attribute is recorded too, unless a class of a package defines it
         (`_is_package_method`). Of ``__dict__``, the keys that following code reads are recorded.
-        Reads by poetmodel, and of parameters, buffers and submodules, are ignored.
+        Reads by poetmodel, and of parameters, buffers and submodules, are ignored. Always retains a
+        reference to the object.
         """
         self.places.holders.setdefault(id(value), value)  # so that the ``id`` in sites stays unique
         origin = code_origin(frame.f_code.co_filename)
@@ -280,12 +283,10 @@ class PythonReads:
     # -- the end of a capture ----------------------------------------------------------------------
 
     def stored_globals(self) -> Iterator[tuple[str, dict[str, Any], str, Any]]:
-        """Yield each global that executed code may set or delete.
+        """Yield each global that executed code may set or delete, once for each function that does.
 
-        A global that several functions set is yielded several times.
-
-        Yields (name of the Python module, its globals, name of the global, value before the code
-        was executed or `ABSENT`).
+        Yields (name of the Python module, its globals, name of the global, value before the first
+        call of the function or `ABSENT`).
         """
         for executed_code in self._codes.values():
             if executed_code.is_traced:
@@ -297,9 +298,10 @@ class PythonReads:
     def stored_closure_variables(self) -> Iterator[tuple[str, CellType, Any]]:
         """Yield each closure variable that executed code may set or delete.
 
-        Yields (name for display, cell, value before the code was executed or `ABSENT`). Several
-        functions with this code have one variable each. Variables that exist only during the
-        forward pass are omitted. If there may be any, calls `_register_functions`.
+        Yields (name for display, cell, value before the first call of the code or `ABSENT`), for
+        the cell of each function with the code. A cell that several code objects set is yielded
+        several times. Variables that exist only during the forward pass are omitted. If executed
+        code sets closure variables, calls `_register_functions`.
         """
         if any(
             executed_code.is_traced and executed_code.stored_closure_names
@@ -332,7 +334,12 @@ class PythonReads:
             self.places.functions.setdefault(id(function.__code__), set()).add(id(function))
 
     def _record_code(self) -> None:
-        """Record the globals, closure variables, defaults and class attributes that code reads."""
+        """Record the globals, closure variables, defaults and class attributes that code reads.
+
+        Globals that were missing at the first call, such as builtins, are omitted, and variables
+        that exist only during the pass. Of the Python modules, classes and functions that are
+        globals of a library, only the uses are recorded.
+        """
         for executed_code in list(self._codes.values()):
             if not executed_code.is_traced:
                 continue
@@ -403,8 +410,8 @@ class PythonReads:
         """Return the cells of a code object's closure variables that outlive the pass, by name.
 
         They are the cells of all known functions with this code, each once; without a known
-        function, those of the executed functions that define it. Local variables of these functions
-        do not outlive the pass.
+        function, the lasting cells of the executed functions around its definition. Local variables
+        of these functions do not outlive the pass, and are omitted.
         """
         code = executed_code.code
         if not code.co_freevars:
@@ -423,11 +430,12 @@ class PythonReads:
         return {name: list(cells_by_id.values()) for name, cells_by_id in cells.items()}
 
     def make_guards(self, name: str, alternatives: Mapping[tuple[int, Any], Any]) -> PythonGuards:
-        """Return guards of all places that forward did not set; call this with all state restored.
+        """Return guards of all places that forward did not set before it read them.
 
-        `name` is that of the step in messages. `alternatives` has the comparison keys of values
-        that forward itself sets, by `GuardedPlace.item_id`. Raises `CaptureError` if a place cannot
-        be guarded: an iterator or a large container.
+        Call this with all state restored: values are then compared with those of the first reads
+        (`is_unchanged`). `name` is that of the step in messages. `alternatives` has the comparison
+        keys of values that forward itself sets, by `GuardedPlace.item_id`. Raises `CaptureError` if
+        a place cannot be guarded: an iterator or a large container.
 
         Also records in `places` the reads of executed code, stores the value of each place, and
         removes temporary objects.
@@ -461,10 +469,10 @@ def _module_name(global_values: Mapping[str, Any]) -> str:
 
 
 def _is_package_method(value: Any, name: str) -> bool:
-    """Return whether a class that is not the user's defines an attribute, such as a method.
+    """Return whether the first class of `value` that defines attribute `name` is not the user's.
 
-    False for ``forward``, for plain values, tuples and containers, and if no class of `value`
-    defines the attribute.
+    False for ``forward``, if the attribute of the class is a plain value, tuple or container, and
+    if no class defines it.
     """
     for kind in type(value).__mro__:
         if name in vars(kind):

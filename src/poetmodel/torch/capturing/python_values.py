@@ -184,9 +184,11 @@ class Comparison:
     def is_same(self, old_value: Any, new_value: Any, depth: int = _MAX_DEPTH) -> bool:
         """Return whether a step captured with `old_value` is also valid for `new_value`.
 
-        Both values must have one type, plain values one `repr`, and tensors one shape and dtype. A
-        constant tensor must be the same object. False for different objects nested deeper than
-        `depth`, except tensors.
+        It is valid for the same object. Different tensors must have the same shape and dtype, and
+        `old_value` must be no constant of the graph. Other values must have the same type, and
+        plain values the same `repr`. Containers, tuples, callables and objects must have equal
+        inner values (`is_same_content`, `_is_same_object`); the old content of a container is that
+        of its snapshot. False for different objects nested deeper than `depth`, except tensors.
         """
         if old_value is new_value:
             return True
@@ -248,9 +250,10 @@ class Comparison:
         return all(self.is_same(old_inner, new_inner, depth) for old_inner, new_inner in pairs)
 
     def is_same_content(self, old_content: Any, new_content: Any, depth: int = _MAX_DEPTH) -> bool:
-        """Return whether two snapshots have the same items, by `is_same`, in the same order.
+        """Return whether two snapshots (`snapshot_of`) have the same items in the same order.
 
-        Sets are compared by `comparison_key`, arrays by type, shape and bytes.
+        Items, and keys of dicts, are compared by `is_same` with `depth` - 1, sets by
+        `comparison_key`, arrays by dtype, shape and bytes.
         """
         if type(old_content) is not type(new_content) or len(old_content) != len(new_content):
             return False
@@ -274,8 +277,8 @@ def _get_attribute(value: Any, key: str) -> Any:
 def snapshot_of(content: Any) -> Any:
     """Return an immutable, shallow copy of a container's content.
 
-    It is for a dict a tuple of all keys, then all values; for an array (type, shape, bytes); for a
-    set a frozenset; otherwise a tuple of the items.
+    It is for a dict a tuple of all keys, then all values; for an array (dtype, shape, bytes); for a
+    set a frozenset; otherwise a tuple of the items. Pass the `content_of` a container.
     """
     if isinstance(content, dict):
         return (*content, *dict.values(content))

@@ -100,7 +100,10 @@ class DistinctOpExecutor:
     """
 
     def __init__(self, joint: Joint, execute: Execute) -> None:
-        """Find the expensive operations of a step, and count the operations of each call key."""
+        """Find the expensive operations of a step, and count them by call key.
+
+        They are the operations with a FLOP formula of PyTorch, and those that `_is_large` finds.
+        """
         self._execute = execute
         self._keys = {
             node: call_key(
@@ -120,7 +123,8 @@ class DistinctOpExecutor:
     def __call__(self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Execute an operation, or return the outputs of an executed one with the same call key.
 
-        Call this once for each operation of the step.
+        Cheap operations are always executed; returned outputs are the same objects. Call this once
+        for each operation of the step.
         """
         key = self._keys.get(node)
         if key is None:

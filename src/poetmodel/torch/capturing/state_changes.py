@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from poetmodel.torch.capturing.python_reads import PythonReads
 
     ItemId = tuple[int, Any]
-    """(``id`` of the container, class or cell, key), which identifies an item. The key is None for
+    """(``id`` of the content, class or cell, key), which identifies an item. The key is None for
     all content of a list, set or deque, and for a closure variable."""
 
 
@@ -61,9 +61,10 @@ class _WatchedHolder:
 
     @property
     def content(self) -> Any:
-        """The dict, list, set or deque with the items or attributes.
+        """The dict, list, set or deque that holds the items, or the dict of attributes; no copy.
 
-        None for arrays, and for objects without attributes.
+        Holds the attributes with `ignores_items`, for Python modules, and for objects that are no
+        container. None for NumPy arrays, and for objects without attributes.
         """
         holder = self.holder
         if self.ignores_items:
@@ -78,7 +79,7 @@ class _WatchedHolder:
 
     @property
     def is_namespace(self) -> bool:
-        """Whether the keys are names of attributes."""
+        """Whether the keys are names of attributes, not keys of a dict or `UserDict`."""
         return self.ignores_items or not isinstance(self.holder, dict | UserDict)
 
     def copy_current(self) -> Any:
@@ -87,7 +88,10 @@ class _WatchedHolder:
         return self.old_content if content is None else copy_content(content)
 
     def set_item(self, key: Any, value: Any) -> None:
-        """Set an item or attribute, or all content of a list, set or deque; `ABSENT` deletes it."""
+        """Set an item, or an attribute in ``__dict__``; `ABSENT` deletes it.
+
+        For a list, set or deque, `key` is None, and `value` replaces all content.
+        """
         content = self.content
         if not isinstance(content, dict):
             replace_content(content, value)
@@ -188,7 +192,7 @@ class _WatchedVariable(_WatchedHolder):
         return (id(self.holder), key)
 
     def set_item(self, key: Any, value: Any) -> None:
-        """Set the variable, except to `ABSENT`."""
+        """Set the variable; has no effect for `ABSENT`."""
         del key
         if value is not ABSENT:
             self.holder.cell_contents = value
@@ -200,9 +204,9 @@ class _WatchedVariable(_WatchedHolder):
 
 
 def plain_attributes(kind: type) -> dict[str, Any]:
-    """Return the attributes of a class itself that are plain values or tuples, by name.
+    """Return the attributes of a class itself that are plain values or any tuples, by name.
 
-    Names that begin with two underscores are omitted.
+    Inherited attributes, and names that begin with two underscores, are omitted.
     """
     return {
         key: value
@@ -232,7 +236,7 @@ class StateChanges:
         self._name = name
         self._reads = reads
         self._watched: dict[ItemId, _WatchedHolder] = {}
-        """Watched holders, by (``id``, key). The ``id`` is that of a container in modules, or of
+        """Watched holders, by (``id``, key). The ``id`` is that of a content in modules, or of
         another object, class, dict of globals or cell; the key is a global's name, else None."""
         self._snapshot_ids: set[int] = set()
         """``id`` of each dict, list, set and deque that the module snapshot restores."""
@@ -254,9 +258,9 @@ class StateChanges:
     def _watch(self, name: str, value: Any) -> bool:
         """Watch a container or object; return True if this retains a reference to it.
 
-        Returns False for values that it ignores: objects whose class a package defines, arrays,
-        objects without attributes, objects that the module snapshot restores, and objects that are
-        already watched.
+        `name` is for display. Returns False for values that it ignores: objects whose class a
+        package defines, arrays, objects without attributes, objects that the module snapshot
+        restores, and objects that are already watched.
         """
         kind = type(value)
         is_builtin = isinstance(value, CONTAINERS) or kind.__module__ == "builtins"
@@ -275,6 +279,7 @@ class StateChanges:
         return True
 
     def _unwatch(self, identities: set[int]) -> None:
+        """Stop watching the objects with these ``id``, which the forward pass created itself."""
         for identity in identities:
             self._watched.pop((identity, None), None)
 
@@ -298,8 +303,8 @@ class StateChanges:
     def _find_changes(self) -> Iterator[tuple[_WatchedHolder, Any, Any, Any]]:
         """Yield (watched holder, key, old value, new value) of each item with another value.
 
-        Values differ if their comparison keys do. Items outside of modules whose old value has
-        tensors are omitted.
+        Values differ if their comparison keys do. Omits items whose old value is or contains a
+        tensor, unless the module snapshot restores their holder.
         """
         for watched_holder in list(self._watched.values()):
             is_in_snapshot = id(watched_holder.content) in self._snapshot_ids
@@ -435,6 +440,7 @@ class _ChangeTracer:
     """
 
     def __init__(self, items: list[tuple[_WatchedHolder, Any]]) -> None:
+        """Store the current values of the items (watched holder, key), for the first comparison."""
         self._item_by_id = {
             watched_holder.item_id(key): (watched_holder, key) for watched_holder, key in items
         }
@@ -462,10 +468,10 @@ class _ChangeTracer:
         self._compare()
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        """Compare the items at each event of a user's or package's code, and then store its line.
+        """Compare the items at each event of a user's or package's code; then store its line.
 
-        A trace function for `sys.settrace`. Returns itself, or None for code of other origins, such
-        as PyTorch's.
+        Lines of exception events are not stored. A trace function for `sys.settrace`. Returns
+        itself, or None for code of other origins, such as PyTorch's.
         """
         path = frame.f_code.co_filename
         if code_origin(path) not in _TRACED_ORIGINS:
@@ -504,12 +510,12 @@ class WrittenTensors(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, 
     """
 
     def __init__(self, buffers: Iterable[torch.Tensor]) -> None:
+        """Save the buffers now: the schema of a batch norm does not state that it writes them."""
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self._created_keys: set[int] = set()
         """Storage keys of tensors that the forward pass created."""
         self._saved_storages: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         """(storage, copy of its old content), by storage key."""
-        # The schema of a batch norm does not state that it writes statistics.
         for buffer in buffers:
             self._save(buffer)
 
@@ -540,7 +546,7 @@ class WrittenTensors(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, 
             self._saved_storages[key] = (storage, storage.clone())
 
     def restore(self) -> None:
-        """Restore the saved values; count all tensors as existing again.
+        """Restore the saved values; count all tensors as existing before the next forward pass.
 
         The saved values remain for further restorations.
         """

@@ -199,7 +199,7 @@ class _StrideCorrector:
     def _real_layouts(self, func: Any, args: Any, keywords: Any) -> Sequence[Any] | None:
         """Return (shape, strides) of each output of a call on zeros, cached in `_layouts`.
 
-        Returns None if the call fails, takes a generator, or has an argument without a hash.
+        Returns None if the call fails, or an argument is a generator or has no hash.
         """
         leaves, spec = _pytree.tree_flatten((args, keywords))
         key = (func, spec, tuple(map(_layout_key, leaves)))
@@ -256,9 +256,11 @@ def _measure_layouts(
 
 
 def _execute_on_zeros(func: Any, leaves: Sequence[Any], spec: Any, *, uses_onednn: bool) -> Any:
-    """Execute an operation on zeros; return the outputs, None if it fails or takes a generator.
+    """Execute an operation with each tensor argument replaced by zeros; return the outputs.
 
-    Restores the state of the CPU's random generator.
+    Returns None if it fails, or an argument is a ``torch.Generator``. `leaves` and `spec` are the
+    flat arguments and their nesting; `uses_onednn` turns oneDNN kernels on or off. Restores the
+    state of the CPU's random generator.
     """
     if any(isinstance(leaf, torch.Generator) for leaf in leaves):
         return None
@@ -272,7 +274,7 @@ def _execute_on_zeros(func: Any, leaves: Sequence[Any], spec: Any, *, uses_onedn
 
 
 def _zeros_like(leaf: Any) -> Any:
-    """Return CPU zeros with the layout and dtype of a tensor; any other object unchanged."""
+    """Return CPU zeros with shape, strides and dtype of a tensor; any other object unchanged."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     dimensions = zip(leaf.shape, leaf.stride(), strict=True)
@@ -358,7 +360,10 @@ def annotate_nodes(
         """Return a forward pre-hook for the module at `path`."""
 
         def enter_module(module: torch.nn.Module, *_: Any) -> None:
-            """Call `check`; annotate nodes until `leave_module`; append the module to the trail."""
+            """Call `check`, append the module to the trail, and annotate nodes from now on.
+
+            The annotation ends with `leave_module`. `check` gets the trail without the module.
+            """
             check(module_trail)
             context = annotate({ANNOTATION: path})
             context.__enter__()
@@ -371,7 +376,7 @@ def annotate_nodes(
         return enter_module
 
     def leave_module(*_: Any) -> None:
-        """Call `check`; end the innermost module's annotation; remove the module from the trail."""
+        """Call `check` with the trail; then remove the innermost module, and end its annotation."""
         check(module_trail)
         open_contexts.pop().__exit__(None, None, None)
         module_trail.pop()
@@ -380,7 +385,7 @@ def annotate_nodes(
     wrapper_file = type(captured_module).forward.__code__.co_filename
 
     def create_annotated_node(tracer: TracerBase, *args: Any, **kwargs: Any) -> fx.Node:
-        """Create a node; inside a module, annotate it with the module and the line, if known."""
+        """Create a node; inside a module, store module and line, if known, as its `LOCATION`."""
         node = create_node(tracer, *args, **kwargs)
         if module_trail:
             line = running_user_line(sys._getframe(1), within=wrapper_file)  # noqa: SLF001
@@ -410,10 +415,11 @@ def annotate_nodes(
 def attach_known_values(
     captured_module: torch.nn.Module, inputs: Sequence[Any], values: KnownValues
 ) -> Iterator[None]:
-    """Context manager that attaches values of inputs and buffers to the fakes of forward passes.
+    """Context manager that attaches real tensors to the fakes in forward passes of a module.
 
-    The values are the real tensors at its beginning, not copies. `KnownValues.attach_source` states
-    which tensors are skipped.
+    The fake inputs get the tensors of `inputs`, by position; the fake buffers get the module's
+    buffers at the beginning. These are not copied. `KnownValues.attach_source` states which are
+    skipped.
     """
     buffers = {
         path: buffer.detach()
@@ -467,7 +473,7 @@ def bypass_checkpoints(captured_module: torch.nn.Module) -> Iterator[None]:
             depth -= 1
 
     def repeat_update(norm: Any, inputs: Any, output: torch.Tensor) -> None:
-        """Update the statistics of a batch or instance norm `depth` times more; a forward hook.
+        """Update the statistics of a norm once more for each checkpoint around it; a forward hook.
 
         Has no effect in eval mode, without statistics, or if the output needs no gradient.
         """
@@ -586,9 +592,10 @@ def retain_random_operations() -> AbstractContextManager[None]:
 
 @contextmanager
 def refuse_seeding() -> Iterator[None]:
-    """Context manager in which seeding the CPU generator raises `ForbiddenError`.
+    """Context manager in which ``torch.manual_seed`` and ``torch.seed`` raise `ForbiddenError`.
 
-    At its end the generator has the state of the beginning.
+    Only PyTorch's default CPU generator is protected; setting its state is permitted. At the end it
+    has the state of the beginning.
     """
     generator = torch.default_generator
     with torch.random.fork_rng(devices=[]):

@@ -147,7 +147,7 @@ class KnownValue:
     real_value: Any
     """The value; None for random values, which Python code must not read."""
     expression: SourceTensor | CallExpression | None = None
-    """Expression of the value in terms of inputs and buffers; None if constant or random."""
+    """Expression in terms of inputs and buffers; None if constant, random or `is_metadata_only`."""
     is_metadata_only: bool = False
     """Whether `real_value` has the right shape, strides and type, but other numbers."""
 
@@ -267,9 +267,10 @@ class KnownValues:
             vars(fake).pop(_VALUE_ATTRIBUTE, None)
 
     def record_read(self, known_value: KnownValue, value: Any, *, function: Any = None) -> None:
-        """Add a `Read` of `value` to `reads`: of the known value, or of `function` of it.
+        """Add a `Read` of a known value, or of the result of `function` for it, to `reads`.
 
-        The line is that of the code that is running. Skips constants, and expressions that were
+        `value` is the known value or that result, whichever Python code reads. The line is that of
+        the user's or a library's code that is running. Skips constants, and expressions that were
         read before.
         """
         expression = known_value.expression
@@ -391,7 +392,8 @@ def _get_known_value(tensor: torch.Tensor, function: Any) -> KnownValue | None:
 def _real_or_zeros(leaf: Any, function: Any) -> Any:
     """Return the known value of a tensor, or any other object itself.
 
-    For an unknown or random value returns contiguous zeros of the tensor's shape and dtype.
+    For an unknown or random value returns contiguous zeros of the tensor's shape and dtype. The
+    leaf is an argument of the operator `function`.
     """
     if not isinstance(leaf, torch.Tensor):
         return leaf
@@ -613,7 +615,10 @@ class _AssertMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unu
         self._checks = checks
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Record an assertion on a functional tensor instead of executing it; else call `func`."""
+        """Record an assertion on a functional tensor as a test in `FiniteChecks`; return None.
+
+        Any other operator, and an assertion on another tensor, is called.
+        """
         if args and isinstance(args[0], FunctionalTensor):
             if func is torch.ops.aten._linalg_check_errors.default:  # noqa: SLF001 - its only name
                 self._checks.add(args[0].eq(0).all(), expected_result=True)

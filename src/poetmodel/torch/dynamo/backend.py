@@ -248,8 +248,8 @@ def plans() -> list[PlanRecord]:
     Returns
     -------
     list of PlanRecord
-        As in ``plans`` of a `Backend`. Records with equal options are adjacent, in the order of
-        planning.
+        As in ``plans`` of a `Backend`. They are grouped by back end, in the order of first
+        requests; those of one back end are in the order of planning.
     """
     return [record for _, back_end in _NAMED_BACK_ENDS for record in back_end.plans]
 

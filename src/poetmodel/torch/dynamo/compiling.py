@@ -94,7 +94,10 @@ class Backend(GraphPlanner):
     """Whether all calls of a graph have the same plan."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        """Start without plans, and register a callback in Dynamo by `register_wrapper_advice`."""
+        """Start without plans; register a callback in Dynamo by `register_wrapper_advice`.
+
+        The parameters are those of `GraphPlanner`.
+        """
         super().__init__(*arguments, **options)
         register_wrapper_advice(_find_refusal_recorder)
         self.names: dict[int, str] = {}
@@ -177,10 +180,11 @@ class Backend(GraphPlanner):
                 )
 
     def _register_wrappers(self) -> dict[str, Any]:
-        """Register DDP and FSDP2 modules around the function; return fields of `FirstCall`.
+        """Add DDP and FSDP2 modules around the function to `_replicas` and `_fsdp_modules`.
 
-        The fields are `is_sharded`, `waits_with_others` and `wrapped_bytes`, by name. Raises
-        `CaptureError` if gradients are to be added and there is a wrapper.
+        Returns the fields `is_sharded`, `waits_with_others` and `wrapped_bytes` of `FirstCall`, by
+        name. Raises `CaptureError` if there is a DDP or FSDP2 module, and the back end adds
+        gradients to ``.grad``.
         """
         sharded_modules, ddp = _find_sharded_modules(), active_ddp()
         if self._settings.add_gradients and (sharded_modules or ddp is not None):
@@ -200,10 +204,11 @@ class Backend(GraphPlanner):
     def _compile_call(
         self, module: fx.GraphModule, inputs: Sequence[Any], call: FirstCall, **options: Any
     ) -> Any:
-        """Compile a graph of a call; with ``outside="auto"`` a later call compiles it again.
+        """Compile a graph of a call, and return the compiled function.
 
-        Raises `InputError` for ``outside="auto"`` if other calls are expected to wait together with
-        this one.
+        With ``outside="auto"`` this is a `RemeasuredGraph`: a later call compiles the graph again
+        with the measured memory. `options` are those of AOTAutograd. Raises `InputError` for
+        ``outside="auto"`` if other calls are expected to wait together with this one.
         """
         if self._settings.outside == AUTO and call.waits_with_others:
             raise InputError(_AUTO_ERROR)
@@ -213,7 +218,11 @@ class Backend(GraphPlanner):
         is_first_shape = call.function not in self._first_keep_all_bytes
 
         def compile_again(outside: OutsideMemory, arguments: Sequence[Any]) -> Callable[..., Any]:
-            """Compile the graph with the measured memory; replace its first plan, keep its name."""
+            """Compile the graph with the measured memory; the new plan replaces the first one.
+
+            The record retains its name. A budget in percent that refers to this graph is computed
+            again, with the measured memory in the keep-all peak.
+            """
             if is_first_shape:  # a percentage of keep-all counts the measured memory too
                 self._first_keep_all_bytes.pop(call.function, None)  # absent for ram="eager"
             with self.plan_call(earlier_call=call, outside=outside):
@@ -257,8 +266,8 @@ class Backend(GraphPlanner):
     ) -> CompiledVariant:
         """Compile a graph by the plan of the current `FirstCall`; if it has none, by a new plan.
 
-        Records the plan, and sets `_added_parameters`. `backward_compiler` compiles the backward
-        pass.
+        Records the plan. Sets `_added_parameters`, empty without the option `add_gradients`.
+        `backward_compiler` compiles the backward pass.
         """
         is_sharded = self._call is not None and self._call.is_sharded
         counted_graph = CountedGraph(self._live, is_sharded=is_sharded)
@@ -294,10 +303,10 @@ class Backend(GraphPlanner):
     def compile_variant(
         self, graph_calls: GraphCalls, graph_plan: GraphPlan, arguments: Sequence[Any]
     ) -> CompiledVariant:
-        """Compile the graph of `graph_calls` by another plan; add its record to `plans`.
+        """Compile the graph of `graph_calls` by `graph_plan`; add its record to `plans`.
 
-        The record has the budget of the step, and a name with the number of the variant. Errors of
-        this package are recorded as refusals.
+        The record has the budget of the step, if known, and a name with the number of the variant.
+        Sets `names`. Errors of this package are recorded as refusals, and raised.
         """
         call, frontier = graph_calls.frontier.graph_problem.call, self._frontier
         record = graph_plan.record
@@ -315,15 +324,16 @@ class Backend(GraphPlanner):
     def choose_plan(self, frontier: Frontier, *, is_pinned: bool) -> GraphPlan | None:
         """Return the plan of the next call of a graph; None for the first compiled plan.
 
-        With `is_pinned`, the call has the first compiled plan. If there is a `LiveCalls.last_step`,
-        the first call of a step chooses the plans of all its calls, and the budget: if the last
-        step has several calls with a choice, or if this call is expected to wait with other calls.
-        A call without a chosen plan has `tight_plan` if it is not the first of the step, or is
-        expected to wait. Raises the errors of `StepPlanner.choose_step_plan` and
+        A call that `is_pinned` has the first compiled plan. Otherwise the first call of a step
+        chooses the budget, and the plans of all calls of the step, if the passes of an earlier step
+        are known (`LiveCalls.last_step`), and that step has several calls with a choice or this
+        call is expected to wait with other calls. A call without a chosen plan has
+        `Frontier.tight_plan` if it is not the first of the step, or is expected to wait, and
+        otherwise the first compiled plan. Raises the errors of `StepPlanner.choose_step_plan` and
         `Frontier.tight_plan`.
 
-        Stores in `_live` the budget, whether the call `is_pinned`, and whether it has the plan
-        chosen for it in the step (`is_expected`).
+        Stores in `_live` the chosen budget, whether the call `is_pinned`, and whether it has the
+        plan chosen for it in the step (`is_expected`).
         """
         self._live.is_pinned, self._live.is_expected = is_pinned, False
         if is_pinned:
@@ -347,9 +357,10 @@ class Backend(GraphPlanner):
         )
 
     def _make_name_suffix(self, module: fx.GraphModule, inputs: Sequence[Any]) -> str:
-        """Return the end of a graph's name: its function and first input shapes; set `names`.
+        """Return the end of a graph's name: its function and input shapes; set `names`.
 
-        Shapes of parameters and buffers, and more than `_MAX_SHAPES` shapes, are omitted.
+        Shapes of parameters and buffers are omitted. Of more than `_MAX_SHAPES` shapes the first
+        ones are named, and an ellipsis follows.
         """
         self.names, shapes = {}, []
         for position, node in enumerate(module.graph.find_nodes(op="placeholder")):
@@ -366,9 +377,10 @@ class Backend(GraphPlanner):
     def _build_joint_graph(self, graph: fx.Graph, n_forward_outputs: int | None) -> JointGraph:
         """Prepare an FX graph in place for planning; return it as a `JointGraph`.
 
-        Names the arguments, removes unused nodes, splits dropout, and inserts additions to
-        ``.grad``. `n_forward_outputs` is None for a graph without a backward pass. Raises
-        `CaptureError` for an LSTM of oneDNN, and as `JointGraph` does.
+        Names the arguments by `names`, removes unused nodes, splits dropout, and inserts additions
+        of the gradients of `_added_parameters` to ``.grad``. `n_forward_outputs` is None for a
+        graph without a backward pass. Raises `CaptureError` for an LSTM of oneDNN, and as
+        `JointGraph` does.
         """
         if any("mkldnn_rnn" in str(node.target) for node in graph.nodes):
             raise CaptureError(
@@ -393,7 +405,11 @@ class Backend(GraphPlanner):
         num_fwd_outputs: int,
         **_options: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Plan a joint graph, changed in place; return the modules of forward and backward pass."""
+        """Plan a joint graph and record the plan; return the modules of its two passes.
+
+        The modules are those of the forward and the backward pass. Changes the graph of `module`.
+        Raises the errors of `rewrite` and `_build_joint_graph`.
+        """
         graph, saved_nodes = self.rewrite(self._build_joint_graph(module.graph, num_fwd_outputs))
         joint = _make_graph_module(module, graph)
         forward, backward = partitioners._extract_fwd_bwd_modules(  # noqa: SLF001 - as PyTorch's
@@ -437,9 +453,10 @@ class GraphCalls:
         frontier: Frontier,
         first_variant: CompiledVariant,
     ) -> None:
-        """Store the first variant; further ones are compiled when calls need them.
+        """Store the graph's plans, the first variant, and the current `Backend.names`.
 
-        Adds it to `variants` only if its plan is a copy of `tight_plan`.
+        `variants` contains the first one only if its plan is a copy of `tight_plan`. Further ones
+        are compiled when calls need them.
         """
         self.module = module
         self.frontier = frontier
@@ -499,7 +516,8 @@ def _find_sharded_modules() -> list[torch.nn.Module]:
 def _find_function_name() -> str:
     """Return the class name of the module that the captured function calls.
 
-    Without one, returns the name, file and line of the function; without a capture, "a function".
+    The module is the value of the first local variable in `_MODULE_NAMES` with a module. Without
+    one, returns the name, file and line of the function; without a capture, "a function".
     """
     translator = _find_translator()
     if translator is None:
@@ -520,11 +538,12 @@ def _count_passes(
 
 
 def require_whole_model(*, has_one_plan: bool) -> None:
-    """Raise `CaptureError` if Dynamo captures a function without ``fullgraph=True``.
+    """Raise `CaptureError` without ``fullgraph=True``; with `has_one_plan` also for DDP's buckets.
 
     After a graph break there is more than one graph, and the code between graphs has no budget. The
-    buckets of DDP are separate graphs too, but refused only with `has_one_plan`: for a back end in
-    which all calls of a graph have the same plan.
+    buckets of DDP are separate graphs, too. If all calls of a graph have the same plan
+    (`has_one_plan`), each bucket would have the whole budget. Without a capture only the buckets
+    are checked.
     """
     translator = _find_translator()
     if has_one_plan and has_ddp_buckets():

@@ -58,7 +58,10 @@ class Profiles:
         measures_times: bool,
         is_generated: Callable[[fx.Node], bool] | None = None,
     ) -> None:
-        """Create a profiler without executing operations."""
+        """Create a profiler without executing operations.
+
+        `is_generated` returns whether a compiler generates the kernel of a node.
+        """
         self._cache = cache
         self._profiler = OpProfiler(measure_times=measures_times)
         self._is_generated = is_generated
@@ -119,7 +122,7 @@ def load_machine_rates(cache: Cache) -> tuple[float, float]:
 
 
 def host_device(rates: tuple[float, float]) -> Device:
-    """Return this machine as a device with the rates of `load_machine_rates`.
+    """Return this machine as a device with the rates (FLOP/s, B/s) of `load_machine_rates`.
 
     It has the physical RAM, a nominal power of 1 W, and no storage.
     """

@@ -1,4 +1,4 @@
-"""Plans of one graph for calls that wait together, from few saved bytes to little time."""
+"""Plans of one graph for calls that wait together for their backward passes."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class Frontier:
     def tight_plan(self) -> GraphPlan:
         """The plan with at most `min_saved_bytes` saved, at the smallest tried peak that has one.
 
-        `_PEAK_FACTORS` are tried in order, then the keep-all peak. If no such plan was found, it is
-        `keep_all_plan`, whose error is then raised.
+        Multiples of `min_peak_bytes` by `_PEAK_FACTORS` are tried in order, then the keep-all peak.
+        If no such plan was found, it is `keep_all_plan`, whose error is then raised.
         """
         for factor in _PEAK_FACTORS:
             peak_bytes = min(ceil(factor * self.min_peak_bytes), self.graph_problem.keep_all_bytes)
@@ -108,10 +108,11 @@ class Frontier:
     def find_plans(self, budget_bytes: int, until_s: float) -> list[GraphPlan]:
         """Solve for plans within a budget; return the nondominated ones, fastest first.
 
-        A plan is dominated by one with no larger peaks, saved bytes and time. Returns [] if no plan
-        within the budget was found. Plans for limits of an earlier call are not solved for again.
-        After `until_s` [s], on the monotonic clock, a solve still has `MIN_SOLVE_S`. Raises the
-        error of `keep_all_plan`.
+        The candidates are `tight_plan`, `keep_all_plan`, and a plan for each of nine pairs of
+        limits on peak and saved bytes, if found; plans of equal limits are cached. A plan is
+        dominated by one with no larger peaks, saved bytes and time. Returns [] if no plan within
+        the budget was found. After `until_s` [s], on the monotonic clock, a solve still has
+        `MIN_SOLVE_S`. Raises the error of `keep_all_plan`.
         """
         self._until_s = until_s
         graph_problem = self.graph_problem
@@ -145,7 +146,7 @@ class Frontier:
         )
 
     def check_budget(self, budget_bytes: int) -> None:
-        """Raise `BudgetError` if `min_peak_bytes` and the peaks of two plans exceed a budget.
+        """Raise `BudgetError` if `min_peak_bytes` and the peaks of two plans all exceed a budget.
 
         The plans are `tight_plan` and `keep_all_plan`. Also raises the error of `keep_all_plan`.
         """

@@ -176,7 +176,10 @@ class AdditionChecks:
         """
 
         def call_compiled(*arguments: Any) -> Any:
-            """Call the function; with gradients enabled, register the backward pass's check."""
+            """Call the function; with gradients enabled, add `_check_pass` to its autograd node.
+
+            Raises `CaptureError` as `add_checks` lists.
+            """
             if not torch.is_grad_enabled():
                 return compiled_function(*arguments)
             if active_ddp() is not None:
@@ -242,7 +245,10 @@ def _current_pass_id() -> int:
 
 
 def _find_targets(node: Any) -> list[tuple[Any, str]]:
-    """Return (AccumulateGrad node, name) of each parameter whose gradient a call adds."""
+    """Return (AccumulateGrad node, name) of each parameter whose gradient the call of `node` adds.
+
+    `node` is the autograd node of a checked call, with names under `_NAMES_KEY`.
+    """
     names = node.metadata[_NAMES_KEY]
     return [
         (target, names[id(target.variable)])
@@ -259,7 +265,8 @@ def _is_leaf(node: Any) -> bool:
 def _check_calls(pass_id: int, nodes: Sequence[Any]) -> None:
     """Raise `CaptureError` for the first error of any call among the nodes of a backward pass.
 
-    Without an error, marks the calls as checked in pass `pass_id`.
+    Errors are those of `_find_error`, and a gradient to which several nodes contribute. Without an
+    error, marks the calls as checked in pass `pass_id`.
     """
     calls = [node for node in nodes if _NAMES_KEY in node.metadata]
     n_sources = Counter(leaf_id for node in nodes for leaf_id in _leaf_ids(node))
@@ -282,7 +289,7 @@ def _leaf_ids(node: Any) -> set[int]:
 
 
 def _find_executed_nodes() -> list[Any]:
-    """Return the nodes that the running backward pass executes.
+    """Return the nodes that the running backward pass executes, from the engine's Python frame.
 
     AccumulateGrad nodes are omitted unless the pass begins at them. Returns [] if another thread
     called the engine, as for passes on GPUs.

@@ -68,10 +68,18 @@ def is_generated(node: fx.Node) -> bool:
 
 
 class InliningPredictor:
-    """Predicts which operations of a joint graph Inductor inlines."""
+    """Predicts which operations of a joint graph Inductor inlines.
+
+    Parameters
+    ----------
+    graph : torch.fx.Graph
+        The joint graph.
+    n_forward_outputs : int
+        Number of results of the forward pass, which precede gradients.
+    """
 
     def __init__(self, graph: fx.Graph, n_forward_outputs: int) -> None:
-        """Find the results, the forward pass and the reductions of a joint graph."""
+        """Find the results and the forward nodes of a joint graph, and its `_reductions`."""
         self._op_types = partitioners.get_default_op_list()
         (output,) = graph.find_nodes(op="output")
         results = _pytree.tree_leaves(output.args)
@@ -80,7 +88,7 @@ class InliningPredictor:
         self._reductions: set[fx.Node] = set()
         """Reductions, and operations on their results with as many elements; none is inlined.
 
-        Inductor generates these operations on results as scalar code after the reduction. In a
+        Inductor generates operations on the results as scalar code after the reduction. In a
         reader they would be vector code, whose logarithm, for example, may differ in the last bit.
         """
         for node in graph.nodes:
@@ -91,10 +99,10 @@ class InliningPredictor:
     def __call__(self, node: fx.Node, size_bytes: int, read_bytes: Sequence[int]) -> bool:
         """Return whether a node is inlined, by its size and the sizes of its inputs [B].
 
-        An inlined node is pure, and neither a reduction nor a result. It and all its readers can be
-        fused. It has at most `MAX_LARGE_INPUTS` large inputs; with several readers it has at most
-        one, and is no ``cat``. If it reads random numbers in the forward pass, the backward pass
-        does not read it.
+        An inlined node is pure, and neither a result nor among `_reductions`. It and all its
+        readers can be fused. At most `MAX_LARGE_INPUTS` of its inputs have at least half of
+        `size_bytes`; with several readers it is at most one input, and the node is no ``cat``. If
+        the node reads random numbers in the forward pass, the backward pass does not read it.
         """
         if not self._is_fusible(node) or node in self._reductions or node.is_impure():
             return False
@@ -263,7 +271,8 @@ class MeasuringCompiler:
         def measure_peak(integer: int) -> int:
             """Execute the graph twice on synthetic inputs; return the second peak [B].
 
-            Inputs that are not floating-point are filled with `integer`.
+            Inputs that are not floating-point are filled with `integer`. In a forward pass, stores
+            their strides in `_strides`.
             """
             makers = []
             for name, value in zip(names, example_inputs, strict=True):

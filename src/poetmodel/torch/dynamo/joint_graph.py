@@ -154,14 +154,14 @@ class JointGraph(StepGraph):
 
     @property
     def has_loss_outside(self) -> bool:
-        """Whether results need gradients, but none of these is a scalar, as a loss would be."""
+        """Whether results need gradients, but none of them has one element, as a loss would."""
         return bool(self.tangents) and all(fake_value(node).numel() != 1 for node in self.tangents)
 
     @property
     def has_zero_tangents(self) -> bool:
-        """Whether both a scalar and a result that is no scalar need gradients.
+        """Whether both a result of one element and a larger one need gradients.
 
-        The gradients of results that are no scalars are probably 0.
+        The gradients of larger results are probably 0.
         """
         are_scalars = [fake_value(node).numel() == 1 for node in self.tangents]
         return any(are_scalars) and not all(are_scalars)
@@ -290,8 +290,9 @@ class JointGraph(StepGraph):
     def _make_node(self, operation: Operation) -> Node:
         """Return the node of an operation; `forward_results`, which the caller holds, get 0 bytes.
 
-        If the operation has several outputs, its workspace includes these results. The workspace of
-        the first backward node is at least `outside_bytes` minus its outputs and the tangents.
+        If the operation has several outputs, its workspace includes the forward results among them,
+        because a recomputation allocates them again. The workspace of the first backward node is at
+        least `outside_bytes` minus its outputs and the tangents.
         """
         caller_storages = self.forward_results.intersection(operation.storages)
         workspace_bytes = operation.profile.workspace_bytes
@@ -326,7 +327,10 @@ class JointGraph(StepGraph):
 
     @cached_property
     def overwritten_arguments(self) -> frozenset[fx.Node]:
-        """Arguments that the forward pass overwrites at its end, such as batch norm statistics."""
+        """Arguments that the forward pass overwrites at its end, such as batch norm statistics.
+
+        The graph has a ``copy_`` to them, or AOTAutograd copies an output to them.
+        """
         from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 
         written_nodes = {
@@ -348,7 +352,7 @@ class JointGraph(StepGraph):
 
     @cached_property
     def forward_results(self) -> frozenset[int]:
-        """Indices of the storages of the forward results; empty without a backward pass.
+        """Storage indices of forward results except arguments; empty without a backward pass.
 
         The caller holds these results until the backward pass, so evicting one frees no RAM.
         """
@@ -416,10 +420,11 @@ def _independent_nodes(
 def _saved_copies(
     independent_nodes: Sequence[fx.Node], forward_nodes: Collection[fx.Node]
 ) -> set[fx.Node]:
-    """Return independent nodes that should be computed in the forward pass, with all ancestors.
+    """Return independent nodes to compute in the forward pass instead, with all their ancestors.
 
-    These nodes are the only readers of a storage in the backward pass, read no other storage, and
-    their outputs together are smaller than the storage. Saving the outputs needs less RAM.
+    Such nodes are the only readers of an operation's storage in the backward pass, read no other
+    storage, and have outputs that together are smaller than the storage. Saving the outputs instead
+    of the storage needs less RAM. Ancestors include arguments and forward nodes.
     """
     readers: dict[int, set[fx.Node]] = {}
     sizes: dict[int, int] = {}
@@ -513,7 +518,8 @@ def _is_expanding(node: fx.Node) -> bool:
 def _check_plannable(graph: fx.Graph) -> None:
     """Raise `CaptureError` at the first node whose memory cannot be planned.
 
-    `JointGraph` lists the cases.
+    It has a symbolic size or number, a tensor that is not strided, a function as operand, or the
+    policy ``MUST_CPU_OFFLOAD``.
     """
     for node in graph.nodes:
         value = fake_value(node)

@@ -132,7 +132,7 @@ class CountedGraph:
     calls : LiveCalls
         Counts the passes.
     is_sharded : bool
-        Whether FSDP2 shards the parameters of its module.
+        Whether FSDP2 shards the parameters of its module; changes only the advice of errors.
     frontier : Frontier, optional
         Plans of the same graph for calls that wait together.
     """
@@ -140,7 +140,7 @@ class CountedGraph:
     def __init__(
         self, calls: LiveCalls, *, is_sharded: bool = False, frontier: Frontier | None = None
     ) -> None:
-        """Start without a plan; `set_plan` sets the attributes that depend on it."""
+        """Start without a plan; `set_plan` sets the attributes that depend on the plan."""
         self.is_sharded = is_sharded
         self.frontier = frontier
         self.name = ""
@@ -234,13 +234,16 @@ class CountedGraph:
         return _mark_boxed(counted_pass, compiled_pass)
 
     def record_nodes(self, compiled_function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the compiled function, so that each live call gets its autograd node.
+        """Wrap the compiled function, so that it stores the autograd node of each live call.
 
-        The call is also marked as returned.
+        It also sets `is_returned` of the call.
         """
 
         def call_compiled(*arguments: Any) -> Any:
-            """Call the function, and store the autograd node in its live call."""
+            """Call the function; store its node in the call whose forward pass it executed, if any.
+
+            The node is None if `find_compiled_node` finds none.
+            """
             self._thread_state.call = None
             results = compiled_function(*arguments)
             call: _LiveCall | None = self._thread_state.call
@@ -255,10 +258,10 @@ class CountedGraph:
     def _find_layout(
         self, outputs: Sequence[Any], argument_storages: dict[int, StorageWeakRef]
     ) -> _OutputLayout:
-        """Return the outputs of the first forward pass that are not in storages of its arguments.
+        """Return the layout of the first forward pass's outputs that are in new storages.
 
-        A storage of more than one output counts once, as a result if one of them is a result. Empty
-        storages are omitted.
+        New storages are neither empty nor among `argument_storages`, by key. A storage of more than
+        one output counts once, as a result if one of these outputs is a result.
         """
         known_storages = set(argument_storages)
         new_outputs: list[tuple[int, int]] = []
@@ -273,7 +276,10 @@ class CountedGraph:
         return _OutputLayout(results, largest_position, sum(size for _, size in saved_outputs))
 
     def _make_call(self, layout: _OutputLayout, outputs: Sequence[Any]) -> _LiveCall:
-        """Return the live call of a forward pass, given its outputs."""
+        """Return the call of a forward pass, with weak references to storages of its outputs.
+
+        `LiveCalls.end_pass` makes it live.
+        """
 
         def sized_storage(position: int, size: int) -> _SizedStorage:
             (storage,) = _get_storages(outputs[position])
@@ -293,8 +299,8 @@ class CountedGraph:
     def _make_backward_pass(self, arguments: Sequence[Any]) -> _Pass:
         """Return the record of a backward pass: its peak, and the call that saved `arguments`.
 
-        With ``retain_graph=True`` the peak includes all saved tensors. Results of the call that no
-        longer exist are subtracted from the peak.
+        The call is None if `find_call` finds none. With ``retain_graph=True`` the peak includes all
+        saved tensors. Results of the call that no longer exist are subtracted from the peak.
         """
         backward_call = self._calls.find_call(self, arguments)
         retains_graph = torch._C._autograd._get_current_graph_task_keep_graph()  # noqa: SLF001 - no other
@@ -343,7 +349,7 @@ class _Pass:
     """Gradients, or results of a graph without a backward pass, by storage key, as
     `LiveCalls.find_new_tensors` returns them; empty for a forward pass."""
     is_done: bool = False
-    """Whether the last pass of a call has returned."""
+    """Whether a backward pass, or a pass without gradients, has returned."""
     number: int = -1
     """Number of its call among those of the step with a choice of plans; otherwise -1."""
 
@@ -361,7 +367,7 @@ class LiveCalls:
     """
 
     def __init__(self, keep_all_fraction: float | None = None) -> None:
-        """Start without live calls; the back end sets the budget if it is stated in bytes."""
+        """Start without live calls; the back end sets `budget_bytes` once it is known."""
         self.keep_all_fraction = keep_all_fraction
         self.budget_bytes: int | None = None
         """Budget of calls that wait together [B]; None until it is known."""
@@ -450,7 +456,8 @@ class LiveCalls:
     def find_new_tensors(self, running_pass: _Pass, values: Any) -> dict[int, _SizedStorage]:
         """Return the storages of new tensors among the `values` that a pass returns, by key.
 
-        Empty if no call stays live after the pass, and no other pass runs.
+        New tensors are in none of the pass's `argument_storages`. Returns {} if no call stays live
+        after the pass, and no other pass runs.
         """
         with self._lock:
             has_other_calls = any(
@@ -494,10 +501,11 @@ class LiveCalls:
     def end_pass(self, ended_pass: _Pass) -> None:
         """End a pass: its call becomes live after a forward pass, and ends after a backward pass.
 
-        A failed pass, and ``retain_graph=True``, end and add no call. Records the tensors that the
-        pass returned, and removes finished calls. The step ends when a last pass of a call has
-        returned, no call is live and no pass runs; this sets `has_completed_step`, and clears
-        `refusal`.
+        After a failed pass no call is added or ended; with ``retain_graph=True`` the call stays
+        live. Both clear `_is_regular`. Records the tensors that the pass returned, and removes
+        finished calls. The step ends when a backward pass, or a call without gradients, has
+        returned, no call is live and no pass runs. Then `has_completed_step` is set, `refusal`
+        cleared, and `last_step` set as in `_end_step`.
         """
         with self._lock:
             self._passes.remove(ended_pass)
@@ -520,9 +528,10 @@ class LiveCalls:
                 self._end_step()
 
     def next_call_number(self) -> int:
-        """Return the number of the next call with a choice of plans; 0 for the first of a step.
+        """Return the next number among the step's calls with a choice of plans.
 
-        Removes finished calls first.
+        Removes finished calls first. If then no call is live and no pass runs, the next call begins
+        a step: returns 0.
         """
         with self._lock:
             self._remove_finished()
@@ -552,7 +561,7 @@ class LiveCalls:
 
         `held_bytes` is all RAM that counts during the pass besides its own peak. If a backward pass
         of a known call does not follow another backward pass, the interval before it is recorded
-        first. Updates `_is_regular`.
+        first. Clears `_is_regular` if another pass runs, or the call of a backward pass is unknown.
         """
         backward_call = new_pass.backward_call
         if new_pass.is_backward:
@@ -591,15 +600,17 @@ class LiveCalls:
     def _find_budget_bytes(
         self, new_pass: _Pass, other_calls: Sequence[_LiveCall], held_bytes: int
     ) -> tuple[int, bool]:
-        """Return (budget [B], whether it is final).
+        """Return (budget of a pass [B], whether it is final).
 
         The budget is at least the largest one of the graphs of the pass, live calls and running
-        passes. If the budget of all calls is known, the budget is final. Until then, a graph
-        without a choice of plans, and a single call whose graph has a budget, have the largest
-        budget of the graphs, also final. Otherwise a percentage refers to the calls of the first
-        step, which are known when a backward pass begins. Before that the budget is at least their
-        keep-all peak so far, and not final. Updates this peak. Raises the error of
-        `Frontier.keep_all_plan`.
+        passes. With `budget_bytes`, it is at least `budget_bytes`, and final. Without, it is the
+        largest budget of the graphs, also final, if the pass's graph has no choice of plans, or
+        if the graph has a budget and no other call is live or runs.
+
+        Otherwise a percentage refers to all calls of the first step. `_keep_all_bytes` is raised to
+        their keep-all peak so far. This peak is the budget of a forward pass, not final. A
+        fraction of it is the final budget of a backward pass: all calls are known then. Raises the
+        error of `Frontier.keep_all_plan`.
         """
         graphs = [
             new_pass.graph,
@@ -630,8 +641,9 @@ class LiveCalls:
     def _reserve(self, new_pass: _Pass) -> str | None:
         """Reserve the peak of a pass, and record the pass in the current or a new step.
 
-        Returns None. If the pass could exceed the budget, reserves no bytes and returns the error
-        message. In both cases finished calls are removed. Raises as `_find_budget_bytes`.
+        Returns None, and updates `concurrent_bytes` and `_forward_bytes`. If the pass could exceed
+        the budget, reserves no bytes and returns the error message. In both cases finished calls
+        are removed. Raises as `_find_budget_bytes`.
         """
         graph = new_pass.graph
         with self._lock:
@@ -704,9 +716,10 @@ class LiveCalls:
         )
 
     def _min_backward_bytes(self, graph: CountedGraph, held_bytes: int) -> int:
-        """Return the smallest peak of any backward pass after a forward pass of `graph` [B].
+        """Return the smallest peak of a backward pass right after a forward pass of `graph` [B].
 
-        `held_bytes` is all RAM that counts during the forward pass besides its own peak.
+        It may be that of the same call or of any live call; all other calls wait. `held_bytes` is
+        all RAM that counts during the forward pass besides its own peak.
         """
         peaks = [held_bytes + graph.peaks.backward_bytes]
         for call in self._calls:

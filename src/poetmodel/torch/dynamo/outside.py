@@ -62,14 +62,14 @@ class RemeasuredGraph:
         return results
 
     def wrap_backward_compiler(self, compiler: Compiler) -> Compiler:
-        """Wrap a compiler of the backward pass, so that this pass ends the measured section."""
+        """Wrap a compiler of the backward pass; the pass ends the section that a call started."""
 
         def compile_backward(
             module: fx.GraphModule, inputs: Sequence[Any]
         ) -> Callable[[list[Any]], Any]:
-            """Compile the backward graph; in a measurement, its execution starts a new section.
+            """Compile the backward graph; its execution ends the section that is measured, if any.
 
-            Stores the bytes of its tangents.
+            Stores the bytes of the graph's tangents.
             """
             nodes = module.graph.find_nodes(op="placeholder")
             tangents = [node for node in nodes if str(node.target).startswith(TANGENTS)]
@@ -106,8 +106,8 @@ class RemeasuredGraph:
 class LossOnlyGraph:
     """A graph that detaches its results except scalars, if it returns a loss.
 
-    A loss is a scalar result that needs a gradient. Without one, the graph is unchanged. Results
-    that need no gradient are unchanged, too.
+    A scalar is a tensor of one element; a loss is a scalar result that needs a gradient. Without
+    one, the graph is unchanged. Results that need no gradient are unchanged, too.
 
     Parameters
     ----------
@@ -143,7 +143,8 @@ class LossOnlyGraph:
     def compile_with(self, compiler: Callable[[fx.GraphModule], Any]) -> Callable[..., Any]:
         """Compile the graph; a gradient that reaches a detached result raises `CaptureError`.
 
-        For this error, in calls with gradients enabled the detached results require gradients.
+        For this error, detached results of calls with gradients enabled require gradients and have
+        a hook. Without detached results, returns the compiled graph unwrapped.
         """
         compiled_function = compiler(self._module)
         if not self._detached_positions:

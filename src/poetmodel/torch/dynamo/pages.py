@@ -51,8 +51,9 @@ class SlotFile(ScratchFile):
         """Storage bytes, offset, shape and strides of the tensor in each slot, by file offset."""
 
     def write(self, memory: memoryview) -> int:
-        """Write a page into a free slot; return its offset after the medium has stored the page.
+        """Write a page into a slot; return its file offset after the medium has stored the page.
 
+        The slot is a free one of the same rounded size, or a new one at the end of the file.
         In a forked process the first page creates a new file. Raises `PageError` if writing fails,
         `InputError` if that file cannot be created.
         """
@@ -115,8 +116,8 @@ def page_out(tensor: torch.Tensor, file_number: int) -> torch.Tensor:
 def page_in(token: torch.Tensor, dtype: torch.dtype, file_number: int) -> torch.Tensor:
     """Read the tensor in the token's slot into new memory, with its original strides.
 
-    Original strides may differ from those that PyTorch predicts, because kernels choose them.
-    Raises `PageError` as `SlotFile.check_process` and `SlotFile.read` do.
+    Original strides may differ from those that PyTorch predicts, because kernels choose them. The
+    slot is not freed. Raises `PageError` as `SlotFile.check_process` and `SlotFile.read` do.
     """
     file, offset = _FILE_BY_NUMBER[file_number], int(token)
     file.check_process()

@@ -312,6 +312,7 @@ def plan(
     Applies the profiles and the outside memory of `call` to `joint`. As
     `BackendOptions.budget_bytes`, may store the keep-all peak of a first shape in `call`.
     `reserved_bytes` of the budget are for memory of Inductor that is not in the plan [B].
+    `is_predicted` is only recorded: whether no graph is executed.
 
     Raises
     ------
@@ -408,7 +409,8 @@ class GraphProblem:
         """Return the problem of `joint`; applies the profiles and outside memory to `joint`.
 
         Without a device in the settings and rates in `call`, loads or measures the rates of this
-        machine.
+        machine. `reserved_bytes` are for memory of Inductor; they are extra bytes of both passes,
+        but not part of `keep_all_bytes` [B].
         """
         joint.apply_profiles(profiles)
         joint.outside_bytes = call.outside.peak_bytes
@@ -476,7 +478,9 @@ class GraphProblem:
         return Problem(graph, costs, ram=usable_bytes, paging=paging, minimize="time")
 
     def plan_within(self, peak_bytes: int, saved_bytes: int) -> GraphPlan | None:
-        """Return a plan within two limits; None if there is none, or none was found in time.
+        """Return a plan within two limits; None if none is found in the remaining time of `call`.
+
+        Raises as `find_regions` and, with DDP or FSDP2, as `RankExchange.share`.
 
         Parameters
         ----------
@@ -500,7 +504,10 @@ class GraphProblem:
         )
 
     def keep_all_refusal(self, budget_bytes: int) -> BudgetError:
-        """Return the error that no plan was found within a budget of at least the keep-all peak."""
+        """Return the error that no plan was found within a budget of at least the keep-all peak.
+
+        With regions, the message has their budgets; otherwise it suggests a longer time limit.
+        """
         regions = find_regions(self.joint, self.graph, self.settings.regions)
         if regions:
             return BudgetError(_regions_refusal(regions, self.name, budget_bytes))
@@ -521,7 +528,8 @@ class GraphProblem:
     ) -> GraphPlan:
         """Return the plan of the schedule of `result`, with its check, peaks and record.
 
-        `middle_node` is the node of the problem's graph between both passes, if any. Raises
+        `budget_bytes` is only recorded. `middle_node` is the node of the problem's graph between
+        both passes; with it, the recorded peaks exclude memory of DDP and FSDP2. Raises
         `NoScheduleError` without a schedule, `VerificationError` if the schedule exceeds the budget
         of a region, and the errors of `make_checked_plan`.
         """
@@ -779,7 +787,8 @@ def _find_cached_min_ram(
 def find_min_ram(problem: Problem, gap: float) -> SolveResult:
     """Solve for the smallest peak RAM, up to the keep-all peak, instead of a problem's objective.
 
-    The CPU time is `REFUSING_S`, and `REFUSING_NODE_S` per node. The result may have no schedule.
+    The limit on CPU time is `REFUSING_S`, plus `REFUSING_NODE_S` per node. The result may have no
+    schedule.
     """
     limit_s = REFUSING_S + REFUSING_NODE_S * len(problem.graph.nodes)
     with processor_clock(REFUSING_WALL_RATIO * limit_s):
@@ -803,8 +812,9 @@ def _budget_refusal(
 ) -> str:
     """Return the message that a budget is too small, with the smallest sufficient one if found.
 
-    `is_proved` is whether it is already proved that the budget is too small. If the search for the
-    smallest budget does not prove it either, the message is that no plan was found in time.
+    Both budgets include `extra_bytes`, the memory that is not in the plan [B]. `is_proved` is
+    whether it is already proved that the budget is too small. If the search for the smallest budget
+    does not prove it either, the message is that no plan was found in time.
     """
     min_ram_result = _find_cached_min_ram(problem, settings, call)
     is_proved = is_proved or (min_ram_result.bound or 0.0) > problem.usable_ram_bytes

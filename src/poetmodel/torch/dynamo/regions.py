@@ -267,7 +267,7 @@ def solve_with_regions(
 def _cost_lower_bound(problem: Problem, regions: Iterable[Region]) -> float:
     """Return a lower bound on the cost of recomputing or paging tensors that exceed the budgets.
 
-    The backward pass reads a region's tensors from RAM, or they are recomputed or paged in. The
+    The backward pass reads a region's tensors; those not in RAM are recomputed or paged in. The
     bound of a region is that of a fractional knapsack over the excess bytes; returns the largest.
     """
     return max(_region_cost_bound(problem, region) for region in regions)
@@ -276,7 +276,8 @@ def _cost_lower_bound(problem: Problem, regions: Iterable[Region]) -> float:
 def _region_cost_bound(problem: Problem, region: Region) -> float:
     """Return a lower bound on the cost of restoring the bytes above the budget of one region.
 
-    These are the bytes of its tensors that the backward pass reads, minus the budget.
+    These are the bytes of its tensors that the backward pass reads, minus the budget. The cost is
+    in the unit of the objective, and 0 if there are no such bytes.
     """
     graph, costs = problem.graph, problem.objective.coefficients
     restorations: list[tuple[float, int]] = []
@@ -314,7 +315,7 @@ def _recompute_excess(
     saved_tensors = tensors_in_ram(first_schedule, regions[0].stage)
 
     def find_recomputed_nodes(i: int) -> set[int]:
-        """Return the nodes to recompute for tensor `i` if it is not saved."""
+        """Return the node of tensor `i`, and its ancestors up to `saved_tensors`."""
         nodes, pending = set[int](), [i]
         while pending:
             k = graph.node_of[pending.pop()]
@@ -359,7 +360,7 @@ def _search_with_less_ram(
 
     Each trial problem has a larger workspace at the first backward node. The RAM left there is that
     of the previous schedule's tensors, minus the bytes by which they exceed the budgets. The search
-    ends at `deadline_s`, on the monotonic clock [s].
+    ends at `deadline_s`, on the monotonic clock [s], or with a trial without a schedule.
     """
     graph, stage = problem.graph, regions[0].stage
     trial_schedule: Schedule | None = first_schedule

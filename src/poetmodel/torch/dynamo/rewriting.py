@@ -100,7 +100,8 @@ class GraphPlanner:
     storage : str or Path, optional
         Folder for pages.
     is_generated : callable, optional
-        Whether a compiler generates the kernel of a node; by default all kernels are PyTorch's.
+        Returns whether a compiler generates the kernel of a node. Such a node is not measured, and
+        retains its predicted profile. By default no kernel is generated.
     is_predicted : bool
         Whether no graph is executed; sizes are then those that PyTorch predicts.
     """
@@ -198,9 +199,10 @@ class GraphPlanner:
                 self._call = None
 
     def _wrapped_bytes(self, excluded_keys: Container[int] = ()) -> int:
-        """Return the bytes of DDP's buckets and the `gathered_bytes` of FSDP2 [B].
+        """Return the bytes of DDP and FSDP2 around modules with compiled functions [B].
 
-        Of FSDP2, sharded parameters and storages in `excluded_keys` are not counted.
+        They are those of DDP's buckets, and the `gathered_bytes` of FSDP2, which exclude sharded
+        parameters and storages in `excluded_keys`.
         """
         ddp_bytes = sum(map(bucket_bytes, self._replicas))
         return (
@@ -313,9 +315,9 @@ class GraphPlanner:
     ) -> tuple[fx.Graph, list[fx.Node]]:
         """Plan a graph; return (graph in the order of its plan, nodes that its forward pass saves).
 
-        Uses the plan of the current call if it has one; otherwise solves for a plan.
-        `reserved_bytes` of the budget are for memory that the plan does not count [B]. Records the
-        plan and logs it, with warnings.
+        Uses the plan of the current call if it has one; otherwise solves for a plan, and sets
+        `_frontier`. `reserved_bytes` of the budget are for memory that the plan does not count [B].
+        Records the plan and logs it, with warnings.
 
         Raises
         ------
@@ -323,6 +325,8 @@ class GraphPlanner:
             If the budget is too small, that of a region is invalid, or no plan was found in time.
         CaptureError
             If an operation cannot be measured, or processes do not plan the same graph in time.
+        RuntimeError
+            If processes share plans, and the first one returns no result in time.
         InputError
             If a region has no tensor.
         """
@@ -390,11 +394,11 @@ class GraphPlanner:
     ) -> GraphPlan:
         """Return the plan of a graph, and set `_frontier`.
 
-        `_frontier` is None for a graph without a backward pass, a prediction, or with reserved
-        bytes. If there is a frontier and other calls are expected to wait at the same time, the
-        plan is `Frontier.tight_plan`, whose peak may exceed the budget. In this case, raises the
-        errors of `Frontier.tight_plan` and, for a budget in bytes, of `Frontier.check_budget`;
-        otherwise those of `plan`.
+        `_frontier` counts no outside memory. It is None for a graph without a backward pass, a
+        prediction, or with reserved bytes. If there is a frontier and other calls are expected to
+        wait at the same time, the plan is `Frontier.tight_plan`, whose peak may exceed the budget.
+        In this case, raises the errors of `Frontier.tight_plan` and, for a budget in bytes, of
+        `Frontier.check_budget`; otherwise those of `plan`.
         """
         self._frontier = None
         options: dict[str, Any] = {

@@ -106,7 +106,10 @@ def find_frontiers(events: Sequence[Event]) -> list[Frontier]:
 
 
 def peak_bytes(events: Sequence[Event], plans: Sequence[GraphPlan]) -> int:
-    """Return the peak RAM of a step by the plans of its calls [B]."""
+    """Return the peak RAM of a step, including the fixed bytes of its events [B].
+
+    `plans` has the plan of each call, by its number.
+    """
     peaks = [graph_plan.peaks for graph_plan in plans]
     return max(
         event.fixed_bytes
@@ -260,8 +263,9 @@ class StepPlanner:
     ) -> StepPlan | None:
         """Choose and log a plan for each call of a step; return None if no choice was found.
 
-        Solves for further plans of each frontier. If `budget_bytes` is None, sets it to the
-        `keep_all_fraction` of the keep-all peak. `share` gives all processes one choice.
+        First solves for the plans of each frontier. If `budget_bytes` is None, sets it to
+        `keep_all_fraction` of the step's keep-all peak. `share` is as in `FirstCall`; it shares the
+        choice.
         """
         frontiers = find_frontiers(events)
         keep_all_bytes = peak_bytes(events, [frontier.keep_all_plan for frontier in frontiers])
@@ -277,7 +281,7 @@ class StepPlanner:
         budget_bytes = self.budget_bytes
 
         def choose_indices() -> list[int] | None:
-            """Return the index of the chosen plan of each call; None if no choice was found."""
+            """Return indices in `plans_by_call` of the plans of `choose_plans`, or None."""
             plans = choose_plans(events, plans_by_call, budget_bytes)
             if plans is None:
                 return None

@@ -92,7 +92,7 @@ def capture_edge_program(
     """Return the edge program of a training step, for ExecuTorch's portable kernels.
 
     The program's inputs are the tensors in `inputs`, flattened. Its results are the new values of
-    buffers, the loss, and the gradients of trained parameters. `name` is the step's name in errors.
+    buffers, the loss, and the gradients of trained parameters. Error messages begin with `name`.
 
     Raises
     ------
@@ -124,10 +124,10 @@ def _make_loss_module(
 
     With `loss_fn`, the last input is its target; without it, the model receives all inputs. The
     loss is found in the output of `loss_fn`, or else of the model, by `find_loss`, which may raise
-    `CaptureError`. The module is a shallow copy of the model with another ``forward`` and without
-    forward hooks, so that parameters retain their names. A `loss_fn` that is a module becomes the
-    submodule `LOSS` of the copy. Inputs that are no tensors become constants. `name` is the step's
-    name in errors.
+    `CaptureError`. The module is a shallow copy of the model, so that parameters retain their
+    names. Its ``forward`` calls the model, which runs the model's forward hooks; the copy has none.
+    A `loss_fn` that is a module becomes its submodule `LOSS`. Inputs that are no tensors become
+    constants.
     """
     flat_inputs, structure = flatten(inputs)
     model_inputs = inputs if loss_fn is None or isinstance(inputs, Mapping) else inputs[:-1]
@@ -215,7 +215,8 @@ def operator_of(node: fx.Node) -> Any:
 def _check_kernels(name: str, graph: fx.Graph) -> None:
     """Raise `CaptureError`, which begins with `name`, for operators without a kernel.
 
-    Gradients of convolutions have a kernel only for images, with weights of 4 dimensions.
+    Gradients of convolutions have a kernel only for images, with weights of 4 dimensions. The
+    message begins with `name`.
     """
     operators = dict.fromkeys(operator_of(node) for node in graph.nodes)
     unsupported_names = [str(operator) for operator in operators if not _has_kernel(operator)]
@@ -241,7 +242,10 @@ class RemoveCopies(PassBase):  # type: ignore[misc, unused-ignore]
     """
 
     def call(self, module: fx.GraphModule) -> PassResult:
-        """Change the module's graph in place; `modified` of the result is always True."""
+        """Replace reshapes by views and remove inverse permutations and unused nodes, in place.
+
+        `modified` of the result is always True.
+        """
         for node in module.graph.nodes:
             operator = operator_of(node)
             if operator in _RESHAPES and fake_value(node).is_contiguous():

@@ -169,7 +169,10 @@ class ReorderOperations(PassBase):  # type: ignore[misc, unused-ignore]
         self._order = [i for i in order if i < len(step_graph.operations)]  # without the end node
 
     def call(self, module: fx.GraphModule) -> PassResult:
-        """Replace the module's graph by a new graph in the order of the plan."""
+        """Replace the module's graph by one in the order of the plan, with its recomputations.
+
+        `modified` of the result is always True.
+        """
         old_graph = module.graph
         nodes = {node.name: node for node in old_graph.nodes}
         output_keys = {

@@ -216,10 +216,11 @@ def _solve_and_lower(
     edge: EdgeProgramManager,
     step_graph: EdgeGraph,
 ) -> tuple[SolveResult, Plan, LoweredProgram]:
-    """Return (result, plan, program), with less RAM for the solver while the arena is too large.
+    """Solve a step and lower it in the order of the plan; return (result, plan, program).
 
-    Raises `VerificationError` if the arena exceeds the budget after `_MAX_ATTEMPTS`; otherwise
-    raises as `_solve_fitting` does.
+    While the arena of the file exceeds the budget, repeats with less RAM for the solver, by the
+    excess. Raises `VerificationError` if `_MAX_ATTEMPTS` do not suffice; otherwise raises as
+    `_solve_fitting` does.
     """
     excess_bytes = 0
     for _ in range(_MAX_ATTEMPTS):
@@ -241,6 +242,7 @@ def _solve_fitting(
 ) -> tuple[SolveResult, Plan]:
     """Return (result of a schedule whose arena fits, its plan), with plan and arena checked.
 
+    The arena fits if it has at most the RAM of `problem`; `budget_bytes` is only for the message.
     Falls back to the schedule with minimum RAM if the solver finds none. Raises `BudgetError` if
     the arena of that schedule does not fit either, `NoScheduleError` if no schedule is found, and
     `VerificationError` if a check fails.
@@ -264,11 +266,12 @@ def _solve_min_ram(
     step_graph: EdgeGraph,
     failed_result: SolveResult,
 ) -> tuple[SolveResult, Plan, Arena]:
-    """Solve for minimum RAM; return (result, plan, arena).
+    """Solve for minimum RAM, with gap 0; return (result, plan, arena).
 
     The returned result is a copy of `failed_result`, the result without a schedule that fits, with
     the schedule of minimum RAM and status FEASIBLE. Raises `BudgetError` if the arena of this
-    schedule does not fit either, and `NoScheduleError` if no schedule is found.
+    schedule exceeds the RAM of `problem`, too, and `NoScheduleError` if no schedule is found.
+    `budget_bytes` is only for the message.
     """
     ram_bytes = problem.usable_ram_bytes
     exact_options: SolveKeywords = {**options, "gap": 0.0}
@@ -332,7 +335,11 @@ def _sgd_options(optimizer: torch.optim.Optimizer, *objects: object) -> dict[str
 
 
 def _sgd_errors(optimizer: torch.optim.Optimizer, objects: tuple[object, ...]) -> Iterator[str]:
-    """Yield each reason why ExecuTorch's SGD cannot replace an optimizer of `objects`."""
+    """Yield each reason why ExecuTorch's SGD cannot replace an optimizer.
+
+    The reasons are: another class than SGD, several groups or ``maximize``, parameters that are not
+    float32, and parameters other than the trained ones of the modules in `objects`.
+    """
     if type(optimizer) is not torch.optim.SGD:
         yield (
             f"ExecuTorch's training runtime has only SGD, got {type(optimizer).__name__}; use "

@@ -80,7 +80,7 @@ def _backward_kernel(p: float | None) -> Callable[..., torch.Tensor]:
 
 
 def make_in_place_dropout_backward(node: fx.Node) -> Callable[..., torch.Tensor]:
-    """Return a kernel for the backward of dropout that overwrites the gradient and returns it.
+    """Return a kernel for a dropout backward node that overwrites the gradient and returns it.
 
     Its result has the bits of `_backward_kernel`: the mask is 0 or 1, so the two products round
     once, as a single product does.

@@ -56,7 +56,7 @@ class TensorLayout:
 
     @classmethod
     def from_tensor(cls, value: torch.Tensor, position: int | None = None) -> TensorLayout:
-        """Return the layout of a tensor in its storage.
+        """Return type, shape, strides and offset of a tensor in its storage.
 
         `position` is the index of the output; None if the operation returns one tensor and no
         tuple.
@@ -222,8 +222,9 @@ class OpProfiler:
     def __call__(self, node: fx.Node, arguments: Any, keywords: Any) -> tuple[Any, OpProfile]:
         """Call a node's kernel; return its outputs and its profile, which is cached by call key.
 
-        A key that is not cached may take two calls; the outputs are those of the last one. Views
-        are neither measured nor cached, nor are calls if workspaces are not measured.
+        A new key is called again if its first call needed workspace or times are measured; outputs
+        and profile are those of the last call. Views are neither measured nor cached, nor are calls
+        if workspaces are not measured.
         """
         kernel: Kernel = kernel_of(node)
         is_view = node.target is getitem or getattr(node.target, "is_view", False)
@@ -247,7 +248,10 @@ class OpProfiler:
     def _measure_call(
         self, node: fx.Node, kernel: Kernel, arguments: Any, keywords: Any
     ) -> tuple[Any, OpProfile]:
-        """Call a kernel once; return its outputs, and a profile with workspace and time."""
+        """Call a kernel once; return its outputs, and a profile with workspace and time.
+
+        The time includes the start and the end of the profiler that records the memory.
+        """
         outputs: list[Any] = []
         times_s: list[float] = []
 
@@ -374,7 +378,10 @@ class _SyntheticProfiler:
         return self._profiles[key]
 
     def _profile_call(self, node: fx.Node, arguments: Any, keywords: Any) -> OpProfile:
-        """Profile an operation on synthetic tensors of the layouts of its arguments."""
+        """Profile an operation on synthetic tensors with the shapes and strides of its arguments.
+
+        Integers are 0, or 1 if the operation fails on 0. Raises `CaptureError` if it fails on both.
+        """
 
         def profile_with(integer: int) -> OpProfile:
             def fill(value: torch.Tensor) -> torch.Tensor:
@@ -389,7 +396,8 @@ class _SyntheticProfiler:
     def _synthetic_tensor(self, value: torch.Tensor, integer: int) -> torch.Tensor:
         """Return a synthetic tensor with shape, strides and storage size of `value` at offset 0.
 
-        Its numbers are 1 if they are floating-point, otherwise `integer`.
+        Its numbers are 1 if they are floating-point, otherwise `integer`. Unless times are
+        measured, it shares its memory with the other tensors of the same type and `integer`.
         """
         storage_bytes = value.untyped_storage().nbytes()
         key = (value.dtype, integer)

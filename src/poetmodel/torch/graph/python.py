@@ -93,7 +93,7 @@ def _del_statements(names: Sequence[str]) -> list[str]:
 class _PythonWriter:
     """Writes nodes as Python expressions; collects kernels and values without a literal.
 
-    These are `constants`, by their names in the expressions.
+    `constants` maps the names of these kernels and values in the expressions to the objects.
     """
 
     def __init__(self, module: torch.nn.Module | None) -> None:
@@ -102,7 +102,10 @@ class _PythonWriter:
         self._module = module
 
     def format_operation(self, node: fx.Node) -> str:
-        """Return the Python expression that computes a node; register its constants."""
+        """Return the Python expression that computes a node; register its kernel and constants.
+
+        The attribute of a ``get_attr`` node is read at once and registered as a constant.
+        """
         if node.op == "get_attr":
             return self._register_constant(attrgetter(str(node.target))(self._module))
         arguments = [self.format_expression(value) for value in node.args]
@@ -119,8 +122,8 @@ class _PythonWriter:
     def format_expression(self, value: Any) -> str:
         """Return the Python expression of an argument: a name, a literal or a constant's name.
 
-        Lists and tuples have the expressions of their items. A value without a literal is
-        registered as a constant.
+        Lists and tuples have the expressions of their items. Any value without a literal, such as a
+        type or an infinite number, is registered as a constant.
         """
         if isinstance(value, fx.Node):
             return str(value.name)

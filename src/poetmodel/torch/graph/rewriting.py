@@ -35,7 +35,7 @@ class Rewriter:
     """
 
     def __init__(self, keys_by_node: Mapping[fx.Node, OutputKey]) -> None:
-        """Create an empty graph."""
+        """Create an empty graph; group the outputs in `keys_by_node` by storage."""
         self.graph = fx.Graph()
         self._keys_by_node = keys_by_node
         self._first_nodes: dict[OutputKey, fx.Node] = {}
@@ -60,8 +60,9 @@ class Rewriter:
     def map_node(self, node: fx.Node) -> fx.Node:
         """Return the new graph's node for the value of an old node.
 
-        Writes views and waits that the new graph lacks. An output without a copy in the new graph
-        is written like a view.
+        The value of an output is its newest copy. Writes the missing wait for it, and missing
+        views: each view once per copy of its inputs. An output without a copy in the new graph is
+        written like a view, and does not become a newest copy.
         """
         if node in self._placeholders:
             return self.map_placeholder(node)
@@ -82,9 +83,9 @@ class Rewriter:
     def write_node(self, node: fx.Node, storage_indices: Iterable[int]) -> fx.Node:
         """Write an operation, and views and waits that it needs; return the new node.
 
-        Also writes the nodes that select its outputs. The outputs become the newest copies of the
-        storages. For a collective that does not copy its input, the wait follows at once. The new
-        node has the kernel of the old one.
+        Also writes the nodes that select its outputs in `storage_indices`, the storages that it
+        allocates; these outputs become newest copies. For a collective that does not copy its
+        input, the wait follows at once. The new node has the kernel of the old one.
         """
         new_node = self.register_write(self.graph.node_copy(node, self.map_node))
         kernel: Any = kernel_of(node)
@@ -106,7 +107,10 @@ class Rewriter:
         return new_node
 
     def write_wait(self, key: OutputKey) -> None:
-        """Write the missing wait for a collective's result as the newest copy of the output."""
+        """Write the wait for a collective's result; it becomes the newest copy of that output.
+
+        Raises `KeyError` if the output has no collective, or its wait is already written.
+        """
         self._awaited_keys.remove(key)
         collective = self._newest[key]
         target = torch.ops._c10d_functional.wait_tensor.default  # noqa: SLF001 - its only name

@@ -134,7 +134,7 @@ class StepGraph(ABC):
     ) -> None:
         """Add an operation for each source, and each node with new storages or effects.
 
-        Inlined nodes without effects have no operation.
+        Nodes without effects for which `is_inlined` returns True have no operation.
         """
         self.graph = graph
         self.name = name
@@ -224,7 +224,10 @@ class StepGraph(ABC):
         profile: OpProfile,
         new_storages: Iterable[tuple[str, int, tuple[TensorLayout, ...]]],
     ) -> None:
-        """Append an operation and its storages, given as (name, bytes, layouts)."""
+        """Append an operation and its storages, given as (name, bytes, layouts).
+
+        Does not register names or `output_keys`.
+        """
         first_storage, index = len(self.storages), len(self.operations)
         for storage_index, (storage_name, size_bytes, layouts) in enumerate(
             new_storages, first_storage

@@ -47,9 +47,10 @@ def fake_storage_key(node: fx.Node) -> int | None:
 
 
 def call_key(*arguments: Any) -> Hashable:
-    """Return the key of a call: structure of its arguments, types and layouts of tensors.
+    """Return the key of a call: the structure of its arguments, and a key for each value.
 
-    Other values count by type and text. Elements and devices of tensors do not count.
+    Tensors count by type, shape, strides and offset, but not by elements, device and storage size;
+    all other values by type and text.
     """
     leaves, spec = _pytree.tree_flatten(arguments)
     return spec, tuple(
@@ -96,7 +97,7 @@ class HeapWatch:
     """
 
     def __init__(self) -> None:
-        """Start PyTorch's profiler of memory events."""
+        """Start PyTorch's profiler of memory events; raise `CaptureError` if one is already on."""
         if is_profiler_on():
             raise CaptureError(
                 "a profiler of PyTorch is on, and memory is measured with another one: compile, or "

@@ -27,8 +27,8 @@ def apply_with_proxies(
 
     The proxy has zeros without memory; its gradient is that of the real result. `layer` is a
     `poetmodel.torch.int8.front.QuantizedLayer`; if it flattens, inputs and proxies are flattened
-    first. `proxies` are the proxies of the inputs; a proxy is None if its input depends on no layer
-    that trains. The result of a dequantization is itself real, and its proxy is unused.
+    first. `proxies` are the proxies of the inputs; None, for an input that depends on no layer that
+    trains, counts as zeros. The result of a dequantization is itself real, and its proxy is unused.
     """
     if layer.flattens:
         inputs = [x.flatten(1) for x in inputs]
@@ -70,7 +70,11 @@ class _WeightedFunction(Function):  # type: ignore[misc, unused-ignore]
         scale: Tensor,
         weight_scale: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Compute the layer with initial sums of the current weight; return (result, proxy)."""
+        """Compute the layer with initial sums of the current weight; return (result, proxy).
+
+        `weight` is the int8 weight. `weight_gradient` is the parameter that gets its gradient; None
+        if the weight does not train. Neither this parameter nor `input_proxy` is read.
+        """
         del input_proxy, weight_gradient
         initial_sum = find_operator("start")(weight, layer.input_levels.zero)
         y = find_operator(layer.operator)(x, weight, initial_sum, scale, bias, *layer.numbers)
@@ -85,7 +89,8 @@ class _WeightedFunction(Function):  # type: ignore[misc, unused-ignore]
     def backward(ctx: Any, _: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of input proxy, weight and bias; None for all other arguments.
 
-        A gradient that is not needed is None, too.
+        A byte of the result at a limit of the layer has the gradient 0. The weight's gradient is
+        returned for the argument `weight_gradient`. A gradient that is not needed is None, too.
         """
         x, y, weight, weight_scale = ctx.saved_tensors
         layer = ctx.layer
@@ -132,10 +137,10 @@ class _UnweightedFunction(Function):  # type: ignore[misc, unused-ignore]
     def forward(
         ctx: Any, layer: Any, first_proxy: Tensor, second_proxy: Tensor | None, *inputs: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Compute the layer, and return (result, proxy); save int8 tensors for the gradient.
+        """Compute the layer, and return (result, proxy); save its int8 result for the gradient.
 
-        The result of a dequantization is real and has a gradient itself: its proxy is unused, and
-        no tensor is saved.
+        A maximum also saves its input. The result of a dequantization is real and has a gradient
+        itself: its proxy is unused, and no tensor is saved.
         """
         del first_proxy, second_proxy
         y = find_operator(layer.operator)(*inputs, *layer.numbers)
@@ -153,8 +158,9 @@ class _UnweightedFunction(Function):  # type: ignore[misc, unused-ignore]
     def backward(ctx: Any, output_gradient: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of the one or two input proxies, and None for other arguments.
 
-        Gradients follow from that of the result's proxy; for a dequantization, from
-        `output_gradient`. In a sum, the result for a proxy that needs no gradient is None.
+        Gradients follow from `gradient`, that of the result's proxy, which counts as 0 at a limit
+        of the layer, except in a maximum. The gradient of a dequantization is `output_gradient`
+        with the channels last. In a sum, the gradient of a proxy that needs none is None.
         """
         layer, no_gradients = ctx.layer, (None,) * len(ctx.needs_input_grad[3:])
         if layer.operator == "dequantize":

@@ -48,7 +48,10 @@ class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
         weight_scale: torch.Tensor | None = None,
         input_levels: Levels | None = None,
     ) -> None:
-        """Store the arguments of the operator, and register its constants as buffers."""
+        """Store the arguments of the operator, and register its `constants` as buffers.
+
+        The other arguments become plain attributes, `weight_scale`, too.
+        """
         super().__init__()
         self.weight_scale = weight_scale
         self.input_levels = input_levels
@@ -117,7 +120,10 @@ class QuantizedFront(nn.Module):  # type: ignore[misc, unused-ignore]
         *,
         has_flat_result: bool = False,
     ) -> None:
-        """Register the layers as submodules."""
+        """Register the layers as submodules; store the wires, which connect them to their inputs.
+
+        `has_flat_result` states whether ``forward`` flattens each sample of the result to one row.
+        """
         super().__init__()
         for name, layer in layers.items():
             self.add_module(name, layer)

@@ -101,9 +101,10 @@ def q8_convolution_weight_gradient(
     window: Sequence[int],
     *window_arguments: Any,
 ) -> Tensor:
-    """Return the gradient of a convolution's weight, in the order of `q8_conv2d`.
+    """Return the gradient of a convolution's weight.
 
-    The result is the correlation of ``x - zero_x`` with `gradient`, times the scale of x.
+    The result is the correlation of ``x - zero_x`` with `gradient`, times the scale of x. It has
+    outputs, rows, columns, and channels of a group.
     """
     filters = _filter_gradient(gradient, x, zero_x, window, window_arguments) * scale_x
     return filters.permute(0, 2, 3, 1).contiguous()
@@ -121,7 +122,7 @@ def q8_depthwise_weight_gradient(
     window: Sequence[int],
     *window_arguments: Any,
 ) -> Tensor:
-    """Return the gradient of a depthwise convolution's weight, in the order of `q8_depthwise`."""
+    """Return the gradient of a depthwise convolution's weight (rows, columns, channels)."""
     window_arguments = (*window_arguments, x.shape[3])
     filters = _filter_gradient(gradient, x, zero_x, window, window_arguments) * scale_x
     return filters[:, 0].permute(1, 2, 0).contiguous()
@@ -139,7 +140,8 @@ def q8_average_gradient(
 ) -> Tensor:
     """Return the gradient of a mean pool's input.
 
-    Each element of a window gets an equal fraction of the window's gradient.
+    `input_size` is the input's number of rows and columns. Each element of a window, padding
+    included, gets an equal fraction of the window's gradient; that of the padding is dropped.
     """
     element_gradient = gradient / (window[0] * window[1])
     return _scatter_windows(element_gradient, None, input_size, window, stride, padding, (1, 1))
@@ -269,11 +271,11 @@ class RoundingDraws:
     seed: int = 0
 
     def draw_uniform(self, weight: Tensor, *, first: int = 0) -> Tensor:
-        """Return a float32 number for each weight: the upper 24 bits of its word, times 2^-24.
+        """Return a float32 number for each weight: the upper 24 bits of a word, times 2^-24.
 
-        Each call returns the same numbers. The result has the shape and the device of `weight`,
-        whose elements are not read. If `weight` is a slice of the tensor, `first` is the index of
-        its first element.
+        Each weight has its own random word, the same in each call. The result has the shape and the
+        device of `weight`, whose elements are not read. If `weight` is a slice of the tensor,
+        `first` is the index of its first element.
         """
         first_block, end_block = first // 4, -(-(first + weight.numel()) // 4)
         words = _philox_words(
@@ -324,9 +326,10 @@ def _convolution_gradient(
 ) -> Tensor:
     """Return a gradient of a convolution: of the padded input `x`, or of the filters.
 
-    `gradient_index` is 0 for `x`, or 1 for the filters. Of that tensor only the shape is read. `x`
-    is already padded: the padding in `window_arguments` is ignored. `gradient` has its channels
-    last; `x`, `filters` and the result are in PyTorch's order.
+    `gradient_index` is 0 for `x`, or 1 for the filters. Of that tensor only the shape is read.
+    `window_arguments` are stride, padding, dilation and groups; the padding is ignored, because `x`
+    is already padded. `gradient` has its channels last; `x`, `filters` and the result are in
+    PyTorch's order.
     """
     stride, _, dilation, groups = window_arguments
     result: Tensor = torch.ops.aten.convolution_backward(
@@ -342,7 +345,8 @@ def _filter_gradient(
 ) -> Tensor:
     """Return the correlation of ``x - zero_x`` with the gradient, in PyTorch's order of weights.
 
-    This is the gradient of the filters, without the scale of x.
+    This is the gradient of the filters, without the scale of x. `window_arguments` are stride,
+    padding, dilation and groups.
     """
     _, padding, _, groups = window_arguments
     above, below, left, right = padding

@@ -43,7 +43,7 @@ def register_operator(schema: str) -> Callable[[Any], Any]:
     """Return a decorator that registers a function as a PyTorch operator of the same name.
 
     The operator has the `schema` and the namespace `NAMESPACE`, and must not change its arguments.
-    The decorator returns a ``CustomOpDef``.
+    The decorator returns a ``CustomOpDef``, which has no function for fake tensors yet.
     """
 
     def register(function: Any) -> Any:
@@ -131,8 +131,9 @@ def q8_conv2d(
 ) -> Tensor:
     """Return a convolution. `weight` has outputs, rows, columns, and channels of a group.
 
-    As `q8_depthwise`, but ``acc`` is also summed over the channels of the group. Raises
-    `ValueError` unless `x` has `groups` times these channels.
+    ``acc = sum of (x - zero_x) * weight`` over the window and the channels of the group, in which
+    padding counts as 0, then ``clamp(rint((acc * scale + bias) * inverse) + zero)``. Does not use
+    `initial_sum`. Raises `ValueError` unless `x` has `groups` times these channels.
     """
     del initial_sum
     centred_x = x.double() - zero_x

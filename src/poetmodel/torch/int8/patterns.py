@@ -117,7 +117,7 @@ def _convert_convolution(reader: Reader, node: fx.Node) -> PendingLayer:
     _, scales = reader.read_weight(node, weight)
 
     def make_layer(levels: Levels) -> QuantizedLayer:
-        """Return the layer for the levels of its result."""
+        """Return the convolution's int8 layer, whose result has the given levels."""
         return QuantizedLayer(
             operator,
             constants,
@@ -133,8 +133,8 @@ def _convert_convolution(reader: Reader, node: fx.Node) -> PendingLayer:
 def _convert_linear(reader: Reader, node: fx.Node) -> PendingLayer:
     """Convert a linear layer; the weight of a flattened image is reordered to channels last.
 
-    Refuses operands that are not quantized or not of two dimensions, and weights and biases that
-    `Reader.read_weight_and_constants` refuses.
+    Refuses operands that are padded, not quantized, not of two dimensions or without a known shape,
+    and weights and biases that `Reader.read_weight_and_constants` refuses.
     """
     x, weight, bias = arguments_of(node)
     if len(reader.read_shape(node, x)) != _ROW_RANK:
@@ -173,7 +173,7 @@ def _make_linear_layer(
     _, scales = reader.read_weight(node, arguments_of(node)[1])
 
     def make_layer(levels: Levels) -> QuantizedLayer:
-        """Return the layer for the levels of its result."""
+        """Return the int8 linear layer, whose result has the given levels."""
         return QuantizedLayer(
             "pointwise",
             {"weight": weight, **rescaling_constants},
@@ -250,8 +250,8 @@ def _convert_relu6(reader: Reader, node: fx.Node) -> PendingLayer:
 def _convert_add(reader: Reader, node: fx.Node) -> PendingLayer:
     """Convert a sum of two quantized values.
 
-    Refuses other operands, a factor other than 1, and operands whose shapes differ, or differed
-    before they were flattened.
+    Refuses operands that are padded or not quantized, a factor ``alpha`` other than 1, and operands
+    whose shapes are unknown or differ, or differed before they were flattened.
     """
     x, y, factor = (*node.args, node.kwargs.get("alpha", 1))[:3]
     sources = tuple(reader.read_quantized(node, operand) for operand in (x, y))
@@ -330,7 +330,7 @@ def _convert_mean(reader: Reader, node: fx.Node) -> PendingLayer:
     """Convert a mean over rows and columns of images.
 
     Without ``keepdim``, the result has one row per sample. Refuses other dimensions, and an operand
-    that is of another rank, padded, or not quantized.
+    that is of another rank, without a known shape, padded, or not quantized.
     """
     x, dimensions, keeps_dimensions, _ = arguments_of(node)
     rank = len(reader.read_shape(node, x))

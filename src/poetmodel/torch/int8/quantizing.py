@@ -74,22 +74,22 @@ def quantized(
     ----------
     front : torch.nn.Module
         The first part of a model, from its input: convolutions and linear layers with ReLU or
-        ReLU6, sums, pools and means. Or a module converted by PT2E with any quantizer. `front` is
-        not changed.
+        ReLU6, sums, pools and means. Or a module that torchao's PT2E converted (``convert_pt2e``),
+        with any quantizer. `front` is not changed.
     batches : iterable of Tensor, tuple or list, optional
         Example batches of the input of `front`, in float32, preprocessed and normalized. Of a tuple
         or list, for example from a data loader, the first element is used. Not for a converted
         module.
     train : str or sequence of str, optional
-        Convolutions and linear layers whose int8 weights and biases train: ``all``, ``last-N``, or
-        whole names, or patterns, of their modules, such as ``blocks.3.*``. Default: none.
+        Convolutions and linear layers whose int8 weights and biases train: ``all``; ``last-N``, the
+        last N in the order of the graph; or whole names, or patterns, of their modules, such as
+        ``blocks.3.*``. Default: none.
     rounding : str, optional
         Treatment of weight changes below one int8 step, used only with `train`: ``16 bits`` stores
         another int8 for each weight; ``stochastic`` rounds randomly.
     headroom : float, optional
-        Factor, at least 1, by which, with `train`, some ranges exceed those of `front` and
-        `batches`, because training changes them: the ranges of trained weights, and of activations
-        that depend on them.
+        Factor, at least 1, that widens the ranges of trained weights, and of activations that
+        depend on them, because training changes these ranges. Used only with `train`.
 
     Returns
     -------
@@ -159,11 +159,12 @@ def convert_network(
     headroom: float,
     label: str = "",
 ) -> QuantizedFront:
-    """Convert a PT2E module to a front; to a network unless `train` is None.
+    """Convert a PT2E module to a front; unless `train` is None, to a network.
 
-    `label` is the name of the module in messages, by default "quantized front" or "quantized
-    network". Does not check `rounding` and `headroom`: the caller does, by `check_training`.
-    Raises `InputError` as `convert_front` and, for `train`, `_select_trained_nodes` do.
+    `train` selects layers as in `quantized`. `label` is the name of the module in messages, by
+    default "quantized front" or "quantized network". Does not check `rounding` and `headroom`: the
+    caller does, by `check_training`. Raises `InputError` as `convert_front` and, for `train`,
+    `_select_trained_nodes` do.
     """
     if train is None:
         return convert_front(converted_module, label=label or "quantized front")
@@ -348,10 +349,11 @@ def _annotate(
 ) -> None:
     """Annotate how PT2E should quantize the operands and the result of an operation.
 
-    `activation_spec` and `weight_spec` are PT2E's specifications of activations and weights;
-    `share_spec` creates the specification of a result with the levels of its operand. Calls
-    `annotate` with the node, the specifications of its operands, and the one of its result, which
-    is None if an activation is fused into the operation. Skips unsupported operators.
+    Calls `annotate` with the node, the specifications of its quantized operands by their nodes, and
+    that of its result. The value between an operation and an activation that is fused into it has
+    no specification: None for the result of the operation, {} for the operands of the activation.
+    `activation_spec` and `weight_spec` are PT2E's specifications; `share_spec` creates that of a
+    result with the levels of its operand. Skips unsupported operators.
     """
     operands = node.all_input_nodes
     output_spec = None if _is_fused(node) else activation_spec

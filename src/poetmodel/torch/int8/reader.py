@@ -142,9 +142,10 @@ class Reader:
                 self.refuse(node, self._no_kernel_message(node))
 
     def _add_dequantize(self, node: fx.Node) -> None:
-        """Add the layer that dequantizes the result, and set `has_flat_result`.
+        """Add the layer that dequantizes the result of `node`, and set `has_flat_result`.
 
-        Refuses a result that is padded, not quantized, or not dequantized.
+        `has_flat_result` is true if the samples of the result were flattened. Refuses a result that
+        is padded, not quantized, or not dequantized.
         """
         value = self.values[node]
         is_dequantized = isinstance(value, QuantizedValue) and not (
@@ -413,10 +414,10 @@ class Reader:
         return int8_weight, constants
 
     def _make_rescaling(self, node: fx.Node, source: QuantizedValue) -> PendingLayer:
-        """Return a pending layer that converts a quantized value to other levels.
+        """Return a pending layer of `node` that converts a quantized value to other levels.
 
-        The `make_layer` of the layer returns None if scale and zero are the same, and the limits
-        are not narrower.
+        Its `make_layer` returns None if scale and zero are the same, and the limits are not
+        narrower.
         """
 
         def make_layer(levels: Levels) -> QuantizedLayer | None:
@@ -436,8 +437,9 @@ class Reader:
     def clamp_operand(self, node: fx.Node, low: float, high: float) -> PendingLayer:
         """Return the operand of an activation as a pending layer, clamped to `low` and `high`.
 
-        `low` and `high` narrow the limits of earlier activations. For a quantized operand, the
-        layer is a rescaling. Refuses operands that are neither quantized nor pending.
+        These real limits narrow those of earlier activations. For a quantized operand, the pending
+        layer is a new one that rescales it. Refuses operands that are neither quantized nor
+        pending.
         """
         value = self.values[node.args[0]]
         if isinstance(value, QuantizedValue):
@@ -449,7 +451,10 @@ class Reader:
     def add_layer_with_input_levels(
         self, node: fx.Node, layer: QuantizedLayer, source: QuantizedValue
     ) -> QuantizedValue:
-        """Add a layer whose result has the levels of its input; return its quantized value."""
+        """Add a layer whose result has the levels of its input; return the quantized result.
+
+        `source` is the input. `_layer_name` of `node` is the name of the layer.
+        """
         return replace(
             source,
             layer_number=self._add_layer(_layer_name(node), layer, (source.layer_number,)),
@@ -484,7 +489,7 @@ def _rescaling_layer(old_levels: Levels, new_levels: Levels) -> QuantizedLayer:
 
 
 def _layer_name(node: fx.Node) -> str:
-    """Return the path of a node's module as a layer name; without a module, its operator."""
+    """Return the path of a node's module, with ``_`` for ``.``; without a module, its operator."""
     return module_path(node).replace(".", "_") or operator_name(node)
 
 

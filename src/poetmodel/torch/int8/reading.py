@@ -45,7 +45,7 @@ def _replace_converted(
     submodules. `path` is the name of the module in messages.
     """
     if module not in results:
-        results[module] = module  # where a module contains itself, the original stays
+        results[module] = module  # if a module contains itself, the original stays
         if is_converted(module):
             results[module] = front = convert_front(module, label=_front_label(path))
             front.replaced_parameters = tuple(module.parameters())
@@ -77,7 +77,7 @@ def check_operators(module: nn.Module, *, label: str, training: Training) -> Non
     """Raise `InputError` if the result of a prepared module needs an operator without a kernel.
 
     PT2E has already removed the batch norms that it folds into convolutions; all other batch norms
-    are refused. `training` affects only the message.
+    are refused. `label` is the name of the module in the message, which depends on `training`.
     """
     Reader(module, label, training, PATTERNS).check_operators()
 

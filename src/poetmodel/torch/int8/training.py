@@ -64,8 +64,9 @@ class TrainedLayer(QuantizedLayer):
     def __init__(self, layer: QuantizedLayer, *, rounding: str, headroom: float) -> None:
         """Copy a layer with scales coarser by `headroom`, and residuals if `rounding` stores them.
 
-        Rounds its real weights to the coarser scales. The bias becomes a parameter. Registers the
-        copy for the check that refuses its weights in PyTorch's optimizers.
+        Rounds its real weights to the coarser scales. Creates the parameters `bias` and
+        `weight_gradient`. Registers the copy for `_check_optimizer`, which refuses that
+        `weight_gradient` in any optimizer but `QuantizedSGD`.
         """
         if layer.weight_scale is None or layer.input_levels is None:
             raise InputError(f"{layer.operator}: it has no weights to train")
@@ -130,7 +131,7 @@ def subtract_gradient(
     """Subtract a multiple of the gradient from int8 weights, in place.
 
     ``change = (gradient + weight_decay * real weight) * lr / scale``, in int8 steps; `maximize`
-    negates the gradient. `update_16_bits` subtracts `change` from a `state` with a residual,
+    negates only `gradient`. `update_16_bits` subtracts `change` from a `state` with a residual,
     `update_stochastic` from one without, with `draws` as its random numbers. Raises `InputError`
     for a `state` without a residual if `draws` is None.
     """
@@ -212,10 +213,11 @@ class QuantizedNetwork(QuantizedFront):
 def _call_with_proxy(
     layer: nn.Module, pairs: list[tuple[Tensor, Tensor | None]]
 ) -> tuple[Tensor, Tensor | None]:
-    """Return (result, proxy) of a layer.
+    """Call a layer; return (result, proxy of the result).
 
-    The proxy is None if the layer does not train and no input has a proxy. `pairs` are the inputs
-    of the layer, each with its proxy or None.
+    A proxy carries the gradient of an int8 value, as in `apply_with_proxies`. `pairs` are the
+    inputs of the layer, each with its proxy or None. The proxy of the result is None if the layer
+    does not train and no input has a proxy.
     """
     inputs, proxies = zip(*pairs, strict=True)
     if not isinstance(layer, TrainedLayer) and all(proxy is None for proxy in proxies):
@@ -241,7 +243,10 @@ def _register_check() -> None:
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Raise `InputError` if an optimizer other than `QuantizedSGD` has a `weight_gradient`."""
+    """Before an optimizer's step, raise `InputError` if it cannot update int8 weights.
+
+    Only a `QuantizedSGD` may have the `weight_gradient` of a layer among its parameters.
+    """
     if isinstance(optimizer, QuantizedSGD):
         return
     weight_gradient_ids = {id(layer.weight_gradient) for layer in _TRAINED_LAYERS}
@@ -329,8 +334,9 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update int8 weights by quantized SGD, and other parameters by plain SGD.
 
-        Only parameters with a gradient are updated. Calls `count_update`. Returns the loss of the
-        closure; None without a closure.
+        Only parameters with a gradient are updated; gradients are not cleared. Then adds 1 to
+        ``updates`` of all parameter groups. Returns the loss of the closure; None without a
+        closure.
 
         Raises
         ------

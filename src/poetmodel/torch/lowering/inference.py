@@ -82,10 +82,10 @@ def with_evaluation(
 ) -> LoweredStep:
     """Return a step with a forward pass in evaluation mode, `evaluation`, that computes the loss.
 
-    Parameters as for `lower`. With a `loss_fn`, the output is a vector: the loss and, if the target
-    has an integer label for each vector of several scores that the model returns, the number of
-    correct labels. Vectors of scores are along dimension 1, or dimension 0 of a single sample. A
-    label is correct if its score is the highest, and the first one if several are highest.
+    Parameters as for `lower`. With a `loss_fn`, the output is a vector: the loss and, for a
+    classifier, the number of correct labels. A classifier returns vectors of several scores, along
+    dimension 1, or dimension 0 of a single sample; the target has an integer label for each vector.
+    A label is correct if its score is the highest, and the first one if several are highest.
 
     Raises
     ------
@@ -102,11 +102,11 @@ def with_evaluation(
 def _make_counting_loss(
     loss_fn: Callable[..., torch.Tensor] | None,
 ) -> Callable[..., torch.Tensor] | None:
-    """Return a function that sums a stack: the loss of `loss_fn`, the number of correct labels.
+    """Return a loss function that sums a stack of the loss and the number of correct labels.
 
-    Returns None if `loss_fn` is None. Without classes by `_class_dimension`, the stack has only the
-    loss. `_cut_to_output` later cuts the graph before the sum, so that the stack is the output. For
-    a loss module, the result is a shallow copy with the same parameters.
+    Returns None if `loss_fn` is None. If `_class_dimension` is None, the stack has only the loss.
+    `_cut_to_output` later cuts the graph before the sum, so that the stack is the output. For a
+    loss module, the result is a shallow copy with the same parameters.
     """
     if loss_fn is None:
         return None
@@ -160,7 +160,8 @@ def _capture_forward(
 
     The output of the pass is the tensor that `sum_function` sums; without this function, the
     model's loss. `model_inputs` are the first of `inputs`; the pass has no other inputs. The
-    message about random numbers contains `option`, which requested the pass.
+    message about random numbers contains `option`, which requested the pass. `step_name` is the
+    name in messages and in the graph.
 
     Raises `CaptureError` if the pass draws random numbers; otherwise as for `lower`.
     """
@@ -200,10 +201,11 @@ def _evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _cut_to_output(joint: Joint, *, loss_is_sum: bool) -> Joint:
-    """Return a step cut to its loss or, if `loss_is_sum`, to the tensor that the loss sums.
+    """Return a joint graph whose only result is the loss, or the tensor summed to the loss.
 
-    A contiguous copy of the loss or of that tensor becomes the only result. Changes the graph of
-    `joint`: operators that are no longer needed, and the tangents, are removed.
+    The result, a contiguous copy, is the summed tensor if `loss_is_sum`: a sum then computes the
+    loss. Changes the graph of `joint`: operators that are no longer needed, and the tangents, are
+    removed.
     """
     loss = next(result for result in joint.results if result.kind is OutputKind.LOSS)
     graph = joint.graph_module.graph

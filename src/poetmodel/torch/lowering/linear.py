@@ -88,7 +88,10 @@ def _lower_dot(op: Lowering) -> None:
 def _lower_sum_with_product(
     op: Lowering, x: Any, a: StridedView, b: StridedView, beta: float, alpha: float
 ) -> None:
-    """Lower ``beta * x + alpha * (a @ b)``; `x` is not added if `beta` is 0."""
+    """Lower ``beta * x + alpha * (a @ b)``: `x` is broadcast, and not added if `beta` is 0.
+
+    If the output is a vector, it is the only column of the product.
+    """
     out = op.output()
     product = _to_column(out) if len(out.shape) < len(a.shape) else out
     addend = convert_operand(op, x).broadcast(out.shape)
@@ -116,7 +119,7 @@ def _lower_row_copy(op: Lowering, out: StridedView, x: StridedView) -> None:
 
 
 def _to_column(view: StridedView) -> StridedView:
-    """Return a vector as a matrix with one column, whose stride is 0."""
+    """Return a vector as a matrix with one column; the stride between columns is 0."""
     return StridedView(
         buffer=view.buffer,
         offset=view.offset,
@@ -137,9 +140,10 @@ def _lower_product(
 ) -> None:
     """Lower the product of matrices, or of batches of matrices: ``a @ b``.
 
-    The product overwrites `out`, or is added to `out` if `accumulate`. If `out` has several rows,
-    its columns, or its rows of several elements, must be contiguous. Otherwise the product is
-    computed in workspace and then copied, or refused with `accumulate`.
+    The product overwrites `out`, or is added to `out` if `accumulate`. Kernels need an `out` with a
+    single row, or with contiguous columns, or with contiguous rows of more than one element. For
+    another `out`, the product is computed in workspace and then copied, or refused with
+    `accumulate`.
     """
     if out.shape[-1] == 1 < out.shape[-2] or (out.strides[-1] != 1 and out.shape[-1] > 1):
         # Kernels compute several elements of a row at once, so that long rows are faster.
@@ -183,7 +187,7 @@ def _lower_reduced_loss(
 
     Operands are converted to real numbers, and broadcast to one shape. `reduction` is PyTorch's
     number; `constants` are the arguments of the kernel between the shape tables and the divisor of
-    the sum.
+    the sum: the number of losses for a mean, otherwise 1.
     """
     out = op.output()
     views = [convert_operand(op, argument) for argument in operands]
@@ -209,8 +213,8 @@ def _lower_loss_gradient(
 
     Operands, the gradient of the loss first, are converted to real numbers, and broadcast to the
     output. `reduction` is PyTorch's number; `constants` are the arguments of the kernel between the
-    shape table and the factor of the gradient: 1 / elements for a mean, otherwise 1. Marks the
-    operation as elementwise.
+    shape table and the factor of the gradient: for a mean 1 / elements of the output, otherwise 1.
+    Marks the operation as elementwise.
     """
     out = op.output()
     views = [convert_operand(op, argument).broadcast(out.shape) for argument in operands]
@@ -341,9 +345,10 @@ def _lower_parameter_update(op: Lowering) -> None:
 def _lower_update(
     op: Lowering, views: Sequence[StridedView], gradient: StridedView, rate: Any
 ) -> None:
-    """Add the calls of an optimizer's update rule; `views` are the parameter and its state.
+    """Add the calls of the operation's update rule; `views` are the parameter and its state.
 
-    Refuses parameters that are not dense, moments in another layout, and rules without a kernel.
+    `rate` is the operation's argument for the learning rate. Refuses parameters that are not dense,
+    state of the parameter's shape in another layout, and rules without a kernel.
     """
     parameter = views[0]
     same_shape_views = [view for view in views if view.shape == parameter.shape]
@@ -371,10 +376,11 @@ def accumulate_gradient(
 ) -> StridedView:
     """Lower the addition of gradients to `total`, their sum over batches; return the clipped sum.
 
-    Without clip factors, the result is `total` itself. Sets the condition of the operation: the
-    calls that clip, and all calls added later, are executed only for the last batch of an
-    accumulation. `count` is the node of the number of earlier batches in `total`. The caller clears
-    `total` after the update. Refuses a `total` that is not dense.
+    The result is a copy in workspace, multiplied by each of `clip_factors`; without factors, it is
+    `total` itself. In both cases, sets the condition of the operation: the calls that clip, and all
+    calls added later, are executed only for the last batch of an accumulation. `count` is the node
+    of the number of earlier batches in `total`. The caller must set `total` to 0 after the update.
+    Refuses a `total` that is not dense.
     """
     if not total.is_dense:
         op.refuse("expected a dense parameter")

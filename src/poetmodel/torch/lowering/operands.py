@@ -42,7 +42,10 @@ _LOWERINGS: Final[dict[Any, Lower]] = {}
 
 
 def lowers(*operators: Any) -> Callable[[Lower], Lower]:
-    """Return a decorator that registers a function as the lowering of operators."""
+    """Return a decorator that registers a function as the lowering of operators.
+
+    The decorator returns the function; it replaces earlier lowerings of these operators.
+    """
 
     def register(function: Lower) -> Lower:
         _LOWERINGS.update(dict.fromkeys(operators, function))
@@ -81,7 +84,7 @@ class StridedView:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements are contiguous in row-major order."""
+        """Whether strides are those of a contiguous row-major tensor, except for sizes of 1."""
         return self.strides == contiguous_strides(self.shape) or all(
             size == 1 or stride == contiguous_stride
             for size, stride, contiguous_stride in zip(
@@ -164,7 +167,7 @@ class Lowering:
         *,
         relative_rates: Mapping[fx.Node, float] | None = None,
     ) -> None:
-        """Prepare a lowering without calls."""
+        """Store the operands and outputs; there are no calls, condition and workspace yet."""
         self.node = node
         self.args: tuple[Any, ...] = _arguments_with_defaults(node)
         """The arguments in the order of the schema, with defaults."""
@@ -174,8 +177,8 @@ class Lowering:
         self.workspace_bytes = 0
         """Bytes of workspace that tensors of the lowering occupy so far."""
         self.is_elementwise = False
-        """Whether each element of the output depends only on operands at its position, so that the
-        output may overwrite an operand of the same layout."""
+        """Whether the first output may overwrite an operand of its layout: the kernels then read
+        each element of the operand before they overwrite it."""
         self._get_view = get_view
         self._outputs = outputs
         self._relative_rates = relative_rates or {}
@@ -320,7 +323,10 @@ def shape_table(op: Lowering, *views: StridedView, preserve_order: bool = False)
 def slice_view(
     view: StridedView, dimension: int, start: int, size: int, step: int = 1
 ) -> StridedView:
-    """Return `size` elements of a view along a dimension, from `start` in steps of `step`."""
+    """Return `size` elements of a view along a dimension, from `start` in steps of `step`.
+
+    `dimension` and `start` are not negative. Bounds are not checked.
+    """
     stride = view.strides[dimension]
     return replace(
         view,
@@ -451,7 +457,7 @@ def plane_layout(
     """Return (strides of all views, sizes of the first view): batch, channels, rows, columns.
 
     The last `plane_dimensions` dimensions, 1 or 2, are the columns, or rows and columns. Missing
-    dimensions have size 1 and stride 0.
+    dimensions (the batch first, then the channels) have size 1 and stride 0.
     """
     strides: list[int] = []
     sizes: list[tuple[int, ...]] = []

@@ -97,10 +97,10 @@ _ELEMENTWISE_KERNELS: Final[dict[Any, tuple[str, int, tuple[float, ...]]]] = {
 
 @lowers(*_ELEMENTWISE_KERNELS)
 def _lower_elementwise(op: Lowering) -> None:
-    """Lower an operator by `_ELEMENTWISE_KERNELS`.
+    """Lower an operator by `_ELEMENTWISE_KERNELS`; mark the operation as elementwise.
 
-    Products and negations of integers, and products and quotients with a number, have other
-    kernels.
+    Products and negations of integers, and products and quotients whose second operand is a number,
+    have other kernels.
     """
     kernel, operand_count, constants = _ELEMENTWISE_KERNELS[op.node.target]
     arguments = op.args[:operand_count]
@@ -156,7 +156,8 @@ def _lower_integer_pointwise(
 ) -> None:
     """Add the call of a kernel of integers for all elements; mark the operation as elementwise.
 
-    Operands are converted to integers, and broadcast.
+    Operands become integers, and are broadcast; an output of another type is refused. `constants`
+    are the arguments of the kernel after the shape table.
     """
     out = op.output()
     views = [
@@ -168,7 +169,10 @@ def _lower_integer_pointwise(
 
 @lowers(aten.add.Tensor, aten.sub.Tensor, aten.add.Scalar, aten.sub.Scalar)
 def _lower_add(op: Lowering) -> None:
-    """Lower a sum or difference of two tensors, or of a tensor and a number."""
+    """Lower ``x + alpha * y`` or ``x - alpha * y`` of a tensor `x`, and a tensor or number `y`.
+
+    Marks the operation as elementwise.
+    """
     x, y, alpha = op.args
     if op.node.target in (aten.sub.Tensor, aten.sub.Scalar):
         alpha = -alpha
@@ -188,7 +192,10 @@ def _lower_rsub(op: Lowering) -> None:
 
 @lowers(aten.pow.Tensor_Scalar)
 def _lower_pow(op: Lowering) -> None:
-    """Lower a power with a constant exponent; common exponents have cheaper kernels."""
+    """Lower a power with a constant exponent; 2 and `_POWER_KERNELS` have cheaper kernels.
+
+    Refuses integer results. Marks the operation as elementwise.
+    """
     x, exponent = op.args
     if exponent == 2:  # noqa: PLR2004 - a square needs no logarithm
         lower_pointwise(op, "pm_mul", x, x)
@@ -247,7 +254,10 @@ def _lower_leaky_relu_backward(op: Lowering) -> None:
 
 @lowers(aten._prelu_kernel_backward.default)
 def _lower_prelu_kernel_backward(op: Lowering) -> None:
-    """Lower the gradients of the input and of the slope, the latter not summed over elements."""
+    """Lower the gradients of the input and of each element's slope, in one call each.
+
+    The gradients of slopes are not summed over elements.
+    """
     gradient, x, slope = (op.value(argument) for argument in op.args)
     input_gradient, slope_gradient = op.output(0), op.output(1)
     slope = slope.broadcast(x.shape)
@@ -277,7 +287,7 @@ def _lower_glu(op: Lowering) -> None:
 
 @lowers(aten.glu_backward.default)
 def _lower_glu_backward(op: Lowering) -> None:
-    """Lower the gradients of both halves of the input."""
+    """Lower the gradient of the input: one call for each half along the operator's dimension."""
     gradient, x_and_gate, dimension = op.args
     gradient = op.value(gradient)
     x, gate = _split_halves(op.value(x_and_gate), dimension)
@@ -296,7 +306,10 @@ def _split_halves(view: StridedView, dimension: int) -> tuple[StridedView, Strid
 
 @lowers(aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default)
 def _lower_clamp(op: Lowering) -> None:
-    """Lower a clamp to constant limits; a missing limit is infinite. Refuses integers."""
+    """Lower a clamp to constant limits; a missing limit is infinite.
+
+    Refuses integers. Marks the operation as elementwise.
+    """
     low = None if op.node.target is aten.clamp_max.default else op.args[1]
     high = None if op.node.target is aten.clamp_min.default else op.args[-1]
     constants = (
@@ -329,7 +342,7 @@ def _lower_comparison(op: Lowering, x: Any, y: Any, relations: int) -> None:
 
     An element of the output is true if one of the relations in the bits of `relations`, such as
     `_LESS`, holds. Integers and truth values are compared as integers, unless the other operand is
-    real.
+    real. Does not mark the operation as elementwise.
     """
     out = op.output()
     operand_types = [
@@ -409,7 +422,8 @@ def _lower_masked_fill(op: Lowering) -> None:
 def _lower_selection(op: Lowering, condition: Any, x: Any, y: Any) -> None:
     """Lower a selection of elements: of `x` where `condition` is true, otherwise of `y`.
 
-    `x` and `y` are converted to the type of the output. Marks the operation as elementwise.
+    `x` and `y`, tensors or numbers, are converted to the type of the output. Refuses a condition
+    that is not boolean or uint8. Marks the operation as elementwise.
     """
     out = op.output()
     views = [
@@ -435,8 +449,9 @@ def _lower_native_dropout_backward(op: Lowering) -> None:
 
 
 def _lower_with_mask(op: Lowering, kernel: str, x: Any, mask: Any, number: float) -> None:
-    """Lower an operator of a real tensor, a mask and a number to one kernel call.
+    """Lower an operator of a tensor, a mask and a number, the kernel's last argument, to one call.
 
+    `x` becomes real. Refuses a mask that is not boolean or uint8, and an output that is not real.
     Marks the operation as elementwise.
     """
     out = op.output()
@@ -487,9 +502,9 @@ def _drop_threshold(dropped_ratio: float) -> int:
 
 @lowers(aten.native_dropout.default)
 def _lower_native_dropout(op: Lowering) -> None:
-    """Lower a dropout with its mask; a copy with a mask of ones if it drops no elements.
+    """Lower a dropout with its mask; a copy and a mask of ones if `train` is False or the ratio 0.
 
-    Marks the operation as elementwise.
+    If `train` is None, the dropout draws. Marks the operation as elementwise.
     """
     x, ratio, train = op.args
     x, out, mask = op.value(x), op.output(0), op.output(1)
@@ -525,7 +540,7 @@ _RANDOM_KERNELS: Final = {
 
 @lowers(*_RANDOM_KERNELS)
 def _lower_random(op: Lowering) -> None:
-    """Lower an operator of random numbers: normal ones, or uniform ones from 0 to 1.
+    """Lower an operator of random numbers: normal ones, or uniform ones from 0 to below 1.
 
     Only ``normal_functional`` has a mean and deviation, after its tensor; other normal numbers have
     0 and 1.

@@ -109,6 +109,7 @@ def _lower_start(op: Lowering) -> None:
 
 @lowers(find_operator("pointwise_input_gradient"))
 def _lower_pointwise_input_gradient(op: Lowering) -> None:
+    """Lower the gradient of the input of an int8 linear layer or 1x1 convolution."""
     gradient, weight, scale = map(op.value, op.args)
     output_channels, channels = weight.shape
     sizes = (
@@ -132,7 +133,7 @@ def _lower_pointwise_weight_gradient(op: Lowering) -> None:
 
 @lowers(find_operator("convolution_input_gradient"))
 def _lower_convolution_input_gradient(op: Lowering) -> None:
-    """Lower the gradient of a convolution's input."""
+    """Lower the gradient of an int8 convolution's input; a depthwise one has its own kernel."""
     gradient, weight, scale = map(op.value, op.args[:3])
     out, (_, *window_arguments) = op.output(), op.args[3:]
     is_depthwise = len(weight.shape) == _DEPTHWISE_NDIM
@@ -148,7 +149,7 @@ def _lower_convolution_input_gradient(op: Lowering) -> None:
 
 @lowers(find_operator("convolution_weight_gradient"), find_operator("depthwise_weight_gradient"))
 def _lower_convolution_weight_gradient(op: Lowering) -> None:
-    """Lower the gradient of a convolution's weight."""
+    """Lower the gradient of an int8 convolution's weight; a depthwise one has its own kernel."""
     gradient, x = map(op.value, op.args[:2])
     scale_x, zero_x, window, stride, padding, dilation, *stated_groups = op.args[2:]
     is_depthwise = op.node.target is find_operator("depthwise_weight_gradient")
@@ -224,7 +225,9 @@ def _convolution_sizes(
 ) -> tuple[int, ...]:  # fmt: skip
     """Return the `ConvolutionSizes` of a convolution or pool as a kernel argument.
 
-    They contain the padding above and on the left; output sizes imply that of the other sides.
+    `x` and `out` have the order batch, rows, columns, channels; `padding` is that of the four
+    sides: above, below, left, right. The result contains the padding above and on the left; output
+    sizes imply that of the other sides.
     """
     window_sizes = (*window, *stride, *padding[::2], *dilation, groups)
     size_list = (*_image_sizes(x), *_image_sizes(out), *window_sizes)
@@ -270,7 +273,8 @@ def _window_bounds(
 ) -> list[tuple[int, ...]]:
     """Return begin and end of each window, clipped to the image, along rows and along columns.
 
-    Each of the two tuples is flat. Windows are those of `max_pool_window_bounds`.
+    Each of the two tuples is flat: begin and end of the first window, then of the next one. Windows
+    are those of `max_pool_window_bounds`.
     """
     dimensions = zip(
         _image_shape(x.shape)[1:3], _image_shape(out.shape)[1:3], window, stride, padding[::2],

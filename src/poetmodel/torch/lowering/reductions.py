@@ -296,7 +296,11 @@ def _lower_batch_norm(op: Lowering) -> None:
 
 @lowers(aten.native_batch_norm_backward.default)
 def _lower_batch_norm_backward(op: Lowering) -> None:
-    """Lower the gradients of a batch norm that are outputs."""
+    """Lower the gradients of a batch norm that are outputs: of input, weight and bias.
+
+    They depend on statistics of the batch in training mode, otherwise on fixed ones. Marks the
+    operation as elementwise if the gradient of the input is an output.
+    """
     dy, x = op.value(op.args[0]), op.value(op.args[1])
     is_training, epsilon = op.args[7:9]
     # `scale` is the reciprocal standard deviation in training mode, otherwise the variance.
@@ -350,7 +354,10 @@ def _lower_layer_norm(op: Lowering) -> None:
 
 @lowers(aten.native_layer_norm_backward.default)
 def _lower_layer_norm_backward(op: Lowering) -> None:
-    """Lower the gradients of a layer norm that are outputs."""
+    """Lower the gradients of a layer norm that are outputs: of weight and bias, then of the input.
+
+    Marks the operation as elementwise if the gradient of the input is an output.
+    """
     dy, x = op.value(op.args[0]), op.value(op.args[1])
     inner_rank = len(op.args[2])
     mean, scale, w = (_optional_operand(op, argument) for argument in op.args[3:6])
@@ -383,7 +390,10 @@ def _lower_group_norm(op: Lowering) -> None:
 
 @lowers(aten.native_group_norm_backward.default)
 def _lower_group_norm_backward(op: Lowering) -> None:
-    """Lower the gradients of a group norm that are outputs."""
+    """Lower the gradients of a group norm that are outputs: of weight and bias, then of the input.
+
+    Marks the operation as elementwise if the gradient of the input is an output.
+    """
     dy, x = op.value(op.args[0]), op.value(op.args[1])
     mean, scale, w = (_optional_operand(op, argument) for argument in op.args[2:5])
     groups = op.args[8]

@@ -143,7 +143,7 @@ def _lower_flip(op: Lowering) -> None:
 
 @lowers(aten.roll.default)
 def _lower_roll(op: Lowering) -> None:
-    """Lower a roll to one copy per slice; each rolled dimension divides all slices in two.
+    """Lower a roll to one copy per slice; each rolled dimension divides every slice in two.
 
     Empty slices are skipped. Without dimensions, all elements are rolled as one vector; then
     tensors that are not contiguous are refused.
@@ -185,7 +185,8 @@ def _roll_slices(
 def _lower_triangle(op: Lowering) -> None:
     """Lower ``tril`` or ``triu``: elements outside of the triangle of each matrix become 0.
 
-    Refuses integers, except uint8. Marks the operation as elementwise.
+    Refuses integers, except uint8, which has the kernel of booleans. Marks the operation as
+    elementwise.
     """
     x, out = op.value(op.args[0]), op.output()
     *_, row, column = range(len(x.shape))
@@ -268,9 +269,8 @@ def _call_gather(
 
     `x` and `index` have the shape of the output. Where `x` has stride 0, the index alone selects
     the element. `stride` and `size` are those of the indexed dimension of `x`; `size` is 0 for an
-    index that combines several dimensions. The kernel counts negative indices from the end;
-    `allow_negative` only includes them in the valid range of the call. Refuses elements of one
-    byte.
+    index that combines several dimensions. The kernel always counts negative indices from the end;
+    `allow_negative` only adds them to `Call.index_range`. Refuses elements of one byte.
     """
     out = op.output()
     if x.type is DataType.UINT8:
@@ -283,7 +283,7 @@ def _call_gather(
 
 
 def _index_range(size: int, *, allow_negative: bool) -> tuple[int, int] | None:
-    """Return (minimum, maximum + 1) of an index; None if `size` is 0, as for a combined index."""
+    """Return (minimum, maximum + 1) of valid indices; None for `size` 0, as of combined indices."""
     return (-size if allow_negative else 0, size) if size else None
 
 
@@ -300,8 +300,9 @@ def _call_scatter(
 
     `out`, `x` and `index` have one shape. Where `out` has stride 0, the index alone selects the
     element. `numbers` are stride and size of the indexed dimension and, if `accumulate`, the index
-    to skip. A size of 0 and `allow_negative` are as for `_call_gather`. Refuses `x` of another type
-    than `DataType.REAL`.
+    to skip. The size is 0 for an index that combines several dimensions. The kernel always counts
+    negative indices from the end; `allow_negative` only adds them to `Call.index_range`. Refuses
+    `x` of another type than `DataType.REAL`.
     """
     if x.type is not DataType.REAL:
         op.refuse("expected real numbers")
@@ -339,7 +340,7 @@ def _lower_embedding_dense_backward(op: Lowering) -> None:
 def _lower_embedding_bag(op: Lowering) -> None:
     """Lower sums, means or maxima of bags of rows of a table.
 
-    In mode ``max``, the row index of each maximum is written to output 3, if that output exists; -1
+    In mode ``max``, the row index of each maximum is written to the fourth output, if it exists; -1
     for a bag without indices other than the padding index. No other output after the first is
     written. Refuses tables that are not contiguous, ``scale_grad_by_freq`` and ``sparse``.
     """
@@ -404,10 +405,11 @@ def _call_on_bags(
 ) -> None:
     """Add the call of a kernel on bags of indices into a table with `row_count` rows.
 
-    `tensors` are the first arguments of the kernel. `bags` are the indices, and the position of the
-    first index of each bag. `sizes` are the number of bags, the columns of the table, the mode and
-    the padding index. `weights` has a factor for each index; None passes a null pointer. Copies
-    indices, positions and weights that are not contiguous to workspace.
+    The arguments of the kernel are `tensors`; `bags`: the indices, and the position of the first
+    index of each bag; `weights`: a factor for each index, or None for a null pointer; and `sizes`:
+    the number of bags, the columns of the table, the mode and the padding index. The numbers of
+    positions and of indices follow the number of bags. Copies indices, positions and weights that
+    are not contiguous to workspace. `row_count` is only the limit of valid indices.
     """
     indices, offsets = (make_contiguous(op, op.value(tensor)) for tensor in bags)
     weight_view: StridedView | int = (
@@ -438,8 +440,8 @@ def _lower_indexing(
     """Lower indexing to a gather.
 
     `indices` has an index, or None, for each of the first dimensions of `x`. Further dimensions are
-    not indexed. `allow_negative`: whether a single index may be negative; several indices always
-    may.
+    not indexed. `allow_negative`: whether the numbers of a single index may be negative; those of
+    several indices always may.
     """
     source, index, stride, size = _combine_indices(op, x, indices, op.output().shape)
     _call_gather(op, source, index, stride, size, allow_negative=allow_negative)
@@ -490,9 +492,9 @@ def _combine_indices(
 ) -> tuple[StridedView, StridedView, int, int]:
     """Return (view of `x`, index, stride, size) for a gather or scatter of this `shape`.
 
-    Stride and size are those of the indexed dimension. If several dimensions have an index, adds
-    calls that combine these indices, in workspace, into one without negative numbers; its stride is
-    1 and its size 0. Refuses indices that are not int64 or int32.
+    View and index have this shape; stride and size are those of the indexed dimension. If several
+    dimensions have an index, adds calls that combine these indices, in workspace, into one without
+    negative numbers; its stride is 1 and its size 0. Refuses indices that are not int64 or int32.
     """
     dimensions = [dimension for dimension, argument in enumerate(indices) if argument is not None]
     views = [op.value(indices[dimension]) for dimension in dimensions]

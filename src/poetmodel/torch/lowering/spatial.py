@@ -39,7 +39,7 @@ class _Convolution:
 
     @property
     def output_channels(self) -> int:
-        """Number of output channels."""
+        """Number of channels of y."""
         return self.sizes.results
 
     @property
@@ -82,7 +82,7 @@ def _lower_convolution(op: Lowering) -> None:
 
 @lowers(aten.convolution_backward.default)
 def _lower_convolution_backward(op: Lowering) -> None:
-    """Lower each requested gradient that is an output to a call, the bias gradient first.
+    """Lower each requested gradient that is an output to a call: of bias, then input, then weight.
 
     Refuses a bias gradient that is not contiguous.
     """

@@ -66,8 +66,9 @@ def lower(
     """Capture a training step and lower it to kernel calls; parameters as for `trace`.
 
     `accumulate` is the number of batches whose gradients are summed before an update; the gradient
-    of each loss is divided by this number. Without `masks`, the step saves the same tensors for its
-    backward pass as PyTorch, with time steps of recurrent layers in stacks: for comparisons.
+    of each loss is divided by this number. With `masks`, the backward pass reads masks in place of
+    activations (`mask_activations`) and no stacks of time steps (`unroll_weight_gradients`), where
+    possible. Without `masks`, it reads the same tensors as in PyTorch: for comparisons.
 
     Raises
     ------
@@ -121,7 +122,8 @@ class StepLowering:
         """Execute the captured graph on its inputs, to find its storages and views.
 
         Results get a view if they are one tensor, arguments as in `_add_argument_views`. Also
-        registers the buffers of unread inputs, and computes the relative learning rates.
+        registers the buffers of unread inputs, and computes the learning rates relative to that of
+        the first parameter group.
         """
         self.joint = joint
         # Workspaces of PyTorch do not count: C kernels have their own.
@@ -467,16 +469,19 @@ class StepLowering:
         )
 
     def _buffer_names(self, lowering: Lowering | None) -> tuple[str, ...]:
-        """Return the names of the buffers in the calls of an operation; () if it has no lowering.
+        """Return the names of all buffers in the calls of an operation; () if it has no lowering.
 
-        Each name is returned once, `WORKSPACE` included. A kernel may read fewer tensors than
-        PyTorch's operator.
+        Includes outputs and `WORKSPACE`, each name once, in the order of the calls. A kernel may
+        read fewer tensors than PyTorch's operator.
         """
         calls = () if lowering is None else lowering.calls
         return tuple(dict.fromkeys(name for call in calls for name in call.buffers))
 
     def _make_tensor(self, index: int) -> Tensor:
-        """Return the graph's tensor of a storage; a replacement has the size of its state."""
+        """Return the exported graph's tensor for a storage, as large as the buffer of the storage.
+
+        The tensor of a storage that replaces state has the size of the state, and `replaces` set.
+        """
         storage = self.training_graph.storages[index]
         state = None if storage.replaces is None else self.training_graph.storages[storage.replaces]
         return Tensor(
@@ -493,7 +498,8 @@ class StepLowering:
         The operation must be elementwise. The input must be dense, and match the output in shape,
         strides and type; both must begin at the start of their buffers. The input must be a tensor
         of the graph that the calls use, but no state. The operation must not read the input's
-        buffer in another view. Of several such inputs, the first is returned.
+        buffer in another view. Of several such inputs, returns the first by the order in which
+        PyTorch's operator reads them.
         """
         if not lowering.is_elementwise or not lowering.has_output(0):
             return ()
@@ -523,9 +529,10 @@ class StepLowering:
         return self.training_graph.operations[storage.operation].phase is Phase.STATE
 
     def _lower_operation(self, operation: Operation) -> Lowering:
-        """Lower one operation. An operation without a registered lowering gets no calls.
+        """Return an operation lowered to calls; without calls if its operator has no lowering.
 
-        Outputs that replace state have no view: the kernel writes to the state.
+        Outputs that replace state have no view: the kernel writes to the state. Raises
+        `CaptureError` for operands and types that exported code does not support.
         """
         outputs = {}
         for number in operation.storages:
@@ -631,7 +638,10 @@ def _split_convolutions(joint: Joint) -> None:
 
 
 def _divide_loss_gradient(joint: Joint, divisor: int) -> None:
-    """Divide the gradient of the loss by `divisor` in the captured graph, but not the loss."""
+    """Insert a division of the loss's gradient by `divisor` into the captured graph.
+
+    All readers of the gradient then read the quotient. The loss itself is not divided.
+    """
     graph = joint.graph_module.graph
     first_call = next(node for node in graph.nodes if node.op == "call_function")
     for argument in joint.arguments_of(InputKind.TANGENT):
@@ -646,9 +656,10 @@ def _divide_loss_gradient(joint: Joint, divisor: int) -> None:
 
 
 def _make_bias_gradient(selection: fx.Node, node: fx.Node) -> None:
-    """Turn a node that selects the bias gradient into the sum that computes this gradient.
+    """Turn `selection`, which selects the bias gradient from `node`, into the sum that computes it.
 
-    `selection` selects a result of the backward operator `node`.
+    The sum is over the batch and spatial dimensions of the output gradient that `node`, the
+    backward operator, reads. `node` is unchanged.
     """
     gradient = node.args[0]
     dimensions = gradient.meta["val"].ndim

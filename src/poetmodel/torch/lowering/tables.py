@@ -57,7 +57,11 @@ def lookup(x: torch.Tensor, rows: torch.Tensor, dimension: int, strides: list[in
 
 @lowers(torch.ops.poetmodel.lookup.default)
 def _lower_lookup(op: Lowering) -> None:
-    """Lower a table lookup; a single row applies to all channels."""
+    """Lower a table lookup to one call.
+
+    The kernel's view of the table has stride `BYTE_VALUES` along channels; with a single row, which
+    applies to all channels, it has only strides 0.
+    """
     x, rows, dimension, _ = op.args
     out, x, rows = op.output(), op.value(x), op.value(rows)
     strides = [0] * len(out.shape)
@@ -141,7 +145,10 @@ class _Conversions:
     """The operations of a step that convert each byte of an input elementwise."""
 
     def __init__(self, joint: Joint) -> None:
-        """Find the byte inputs of a step, and the operations that convert their elements."""
+        """Find the byte inputs of a step, and the operations that convert their elements.
+
+        Fills `input_of`, `source_of` and `end_nodes`; `compute_tables` computes the tables.
+        """
         self._joint = joint
         self.source_of: dict[fx.Node, fx.Node] = {}
         """The byte input, or view of one, that each operation converts."""
@@ -171,11 +178,12 @@ class _Conversions:
         """Conversions with a float32 result that nodes other than conversions read."""
 
     def _add_conversion(self, node: fx.Node) -> None:
-        """Register a node if it is a view of bytes, or an elementwise conversion, of a byte input.
+        """Register a node that is a byte view of a byte input, or an elementwise conversion of one.
 
-        A conversion has one source, which has the shape of its result. All further operands are
-        constants. The constants of a conversion and of the conversions that it reads vary along one
-        channel dimension at most.
+        Adds a view to `input_of`, and a conversion to `source_of` and `_channel_dimensions`. A
+        conversion has one source, a byte input or view, in the shape of its result. All further
+        operands are constants. The constants of a conversion and of the conversions that it reads
+        vary along one channel dimension at most.
         """
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
@@ -226,9 +234,10 @@ class _Conversions:
         return self._constants[node]
 
     def _compute_constant(self, node: fx.Node) -> torch.Tensor | None:
-        """Return the tensor of a constant argument, or of an operation that reads only constants.
+        """Return the value of a node if it is a tensor equal in each step, else None; not cached.
 
-        Returns None for other nodes, random operators and results that are not one tensor.
+        Such nodes are the arguments in `_arguments`, and operations that read only such nodes or
+        no node. Returns None for random operators and for results that are not one tensor.
         """
         if node in self._arguments:
             return self._joint.value(self._arguments[node]).detach()
@@ -246,11 +255,12 @@ class _Conversions:
             return execute_kernel(node, *arguments)
 
     def compute_tables(self) -> Iterator[tuple[fx.Node, int, torch.Tensor]]:
-        """Yield (operation, channel dimension, table) of each of `end_nodes`.
+        """Yield (operation, channel dimension, table) of each conversion in `end_nodes`.
 
-        A table has a row of 256 results for each channel, or only one row; then the dimension is 0.
-        All 256 bytes are converted at once, along a new first dimension; other dimensions have size
-        1, except that of channels.
+        These conversions have a float32 result that other nodes read. A table has a row of results
+        for the bytes 0 to 255 for each channel, or only one row; then the dimension is 0. An int8
+        below 0 has the position of its value plus 256. All 256 bytes are converted at once, along a
+        new first dimension; other dimensions have size 1, except that of channels.
         """
         for end_node in self.end_nodes:
             source = self.source_of[end_node]
@@ -270,10 +280,10 @@ class _Conversions:
             yield end_node, dimension, table
 
     def _convert_bytes(self, node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> torch.Tensor:
-        """Compute a conversion for all 256 bytes, from constants and from `values`.
+        """Return the results of a conversion for all 256 bytes, from constants and from `values`.
 
-        `values` has the 256 bytes by their source, and the results of earlier conversions.
-        Constants are reduced as in `_Constant.reduce`, so that they broadcast.
+        `values` has the 256 bytes by the node of their source, and the results of earlier
+        conversions by node. Constants are reduced as in `_Constant.reduce`, so that they broadcast.
         """
         if node.target in _COPIES:
             (x,) = node.all_input_nodes

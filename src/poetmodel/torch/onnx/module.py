@@ -114,7 +114,7 @@ def from_onnx(
 
 @dataclass(frozen=True, slots=True)
 class _Execution:
-    """The execution of a node in a forward pass: its name, and names of values."""
+    """The execution of a node in a forward pass: the names of the node and of values."""
 
     node: str
     inputs: tuple[str, ...]
@@ -233,15 +233,16 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         Parameters
         ----------
         batch : int, optional
-            Size of the first dimension of the inputs, if that dimension is open in the file.
+            Size of each first dimension that is open in the file, and of all dimensions of the
+            same name.
         dims : mapping of str to int, optional
             Sizes of open dimensions, by name. They take precedence over `batch`.
 
         Raises
         ------
         InputError
-            If a dimension remains open, if a dimension of `batch` or `dims` is not open in the
-            file, or if `dims` sets all dimensions that `batch` would set.
+            If a dimension remains open, if `dims` has a name that is no open dimension of the file,
+            or if `batch` is given, but no first dimension is open, or `dims` sets all open ones.
         """
         sizes_by_name = dict(dims or {})
         batch_names = {i.shape[0] for i in self.inputs if i.shape and isinstance(i.shape[0], str)}
@@ -320,9 +321,10 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
     def _find_ending(self) -> OnnxNode | None:
         """Return the node of `ENDINGS` that computes the only output, or None.
 
-        Searches backwards from the output through nodes that change only shape, order or type, and
-        whose results only one node reads. Sets `reshapes_ending` if the shape or order changes.
-        Returns None for several outputs.
+        Searches backwards from the output through nodes that change only shape, order or type. No
+        node may read the output, and only one node may read each earlier result, that of the ending
+        included. Sets `reshapes_ending` if the shape or order changes. Returns None for several
+        outputs.
         """
         if len(self.outputs) != 1:
             return None
@@ -365,8 +367,8 @@ def _check_outputs(record: FileRecord) -> None:
 def _plan_executions(record: FileRecord) -> Iterator[_Execution]:
     """Yield the executions of the nodes in order, each with the values to delete after it.
 
-    A value is deleted after its last reader, unless it is an output. A value without a reader is
-    not deleted.
+    A value, also an input or a constant, is deleted after its last reader, unless it is an output.
+    A value without a reader is not deleted.
     """
     last_reader = {
         name: index for index, node in enumerate(record.nodes) for name in node.inputs if name
@@ -384,7 +386,7 @@ class _Constants:
     """Registers the constants of a file in a module: as parameters, buffers and plain numbers."""
 
     def __init__(self, module: OnnxModule, record: FileRecord) -> None:
-        """Collect the initializers of `record`, to register them in `module`."""
+        """Collect the initializers of `record`; `register_all` adds constants to `module`."""
         self.module = module
         self.record = record
         self.arrays = dict(record.initializers)
@@ -414,6 +416,7 @@ class _Constants:
             for node in nodes
         ]
         self._count_uses(nodes)
+        # In reverse, so that the first node in the file reads the constant itself.
         nodes = [self._copy_shared_constants(node) for node in reversed(nodes)][::-1]
         self.uses.clear()
         self._count_uses(nodes)
@@ -435,7 +438,7 @@ class _Constants:
         return True
 
     def _resolve_alias(self, node: NodeRecord, source_names: dict[str, str]) -> bool:
-        """Resolve an Identity of a constant: its result becomes a constant or a second name of it.
+        """Resolve the result of an Identity of a constant; return whether the node is one.
 
         Returns whether the node is such an Identity. The result of a uniform initializer becomes an
         initializer of its own with the same array, so that both can train: it is added to `arrays`
@@ -456,7 +459,10 @@ class _Constants:
         return True
 
     def _count_uses(self, nodes: list[NodeRecord]) -> None:
-        """Count in `uses` the uses of each constant as an input of these nodes."""
+        """Add each input of these nodes that reads a constant to `uses`, by its purpose.
+
+        The purposes are those of `Operator`: numbers, statistics, weights, or none of them.
+        """
         for node in nodes:
             operator = OPERATORS[node.operator]
             for position, name in enumerate(node.inputs):
@@ -526,9 +532,9 @@ class _Constants:
     def _is_trained(self, name: str, use: _ConstantUses) -> bool:
         """Return whether a floating-point constant is trained.
 
-        An initializer is trained if it is a weight of a node, or an input of unknown purpose that
-        is not in `_NON_WEIGHTS`. A constant from a Constant node is trained only if it is a weight
-        that is not uniform.
+        An initializer is trained if a node reads it as a weight, or at a position without a purpose
+        in `Operator`, unless `_NON_WEIGHTS` has (operator, position) of all these reads. A constant
+        from a Constant node is trained only if it is a weight whose elements differ.
         """
         if name not in self.initializer_names:
             return bool(use.weights) and not _is_uniform(self.arrays[name])

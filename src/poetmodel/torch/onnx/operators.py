@@ -319,7 +319,10 @@ def select_positions(x: torch.Tensor, axis: int, positions: list[int]) -> torch.
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
-    """Return the shape of a tensor or of numbers; () for a single number, None or a sequence."""
+    """Return the shape of a tensor or of numbers; () for a single number, None or a list.
+
+    The shape of an empty tuple is (0,).
+    """
     if isinstance(value, torch.Tensor):
         return tuple(value.shape)
     sizes = []

@@ -56,7 +56,8 @@ def split_front(
     """Return the quantized front of a file, or None, and the file without the front's nodes.
 
     Returns None, and the file itself, if the file has none of `QUANTIZATION_OPERATORS`. Constant
-    nodes stay in the file. The options are those of `poetmodel.torch.quantized`.
+    nodes, initializers and the input of the front stay in the file. The options are those of
+    `poetmodel.torch.quantized`.
 
     Raises
     ------
@@ -306,9 +307,9 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
         return converted_value
 
     def _read_output_type(self, node: NodeRecord) -> torch.dtype:
-        """Return the type of the result of a QuantizeLinear without a zero point.
+        """Return the type of the result of a QuantizeLinear without a zero point, by default uint8.
 
-        Raises `InputError` unless it is int8 or uint8.
+        Raises `InputError` unless its attribute ``output_dtype`` is int8 or uint8.
         """
         number = int(node.attributes.get("output_dtype", 0))
         if number not in _OUTPUT_TYPES:

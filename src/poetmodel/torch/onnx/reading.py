@@ -82,8 +82,8 @@ def read_file(path: str | Path, *, is_known: Callable[[str], bool]) -> FileRecor
         If the package onnx is not installed.
     InputError
         If the file does not exist, is no valid ONNX file, or has weights that cannot be read. If
-        its opset, an operator, an input or sparse initializers are not supported. If it
-        has no floating-point output.
+        its opset, an operator or an input is not supported, or an initializer is sparse. If it has
+        no floating-point output.
     """
     require_package("onnx", "reading ONNX files")
     path = Path(path)
@@ -115,7 +115,7 @@ def read_array(tensor: Any, path: Path) -> np.ndarray:
     """Return a tensor of a file as an array, with half, bfloat16 and double as float32.
 
     Unsigned integers of more than one byte become int64, because PyTorch has no arithmetic for
-    them. Raises `InputError` if the tensor cannot be read.
+    them. All further types are unchanged. Raises `InputError` if the tensor cannot be read.
     """
     import numpy as np
     from onnx import numpy_helper
@@ -177,7 +177,10 @@ def _load_model(path: Path) -> Any:
 
 
 def _read_opset(path: Path, model: Any) -> int:
-    """Return the opset of a model; raise `InputError` if it is missing or not supported."""
+    """Return the opset of a model, the highest of several in ONNX's own domain.
+
+    Raises `InputError` if it is missing or not supported.
+    """
     versions = [int(opset.version) for opset in model.opset_import if opset.domain in _DOMAINS]
     oldest, newest = OPSETS
     if not versions or not oldest <= max(versions) <= newest:
@@ -251,7 +254,8 @@ def _find_needed_nodes(nodes: Sequence[Any], outputs: Iterable[str]) -> list[Any
 def _make_node_records(protos: Iterable[Any]) -> tuple[NodeRecord, ...]:
     """Return records of nodes, with unique names that a `torch.nn.ModuleDict` accepts.
 
-    Attributes that are graphs are left out.
+    A name is that of the node, or else of its first output, with ``_`` for dots and with ``_``
+    appended until it is unique. Attributes that are graphs are left out.
     """
     from onnx import helper
     from torch import nn
@@ -282,7 +286,10 @@ def _make_node_records(protos: Iterable[Any]) -> tuple[NodeRecord, ...]:
 
 
 def _convert_attribute(value: Any) -> Any:
-    """Return an attribute's value: bytes as text, lists as tuples, floats by `shorten_float`."""
+    """Return an attribute's value: bytes as text, lists as tuples, floats by `shorten_float`.
+
+    Items of lists are converted, too. Integers and tensors are unchanged.
+    """
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, float):

@@ -13,6 +13,7 @@ from poetmodel.torch.onnx.operators import OnnxNode, register_operator, to_tenso
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    # From (inputs times their weights, plus bias; states) to the next states.
     TimeStep = Callable[[torch.Tensor, tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]
     Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -134,7 +135,7 @@ _DEFAULT_ACTIVATIONS: Final = {
 def _find_activations(node: OnnxNode, direction: int, n_directions: int) -> tuple[Activation, ...]:
     """Return the activations of a direction: attribute ``activations``, or ONNX's defaults.
 
-    Raises `InputError` if one is not supported.
+    `direction` is the index of the direction. Raises `InputError` if one is not in `_ACTIVATIONS`.
     """
     names = node.get("activations") or _DEFAULT_ACTIVATIONS[node.operator] * n_directions
     count = len(names) // n_directions
@@ -185,7 +186,7 @@ def _compute_gru(
         def compute_time_step(
             projected: torch.Tensor, state: tuple[torch.Tensor, ...]
         ) -> tuple[torch.Tensor, ...]:
-            """Compute a time step whose reset gate multiplies the projected state."""
+            """Compute a GRU's time step whose reset gate multiplies the projected state."""
             (h,) = state
             input_update, input_reset, input_new = projected.chunk(3, 1)
             projected_state = functional.linear(h, weights.state_weight, weights.biases[1])
@@ -200,7 +201,7 @@ def _compute_gru(
         def compute_reset_first(
             projected: torch.Tensor, state: tuple[torch.Tensor, ...]
         ) -> tuple[torch.Tensor, ...]:
-            """Compute a time step whose reset gate multiplies the state before its projection."""
+            """Compute a GRU's time step whose reset gate multiplies the unprojected state."""
             (h,) = state
             gates_weight, new_weight = weights.state_weight.split(split_sizes)
             bias = weights.biases[1]
@@ -260,7 +261,7 @@ def _compute_lstm(
         def compute_time_step(
             projected: torch.Tensor, state: tuple[torch.Tensor, ...]
         ) -> tuple[torch.Tensor, ...]:
-            """Return the next hidden and cell state."""
+            """Return the next hidden and cell state of an LSTM."""
             h, c = state
             gate_sums = projected + functional.linear(h, weights.state_weight, weights.biases[1])
             input_gate, output_gate, forget_gate, cell = gate_sums.chunk(4, 1)

@@ -107,9 +107,9 @@ def _compute_cumulative_sum(node: OnnxNode, x: Any, axis: Any) -> torch.Tensor:
 
 @register_operator("TopK", numbers=(1,))
 def _select_top_k(node: OnnxNode, x: torch.Tensor, count: Any) -> Any:
-    """Return the largest or smallest elements along an axis, and indices for a second output.
+    """Return the `count` largest or smallest elements along an axis, sorted if ``sorted`` is not 0.
 
-    The elements are sorted unless the attribute ``sorted`` is 0.
+    Returns (elements, indices) if the node has two outputs.
     """
     (k,) = to_integers(node, count, "number of elements")
     axis = read_axis(node, x.ndim, -1)

@@ -53,7 +53,10 @@ def _flatten(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 
 @register_operator("Squeeze", numbers=(1,))
 def _squeeze(node: OnnxNode, x: Any, axes: Any = None) -> torch.Tensor:
-    """Remove the given axes, which must have size 1; by default all axes of size 1."""
+    """Remove the given axes, by default all axes of size 1.
+
+    If a given axis has another size, PyTorch raises `RuntimeError`.
+    """
     x = to_tensor(x)
     removed_axes = read_axes(node, axes, rank=x.ndim)
     removed_axes = (
@@ -175,7 +178,10 @@ def _slice(node: OnnxNode, x: Any, *bounds: Any) -> torch.Tensor:
 
 
 def _slice_axis(x: torch.Tensor, axis: int, bounds: slice) -> torch.Tensor:
-    """Slice one axis. For a negative step, first flips the elements of the range."""
+    """Slice one axis by Python's rules for `bounds`, which are clipped to the axis.
+
+    A range with a negative step is flipped first, because PyTorch slices with positive steps only.
+    """
     positions = range(*bounds.indices(x.shape[axis]))
     if positions.step > 0:
         leading_slices = [slice(None)] * axis
@@ -203,7 +209,7 @@ def _select_triangle(node: OnnxNode, x: Any, diagonal: Any = None) -> torch.Tens
 
 @register_operator("DepthToSpace")
 def _move_channels_to_space(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
-    """Move blocks of channels into square blocks of pixels."""
+    """Move groups of channels into square blocks of pixels, by ``mode``: DCR (default) or CRD."""
     n, channels, height, width = x.shape
     size = node.get("blocksize")
     output_channels = channels // size**2
@@ -236,9 +242,9 @@ def _move_space_to_channels(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 def _pad(node: OnnxNode, x: Any, pads: Any, value: Any = None, axes: Any = None) -> torch.Tensor:
     """Pad axes with a constant, by reflection, or by repeating the edges.
 
-    Reflection and edges are supported for the last of two or three axes, and for the last two of
-    three or four axes if the first of the two is padded. Negative padding is supported only with a
-    constant, and crops. All else raises `InputError`, unless all padding is 0.
+    Pads all axes from the first one with padding to the last axis. For reflection and edges, these
+    must be one of two or three axes, or two of three or four. Negative padding is supported only
+    with a constant, and crops. All else raises `InputError`. Returns `x` if all padding is 0.
     """
     x = to_tensor(x)
     widths = to_integers(node, pads, "pads")
@@ -332,8 +338,8 @@ def _gather_nd(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
 def _scatter_elements(node: OnnxNode, x: Any, indices: Any, updates: Any) -> torch.Tensor:
     """Return a copy of `x` with updates written at indices along an axis.
 
-    With ``reduction``, an update is added, multiplied, or replaces the element if it is larger or
-    smaller. Negative indices count from the end.
+    With ``reduction``, each element becomes the sum, product, maximum or minimum of itself and its
+    updates. Negative indices count from the end.
     """
     x, indices, updates = to_tensors(x, indices, updates)
     axis = read_axis(node, x.ndim)

@@ -35,7 +35,10 @@ class _Window:
     """The window of a convolution or pool: size, strides, dilations, and padding."""
 
     def __init__(self, node: OnnxNode, x: torch.Tensor, size: tuple[int, ...]) -> None:
-        """Read the window of `node` from its attributes, and its padding for input `x`."""
+        """Read the strides, dilations and padding of `node`; `size` is that of the window.
+
+        ``auto_pad`` and ``ceil_mode`` determine the padding by the spatial sizes of `x`.
+        """
         self.size = size
         self.strides: tuple[int, ...] = tuple(node.get("strides", (1,) * len(size)))
         self.dilations: tuple[int, ...] = tuple(node.get("dilations", (1,) * len(size)))
@@ -53,7 +56,10 @@ class _Window:
             ]
 
     def _read_pads(self, node: OnnxNode) -> list[tuple[int, int]]:
-        """Return the padding before and after each axis, from ``auto_pad`` or ``pads``."""
+        """Return (padding before, after) of each axis by ``auto_pad`` or ``pads``, by default 0.
+
+        Ignores ``ceil_mode``.
+        """
         auto_pad, rank = node.get("auto_pad", "NOTSET"), len(self.size)
         if auto_pad.startswith("SAME"):
             is_upper = auto_pad == "SAME_UPPER"
@@ -92,8 +98,9 @@ class _Window:
     def _padding_after(self, axis: int, pad_before: int, pad_after: int) -> int:
         """Return the padding after an axis for ``ceil_mode``, where the window count is rounded up.
 
-        A window that would begin in the padding after the axis is left out, as in PyTorch and ONNX.
-        The padding is negative if no window reads the end of the axis.
+        `pad_before` and `pad_after` are the padding by the attributes. A window that would begin in
+        the padding after the axis is left out, as in PyTorch and ONNX. The padding is negative if
+        no window reads the end of the axis.
         """
         stride, length = self.strides[axis], self.lengths[axis]
         count = -(-(length + pad_before + pad_after - self.span(axis)) // stride) + 1
@@ -278,8 +285,9 @@ def _resize(
     Integers are interpolated in float32, then rounded half to even and limited to their type, as by
     ONNX's reference.
 
-    Raises `InputError` if the coordinate transformation is not supported, or if a tensor is given
-    for the sizes, for the scales without sizes, or for the roi of ``tf_crop_and_resize``.
+    `sizes` take precedence over `scales`; only ``tf_crop_and_resize`` uses `roi`. Raises
+    `InputError` if a used one of these is a tensor, or if the coordinate transformation is not
+    supported.
     """
     resized_axes = [_ResizedAxis(node, size) for size in x.shape]
     axes = read_axes(node, None, rank=x.ndim)
@@ -299,7 +307,10 @@ def _resize(
 
 
 def _resize_axes(node: OnnxNode, x: torch.Tensor, axes: list[_ResizedAxis]) -> torch.Tensor:
-    """Return `x` resized; integers only for the mode ``nearest``."""
+    """Return `x` resized by `_try_interpolate`, otherwise along one axis after another.
+
+    The caller converts integers to floats, except for the mode ``nearest``.
+    """
     interpolated = _try_interpolate(node, x, axes)
     if interpolated is not None:
         return interpolated
@@ -430,8 +441,8 @@ class _ResizedAxis:
     def _taps(self, position: float) -> list[tuple[int, float]]:
         """Return the taps of an output element: (index, weight) pairs of input elements.
 
-        The sum of the weights is 1. Indices may be outside of the axis, with weight 0 if
-        ``exclude_outside`` is set; the caller clamps them.
+        There is one for the mode ``nearest``. The sum of the weights is 1. Indices may be outside
+        of the axis, with weight 0 if ``exclude_outside`` is set; the caller clamps them.
         """
         if self.mode == "nearest":
             return [(_round_position(self.node, position), 1.0)]

@@ -141,10 +141,10 @@ class _ExampleOutput:
     def __init__(self, path: str, loss: str, output: torch.Tensor, ending: OnnxNode | None) -> None:
         """Find the dimension of classes in `output` if `loss` needs classes.
 
-        `ending` is the final operator that the loss replaces; None if there is none or a later node
-        reshapes its result. Then classes are in the second dimension, except that three dimensions
-        are ambiguous. Raises `InputError` if the dimension is ambiguous, missing, or neither the
-        second nor the last.
+        `ending` is the final operator that the loss replaces; its ``axis`` is the dimension of
+        classes. It is None if there is no such operator, or a later node reshapes its result: then
+        classes are in the second dimension, and an output of three dimensions is ambiguous. Raises
+        `InputError` if the dimension is ambiguous, missing, or neither the second nor the last.
         """
         self.output = output
         self.has_classes_last = False
@@ -167,9 +167,10 @@ class _ExampleOutput:
         return torch.zeros(shape, dtype=torch.int64)
 
     def make_class_loss(self, function: Loss) -> Loss:
-        """Return a loss over class indices that is computed by `function`.
+        """Return `function`, a loss over class indices, or a loss that calls it on flat tensors.
 
-        The loss flattens outputs whose classes are in the last of three or more dimensions.
+        If `has_classes_last`, the output is flattened to rows of classes, and the target to a
+        vector.
         """
         if not self.has_classes_last:
             return function

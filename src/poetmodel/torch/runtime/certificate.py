@@ -95,7 +95,10 @@ class Certificate:
         return self.heap_peak_bytes <= self.budget_bytes
 
     def summary(self) -> str:
-        """Return the comparison as four lines of text; the first names at most five differences."""
+        """Return four lines of text: results, heap peak, bytes written and read, and time.
+
+        The first line names at most five differences.
+        """
         if self.differences:
             list_text = format_differences(self.differences, max_count=5)
             results_text = (

@@ -67,15 +67,15 @@ class ResultDifference:
 def check_agreement(trace: Trace, runner: Runner) -> None:
     """Compare a compiled step with eager PyTorch, on the inputs of the capture.
 
-    First compares two executions of eager PyTorch. Restores the values of all state, and moves it
-    to the homes of the plan. Logs differences that are as small as the rounding of sums in another
-    order, and another final state of the random generator.
+    First compares two executions of eager PyTorch, again with one thread if they differ. Restores
+    the values of all state, and moves it to the homes of the plan. Logs differences that are as
+    small as the rounding of sums in another order, and another final state of the random generator.
 
     Raises `CaptureError` if results differ by more. Also raises it if eager PyTorch raises an
-    exception, if a test of `Joint.finite_check_lines` fails in the compiled step, or if eager
-    PyTorch computes other results in a second execution, even with one thread. The second execution
-    starts with the modules as the first one left them. Raises `PageError` if a page or state cannot
-    be written or read. Other exceptions of the compiled step are not converted.
+    exception, if a test of `Joint.finite_check_lines` fails in the compiled step, or if the
+    executions of eager PyTorch still differ with one thread. The second one starts with the modules
+    as the first one left them. Raises `PageError` if a page or state cannot be written or read.
+    Other exceptions of the compiled step are not converted.
 
     A capture contains the values that Python code computed during the capture, such as the time, a
     count of calls, or a number of another library's generator. The second execution of a captured
@@ -196,10 +196,10 @@ def format_differences(differences: Sequence[ResultDifference], *, max_count: in
 def execute_eager_step(joint: Joint, inputs: Sequence[Any], *, backward: bool = True) -> Any:
     """Execute a step in eager PyTorch; return its output.
 
-    Without `backward`, executes only the forward pass, which may change buffers. Otherwise also
-    divides the loss by `Joint.accumulate` and adds its gradients. With an optimizer, then clips the
-    gradients if `Joint.clip_grad_norm` is set, updates parameters and moments, and clears the
-    gradients. The loss in the output is detached and not divided.
+    Without `backward`, executes only the forward pass, which may change buffers; autograd is on.
+    Otherwise also divides the loss by `Joint.accumulate` and adds its gradients to ``.grad``. With
+    an optimizer, then clips the gradients if `Joint.clip_grad_norm` is set, updates parameters and
+    moments, and clears the gradients. The loss in the output is detached and not divided.
     """
     with torch.enable_grad():
         outputs = joint.module(*inputs)
@@ -221,7 +221,10 @@ class StepState:
     """A snapshot of the state that a step may change, and execution of steps from this state."""
 
     def __init__(self, joint: Joint, inputs: Sequence[Any]) -> None:
-        """Copy the tensors, moments, random state and module state of a step, but no gradients."""
+        """Copy parameters, buffers, moments, the state of PyTorch's random generator and modules.
+
+        Also copies each of `inputs` that the step changes. Copies no gradients.
+        """
         self._joint = joint
         self.gradient_tensors = {
             argument.name: joint.value(argument, inputs)

@@ -61,7 +61,8 @@ def choose_divisions(trace: Trace, *, budget_bytes: int) -> list[DividedOp]:
 
     These are convolutions, their gradients, and gradients of batch norms whose tensors and
     workspace exceed `MAX_FRACTION` of the budget minus always resident bytes, and which need less
-    workspace in pieces.
+    workspace in pieces. They are executed on random numbers, equal calls once, undivided and in
+    pieces.
 
     Parameters
     ----------
@@ -73,8 +74,9 @@ def choose_divisions(trace: Trace, *, budget_bytes: int) -> list[DividedOp]:
     Returns
     -------
     list of DividedOp
-        Each distinct operation is executed on random numbers, undivided and in pieces. The list is
-        empty if the budget is at least the keep-all peak.
+        In the order of the step's graph. Each has the fewest pieces with which it needs no more
+        than that fraction, otherwise the smallest workspace; the first of equal calls decides.
+        The list is empty if the budget is at least the keep-all peak.
 
     Raises
     ------
@@ -254,7 +256,10 @@ class DividedConvolutionBackward:
         bias_sizes: Sequence[int] | None,
         *settings: Any,
     ) -> tuple[OptionalTensor, ...]:
-        """Return the result of ``aten.convolution_backward``."""
+        """Return the gradients of input, weight and bias, as ``aten.convolution_backward``.
+
+        A gradient is None if its entry in the mask, the last of `settings`, is False.
+        """
         *other_settings, mask = settings
         b = dy.new_empty(bias_sizes) if mask[2] else None
         gradient_masks = [mask[0], False, False], [False, *mask[1:]]
@@ -317,7 +322,10 @@ class DividedNormBackward:
     def __call__(
         self, dy: torch.Tensor, x: torch.Tensor, *settings: Any
     ) -> tuple[OptionalTensor, ...]:
-        """Return the result of ``aten.native_batch_norm_backward``."""
+        """Return the gradients of input, weight and bias, as ``aten.native_batch_norm_backward``.
+
+        A gradient is None if its entry in the mask, the last of `settings`, is False.
+        """
         *vectors, train, eps, mask = settings
         scale = x.new_empty(x.shape[1]) if vectors[0] is None else vectors[0]
         gradients = [
@@ -412,10 +420,10 @@ def _find_divided_kernel(node: fx.Node, allowed_bytes: int) -> tuple[Any, int] |
 
 
 def _convert_statistics(x: torch.Tensor, *vectors: OptionalTensor) -> list[OptionalTensor]:
-    """Return a batch norm's saved statistics in the type of its weight or running statistics.
+    """Return the saved mean and inverse deviation of a batch norm, in the norm's type.
 
-    Without these, the type is that of `x`. `vectors` are weight, running mean and variance, then
-    the saved mean and inverse deviation.
+    `vectors` are weight, running mean and variance, then the saved mean and inverse deviation. The
+    type is that of the first of weight, running mean and variance that is not None, else of `x`.
     """
     running_vectors, saved_vectors = vectors[:3], vectors[3:]
     dtype = next((vector.dtype for vector in running_vectors if vector is not None), x.dtype)

@@ -69,7 +69,7 @@ class Power:
         """Return the power of a device that describes this host.
 
         If the device states only FLOP per joule, its power is FLOP per second over FLOP per joule.
-        Without storage, paging has the power of computation.
+        Paging has the power of the storage's transfers, without storage that of computation.
         """
         compute, storage = device.compute, device.storage
         compute_w = compute.power_w
@@ -120,7 +120,10 @@ class Profile:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes on the measurement and on the source of energies, for display."""
+        """Notes for display: compute times, page times if measured, energies, and `origin` if any.
+
+        A spread of the times of steps above `MAX_SPREAD_RATIO` adds one.
+        """
         notes = [
             f"compute times: of each operation the minimum of {self.repeats} steps, "
             f"{self.threads} thread(s); the steps took {format_seconds(min(self.steps_s))} to "
@@ -164,7 +167,7 @@ def measure(
         of transfers of each page, of which the median counts. In a step, expensive operations with
         equal shapes are timed once.
     max_s : float
-        Time after which no further step is started, after at least two [s].
+        Time after which no third or later step is started [s].
     threads : int, optional
         Number of threads; by default PyTorch's setting (`torch.get_num_threads`).
     power : Power, optional
@@ -204,8 +207,9 @@ def build_profile(
 ) -> Profile:
     """Return a profile whose costs follow from measured times of operations and pages.
 
-    `times_s` has one time per node of the trace's graph. All other arguments are fields of the
-    profile; `power` is by default `NOMINAL_POWER`.
+    `times_s` has one time per node of the trace's graph. Energies are times multiplied by `power`,
+    by default `NOMINAL_POWER`. Without `paging`, there are no page costs. All other arguments are
+    fields of the profile.
     """
     power = power or NOMINAL_POWER
     costs = Costs.from_arrays(
@@ -260,14 +264,15 @@ def measure_operation_times(
     max_s: float = math.inf,
     threads: int = 1,
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return (time of each operation with the views of its inputs, time of each whole step) [s].
+    """Return (time of each operation with the views of its inputs, time of each timed step) [s].
 
-    The time of a step is the sum over its operations. Whole steps are repeated instead of single
-    operations, because a repeated operation would find its inputs in the CPU cache, unlike in a
-    training step. Of expensive operations with equal shapes the first in a step is timed, and its
-    time counts for all of them. The minimum of each operation over all steps counts, because other
-    load only adds time. With one thread, its CPU time is measured, which excludes other programs;
-    with several threads the wall-clock time. `repeats` and `max_s` are as for `measure`.
+    Operations are in the order of `step_graph`; sources have 0. The time of a step is the sum over
+    its operations. State does not change. Whole steps are repeated instead of single operations,
+    because a repeated operation would find its inputs in the CPU cache, unlike in a training step.
+    Of expensive operations with equal shapes the first in a step is timed, and its time counts for
+    all of them. The minimum of each operation over all steps counts, because other load only adds
+    time. With one thread, its CPU time is measured, which excludes other programs; with several
+    threads the wall-clock time. `repeats` and `max_s` are as for `measure`.
     """
     shortest_s: dict[fx.Node, float] = {}
     steps_s: list[float] = []
@@ -275,7 +280,7 @@ def measure_operation_times(
     times_s: dict[fx.Node, float] = {}
 
     def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Execute a node, store its time in `times_s`, and return its result."""
+        """Execute a node (an update on copies), store its time in `times_s`, return its result."""
         call_kernel = partial(execute_kernel, node, arguments, keywords)
         if isinstance(node.target, ParameterUpdate):
             # A program overwrites state and gradient. Here other operations read them: use copies,
@@ -376,9 +381,10 @@ def measure_paging(
 def _measure_transfers(
     descriptor: int, folder: str, repeats: int, sizes_bytes: Sequence[int]
 ) -> Paging:
-    """Time writes and reads of pages in an open file; return the fitted times.
+    """Time writes and reads of pages in an open file; return the times fitted to the medians.
 
-    Raises `OSError` if one fails.
+    Each page size is written and read `repeats` times. Whether reads are cold is tested for the
+    smallest size. Raises `OSError` if a write or read fails.
     """
     page_outs_s, page_ins_s = [], []
     # The map closes when its last view is deleted. A `with` would fail after an error, when some

@@ -71,6 +71,8 @@ class StepWriter(Rewriter):
         """Create a graph with placeholders for the arguments, new moments, `emit` and `pages`.
 
         Without an optimizer, there is no placeholder for new moments. `write` adds the operations.
+        `storage_indices` has the storage of each tensor of the plan's graph, `state_indices` is
+        that of `StepProgram`.
         """
         super().__init__(trace.step_graph.output_keys)
         self.name = f"step of {trace.graph.name}"
@@ -92,6 +94,7 @@ class StepWriter(Rewriter):
             if output.is_returned_at_end
         }
         self._results: dict[int, fx.Node] = {}
+        """Node of each end result written so far, by output index."""
         self._outputs_of_operation: dict[int | None, list[int]] = {}
         """Indices of the outputs that are complete after an operation, by the operation's index;
         outputs that no operation computes have the key None."""
@@ -105,7 +108,7 @@ class StepWriter(Rewriter):
         None unless the operation is random and recomputed."""
 
     def write(self) -> StepProgram:
-        """Write and compile the program; call this once."""
+        """Write the instructions of the program in order, and compile them; call this once."""
         self._write_initial_state()
         for instruction_index, (op, index) in enumerate(self.program):
             if op == Op.COMPUTE:
@@ -165,7 +168,10 @@ class StepWriter(Rewriter):
         self.write_node(operation.node, storage_indices)
 
     def _write_page(self, op: Op, storage_index: int) -> None:
-        """Write a page-out or page-in of a storage; skip a storage without a node in the graph."""
+        """Write a page-out of a storage's newest copy, or a page-in.
+
+        Skips a storage none of whose tensors has a node in the captured graph.
+        """
         keys = self.output_keys(storage_index)
         if not keys:
             return
@@ -176,7 +182,7 @@ class StepWriter(Rewriter):
             self._write_page_in(storage_index)
 
     def _write_page_in(self, storage_index: int) -> None:
-        """Write a page-in, whose result becomes the newest copy of the storage."""
+        """Write a page-in; its tensors, one per layout, become the storage's newest copies."""
         page = self.graph.call_method("page_in", (self._pages, storage_index))
         has_one_layout = len(self.step_graph.storages[storage_index].layouts) == 1
         for key in self.output_keys(storage_index):
@@ -188,9 +194,9 @@ class StepWriter(Rewriter):
             self._newest[key] = output
 
     def _write_output(self, output_index: int) -> None:
-        """Write the emission of a gradient; store the node of any other output for the end.
+        """Write the emission of a gradient; add the node of any other output to the end results.
 
-        The node of an output that `_is_copied` is a clone.
+        If `_is_copied`, that node is a clone, written now.
         """
         output = self.step_graph.outputs[output_index]
         value = self.map_node(output.result.node)
@@ -202,10 +208,10 @@ class StepWriter(Rewriter):
         self._results[output_index] = value
 
     def _is_copied(self, output: StepOutput) -> bool:
-        """Return whether to copy an output: if it reads only storages of the plan, and fills none.
+        """Return whether to copy an output, which would otherwise keep a larger storage in RAM.
 
-        Without a copy, the output would keep a larger storage in RAM. Arguments that no operation
-        makes, and views of these arguments, are copied, too.
+        False if `_fills_storage`, or if the output reads a storage outside the plan. Arguments that
+        no operation makes, and their views, are copied.
         """
         return self._scheduled_storages.issuperset(
             output.reads.storages
@@ -240,7 +246,11 @@ class TrainingWriter(StepWriter):
         *,
         resident: Collection[int],
     ) -> None:
-        """Create a graph as `StepWriter` does; find the state on storage from `resident`."""
+        """Create a graph as `StepWriter` does; find the state on storage.
+
+        `resident` has the positions in `storage_indices` of the state tensors with their home in
+        RAM; all other state tensors are on storage.
+        """
         replacement_of, state_storages = trace.graph.replacement_of, set(trace.graph.state_tensors)
         stored_state = {
             storage_index for i, storage_index in enumerate(storage_indices) if i not in resident
@@ -261,7 +271,7 @@ class TrainingWriter(StepWriter):
         super().__init__(trace, program, storage_indices, state_indices=state_indices)
 
     def _write_initial_state(self) -> None:
-        """Write copies of outputs that are values of state or inputs from before the step.
+        """Write copies of all outputs that are state or inputs before the step, or views of them.
 
         Updates may overwrite these values later. A gradient is emitted without a copy.
         """
@@ -280,7 +290,10 @@ class TrainingWriter(StepWriter):
         return self._placeholders[node]
 
     def _write_computation(self, operation: Operation, instruction_index: int) -> None:
-        """Write an operation; for a source only the page-ins of state on storage."""
+        """Write an operation; `_write_update` writes updates.
+
+        For a source, which makes state or inputs, writes only page-ins of its state on storage.
+        """
         if operation.is_source:
             for storage_index in self.state_indices.keys() & set(operation.storages):
                 self._write_page_in(storage_index)
@@ -292,8 +305,9 @@ class TrainingWriter(StepWriter):
     def _write_update(self, operation: Operation, update: Update, instruction_index: int) -> None:
         """Write a call of `Update.overwrite_state`, which overwrites the memory of the state.
 
-        The call may also overwrite a gradient that is freed right after. For state on storage, the
-        newest copies of the state become those of the replacement.
+        The call may also overwrite a parameter's first gradient, if `TrainingGraph.owns_gradient`
+        and the gradient is freed right after. The newest copies of state on storage become those of
+        its replacement, too.
         """
         state: Any = operation.node.args[0]
         options: dict[str, Any] = {}

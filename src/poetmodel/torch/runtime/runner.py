@@ -78,10 +78,11 @@ class Runner:
     ) -> None:
         """Write and compile the program; create a page file and a state file if the step uses them.
 
-        A page file is created if tensors other than state on storage are paged out. Without
-        `state_store`, a state file is created if state has its home on storage, or to restore state
-        with `folder` and `rollback`. That also moves state to the homes of the plan, and removes
-        the file in the folder from which the model was recovered.
+        `program` is by default that of `plan`; `storage_indices` has the storage of each tensor of
+        the plan's graph. A page file is created if tensors other than state on storage are paged
+        out. Without `state_store`, a state file is created if state has its home on storage, or to
+        restore state with `folder` and `rollback`. Its creation also moves state to the homes of
+        the plan, and removes the file in the folder from which the model was recovered.
 
         Raises `InputError` if a file cannot be created, or another state file in the folder cannot
         be opened; `PageError` if state cannot be written; and `CaptureError` if `state_store` lacks
@@ -166,7 +167,7 @@ class Runner:
 
     @property
     def traffic(self) -> tuple[int, int]:
-        """Bytes written to and read from page and state file so far, without mirrored state [B].
+        """Bytes (written to, read from) page and state file so far, without `mirrored_bytes` [B].
 
         Includes the first content of the state file, changes that other code made to state, and
         transfers of other steps that share the state store.
@@ -197,9 +198,10 @@ class Runner:
     def trial(self) -> AbstractContextManager[None]:
         """Move state to its homes, and return a context manager for trial steps.
 
-        The context manager restores the state on storage if its file has two generations; the
-        caller restores state in RAM. Without a state file, neither has an effect. This method and
-        the context raise `PageError` like `move_state`.
+        With two generations in the state file, each step in the context starts from the committed
+        state on storage, which the end of the context restores; with one generation, steps change
+        it. The caller restores state in RAM. Without a state file, this method and the context have
+        no effect. Both raise `PageError` like `move_state`.
         """
         if self.state_store is None:
             return nullcontext()
@@ -207,7 +209,7 @@ class Runner:
         return self.state_store.trial()
 
     def move_state(self) -> None:
-        """Move state to the homes of the plan, and write its changes to the state file.
+        """Write changed state to the state file and commit it; move state to the homes of the plan.
 
         Also stores new moments ``sum`` of Adagrad in the optimizer. Within `trial`, with two
         generations, only discards the results of the last step. Has no effect without a state file.
@@ -266,7 +268,8 @@ class Runner:
     def _restore_state(self, error: BaseException) -> None:
         """Undo the updates of a failed step, or add the note `TORN_NOTE` to its error.
 
-        Has no effect without updates. Raises `PageError` if the earlier state cannot be read.
+        Undoing them needs a state file with two generations. Has no effect in a step without
+        updates. Raises `PageError` if the earlier state cannot be read.
         """
         if self.state_store is not None:
             self.state_store.rollback()
@@ -281,7 +284,10 @@ class Runner:
         )
 
     def _argument_values(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the arguments of a step on `inputs`; None for moments and learning rates."""
+        """Return the values of the step's arguments, in their order, with the flat `inputs`.
+
+        Moments and learning rates are None, until `OptimizerState.fill_arguments` sets them.
+        """
         values: list[Any] = self._fixed_values.copy()
         tensors = self.trace.joint.module_tensors()
         for index, value in zip(self._module_indices, tensors, strict=True):
@@ -291,7 +297,7 @@ class Runner:
         return values
 
     def execute_program(self, values: Sequence[Any], emit: Emit) -> list[torch.Tensor]:
-        """Execute the program on the values of the arguments; return the end results in order.
+        """Execute the program on its argument values; return all of `StepProgram.end_results`.
 
         In a step with updates, the last of `values` is the set of the positions of new moments (as
         from `OptimizerState.fill_arguments`). `emit` is called once per gradient, with its output
@@ -315,7 +321,10 @@ class Runner:
         return results
 
     def _check_finite(self, results: Sequence[torch.Tensor]) -> None:
-        """Raise `CaptureError` if a test of `Joint.finite_check_lines` has failed."""
+        """Raise `CaptureError` if a test of `Joint.finite_check_lines` has failed.
+
+        `results` are the end results in order, which include the outcomes of the tests.
+        """
         if not all(results[position] for position in self._check_positions):
             joint = self.trace.joint
             is_rolled_back = self._rollback and self._can_restore_state
@@ -328,10 +337,10 @@ class Runner:
             )
 
     def _make_pager(self) -> Pages | None:
-        """Check the page file, and return the pager of a step; None without files.
+        """Return the pager of a step; None without a page file and a state file.
 
-        Creates a new page file in a forked process. Raises `PageError` if that fails, or if the
-        page file was closed.
+        In a forked process, first creates a new page file. Raises `PageError` if that fails, or if
+        the page file was closed. Does not check the state file.
         """
         if self.page_file is None and self.state_store is None:
             return None
@@ -367,7 +376,10 @@ class Gradients:
     def __init__(
         self, targets: Mapping[int, GradientTarget], values: Sequence[Any], *, is_delayed: bool
     ) -> None:
-        """Store the targets by output index, and the values of the step's arguments."""
+        """Store the targets by output index, and the values of the step's arguments.
+
+        If `is_delayed`, an existing ``.grad`` changes only in `store_remaining`.
+        """
         self._targets = targets
         self._values = values
         self._is_delayed = is_delayed
@@ -377,10 +389,10 @@ class Gradients:
     def add(self, output_index: int, value: torch.Tensor) -> None:
         """Add a gradient to the sum of its weight.
 
-        Unless gradients are delayed, the last one adds the sum to an existing ``.grad``. Otherwise
-        the sum is retained for `store_remaining`. A retained sum begins with the first gradient
-        itself if no other value uses its memory and it has the strides of the weight; otherwise
-        with a copy.
+        After the last gradient of the weight, adds the sum to an existing ``.grad``. Without one,
+        or if gradients are delayed, retains the sum for `store_remaining`. A retained sum begins
+        with the first gradient itself if no other value uses its memory and it has the strides of
+        the weight; otherwise with a copy.
         """
         gradient_target = self._targets[output_index]
         target = self._values[gradient_target.argument]
@@ -400,7 +412,10 @@ class Gradients:
         self._gradient_sums[gradient_target.key] = value
 
     def store_remaining(self) -> None:
-        """Set each ``.grad`` to the sum that `add` retained, or add the sum to an existing one."""
+        """Add each complete sum that `add` retained to ``.grad``, or make it the missing ``.grad``.
+
+        The sums are then no longer retained.
+        """
         for gradient_target in self._targets.values():
             if not gradient_target.is_last or gradient_target.key not in self._gradient_sums:
                 continue
@@ -415,10 +430,10 @@ class Gradients:
 def _gradient_targets(
     trace: Trace, argument_indices: Mapping[fx.Node, int]
 ) -> dict[int, GradientTarget]:
-    """Return the target of each gradient that a step emits, by output index.
+    """Return a `GradientTarget` for each gradient that a step emits, by output index.
 
-    Gradients are in the order of completion. `argument_indices` has the index of each argument of
-    the step by its node.
+    They are in the order of the step graph's outputs, in which gradients are completed.
+    `argument_indices` has the index of each argument of the step by its node.
     """
     step_graph = trace.step_graph
     readers = [operation.reads for operation in step_graph.operations]

@@ -37,9 +37,9 @@ def load_state(
         The exported folder, whose file ``state.bin`` is read; or such a file, written by
         ``pm_run``, or by an application that calls `pm_read_state` for each tensor.
     model : torch.nn.Module
-        The exported model, or another one with the same parameters and buffers. Values that the
-        file has are overwritten. If the program sums gradients of several batches, ``.grad`` gets
-        the current sums, or None if no batch was summed since the last update.
+        The exported model, or another one with the same parameters and buffers. The values of the
+        file overwrite theirs. If the program sums gradients of several batches, ``.grad`` gets the
+        current sums, or None if no batch was summed since the last update.
     optimizer : torch.optim.Optimizer, optional
         The optimizer whose state gets the moments of the file; by default these are ignored. A
         momentum buffer that has no value in the file is removed from the state.
@@ -143,8 +143,9 @@ def _matching_tensors(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name, tensor) of the parameters and buffers of a model that an exported folder has.
 
-    An int8 front replaces each module quantized by PT2E. Raises `InputError` if `model` is no
-    module, for a tensor of another shape or without memory, and as `with_fronts` does.
+    They are in the order of `tensors`, the state tensors of the folder. An int8 front replaces each
+    module quantized by PT2E. Raises `InputError` if `model` is no module, for a tensor of another
+    shape or without memory, and as `with_fronts` does.
     """
     check_class("model", model, torch.nn.Module)
     model = with_fronts(model)
@@ -169,9 +170,10 @@ def _gradient_sums(
 ) -> Iterator[tuple[str, torch.nn.Parameter | None]]:
     """Yield (name, parameter whose ``.grad`` is the sum) of gradient sums in an exported folder.
 
-    The parameter for an int8 weight is `TrainedLayer.weight_gradient`. The last pair is `BATCHES`,
-    the name of the number of summed batches, and None. Yields no pair if the program sums no
-    gradients. Omits sums for which the model has no parameter.
+    `tensors` are the state tensors of the folder; pairs are in their order. The parameter for an
+    int8 weight is `TrainedLayer.weight_gradient`. The last pair is `BATCHES`, the name of the
+    number of summed batches, and None. Yields no pair if the program sums no gradients. Omits sums
+    for which the model has no parameter.
     """
     if any(tensor.name == BATCHES for tensor in tensors):
         parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -192,9 +194,9 @@ def _moment_targets(
 ) -> Iterator[tuple[str, torch.nn.Parameter, str]]:
     """Yield (name, parameter, key in the optimizer's state) of each moment in `names`, sorted.
 
-    Raises `InputError` if the model lacks the parameter, or if the optimizer is not one of PyTorch,
-    does not train the parameter, or has an update rule without this key. Without an optimizer,
-    checks only the model.
+    Each name is that of the parameter, a dot, and the key. Raises `InputError` if the model lacks
+    the parameter, or if the optimizer is not one of PyTorch, does not train the parameter, or has
+    an update rule without this key. Without an optimizer, checks only the model.
     """
     parameters_by_name = dict(model.named_parameters(remove_duplicate=False))
     if optimizer is not None:

@@ -95,7 +95,10 @@ class Format:
 
     @classmethod
     def from_tensors(cls, tensors: Iterable[StateTensor], *, name: str, generations: int) -> Self:
-        """Return the format of a file for `tensors`, with the encoded header."""
+        """Return the format of a file for `tensors`, in their order, with the encoded header.
+
+        `name` is that of the captured step; `generations` is one or two.
+        """
         tensors = tuple(tensors)
         fields = {
             "version": _VERSION,
@@ -137,9 +140,10 @@ class Format:
 
     @staticmethod
     def header_bytes(first_bytes: bytes) -> int | None:
-        """Return the length of the header [B]; None if `first_bytes` do not begin one.
+        """Return the length of the whole header [B], which its prefix states.
 
-        `first_bytes` may end before the header does.
+        Returns None if `first_bytes` are shorter than the prefix or do not begin with one. They may
+        end before the header does.
         """
         if len(first_bytes) < _HEADER.size:
             return None
@@ -162,7 +166,7 @@ class Format:
 
     @cached_property
     def _offsets(self) -> tuple[int, ...]:
-        """Offset of each tensor in the slots of one number, then the size of these slots [B]."""
+        """Offset of each tensor's slot among the slots of one number, then their size [B]."""
         sizes = (align_to_block(tensor.storage.bytes) for tensor in self.tensors)
         return tuple(accumulate(sizes, initial=0))
 
@@ -188,6 +192,7 @@ class Record:
     steps: int
     """Number of training steps before this generation was written."""
     slots: tuple[int, ...]
+    """Slot of each tensor in the order of `Format.tensors`, `ABSENT` for an absent tensor."""
     checksums: tuple[int, ...]
     random_state: bytes = field(default=b"", repr=False)
     """State of PyTorch's random generator after these steps."""
@@ -198,7 +203,7 @@ class Record:
         return cls(generation=0, steps=steps, slots=(ABSENT,) * count, checksums=(0,) * count)
 
     def to_bytes(self) -> bytes:
-        """Encode the record, with a digest at the end."""
+        """Return the encoded record with a digest at the end, without padding."""
         tensor_count = len(self.slots)
         header = _RECORD.pack(self.generation, self.steps, tensor_count, len(self.random_state))
         body = (
@@ -234,7 +239,7 @@ def _digest(content: bytes) -> bytes:
 
 
 def _tensor_to_dict(tensor: StateTensor) -> dict[str, Any]:
-    """Return the header's JSON object of a tensor."""
+    """Return the header's JSON object of a tensor: kind, owner, key, bytes and layouts."""
     return {
         "kind": tensor.kind,
         "owner": tensor.owner,
@@ -253,7 +258,7 @@ def _tensor_to_dict(tensor: StateTensor) -> dict[str, Any]:
 
 
 def _tensor_from_dict(index: int, item: dict[str, Any]) -> StateTensor:
-    """Return the tensor of a JSON object; `index` is its position in the header."""
+    """Return the tensor of an object from `_tensor_to_dict`; `index` is its header position."""
     layouts = tuple(
         TensorLayout(
             position=None,
@@ -313,8 +318,8 @@ class StateFile:
     ) -> None:
         """Create, lock and allocate the file in `folder`; raise `InputError` if that fails.
 
-        Each of `tensors` is absent until a commit contains it. `steps` is the number of earlier
-        steps.
+        `name` is that of the step, `steps` the number of earlier training steps, `generations` the
+        number of slots of each tensor. Each of `tensors` is absent until a commit contains it.
         """
         self.format = Format.from_tensors(tensors, name=name, generations=generations)
         self.record = Record.with_absent_tensors(len(self.format.tensors), steps=steps)
@@ -322,6 +327,7 @@ class StateFile:
         self.storages: dict[int, TensorStorage] = {}
         """Storage of each tensor, by the index of the storage."""
         self._positions: dict[int, int] = {}
+        """Position of each tensor in the format, by the index of its storage."""
         for position, tensor in enumerate(self.format.tensors):
             self.storages[tensor.storage.index] = tensor.storage
             self._positions[tensor.storage.index] = position
@@ -330,6 +336,7 @@ class StateFile:
         self._next_entries: dict[int, tuple[int, int]] = {}
         """(slot, checksum) of each tensor already written for the next generation, by position."""
         self._memories: dict[int, Memory] = {}
+        """Each tracked memory, by the index of its tensor."""
         self._mapped_slots: dict[int, int] = {}
         """Slot to which each memory is mapped, by the index of its tensor."""
         self._shows_uncommitted = False
@@ -349,7 +356,7 @@ class StateFile:
 
         First creates the folder if it is missing, and removes unfinished files of killed processes
         from it. Raises `InputError` if the folder or the file cannot be created, locked or
-        allocated. Processes forked later close the file.
+        allocated; no file remains then. Processes forked later close the file.
         """
         make_folder(folder)
         remove_abandoned(folder, f"{PREFIX}*{UNFINISHED}")
@@ -389,7 +396,7 @@ class StateFile:
         self._remove = weakref.finalize(self, _remove, descriptors, path, self._process)
 
     def _publish(self) -> None:
-        """Rename the file to its final name, under which `recover` finds it, and flush the folder.
+        """Remove `UNFINISHED` from the file's name, so that `recover` finds it; flush the folder.
 
         Called when the file has its first intact state. Raises `OSError` if the system refuses.
         """
@@ -403,7 +410,10 @@ class StateFile:
             os.close(folder)
 
     def check(self) -> None:
-        """Raise `PageError` unless the file is open, in place, complete, and of this process."""
+        """Raise `PageError` if the file was closed, removed, moved or truncated.
+
+        Also raises it in a process that did not create the file.
+        """
         if self._process != os.getpid():
             raise PageError(
                 f"{self.path}: the state is in a file of process {self._process}, but this is "
@@ -458,10 +468,10 @@ class StateFile:
         )
 
     def read(self, index: int, memory: memoryview) -> None:
-        """Read the current value of a tensor into `memory`; zeros if the tensor is absent.
+        """Read a tensor of the current generation into `memory`; zeros if the tensor is absent.
 
-        Raises `PageError` if the slot cannot be read or does not match its checksum. The value
-        includes changes that were made through the tensor's current mapping.
+        If memory is mapped to the tensor, its changed pages are copied over the value. Raises
+        `PageError` if the slot cannot be read or does not match its checksum.
         """
         position = self._positions[index]
         slot = self.record.slots[position]
@@ -477,7 +487,7 @@ class StateFile:
     def _read_slot(
         self, position: int, slot: int, expected_checksum: int, memory: memoryview
     ) -> None:
-        """Read a slot into memory, and add its size to `read_bytes`.
+        """Fill `memory` from a slot of the tensor at `position`; then add its size to `read_bytes`.
 
         Raises `PageError` if it cannot be read, or its checksum is not `expected_checksum`.
         """
@@ -495,8 +505,9 @@ class StateFile:
     def write(self, index: int, memory: memoryview) -> None:
         """Write a tensor of the next generation from `memory`; other tensors retain their value.
 
-        A `commit` makes it current. With one generation, it overwrites the current value. Raises
-        `PageError` if the file cannot be written.
+        A `commit` makes it current. With one generation, it overwrites the current value, so that
+        `read` may raise until a `commit` or `rollback`. Raises `PageError` if the file cannot be
+        written.
         """
         position = self._positions[index]
         current_slot = self.record.slots[position]
@@ -515,7 +526,7 @@ class StateFile:
 
         The record also contains the current state of PyTorch's random generator. With two
         generations, the medium has stored the generation on return, and the first commit renames
-        the file, so that `recover` finds it.
+        the file, so that `recover` finds it. With one generation, the record is not written.
 
         Raises `PageError` if the record cannot be written. Raises `OSError` if the system refuses a
         mapping, or if the file cannot be renamed or its folder cannot be flushed; the generation is
@@ -542,7 +553,8 @@ class StateFile:
     def _next_record(self, *, steps: int) -> Record:
         """Return the record of the next generation, with the current state of the random generator.
 
-        Slots and checksums are those of the current record, or of tensors written since.
+        Slots and checksums are those of the current record, or of tensors written since. `steps` is
+        added to the number of training steps. The current record is unchanged.
         """
         entries = list(zip(self.record.slots, self.record.checksums, strict=True))
         for position, entry in self._next_entries.items():
@@ -556,7 +568,10 @@ class StateFile:
         )
 
     def _write_record(self, record: Record) -> None:
-        """Flush all tensors, write and flush the record, and drop the file from the file cache."""
+        """Flush the tensors; write and flush the record; drop the file from the file cache.
+
+        Overwrites the record before the last.
+        """
         os.fdatasync(self._descriptor)
         self._write_padded(
             memoryview(record.to_bytes()), self.format.record_offset(record.generation)
@@ -592,7 +607,8 @@ class StateFile:
     def discard_written(self) -> None:
         """Discard the tensors written since the last commit, without changing mappings.
 
-        With one generation, they overwrote the old values, so they become current instead.
+        With one generation, they overwrote the old values, so they become current instead: `record`
+        changes.
         """
         if self.format.generations == 1:
             self.record = self._next_record(steps=0)
@@ -616,10 +632,11 @@ class StateFile:
     # -- mappings --------------------------------------------------------------------------------
 
     def map(self, index: int, memory: Memory) -> None:
-        """Map memory to the current generation of a tensor, now and after each later commit.
+        """Map memory, copy-on-write, to a tensor's current generation, also after each commit.
 
-        The old content of the memory is lost, unless the tensor is absent: then the memory is not
-        changed. Raises `OSError` if the system refuses the mapping.
+        This tracks the memory until `unmap` or `untrack`. Its old content is lost, unless the
+        tensor is absent: then the memory is not changed. Raises `OSError` if the system refuses the
+        mapping.
         """
         self._memories[index] = memory
         self._map(index, memory)
@@ -658,6 +675,7 @@ class StateFile:
     def _remap(self, positions: Collection[int]) -> None:
         """Map the memories of tensors at `positions` again, and all whose slot has changed.
 
+        Changes made through these mappings are lost. Memories of absent tensors are not mapped.
         Raises `OSError` if the system refuses a mapping.
         """
         for index, memory in self._live_memories():
@@ -680,8 +698,9 @@ class StateFile:
     def write_mapped_changes(self) -> None:
         """Write changes made through mappings; drop from RAM memories that were only read.
 
-        The changes belong to the next generation, which a `commit` makes current. Tensors that were
-        already written since the last commit are skipped. Raises `PageError` if a tensor cannot be
+        Changes are found in the system's page map, or without one by checksums. They belong to the
+        next generation, which a `commit` makes current. Tensors that were already written since the
+        last commit are skipped. Raises `PageError` if a tensor cannot be
         read or written, and `OSError` if the system refuses a mapping.
         """
         with Pagemap() as pages:

@@ -106,10 +106,10 @@ class ScratchFile:
         self.written_bytes += len(memory)
 
     def _read_page(self, offset: int, memory: memoryview, page_name: str) -> None:
-        """Read a page into `memory`; it is called `page_name` in messages.
+        """Read a page, called `page_name` in messages, into `memory`.
 
-        Adds its size to `read_bytes`. Raises `PageError` if the page cannot be read or is damaged,
-        and `KeyError` if it was never written.
+        Adds the page's size to `read_bytes` once it is read. Raises `PageError` if the page cannot
+        be read or is damaged, and `KeyError` if it was never written.
         """
         read_checked(
             self.path, self._descriptor, memory, offset, self._checksums[offset], page_name
@@ -173,7 +173,10 @@ class PageFile(ScratchFile):
         self._read_page(self.offsets[index], memory, self._page_name(index))
 
     def _create(self) -> None:
-        """Create the file and allocate its full size; raise `InputError` if that fails."""
+        """Create the file as `ScratchFile` does, and allocate its full size.
+
+        Raises `InputError` if that fails; the file is then removed.
+        """
         super()._create()
         try:
             os.posix_fallocate(self._descriptor, 0, max(self.bytes, 1))
@@ -201,7 +204,7 @@ def write_page(descriptor: int, memory: memoryview, offset: int) -> None:
 
 
 def read_page(descriptor: int, memory: memoryview, offset: int) -> int:
-    """Read a page into `memory`; return the number of bytes read, fewer at the file's end [B].
+    """Read from `offset` until `memory` is full or the file ends; return the bytes read [B].
 
     Does not drop the page's copy in the file cache. Raises `OSError` if the system refuses.
     """
@@ -313,7 +316,11 @@ class Pages:
         state: Pageable | None = None,
         file_numbers: Mapping[int, int] | None = None,
     ) -> None:
-        """Store the files for pages and for state; each may be None if no page is in it."""
+        """Store the files; each may be None if no page is in it.
+
+        `file_numbers` has the page number in `state` of each storage with its page there, by
+        storage index; all other pages are in `file`.
+        """
         self._file = file
         self._state = state
         self._file_numbers = file_numbers or {}
@@ -363,7 +370,7 @@ def bytes_of(storage: torch.UntypedStorage) -> memoryview:
 
 
 def checksum(memory: memoryview) -> int:
-    """Return a checksum that changes with any word, and almost always if blocks are exchanged.
+    """Return a checksum that differs if one word does, and almost always if blocks are exchanged.
 
     The checksum is the sum of the blocks' sums times odd weights, modulo 2^64. Blocks have 4 KiB,
     and words of 8 B are summed, so that their order in a complete block does not count. Each word
@@ -562,9 +569,9 @@ class Pagemap:
             os.close(self._descriptor)
 
     def read_entries(self, address: int, span_bytes: int) -> NDArray[np.uint64] | None:
-        """Return the entry of each page of a memory range; None if the system forbids it.
+        """Return the page map's entry of each page of a memory range.
 
-        Also returns None if the system returns fewer entries.
+        Returns None if the system refuses the page map, or returns fewer entries.
         """
         if self._descriptor is None:
             return None

@@ -119,7 +119,11 @@ class _RecoveryTargets:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         loss_fn: Callable[..., torch.Tensor] | None,
     ) -> None:
-        """Collect parameters and buffers by kind and path, and the moment keys of parameters."""
+        """Collect parameters and buffers by (kind, path), and moment keys by parameter ``id``.
+
+        Paths begin with `BODY` for the model, and with `LOSS` for a loss that is a module. The keys
+        are those of the optimizer's rule with its settings.
+        """
         self.optimizer = optimizer = Optimizers.combine(optimizer)
         modules = {BODY: model}
         if isinstance(loss_fn, torch.nn.Module):  # a function has no state
@@ -181,8 +185,8 @@ class _RecoveryTargets:
         """Yield an error per parameter whose moments in the file the optimizer cannot use.
 
         These are parameters that no optimizer of a supported class has, and parameters whose
-        moments in file and optimizer have no key in common except ``step``. An optimizer without
-        moments accepts all moments.
+        moments in the file have no key in common with the optimizer's rule, except ``step``. A rule
+        without moments, such as that of SGD without momentum, accepts all moments.
         """
         keys_by_path: defaultdict[str, set[str]] = defaultdict(set)
         for tensor in tensors:

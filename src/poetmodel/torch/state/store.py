@@ -152,9 +152,9 @@ class StateStore:
     def map_indices(self, trace: Trace) -> Mapping[int, int]:
         """Return the index in this store of each state tensor in `trace`, by its index in `trace`.
 
-        `trace` is the same step, perhaps with inputs of other shapes. State that it does not read,
-        and empty tensors, are omitted. Raises `CaptureError` if it reads a state tensor that is not
-        in this store.
+        `trace` is the same step, perhaps with inputs of other shapes. Tensors are matched by kind,
+        path and moment key. Omits state that `trace` does not read, and empty tensors. Raises
+        `CaptureError` if `trace` reads a state tensor that is not in this store.
         """
         index_by_identity = {
             _identity(state.tensor): index for index, state in self._states.items()
@@ -274,12 +274,13 @@ class StateStore:
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """Context manager for steps whose results are visible, but not committed.
+        """Context manager for trial steps: tensors show their results, without a commit.
 
-        Calls `prepare_step` first. Each step starts from the committed values of tensors on
-        storage. The caller must restore state in RAM, at the latest before the end of the context.
-        With one generation, steps change the file as usual. Raises `PageError` like `prepare_step`;
-        with two generations also at the end.
+        Calls `prepare_step` first. Each step starts from the committed values of tensors with their
+        home on storage, and the end of the context restores these. The caller must restore state
+        with its home in RAM, at the latest before the end of the context. With one generation,
+        steps change the file as usual. Raises `PageError` like `prepare_step`; with two generations
+        also at the end.
         """
         self.prepare_step()
         if not self.has_two_generations:
@@ -331,7 +332,10 @@ class StateStore:
                 self._bind(self._states[index])
 
     def _bind(self, state: _StateEntry) -> None:
-        """Map the memory of a tensor to the file, and make the tensor use this memory."""
+        """Map memory to a tensor's value in the file, and make the tensor use this memory.
+
+        Allocates the memory if the tensor has none yet, or if PyTorch has moved its storage.
+        """
         index = state.index
         if index not in self._memories or self._memories[index].is_lost:
             self._memories[index] = Memory(state.tensor.storage.bytes)
@@ -341,10 +345,12 @@ class StateStore:
             state.bind(memory)
 
     def _untrack(self, index: int) -> None:
+        """Forget the memory of a tensor: commits do not map it again."""
         self._memories.pop(index, None)
         self.file.untrack(index)
 
     def _write(self, state: _StateEntry) -> None:
+        """Write the current value of a tensor to the file, for the next commit."""
         data, value = state.read_content()
         self.file.write(state.index, data)
         del data, value
@@ -364,9 +370,10 @@ def _identity(tensor: StateTensor) -> tuple[str, str, str]:
 
 
 def _all_states(trace: Trace) -> Iterator[_StateEntry]:
-    """Yield the state that a step reads, then other parameters and buffers on the CPU.
+    """Yield the state that a step reads, then its modules' other parameters and buffers on the CPU.
 
-    Skips empty tensors, and tensors that share a storage with an earlier one.
+    The indices of the latter follow those of the step's storages. Skips empty tensors, and tensors
+    that share a storage with an earlier one.
     """
     states = list(_step_states(trace))
     yield from states

@@ -73,9 +73,10 @@ def in_place_pair(
 
 
 def in_place_workspace_bytes(step_graph: CapturedGraph, operation: Operation) -> int:
-    """Return the workspace of an operation, which may run in place; 0 if not measured [B].
+    """Return the workspace of an operation; 0 if not measured [B].
 
-    Dropout's backward in place needs extra memory: the mask in the gradient's type.
+    If `operation.in_place` is set, the workspace of dropout's backward includes the mask in the
+    gradient's type.
     """
     workspace_bytes = operation.profile.workspace_bytes
     if not (workspace_bytes and operation.in_place and operation.node.target is _DROPOUT_BACKWARD):
@@ -99,9 +100,10 @@ def argument_position(step_graph: CapturedGraph, operation: Operation, storage_i
 def in_place_kernel(node: fx.Node, position: int) -> Kernel | None:
     """Return a kernel that computes a node into its argument at `position`; None if there is none.
 
-    There is none for operators that are random or not element-wise, except dropout's backward. The
-    kernel takes the arguments of the node, and returns the overwritten argument. The caller checks
-    that this argument has the layout of the output.
+    There is none for operators that are random or not element-wise, or of which PyTorch has no
+    variant that overwrites this argument; dropout's backward has one for position 0. The kernel
+    takes the arguments of the node, and returns the overwritten argument. The caller checks that
+    this argument has the layout of the output.
     """
     target: Any = node.target
     if target is _DROPOUT_BACKWARD:

@@ -44,7 +44,7 @@ class Rule(ABC):
     decoupled_weight_decay: bool = False
     """Whether weight decay scales the parameter instead of being added to the gradient."""
     fused: bool | None = None
-    """Whether PyTorch's fused kernel computes the update; its bits differ. None as False."""
+    """Whether PyTorch's fused kernel computes the update; its bits differ. None means False."""
 
     op: ClassVar[str]
     """Name of the operator in graphs, and of the optimizer for `make_optimizer`."""
@@ -75,7 +75,8 @@ class Rule(ABC):
     def scratch_bytes(self, parameter: Tensor) -> int:
         """Return the memory that an update needs in addition to the gradient [B].
 
-        A fused kernel copies a gradient that is not contiguous. The gradient is assumed to have the
+        It is the parameter's size or 0: a fused kernel copies a gradient that is not contiguous;
+        other updates need scratch memory if `needs_scratch`. The gradient is assumed to have the
         layout of the parameter.
         """
         copies_gradient = not torch.empty_like(parameter).is_contiguous()
@@ -96,7 +97,8 @@ class Rule(ABC):
         """Overwrite `state`, a parameter and its moments, by one update.
 
         May also overwrite `gradient`: see `writes_gradient`. `is_first` states that the moments
-        have no value from an earlier update.
+        have no value from an earlier update: `Sgd` then sets the momentum buffer to the gradient,
+        other rules use the initial values.
         """
         parameter, *_ = state
         if self.fused:
@@ -112,7 +114,7 @@ class Rule(ABC):
 
     @abstractmethod
     def _update(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
-        """Overwrite parameter and moments by the update without weight decay and maximization."""
+        """Overwrite parameter and moments; `update` has done weight decay and maximization."""
 
     def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
         """Overwrite parameter and moments by the fused kernel, which includes all settings.
@@ -147,9 +149,10 @@ class Sgd(Rule):
         return (("momentum_buffer",), extra_flops) if self.momentum else ((), 0)
 
     def _update(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
-        """Overwrite parameter and momentum buffer, if any; its first value is the gradient.
+        """Overwrite parameter and any momentum buffer, whose first value is the gradient.
 
-        With `nesterov`, also overwrites the gradient.
+        With `nesterov`, also overwrites the gradient. `update` has done weight decay and
+        maximization.
         """
         parameter, *moments = state
         direction = gradient
@@ -180,10 +183,10 @@ class Sgd(Rule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountingRule(Rule):
-    """A rule that counts its updates; moments have initial values before the first update."""
+    """A rule that counts its updates. Moments start from initial values: `is_first` is ignored."""
 
     def _update(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
-        """Count the update, and call `_apply` with its number."""
+        """Add 1 to the count in the state, and call `_apply` with it; ignore `is_first`."""
         del is_first
         parameter, count, *moments = state
         count.add_(1)
@@ -195,7 +198,8 @@ class CountingRule(Rule):
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
         """Overwrite the parameter `w` and its moments, which exclude the count of updates.
 
-        `step` numbers the updates from 1. May also overwrite `gradient`.
+        `step` numbers the updates from 1. May also overwrite `gradient`. `update` has done weight
+        decay and maximization.
         """
 
 
@@ -217,7 +221,10 @@ class Adam(CountingRule):
         return (("max_exp_avg_sq",), 1) if self.amsgrad else ((), 0)
 
     def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
-        """Overwrite parameter and moments by PyTorch's fused Adam or AdamW; count the update."""
+        """Overwrite parameter, moments and count by PyTorch's fused Adam or AdamW.
+
+        `is_first` is ignored, because moments have initial values.
+        """
         del is_first
         parameter, count, mean, square, *max_squares = state
         kernel = torch._fused_adamw_ if self.decoupled_weight_decay else torch._fused_adam_
@@ -238,7 +245,7 @@ class Adam(CountingRule):
         )
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
-        """Overwrite `w` and moments by one update of Adam; also overwrites the gradient."""
+        """Overwrite `w`, moments and gradient by Adam; `update` has done weight decay."""
         mean, square, *max_squares = moments
         beta1, beta2 = self.betas
         mean.lerp_(gradient, 1 - beta1)
@@ -273,7 +280,7 @@ class NAdam(CountingRule):
     flops: ClassVar[int] = 15
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
-        """Overwrite `w` and moments by one update of NAdam."""
+        """Overwrite `w` and moments by one update of NAdam; `update` has done weight decay."""
         momentum_product, mean, square = moments
         beta1, beta2 = self.betas
         momentum, next_momentum = (
@@ -315,7 +322,7 @@ class RmsProp(CountingRule):
         return keys, 2 * has_momentum + 5 * self.centered
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
-        """Overwrite `w` and moments by one update of RMSprop."""
+        """Overwrite `w` and moments by one update of RMSprop; `update` has done weight decay."""
         del step
         square, *other_moments = moments
         square.mul_(self.alpha).addcmul_(gradient, gradient, value=1 - self.alpha)
@@ -346,14 +353,17 @@ class Adagrad(CountingRule):
     has_fused: ClassVar[bool] = True
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
-        """Overwrite `w` and the sum of squares by one update of Adagrad."""
+        """Overwrite `w` and the sum of squares by Adagrad; `update` has done weight decay."""
         (total,) = moments
         total.addcmul_(gradient, gradient, value=1)
         rate = lr / (1 + (step - 1) * self.lr_decay)
         w.addcdiv_(gradient, total.sqrt().add_(self.eps), value=-rate)
 
     def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
-        """Overwrite parameter and sum of squares by PyTorch's fused Adagrad; count the update."""
+        """Overwrite parameter, sum of squares and count by PyTorch's fused Adagrad.
+
+        `is_first` is ignored, because the sum has an initial value.
+        """
         del is_first
         parameter, count, total = state
         torch._fused_adagrad_(
@@ -386,7 +396,7 @@ class Adamax(CountingRule):
     needs_scratch: ClassVar[bool] = False
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
-        """Overwrite `w` and moments by one update of Adamax; also overwrites the gradient."""
+        """Overwrite `w`, moments and gradient by Adamax; `update` has done weight decay."""
         mean, infinity_norm = moments
         beta1, beta2 = self.betas
         mean.lerp_(gradient, 1 - beta1)
@@ -407,7 +417,10 @@ class RAdam(CountingRule):
     reuses_gradient: ClassVar[bool] = True
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
-        """Overwrite `w` and moments by one update of RAdam; without `foreach` also the gradient."""
+        """Overwrite `w` and moments by one update of RAdam; `update` has done weight decay.
+
+        Without `foreach`, also overwrites the gradient.
+        """
         mean, square = moments
         beta1, beta2 = self.betas
         mean.lerp_(gradient, 1 - beta1)
@@ -478,9 +491,10 @@ class Muon(Rule):
         return 2 * (2 * int(parameter.numel()) + min_size * min_size)  # elements of 2 bytes
 
     def _update(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
-        """Overwrite parameter and momentum by one update of Muon.
+        """Overwrite parameter and momentum by one update of Muon; `update` has done weight decay.
 
-        With `nesterov`, also overwrites the gradient.
+        With `nesterov`, also overwrites the gradient. `is_first` is ignored: the momentum starts
+        from 0.
         """
         del is_first
         parameter, buffer = state
@@ -587,7 +601,7 @@ def group_rules(optimizer: Any) -> list[tuple[Rule, list[torch.Tensor]]]:
 
 
 def make_optimizer(name: str, *modules: object) -> torch.optim.Optimizer | None:
-    """Create an optimizer of all parameters of `modules`, with PyTorch's default settings.
+    """Create an optimizer of all parameters of `modules`, frozen ones too, with PyTorch's defaults.
 
     `name` is a `Rule.op`, or ``momentum`` for SGD with momentum 0.9; ``sgd`` is a `QuantizedSGD` of
     the trained parameters if int8 layers train. Objects that are no modules are ignored. Returns
@@ -710,11 +724,10 @@ class OptimizerMoment:
 
     @property
     def starts_with_gradient(self) -> bool:
-        """Whether the moment is a new momentum buffer of a group with dampening.
+        """Whether the moment is a momentum buffer that `is_new`, in a group with dampening.
 
         Its first value is the gradient, without dampening. Exported code marks this moment with
-        NaN. Raises `StopIteration` if the moment is a new momentum buffer of a parameter without a
-        group.
+        NaN. Raises `StopIteration` for a new momentum buffer whose parameter is in no group.
         """
         if self.key != "momentum_buffer" or not self.is_new:
             return False
@@ -821,10 +834,10 @@ class OptimizerState:
         return frozenset(new_positions)
 
     def store_first_moments(self, values: list[Any]) -> None:
-        """Store new moments in the optimizer's state after a step.
+        """Store moments that are new in the optimizer's state; called after each step.
 
         `values` are the arguments of the step. Moments with their home on storage are not stored.
-        Counts the update in each `QuantizedSGD`. Marks the optimizers as stepped, so that
+        Also counts the update in each `QuantizedSGD`, and marks the optimizers as stepped, so that
         learning-rate schedulers do not warn.
         """
         for position, source in self._sources:
@@ -843,7 +856,8 @@ class OptimizerState:
     def _errors(self, values: list[Any]) -> Iterator[str]:
         """Yield an error per change of the optimizer or a parameter since the capture.
 
-        Also yields an error per parameter that has a gradient.
+        Learning rates may change. `values` are the arguments of the next step: a parameter in them
+        must be the captured tensor itself. Also yields an error per parameter with a gradient.
         """
         yield from (f"optimizer: {error}" for error in optimizer_errors(self._optimizer))
         if self._current_groups() != self._groups:
@@ -862,7 +876,7 @@ class MomentSnapshot:
     """A snapshot of the moments of a step's optimizer, for `reset`; empty without an optimizer."""
 
     def __init__(self, joint: Joint) -> None:
-        """Copy the current moments, and the counts of updates."""
+        """Copy the moments that have a value, and the counts of updates of each `QuantizedSGD`."""
         self.has_optimizer = joint.optimizer is not None
         """Whether the step has an optimizer."""
         self._moments = {
@@ -890,7 +904,7 @@ class MomentSnapshot:
     def create_missing(self) -> None:
         """Store initial values of missing moments in the optimizer.
 
-        Later resets restore the values that all moments then have.
+        Later calls of `reset` restore all moments to their values after this call.
         """
         for moment in self._moments.values():
             if moment.is_new:

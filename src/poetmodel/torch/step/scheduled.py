@@ -86,11 +86,12 @@ def build_scheduled_graph(
 ) -> ScheduledGraph:
     """Return the graph to be solved, without small tensors.
 
-    These take at most a fraction of the budget in total: the first of `KEPT_FRACTIONS` that raises
-    the minimum by at most `MAX_HEADROOM_FRACTION` of the headroom. If the budget is below the
-    lowest minimum, returns the graph with this minimum. With a budget of `keep_all_bytes` or more,
-    no computed tensor is left out. Otherwise, with `decide_homes`, the homes of larger state are
-    decisions, too.
+    These take at most a fraction of the budget in total: the largest of `KEPT_FRACTIONS` that
+    raises `floor_bytes`, compared with the lowest of all fractions, by at most
+    `MAX_HEADROOM_FRACTION` of the headroom, the budget minus the lowest `floor_bytes`. If the
+    headroom is negative, returns the graph with the lowest. With a budget of `keep_all_bytes` or
+    more, no computed tensor is left out. Otherwise, with `decide_homes`, the homes of larger state
+    are decisions, too.
     """
     if budget_bytes >= keep_all_bytes(trace):
         full_graph = coarsen(trace, kept_bytes=-1)  # omits no tensor, not even those of 0 bytes
@@ -127,11 +128,12 @@ def min_budget_bytes(trace: Trace, *, decide_homes: bool = False) -> int:
 def coarsen(trace: Trace, *, kept_bytes: int, decide_homes: bool = False) -> ScheduledGraph:
     """Return the graph without its smallest computed tensors, of at most `kept_bytes` in total.
 
-    The omitted tensors are always kept; their nodes remain, and count them as workspace, because a
-    recomputation writes them again. With negative `kept_bytes`, all computed tensors remain. Inputs
-    are omitted. State is always in RAM: it is omitted, or has 0 bytes and only orders readers
-    before updates. With `decide_homes`, the homes of larger state are decisions instead, and
-    smaller state of at least `MIN_MOVABLE_BYTES` counts towards `kept_bytes`, too.
+    The omitted tensors are always kept: `reserves` counts them. Their nodes remain, and also count
+    them as workspace, because a recomputation writes them again. With negative `kept_bytes`, all
+    computed tensors remain. Inputs are omitted. State is always in RAM: it is omitted, or has 0
+    bytes and only orders readers before updates. With `decide_homes`, the homes of larger state are
+    decisions instead, and smaller state of at least `MIN_MOVABLE_BYTES` counts towards
+    `kept_bytes`, too.
     """
     storages = trace.step_graph.storages
     graph, operations = _decision_graph(trace)
@@ -231,9 +233,9 @@ def _decision_graph(trace: Trace, movable: Collection[int] = ()) -> tuple[Graph,
 
 
 def _resident_reserves(trace: Trace, movable: Collection[int] = ()) -> tuple[tuple[str, int], ...]:
-    """Return (description, bytes) of state except `movable`, and of inputs; () without updates [B].
+    """Return the reserves for state except `movable`, and for inputs, which are always in RAM [B].
 
-    They are in RAM throughout.
+    Each is (description, bytes). For a step without updates, returns ().
     """
     graph = trace.graph
     inputs_bytes = [node.output_bytes for node in graph.nodes if node.phase == Phase.INPUT]
@@ -252,7 +254,7 @@ def always_resident_bytes(trace: Trace) -> int:
 
 
 def select_costs(costs: Costs, graph: Graph) -> Costs:
-    """Return the costs of the nodes and tensors of `graph`, by name, from those of a whole step."""
+    """Return the costs of a whole step, restricted to names of nodes and tensors in `graph`."""
     if len(costs.compute) > len(graph.nodes) - len(graph.state_tensors):
         computed_names = (node.name for node in graph.nodes if not node.is_state)
         costs = replace(costs, compute={name: costs.compute[name] for name in computed_names})

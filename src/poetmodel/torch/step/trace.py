@@ -44,9 +44,9 @@ class Trace:
     def held_bytes(self) -> int:
         """Bytes of storages with results that are returned only at the end of the step [B].
 
-        Such results are all except gradients, such as the loss and new buffer values.
-        The graph frees these results after their last reader. A runtime holds them until the end,
-        so a budget must also cover them.
+        Such results are all except gradients: the loss, outputs and, in a step without updates, new
+        buffer values. The graph frees these results after their last reader. A runtime holds them
+        until the end, so a budget must also cover them.
         """
         indices = {
             i
@@ -225,7 +225,8 @@ def _resident_bytes(joint: Joint, trained_tensors: Sequence[torch.Tensor]) -> di
 
     ``parameters`` counts all parameters and buffers of the captured module, also if they are frozen
     or not read, and constants. Inputs are excluded: they belong to the caller. ``gradients`` counts
-    the ``.grad`` of `trained_tensors`. New gradients are tensors of the graph.
+    one ``.grad`` for each of `trained_tensors`, even if it is None now. New gradients are tensors
+    of the graph.
     """
     resident_tensors = _distinct_storages(
         joint.value(argument)

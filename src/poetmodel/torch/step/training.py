@@ -76,7 +76,11 @@ class TrainingGraph(CapturedGraph):
             )
 
     def _add_source(self, argument: InputSpec, value: torch.Tensor) -> None:
-        """Append the source operation and storage of a graph input."""
+        """Append the source operation and storage of a graph input.
+
+        The phase is INPUT for inputs of the user and learning rates, otherwise STATE. The storage
+        has the size of the storage of `value`.
+        """
         is_moment = argument.kind is InputKind.MOMENT
         kind = argument.name.rpartition(".")[2] if is_moment else str(argument.kind)
         self.add_source(
@@ -89,15 +93,15 @@ class TrainingGraph(CapturedGraph):
         )
 
     def phase_of(self, node: fx.Node) -> Phase:
-        """Return the phase of a node: UPDATE for a `CustomOperation`."""
+        """Return UPDATE for a `CustomOperation`, otherwise the phase as in `CapturedGraph`."""
         is_custom = isinstance(node.target, CustomOperation)
         return Phase.UPDATE if is_custom else super().phase_of(node)
 
     def _finish_operations(self) -> None:
         """Link updates to the state that they replace, and sort all operations.
 
-        Sources without a reader are removed. Also sets `last_uses`, marks operations that may run
-        in place, and sets their workspaces.
+        Sources without a reader are removed. Also sets `last_uses`, and `in_place` and workspace of
+        operations that may run in place. Workspaces of updates remain as measured.
         """
         for operation in self.operations:
             if isinstance(operation.node.target, Update):
@@ -178,10 +182,11 @@ class TrainingGraph(CapturedGraph):
     def update_workspace_bytes(self, operation: Operation) -> int:
         """Return the workspace of an update in addition to its gradient [B].
 
-        It is the size of scratch memory of the rule and scalars, or of the measured workspace
-        without a copy of the gradient if that is larger; plus a copy of the gradient if the update
-        must make one. For int8 weights it is the measured workspace. An update of buffers or of the
-        batch count has only scalars.
+        The update of a parameter needs the rule's scratch memory and scalars, or its measured
+        workspace without a copy of the gradient if that is larger. A copy of the gradient is added
+        if its strides are not those of the parameter, or if the update overwrites a gradient for
+        which `owns_gradient` is False. For int8 weights, returns the measured workspace. An update
+        of buffers or of the batch count has only scalars.
         """
         update: Any = operation.node.target
         if isinstance(update, QuantizedUpdate):
@@ -216,8 +221,9 @@ class TrainingGraph(CapturedGraph):
     def _execution_order(self) -> Iterator[Operation]:
         """Yield operations in execution order, with their old indices.
 
-        The order is that of the FX graph, but custom operations run as early as dependencies allow,
-        and each source directly before its first reader. Sources without a reader are left out.
+        The order is that of the FX graph, but updates and other custom operations run as early as
+        dependencies allow, and each source directly before its first reader. Sources without a
+        reader are left out.
         """
         custom_indices = {
             operation.index
@@ -251,11 +257,11 @@ class TrainingGraph(CapturedGraph):
     def _find_predecessors(
         self, custom_indices: Sequence[int], computed_operations: Sequence[Operation]
     ) -> dict[int, int]:
-        """Return the index of the last operation that must precede each custom one, by index.
+        """Map the index of each custom operation to that of the last one that must precede it.
 
-        The makers of its operands must precede it, and the readers of the state that it replaces;
-        for buffers also the users of these readers' outputs. Of a custom operation among these,
-        the predecessor counts, so that the result is never custom. `custom_indices` are sorted.
+        `custom_indices` are sorted. The makers of an operation's operands must precede it, and the
+        readers of the state that it replaces; for buffers also the users of these readers' outputs.
+        If one of these operations is custom, its own predecessor counts instead.
         """
         last_uses = [storage.operation for storage in self.storages]
         readers: dict[int | None, list[Operation]] = {}
@@ -333,10 +339,10 @@ class TrainingGraph(CapturedGraph):
 
 
 def _gradient_fits(update: Operation) -> tuple[bool, bool]:
-    """Return `OpProfile.gradient_fits`: (has the parameter's strides, fills its storage).
+    """Return `OpProfile.gradient_fits` of a parameter's update, as profiled.
 
-    These are properties of the update's first gradient. Raises `TypeError` if the operation is not
-    the update of a parameter.
+    It is (first gradient has the parameter's strides, first gradient fills its storage). Raises
+    `TypeError` if the operation is not the update of a parameter.
     """
     if update.profile.gradient_fits is None:
         raise TypeError(update.name)
@@ -347,7 +353,11 @@ class _UpdateProfiler(OpProfiler):
     """Profiler that sets `OpProfile.gradient_fits` for updates of parameters."""
 
     def profile(self, node: fx.Node, arguments: Any, keywords: Any, value: Any) -> OpProfile:
-        """Return the profile of a call, with `gradient_fits` for a `ParameterUpdate`."""
+        """Return the profile of a call, with `gradient_fits` for a `ParameterUpdate`.
+
+        `gradient_fits` states whether the first gradient has the parameter's strides, and whether
+        it fills its storage.
+        """
         profile = super().profile(node, arguments, keywords, value)
         if not isinstance(node.target, ParameterUpdate):
             return profile

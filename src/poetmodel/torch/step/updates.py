@@ -188,10 +188,11 @@ class ParameterUpdate(Update):
     ) -> None:
         """Overwrite the parameter and its moments with their new values.
 
-        `operands` are the gradients, the learning rate, and the clipping factor if there is one.
-        The option ``owns_gradient`` permits overwriting the first gradient. Otherwise, or if its
-        strides are not those of the parameter, a copy is overwritten. The option ``is_first``
-        states that the moments have no value from an earlier update.
+        `operands` are the gradients, which are summed, the learning rate, and the clipping factor
+        if there is one. If `writes_gradient`, the first gradient is overwritten with the option
+        ``owns_gradient``, otherwise a copy. A gradient whose strides are not those of the parameter
+        is always copied. The option ``is_first`` states that the moments have no value from an
+        earlier update.
         """
         gradients, rate, *factors = operands
         parameter = state[0]
@@ -223,7 +224,9 @@ class AccumulatingUpdate(ParameterUpdate):
     ) -> None:
         """Add the gradients to the sum; the last batch updates the parameter and resets the sum.
 
-        No gradient is changed, and the option ``owns_gradient`` has no effect.
+        The sum is the last tensor of `state`. `operands` are the gradients, the learning rate, the
+        number of earlier batches in the sum, and the clipping factor if there is one. No gradient
+        is changed, and the option ``owns_gradient`` has no effect.
         """
         gradients, rate, count, *factors = operands
         *updated_state, gradient_sum = state
@@ -267,7 +270,11 @@ class QuantizedUpdate(Update):
         draw_numbers: Callable[[int], RoundingDraws] | None = None,
         batches: int = 1,
     ) -> None:
-        """Store the settings; random numbers are drawn by each update."""
+        """Store the settings; each update of weights without residuals calls `draw_numbers`.
+
+        `site` is the number of the layer, the argument of `draw_numbers`. The gradients of
+        `batches` batches are summed before each update.
+        """
         super().__init__("quantized_sgd")
         self.settings = rule
         self.site = site
@@ -410,7 +417,12 @@ def _extension_errors(
     parameters: dict[int, _TrainedParameter],
     clip_grad_norm: float | None,
 ) -> Iterator[str]:
-    """Yield an error for each parameter, argument, result or option that updates do not support."""
+    """Yield an error for each parameter, argument, result or option that updates do not support.
+
+    `clip_grad_norm` must be above 0. Trained parameters must be real and in the optimizer, and the
+    optimizer's parameters in model or loss. Only parameters may have gradients as results, and only
+    buffers may be changed in forward. Includes `_quantized_errors` and `_shared_memory_errors`.
+    """
     max_norm: object = clip_grad_norm
     is_valid_norm = (
         isinstance(max_norm, int | float) and not isinstance(max_norm, bool) and max_norm > 0
@@ -449,9 +461,10 @@ def _extension_errors(
 
 
 def _quantized_errors(joint: Joint, optimizer: Any) -> Iterator[str]:
-    """Yield an error, the first one, if an optimizer cannot train the int8 layers of a step.
+    """Yield at most one error: that of the first int8 layer that an optimizer cannot train.
 
-    They need SGD without momentum, and a `QuantizedSGD` of the layer for stochastic rounding.
+    Int8 layers need SGD without momentum, and for stochastic rounding a `QuantizedSGD` of the
+    layer.
     """
     layers = trained_layers(joint.module)
     for rule, parameters in group_rules(optimizer):
@@ -478,7 +491,7 @@ def _shared_memory_errors(joint: Joint) -> Iterator[str]:
     """Yield an error per argument that shares a storage with another tensor of an earlier argument.
 
     An update of one tensor may change the other; disjoint views of a storage are refused, too.
-    Arguments may be the same tensor, except an input of the user and an argument of another kind.
+    Two arguments may be the same tensor, unless exactly one of them is an input of the user.
     Inputs of the user may share storages with each other, because no update changes inputs.
     Tangents are not checked.
     """
@@ -505,7 +518,11 @@ class _OptimizerExtension:
         parameters: dict[int, _TrainedParameter],
         accumulate: int,
     ) -> None:
-        """Store the arguments; `accumulate` is the number of batches whose gradients are summed."""
+        """Store the arguments, and index int8 layers and buffers of the step by ``id``.
+
+        `parameters` are the trained parameters by ``id``. `accumulate` is the number of batches
+        whose gradients are summed.
+        """
         self.joint = joint
         self.graph = joint.graph_module.graph
         self.optimizer = optimizer
@@ -628,8 +645,8 @@ class _OptimizerExtension:
     ) -> None:
         """Add the update of a parameter, with graph inputs for its moments; int8 weights have none.
 
-        `factors` has the node of the clipping factor, if any. `count` is the node of the batch
-        count; None if batches are not summed.
+        `rate` is the node of the learning rate, and `factors` has the node of the clipping factor,
+        if any. `count` is the node of the batch count; None if batches are not summed.
         """
         layer = self.quantized_layers.get(id(trained_parameter.parameter))
         if layer is not None:
@@ -666,7 +683,8 @@ class _OptimizerExtension:
     ) -> None:
         """Add the update of a layer's int8 weights, from the gradients of `trained_parameter`.
 
-        `operands` are the operands of `QuantizedUpdate.overwrite_state` after the scales.
+        Weights, residuals, scales and gradient sums are graph inputs already. `operands` are the
+        operands of `QuantizedUpdate.overwrite_state` after the scales.
         """
         *weights, scale = (
             self.buffers[id(buffer)].node for buffer in (*layer.state, layer.weight_scale)

@@ -54,8 +54,8 @@ class IntervalSeparator:
     there. A recomputation requires each input of the node in the same way. So for every integer
     point, with `F` of a tensor first made at or after `l1` equal to one::
 
-    F(i) = kept(i into l1) + min(sum of M_in[l,i], paged_out[i])
-           + min(sum of R[l,k], min of F(p) over inputs p of k),    k = node(i), l in [l1, l2]
+        F(i) = kept(i into l1) + min(sum of M_in[l,i], paged_out[i])
+               + min(sum of R[l,k], min of F(p) over inputs p of k),    k = node(i), l in [l1, l2]
 
     ``F(i) >= 1`` if the first computation of a reader is in `l2`, ``F(i) >= R[l2,j]`` for a
     recomputed reader `j`. If the tensor is on storage from the start, the first minimum omits
@@ -296,7 +296,8 @@ class _FractionalPoint:
     def cut_origin(self, violation: _Violation) -> IntervalOrigin:
         """Return the stages, nodes and tensors of a violated cut.
 
-        For first computations, the reader is the first one in the last group.
+        If the cut is for first computations, the reader is the tensor's first reader in the last
+        group, and the interval of stages ends there instead of at the end of the group.
         """
         grouping = self.relaxation.grouping
         chain, ends_in_recomputation = self._find_chain(
@@ -320,7 +321,7 @@ class _FractionalPoint:
     def _find_chain(
         self, i: int, first_group: int, last_group: int
     ) -> tuple[tuple[tuple[int, bool], ...], bool]:
-        """Return the chain of a cut from tensor `i`, and whether it ends in a recomputation.
+        """Return `chain` and `ends_in_recomputation` of the `IntervalOrigin` of a cut from `i`.
 
         The smaller side of each minimum at the point decides the next tensor. The chain also ends
         with a tensor that is first made in the interval or whose node cannot be recomputed. Clears
@@ -350,11 +351,11 @@ class _FractionalPoint:
             i = min_input
 
     def _supply_value(self, i: int, first_group: int, last_group: int) -> float:
-        """Return the supply ``F`` of tensor `i` in the interval of the current chain, and cache it.
+        """Return the supply ``F`` of tensor `i` in the groups `first_group` to `last_group`.
 
         The supply is the sum of the keep into `first_group`, the page-ins (at most the page-out)
-        and the recomputations (at most the supply of each input); 1, not cached, if the tensor is
-        first made in `first_group` or later.
+        and the recomputations (at most the supply of each input); 1 if the tensor is first made in
+        `first_group` or later. Cached by tensor alone, until `_find_chain` clears the cache.
         """
         if i in self.supply_cache:
             return self.supply_cache[i]

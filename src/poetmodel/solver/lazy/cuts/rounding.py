@@ -58,12 +58,12 @@ class RoundingSeparator:
         self._rows: list[Cut] | None = None
 
     def rows(self) -> list[Cut]:
-        """Return the rounded rows of all enforced stage rows.
+        """Return the rounded rows of all enforced stages, by stage.
 
-        A stage has at most one row for each size, that of the row's smallest tensor. The rows are
-        cached, and ordered by stage. There are fewer if `is_out_of_time` returns True, and none if
-        RAM is minimized, because the limit is then a column. Raises `TimeLimitError` if the time
-        limit passes.
+        A rounded row bounds the kept bytes of a stage's largest tensors, those from some size on,
+        by the largest sum of their sizes that fits; there is at most one for each size. The rows
+        are cached. There are fewer if `is_out_of_time` returns True, and none if RAM is minimized,
+        because the limit is then a column. Raises `TimeLimitError` if the time limit passes.
         """
         if self._rows is None:
             relaxation = self.relaxation
@@ -86,11 +86,12 @@ class RoundingSeparator:
     def _stage_cuts(self, t: int) -> Iterator[Cut]:
         """Yield the rounded rows of stage `t`, for growing sets of its largest tensors.
 
-        The limit of a set is the usable RAM minus the bytes of the stage's last step. Sets that fit
-        together, or whose largest sum is the limit itself, have no row. Rows are divided by the
-        size of the largest tensor. Yields none if the last step of the stage alone exceeds the
-        usable RAM, and no further ones if `is_out_of_time` returns True. Raises `TimeLimitError` if
-        the time limit passes.
+        The tensors are those of `_crossing_columns`. The limit of a set is the usable RAM minus the
+        bytes of the stage's last step; the row has the `largest_sum` of the set within this limit.
+        Sets that fit together, or whose largest sum is the limit itself, have no row. Rows are
+        divided by the size of the largest tensor. Yields none if the last step of the stage alone
+        exceeds the RAM, and no further ones if `is_out_of_time` returns True. Raises
+        `TimeLimitError` if the time limit passes.
         """
         relaxation = self.relaxation
         graph = relaxation.problem.working_graph
@@ -120,10 +121,10 @@ class RoundingSeparator:
                 yield Cut.from_terms(terms, lower=-reachable_bytes / scale, name=self.family)
 
     def _crossing_columns(self, t: int, step_tensors: set[int]) -> Iterator[tuple[int, int]]:
-        """Yield (bytes, column) of tensors made before `t` that may stay in RAM after its group.
+        """Yield (bytes, column) of each keep into the group after that of `t`, by tensor.
 
-        Tensors of `step_tensors` and of 0 bytes are skipped, as are fixed keeps: no enforced row
-        counts free keeps, and dominated keeps are 0.
+        Only for tensors made before `t`. Tensors of `step_tensors` and of 0 bytes are skipped, as
+        are fixed keeps: no enforced row counts free keeps, and dominated keeps are 0.
         """
         relaxation = self.relaxation
         graph, grouping = relaxation.problem.working_graph, relaxation.grouping
