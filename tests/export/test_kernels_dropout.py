@@ -153,7 +153,7 @@ def test_all_or_nothing():
 def test_in_place(ratio):
     """The result may lie where the operand lay."""
     operation = lower_operation(aten.native_dropout.default, ones(9), ratio, True, in_place_of=0)
-    assert operation.operation.is_elementwise
+    assert operation.operation.can_overwrite_operand
     out, mask = executed(operation).values()
     assert torch.equal(out, mask / (1 - ratio))
 

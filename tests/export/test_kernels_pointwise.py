@@ -83,7 +83,7 @@ BINARY = {
 def test_unary(name):
     """An operator of one tensor, in order, transposed, and with gaps."""
     x = real(4, 5, 6)
-    assert check_call(UNARY[name], x).is_elementwise
+    assert check_call(UNARY[name], x).can_overwrite_operand
     check_call(UNARY[name], x.transpose(0, 2))
     check_call(UNARY[name], x[:, ::2, 1:4])
 
@@ -99,7 +99,7 @@ def test_unary_above_zero(name):
 def test_backward(name):
     """The gradient of an activation; gradient and activation lie alike, and otherwise."""
     x, gradient = real(5, 6), torch.randn(5, 6, dtype=torch.float64)
-    assert check_call(BACKWARD[name], gradient, x).is_elementwise
+    assert check_call(BACKWARD[name], gradient, x).can_overwrite_operand
     check_call(BACKWARD[name], torch.randn(6, 5, dtype=torch.float64).t(), x)
     check_call(BACKWARD[name], torch.ones((), dtype=torch.float64).expand(5, 6), x)
 
@@ -137,7 +137,7 @@ def test_any_layout(draw):
         return cut.permute([order.index(k) for k in range(len(shape))])
 
     x, y = operand(), operand()
-    assert check(aten.add.Tensor, x, y.expand(shape), alpha=0.5).is_elementwise
+    assert check(aten.add.Tensor, x, y.expand(shape), alpha=0.5).can_overwrite_operand
     check(aten.clone.default, x.expand(shape), memory_format=torch.contiguous_format)
 
 

@@ -278,7 +278,7 @@ def check(operator, *args, tolerance=TOLERANCE, strides=None, **kwargs):
     results = operator(*args, **kwargs)
     expected = results if isinstance(results, tuple | list) else (results,)
     _compare(lowered_operation.execute(), expected, tolerance)
-    if lowered_operation.operation.is_elementwise:
+    if lowered_operation.operation.can_overwrite_operand:
         output = lowered_operation.outputs[0]
         for number, operand in enumerate(lowered_operation.operands):
             if operand.has_layout_of(output) and operand.type is output.type:

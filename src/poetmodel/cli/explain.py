@@ -90,15 +90,15 @@ def _print_tensor(summary: DecisionSummary) -> None:
     graph = summary.verified.graph
     tensor = graph.tensors[decision.tensor]
     show(fact_table(f"{tensor.name} in {graph.name}", _decision_facts(summary, decision)))
-    changes = [_alternative_row(summary, alternative) for alternative in summary.alternatives]
+    changes = [_alternative_fact(summary, alternative) for alternative in summary.alternatives]
     if summary.ram_step is not None:
-        changes.append(_ram_row(summary, summary.ram_step))
+        changes.append(_ram_step_fact(summary, summary.ram_step))
     if changes:
         print_text("")
         show(fact_table("What a change costs", changes))
 
 
-def _alternative_row(summary: DecisionSummary, alternative: Alternative) -> Fact:
+def _alternative_fact(summary: DecisionSummary, alternative: Alternative) -> Fact:
     """Return the extra cost of a schedule without a decision, with its proof status.
 
     The cost is a value, a range, an upper or a lower bound, or ``unknown``; it is ``impossible`` if
@@ -134,7 +134,7 @@ def _alternative_row(summary: DecisionSummary, alternative: Alternative) -> Fact
     return text_fact(name, cost_text, "; ".join((*notes, proof)))
 
 
-def _ram_row(summary: DecisionSummary, ram_step: RamStep) -> Fact:
+def _ram_step_fact(summary: DecisionSummary, ram_step: RamStep) -> Fact:
     """Return the saving of the smallest RAM budget with a better schedule, with its proof status.
 
     If a better schedule fits in the present budget, return its saving. If no budget permits a
@@ -290,7 +290,7 @@ def _explanation_facts(summary: DecisionSummary) -> Iterator[Fact]:
     yield Fact("ram_budget_bytes", verified.problem.ram_budget_bytes)
     choices = ", ".join(f"{count} {choice}" for choice, count in counts.items())
     yield text_fact("tensors", f"{len(summary.decisions)}", choices)
-    yield _full_steps_fact(summary)
+    yield _steps_at_limit_fact(summary)
     yield from device_ram_facts(verified.device_ram)
     yield from state_facts(graph, simulation)
     yield from _in_place_total_facts(summary)
@@ -342,7 +342,7 @@ def _in_place_total_facts(summary: DecisionSummary) -> Iterator[Fact]:
         yield Fact("in_place", values, "in place", lambda _: text, note)
 
 
-def _full_steps_fact(summary: DecisionSummary) -> Fact:
+def _steps_at_limit_fact(summary: DecisionSummary) -> Fact:
     """Return the number of full steps (`steps_at_limit`), and up to three with the most RAM."""
     graph, points = summary.verified.graph, summary.full_steps
     points_with_most_ram = sorted(points, key=lambda point: -point.ram_bytes)[:3]

@@ -455,7 +455,7 @@ def _device_facts(device: Device) -> Iterator[Fact]:
     yield text_fact("core", device.core)
     model = device.cycle_model
     if model is not None:
-        yield text_fact("exported C", model.rate, f"{model.origin}; {model.label}")
+        yield text_fact("exported C", model.rate_text, f"{model.origin}; {model.label}")
     values = device_dict(device)
     compute, storage = device.compute, device.storage
     notes = {"compute.cache_line_bytes": "of the data cache"}

@@ -285,7 +285,7 @@ def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
     for fact in group_facts(Group.WORK):
         yield fact
         if fact.key == "compute_s" and model is not None:
-            yield text_fact("  cycles", model.rate, f"{model.origin}; {model.label}")
+            yield text_fact("  cycles", model.rate_text, f"{model.origin}; {model.label}")
     yield from commit_facts(problem)
     yield from group_facts(
         Group.STEP, unlisted_keys=() if simulation.planned_s is not None else ("makespan_s",)

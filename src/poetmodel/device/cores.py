@@ -56,7 +56,7 @@ class CycleModel(NamedTuple):
         return self.clock_hz * self.instructions_per_cycle / self.memory_factor
 
     @property
-    def rate(self) -> str:
+    def rate_text(self) -> str:
         """Instructions per cycle and clock for display."""
         per_cycle = self.instructions_per_cycle
         noun = "instruction" if per_cycle == 1 else "instructions"
@@ -82,7 +82,7 @@ class CycleModel(NamedTuple):
     @property
     def text(self) -> str:
         """The model in one line for display."""
-        return f"{self.rate} ({self.origin}); {self.label}"
+        return f"{self.rate_text} ({self.origin}); {self.label}"
 
     def to_dict(self) -> dict[str, str | float | None]:
         """Return core, clock, instructions per cycle, memory factor and label as JSON values.

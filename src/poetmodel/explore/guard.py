@@ -79,7 +79,7 @@ class Guard:
                 httponly=True,
                 samesite="strict",
             )
-            await redirect(scope, receive, _with_headers(send))
+            await redirect(scope, receive, _add_headers(send))
             return
         if refusal is None and not self._is_token(request.cookies.get(self._cookie, "")):
             refusal = 403, "open the address that 'poetmodel explore' printed, with its token"
@@ -87,9 +87,9 @@ class Guard:
             refusal = 413, f"a request may have at most {MAX_BODY_BYTES:,} bytes"
         if refusal is not None:
             status, reason = refusal
-            await JSONResponse({"detail": reason}, status)(scope, receive, _with_headers(send))
+            await JSONResponse({"detail": reason}, status)(scope, receive, _add_headers(send))
             return
-        await self._app(scope, _limit_body(receive), _with_headers(send))
+        await self._app(scope, _limit_body(receive), _add_headers(send))
 
     def _find_refusal(self, headers: Mapping[str, str]) -> tuple[int, str] | None:
         """Return status and reason to reject a request by its host or origin; None to accept it.
@@ -138,7 +138,7 @@ def _limit_body(receive: Receive) -> Receive:
     return receive_limited
 
 
-def _with_headers(send: Send) -> Send:
+def _add_headers(send: Send) -> Send:
     """Wrap `send` so that each response has the security headers, and by default is not cached."""
 
     async def send_with_headers(message: Message) -> None:

@@ -31,7 +31,7 @@ from poetmodel.export.flash import (
 )
 from poetmodel.export.folder import write_folder
 from poetmodel.export.identity import step_identity
-from poetmodel.export.migration import load_generation, match_state
+from poetmodel.export.migration import load_generation_layout, match_state
 from poetmodel.export.replay import create_replay, order_outputs
 from poetmodel.export.source import StepSource
 from poetmodel.export.values import check_values
@@ -419,11 +419,11 @@ def _load_migration_source(
     """Load the layout of the generations in the folder of `migrate_from`; None without a folder.
 
     Raises `InputError` unless both steps commit to storage that is not volatile, and the errors of
-    `load_generation`.
+    `load_generation_layout`.
     """
     if folder is None:
         return None
-    source = load_generation(folder)
+    source = load_generation_layout(folder)
     if not commit or device.is_volatile or source["in_flash"]:
         raise InputError(
             "migrate_from: expected commits to the storage of the device, of both folders; give "

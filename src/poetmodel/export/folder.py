@@ -62,7 +62,7 @@ def check_folder(folder: Path) -> None:
     The folder must not be inside another exported folder. Unless it contains an earlier export, it
     must have no manifest, and no file with the path of a template.
     """
-    _check_folder(folder)
+    _check_folder_writable(folder)
     outer_folder = next(
         (ancestor for ancestor in folder.resolve().parents if _read_manifest(ancestor)), None
     )
@@ -81,7 +81,7 @@ def check_shared_folder(shared_folder: Path, folder: Path) -> None:
     It must be writable and differ from `folder`. Unless it contains shared kernels, it must have no
     file with the path of a template of folders of shared kernels.
     """
-    _check_folder(shared_folder)
+    _check_folder_writable(shared_folder)
     if shared_folder.resolve() == folder.resolve():
         raise InputError(
             f"{shared_folder}: expected another folder for shared kernels than for the step"
@@ -92,7 +92,7 @@ def check_shared_folder(shared_folder: Path, folder: Path) -> None:
         )
 
 
-def _check_folder(folder: Path) -> None:
+def _check_folder_writable(folder: Path) -> None:
     """Raise `InputError` unless a folder can be written or, if it is missing, created."""
     with raise_write_errors(folder):
         existing_folder = next(

@@ -440,9 +440,9 @@ def _max_window_elements(windows: tuple[Argument, Argument], dilations: list[Arg
     as a flat tuple. Raises `TypeError` if these are no tuples, or a dilation is no integer.
     """
     max_sizes = []
-    for bounds, stride in zip(windows, dilations, strict=True):
-        if not isinstance(bounds, tuple) or not isinstance(stride, int):
+    for bounds, dilation in zip(windows, dilations, strict=True):
+        if not isinstance(bounds, tuple) or not isinstance(dilation, int):
             raise TypeError(bounds)
         pairs = zip(bounds[::2], bounds[1::2], strict=True)
-        max_sizes.append(max(-(-(end - begin) // stride) for begin, end in pairs))
+        max_sizes.append(max(-(-(end - begin) // dilation) for begin, end in pairs))
     return math.prod(max_sizes)

@@ -62,7 +62,7 @@ def list_state_pieces(step: LoweredStep, tensor: NamedTensor) -> Iterator[tuple[
         remaining -= count
 
 
-def load_generation(folder: str | Path) -> dict[str, Any]:
+def load_generation_layout(folder: str | Path) -> dict[str, Any]:
     """Load the key ``generation`` of the manifest of an exported folder.
 
     Raises
@@ -90,8 +90,8 @@ def load_generation(folder: str | Path) -> dict[str, Any]:
 def match_state(step: LoweredStep, source: Mapping[str, Any]) -> Migration:
     """Match the updated state of a step with that of another step by name, shape and type.
 
-    `source` is the result of `load_generation` for the other step. State without a match is listed
-    in `Migration.reset` or `Migration.dropped`.
+    `source` is the result of `load_generation_layout` for the other step. State without a match is
+    listed in `Migration.reset` or `Migration.dropped`.
 
     Raises
     ------

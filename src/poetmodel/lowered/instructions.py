@@ -676,7 +676,7 @@ def _count_q8_pointwise_dx(counts: Counter[str], arguments: Mapping[str, Any]) -
         counts.update({kind: count, f"{kind} result": count * arguments["results"]})
 
 
-def _q8_gradient_sizes(arguments: Mapping[str, Any]) -> tuple[ConvolutionSizes, int, int]:
+def _find_q8_gradient_sizes(arguments: Mapping[str, Any]) -> tuple[ConvolutionSizes, int, int]:
     """Return the sizes of a layer, and the numbers of input pixels and tap visits of the batch.
 
     Each tap visits an input pixel once for each output position that reads the pixel through the
@@ -693,7 +693,7 @@ def _count_q8_convolution_dx(counts: Counter[str], arguments: Mapping[str, Any])
     A word has four input channels of a group. Each visit of a tap counts once for each block of
     four output channels of the group, or fewer at its end.
     """
-    sizes, pixels, n_visits = _q8_gradient_sizes(arguments)
+    sizes, pixels, n_visits = _find_q8_gradient_sizes(arguments)
     groups, results = sizes.groups, arguments["results"] // sizes.groups
     counts.update(pixel=pixels)
     for name, n_units in zip(
@@ -706,7 +706,7 @@ def _count_q8_convolution_dx(counts: Counter[str], arguments: Mapping[str, Any])
 
 def _count_q8_depthwise_dx(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count input pixels, and elements and taps of words of four channels and single channels."""
-    _, pixels, n_visits = _q8_gradient_sizes(arguments)
+    _, pixels, n_visits = _find_q8_gradient_sizes(arguments)
     counts.update(pixel=pixels)
     for name, count in zip(("4", "1"), divmod(arguments["count"], _BLOCK), strict=True):
         counts.update({name: pixels * count, f"{name} tap": n_visits * count})
@@ -714,7 +714,7 @@ def _count_q8_depthwise_dx(counts: Counter[str], arguments: Mapping[str, Any]) -
 
 def _count_q8_pool_dx(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count input pixels and elements, output elements, and the elements that windows visit."""
-    sizes, pixels, n_visits = _q8_gradient_sizes(arguments)
+    sizes, pixels, n_visits = _find_q8_gradient_sizes(arguments)
     counts.update(
         pixel=pixels,
         x=pixels * arguments["count"],

@@ -57,7 +57,7 @@ class StepView:
         return self.m.resident.get(i)
 
 
-_BELOW_FLOOR: Final = 0.999
+_MIN_PEAK_RATIO: Final = 0.999
 """Lower bound on the peak of a model, as a fraction of the minimum RAM. It is below 1 because rows
 of the largest steps imply almost the minimum, and presolve treats a bound that a row nearly
 implies as implied (`poetmodel.backends.highs`)."""
@@ -382,7 +382,7 @@ def add_memory_rows(m: Model, view: StepView, steps: Mapping[int, Collection[int
         unit_bytes = problem.useful_ram_bytes
         max_peak = max(limit_bytes, 0) / unit_bytes * (1 + LOOSENING)
         m.peak = m.add_variable(
-            "peak", lower=min(min_bytes * _BELOW_FLOOR / unit_bytes, max_peak), upper=max_peak
+            "peak", lower=min(min_bytes * _MIN_PEAK_RATIO / unit_bytes, max_peak), upper=max_peak
         )
     if min_bytes > limit_bytes:
         m.begin_rows("memory")

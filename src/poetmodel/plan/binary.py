@@ -106,7 +106,7 @@ def encode(plan: Plan, graph: Graph | None = None) -> bytes:
     flags = DMA if plan.mode == StorageMode.DMA else 0
     if steps is None:
         flags |= LITERAL
-        steps = homes.to_steps(plan.program)
+        steps = homes.expand_first_reads(plan.program)
     if plan.memory_mapped:
         flags |= MEMORY_MAPPED
     header = bytearray()
@@ -181,7 +181,7 @@ def decode(data: bytes, graph: Graph) -> Plan:
     homes = plan.homes(graph)
     steps = tuple(_decode_steps(homes, reader))
     if flags & LITERAL:
-        return replace(plan, program=homes.from_steps(steps))
+        return replace(plan, program=homes.collapse_first_reads(steps))
     return replace(plan, program=add_waits_and_frees(homes, steps, plan.mode))
 
 

@@ -74,7 +74,7 @@ def add_waits_and_frees(homes: Homes, steps: Iterable[Instruction], mode: Storag
         for i in _order_frees(homes, step, freed_after.get(position, []), pending_transfers):
             insert_wait(i, len(program))
             program.append(Instruction(Op.FREE, i))
-    return homes.from_steps(program)
+    return homes.collapse_first_reads(program)
 
 
 def _order_frees(
@@ -167,7 +167,7 @@ def strip_derived_instructions(
     elsewhere, or is not valid.
     """
     original = tuple(program)
-    steps = _remove_derived_instructions(homes, homes.to_steps(original))
+    steps = _remove_derived_instructions(homes, homes.expand_first_reads(original))
     return steps if add_waits_and_frees(homes, steps, mode) == original else None
 
 

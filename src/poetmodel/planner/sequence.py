@@ -25,7 +25,7 @@ def extract_actions(homes: Homes, schedule: Schedule) -> Program:
     page-in of the tensor follows, or if the tensor is already on storage. The page-out of a state
     replacement is never idle. Invalid entries are omitted as in `compile_schedule`.
     """
-    program = homes.to_steps(compile_schedule(homes, schedule).program)
+    program = homes.expand_first_reads(compile_schedule(homes, schedule).program)
     last_page_in = {i: position for position, (op, i) in enumerate(program) if op == Op.PAGE_IN}
     stored_tensors = set(homes.stored)
     actions = []

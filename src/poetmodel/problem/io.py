@@ -177,7 +177,7 @@ class _ConstraintReader:
             self.faults.append(f"{label}.name: expected a non-empty string, got {quote(name)}")
             name = default_name
         sums: dict[str, dict[str, float]] = {}
-        n_other_faults = len(self.faults)
+        n_faults_before_sum = len(self.faults)
         if ("sum" in table) == ("each" in table):
             actual_text = "both" if "sum" in table else "neither"
             self.faults.append(
@@ -193,7 +193,7 @@ class _ConstraintReader:
             }
         unit = unit_of_terms(next(iter(sums.values()), {}).items())
         limits = self._parse_limits(
-            table, unit, label, is_unit_known=len(self.faults) == n_other_faults
+            table, unit, label, is_unit_known=len(self.faults) == n_faults_before_sum
         )
         for row_name in sums:
             if row_name in self._owner_of_name:

@@ -41,7 +41,7 @@ class Homes:
     """Homes of state, and the tensors that nodes read from RAM and make in RAM as copies.
 
     In a program, the first read of state on storage is the ``compute`` of the state's node.
-    `to_steps` states this read as a page-in, and `from_steps` converts it back.
+    `expand_first_reads` states this read as a page-in, and `collapse_first_reads` converts it back.
     """
 
     graph: Graph
@@ -174,7 +174,7 @@ class Homes:
             if source in dying_tensors
         }
 
-    def to_steps(self, program: Iterable[Instruction]) -> Program:
+    def expand_first_reads(self, program: Iterable[Instruction]) -> Program:
         """Return `program` with each ``compute`` of a node in `first_reads` as a page-in."""
         reads = self.first_reads
         return tuple(
@@ -184,8 +184,8 @@ class Homes:
             for step in program
         )
 
-    def from_steps(self, steps: Iterable[Instruction]) -> Program:
-        """Return the program of `steps`: the inverse of `to_steps`.
+    def collapse_first_reads(self, steps: Iterable[Instruction]) -> Program:
+        """Return the program of `steps`: the inverse of `expand_first_reads`.
 
         The first page-in of each state tensor in `first_reads` becomes the ``compute`` of its node.
         No other instruction changes.

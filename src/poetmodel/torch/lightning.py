@@ -131,7 +131,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
             if self.step is None or self._compiled_module is not module:
                 optimizer_options = self._optimizer_options(trainer) if self._whole_step else {}
                 self.step = compile(
-                    loss_module(module, self._loss),
+                    loss_module(module, self._traced_training_step),
                     None,
                     step_inputs,
                     **self._options,
@@ -196,7 +196,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
             "clip_grad_norm": trainer.gradient_clip_val or None,
         }
 
-    def _loss(
+    def _traced_training_step(
         self,
         module: Any,
         batch: Any,

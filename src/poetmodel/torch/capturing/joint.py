@@ -78,7 +78,7 @@ if TYPE_CHECKING:
 
     from poetmodel.torch.capturing.inputs import Inputs
 
-_LOG: Final = logging.getLogger("poetmodel.torch.joint")
+_LOG: Final = logging.getLogger(__name__)
 
 LOSS: Final = "loss"
 """Name of a loss module in the captured module."""

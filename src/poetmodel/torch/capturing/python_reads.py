@@ -207,7 +207,7 @@ class PythonReads:
         `name` of a dict without the attribute, whose ``__getattr__`` may return the item.
         `attribute` is the attribute's value, or `ABSENT` if ``__getattribute__`` does not find it.
         That an instance lacks the attribute is recorded too, unless a class of a package defines it
-        (`_is_package_method`). Of ``__dict__``, the keys that following code reads are recorded.
+        (`_is_package_attribute`). Of ``__dict__``, the keys that following code reads are recorded.
         Reads by poetmodel, and of parameters, buffers and submodules, are ignored. Always retains a
         reference to the object.
         """
@@ -240,7 +240,7 @@ class PythonReads:
         ):
             return
         if attributes is not None and not (
-            attribute is not ABSENT and _is_package_method(value, name)
+            attribute is not ABSENT and _is_package_attribute(value, name)
         ):
             self.places.add(value, Access.ATTRIBUTE, name, ABSENT, display_name, line)
         if isinstance(value, dict) and attribute is ABSENT and name in value:
@@ -468,7 +468,7 @@ def _module_name(global_values: Mapping[str, Any]) -> str:
     return str(global_values.get("__name__", "")) or "a file"
 
 
-def _is_package_method(value: Any, name: str) -> bool:
+def _is_package_attribute(value: Any, name: str) -> bool:
     """Return whether the first class of `value` that defines attribute `name` is not the user's.
 
     False for ``forward``, if the attribute of the class is a plain value, tuple or container, and

@@ -81,7 +81,7 @@ class Frontier:
         peak_bytes = max(self.graph_problem.keep_all_bytes, self.graph_problem.extra_bytes + 1)
         graph_plan = self._plan_within(peak_bytes, sum(self.graph_problem.graph.tensor_bytes))
         if graph_plan is None:
-            raise self.graph_problem.keep_all_refusal(peak_bytes)
+            raise self.graph_problem.make_keep_all_error(peak_bytes)
         return graph_plan
 
     @cached_property

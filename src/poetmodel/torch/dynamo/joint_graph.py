@@ -179,13 +179,13 @@ class JointGraph(StepGraph):
         the backward pass first reads another one, the checkpoint is recomputed up to its last
         operation that the backward pass needs.
         """
-        region_of = {
+        checkpoint_of = {
             operation.index: operation.node.meta.get("ac_graph_id")
             for operation in self.operations
             if operation.phase is Phase.FORWARD
             and operation.node.meta.get("recompute") in _RECOMPUTE_POLICIES
         }
-        if not region_of:
+        if not checkpoint_of:
             return None
         begin = sum(operation.phase is Phase.FORWARD for operation in self.operations)
         backward = range(begin, len(graph.nodes))
@@ -193,27 +193,29 @@ class JointGraph(StepGraph):
             i
             for k in range(backward.start)
             for i in graph.inputs_of[k]
-            if region_of.get(graph.node_of[i]) != region_of.get(k)
+            if checkpoint_of.get(graph.node_of[i]) != checkpoint_of.get(k)
         }
         recompute_tensors = {
-            i for k in backward for i in graph.inputs_of[k] if graph.node_of[i] in region_of
+            i for k in backward for i in graph.inputs_of[k] if graph.node_of[i] in checkpoint_of
         }
         recompute_tensors -= kept_tensors
-        last_node_of_region: dict[Hashable, int] = {}
+        last_node_of_checkpoint: dict[Hashable, int] = {}
         for k in sorted(graph.node_of[i] for i in recompute_tensors):
-            last_node_of_region[region_of[k]] = k
+            last_node_of_checkpoint[checkpoint_of[k]] = k
         # (node, whether it is recomputed), in execution order.
-        steps, recomputed_regions = [(k, False) for k in range(backward.start)], set[Any]()
+        steps, recomputed_checkpoints = [(k, False) for k in range(backward.start)], set[Any]()
         for k in backward:
-            regions = {
-                region_of[graph.node_of[i]] for i in graph.inputs_of[k] if i in recompute_tensors
-            } - recomputed_regions
+            checkpoints = {
+                checkpoint_of[graph.node_of[i]]
+                for i in graph.inputs_of[k]
+                if i in recompute_tensors
+            } - recomputed_checkpoints
             steps += [
                 (j, True)
-                for j, region in region_of.items()
-                if region in regions and j <= last_node_of_region[region]
+                for j, checkpoint in checkpoint_of.items()
+                if checkpoint in checkpoints and j <= last_node_of_checkpoint[checkpoint]
             ]
-            recomputed_regions |= regions
+            recomputed_checkpoints |= checkpoints
             steps.append((k, False))
         # The key of `last_use` is (tensor, position in `steps` of the computation of this copy).
         last_computation: dict[int, int] = {}

@@ -351,14 +351,14 @@ def plan(
     if floor(graph).bytes <= usable_bytes:
         result = _shared_solve(problem, settings, call, regions)
     if result is not None and result.schedule is None and regions:
-        raise BudgetError(_regions_refusal(regions, name, budget_bytes, result.status))
+        raise BudgetError(_regions_message(regions, name, budget_bytes, result.status))
     if result is None or result.schedule is None:
         backward_results = set(joint.final_results) - joint.forward_results
         gradients_bytes = sum(joint.storages[number].bytes for number in backward_results)
         bytes_by_name = {"returned gradients": gradients_bytes, **graph_problem.extra_bytes_by_name}
         list_text = ", ".join(f"{size:,} B {item}" for item, size in bytes_by_name.items() if size)
         is_proved = result is None or result.status == Status.INFEASIBLE
-        text = _budget_refusal(
+        text = _budget_message(
             problem, settings, call, name, budget_bytes, extra_bytes, is_proved=is_proved
         )
         text += f"; at its end there are {list_text}" if list_text else ""
@@ -503,14 +503,14 @@ class GraphProblem:
             problem, result, regions, budget_bytes=peak_bytes, middle_node=self.middle_node
         )
 
-    def keep_all_refusal(self, budget_bytes: int) -> BudgetError:
+    def make_keep_all_error(self, budget_bytes: int) -> BudgetError:
         """Return the error that no plan was found within a budget of at least the keep-all peak.
 
         With regions, the message has their budgets; otherwise it suggests a longer time limit.
         """
         regions = find_regions(self.joint, self.graph, self.settings.regions)
         if regions:
-            return BudgetError(_regions_refusal(regions, self.name, budget_bytes))
+            return BudgetError(_regions_message(regions, self.name, budget_bytes))
         return BudgetError(
             insufficient_ram_message(
                 self.name, budget_bytes, sufficient_bytes=None, is_proved=False
@@ -708,7 +708,7 @@ def _solve(
     return result
 
 
-def _regions_refusal(
+def _regions_message(
     regions: tuple[Region, ...], name: str, budget_bytes: int, status: Status | None = None
 ) -> str:
     """Return the message that no plan was found that meets the budgets of regions.
@@ -800,7 +800,7 @@ def find_min_ram(problem: Problem, gap: float) -> SolveResult:
         )
 
 
-def _budget_refusal(
+def _budget_message(
     problem: Problem,
     settings: BackendOptions,
     call: FirstCall,

@@ -15,7 +15,7 @@ from poetmodel.torch.int8.values import (
     PaddedValue,
     PendingLayer,
     QuantizedValue,
-    arguments_of,
+    arguments_with_defaults,
 )
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _register_conversion(*targets: Any) -> Callable[[Convert], Convert]:
 )
 def _convert_pass_through(reader: Reader, node: fx.Node) -> Any:
     """Return the value of the operand; refuse dropout in training mode."""
-    if node.target is aten.dropout.default and arguments_of(node)[2]:
+    if node.target is aten.dropout.default and arguments_with_defaults(node)[2]:
         reader.refuse(node, "it draws random numbers; call eval() before exporting the model")
     return reader.values[node.args[0]]
 
@@ -76,7 +76,7 @@ def _convert_convolution(reader: Reader, node: fx.Node) -> PendingLayer:
     convolutions, those of one or three dimensions, inputs that are not quantized, and weights and
     biases that `Reader.read_weight_and_constants` refuses.
     """
-    x, weight, bias, stride, padding, dilation, *other_arguments = arguments_of(node)
+    x, weight, bias, stride, padding, dilation, *other_arguments = arguments_with_defaults(node)
     if node.target is aten.convolution.default:
         is_transposed, _, groups = other_arguments
         if is_transposed:
@@ -136,7 +136,7 @@ def _convert_linear(reader: Reader, node: fx.Node) -> PendingLayer:
     Refuses operands that are padded, not quantized, not of two dimensions or without a known shape,
     and weights and biases that `Reader.read_weight_and_constants` refuses.
     """
-    x, weight, bias = arguments_of(node)
+    x, weight, bias = arguments_with_defaults(node)
     if len(reader.read_shape(node, x)) != _ROW_RANK:
         reader.refuse(node, "only rows have a kernel in int8; flatten each sample first")
     source = reader.read_quantized(node, x)
@@ -170,7 +170,7 @@ def _make_linear_layer(
     `rescaling_constants` are those from `Reader.read_weight_and_constants`. `flattens` states
     whether the layer flattens each sample first.
     """
-    _, scales = reader.read_weight(node, arguments_of(node)[1])
+    _, scales = reader.read_weight(node, arguments_with_defaults(node)[1])
 
     def make_layer(levels: Levels) -> QuantizedLayer:
         """Return the int8 linear layer, whose result has the given levels."""
@@ -193,7 +193,7 @@ def _convert_padding(reader: Reader, node: fx.Node) -> PaddedValue:
     Also refuses operands other than quantized values and the input of the front: padded values, for
     example.
     """
-    x, pads, *options = arguments_of(node)
+    x, pads, *options = arguments_with_defaults(node)
     value = options[-1] or 0
     mode = options[0] if node.target is aten.pad.default else "constant"
     if value != 0 or mode != "constant" or len(pads) != _N_SIDES or min(pads) < 0:
@@ -232,7 +232,7 @@ def _convert_relu(reader: Reader, node: fx.Node) -> PendingLayer:
     aten.clamp_min.default,
 )
 def _convert_clamp(reader: Reader, node: fx.Node) -> PendingLayer:
-    low, high = (*arguments_of(node)[1:], None)[:2]
+    low, high = (*arguments_with_defaults(node)[1:], None)[:2]
     return reader.clamp_operand(
         node, -math.inf if low is None else float(low), math.inf if high is None else float(high)
     )
@@ -278,7 +278,7 @@ def _convert_max_pool(reader: Reader, node: fx.Node) -> Any:
 
     Refuses ``ceil_mode``, and an operand that is padded or not quantized.
     """
-    x, window, stride, padding, dilation, uses_ceil = arguments_of(node)
+    x, window, stride, padding, dilation, uses_ceil = arguments_with_defaults(node)
     source = reader.read_quantized(node, x)
     if uses_ceil:
         reader.refuse(node, "ceil_mode has no kernel in int8")
@@ -303,7 +303,7 @@ def _convert_mean_pool(reader: Reader, node: fx.Node) -> PendingLayer:
     Refuses ``ceil_mode``, ``divisor_override``, ``count_include_pad=False`` with padding, a window
     of one pixel with stride or padding, and an operand that is padded or not quantized.
     """
-    x, window, stride, padding, uses_ceil, includes_padding, divisor = arguments_of(node)
+    x, window, stride, padding, uses_ceil, includes_padding, divisor = arguments_with_defaults(node)
     size, pads = _to_pair(window), _to_pair(padding)
     strides = _to_pair(stride) if stride else size
     if size == (1, 1) and (strides != size or any(pads)):
@@ -319,7 +319,7 @@ def _convert_mean_pool(reader: Reader, node: fx.Node) -> PendingLayer:
 
 @_register_conversion(aten.adaptive_avg_pool2d.default)
 def _convert_global_mean(reader: Reader, node: fx.Node) -> PendingLayer:
-    x, sizes = arguments_of(node)
+    x, sizes = arguments_with_defaults(node)
     if _to_pair(sizes) != (1, 1):
         reader.refuse(node, f"expected the mean of all pixels, got {list(_to_pair(sizes))} outputs")
     return _make_mean_layer(reader, node, x)
@@ -332,7 +332,7 @@ def _convert_mean(reader: Reader, node: fx.Node) -> PendingLayer:
     Without ``keepdim``, the result has one row per sample. Refuses other dimensions, and an operand
     that is of another rank, without a known shape, padded, or not quantized.
     """
-    x, dimensions, keeps_dimensions, _ = arguments_of(node)
+    x, dimensions, keeps_dimensions, _ = arguments_with_defaults(node)
     rank = len(reader.read_shape(node, x))
     pixel_dimensions = sorted(dimension % _IMAGE_RANK for dimension in dimensions or ())
     if rank != _IMAGE_RANK or pixel_dimensions != [2, 3]:

@@ -25,7 +25,7 @@ from poetmodel.torch.int8.values import (
     PaddedValue,
     PendingLayer,
     QuantizedValue,
-    arguments_of,
+    arguments_with_defaults,
 )
 
 if TYPE_CHECKING:
@@ -303,7 +303,7 @@ class Reader:
         types other than int8 and uint8.
         """
         scale, zero, low, high, dtype = (
-            self.read_number(argument) for argument in arguments_of(node)[1:6]
+            self.read_number(argument) for argument in arguments_with_defaults(node)[1:6]
         )
         if dtype not in _INT8_SHIFTS:
             self.refuse(node, f"expected activations of int8 or uint8, got {dtype}")
@@ -356,7 +356,7 @@ class Reader:
         name = operator_name(argument)
         if name not in ("dequantize_per_channel", "dequantize_per_tensor"):
             self.refuse(node, f"its weight is not quantized to int8 ({name}); quantize it")
-        arguments = arguments_of(argument)
+        arguments = arguments_with_defaults(argument)
         int8_weight = self.read_constant(node, arguments[0])
         if int8_weight.dtype is not torch.int8:
             self.refuse(node, f"expected a weight of int8, got {int8_weight.dtype}")

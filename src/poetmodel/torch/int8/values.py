@@ -55,7 +55,7 @@ class PaddedValue:
     """Numbers of zeros above, below, left and right."""
 
 
-def arguments_of(node: fx.Node) -> list[Any]:
+def arguments_with_defaults(node: fx.Node) -> list[Any]:
     """Return the arguments of a node in the order of its operator's schema, with defaults."""
     arguments = list(node.args)
     for argument in node.target._schema.arguments[len(arguments) :]:  # noqa: SLF001

@@ -220,7 +220,7 @@ def _lower_loss_gradient(
     views = [convert_operand(op, argument).broadcast(out.shape) for argument in operands]
     factor = 1.0 / max(1, out.elements) if reduction == _MEAN_REDUCTION else 1.0
     op.call(kernel, out, *views, shape_table(op, out, *views), *constants, factor)
-    op.is_elementwise = True
+    op.can_overwrite_operand = True
 
 
 @lowers(aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default)
@@ -259,7 +259,7 @@ def _lower_binary_cross_entropy_backward(op: Lowering) -> None:
         out = op.output()
         factor = convert_operand(op, weight).broadcast(out.shape)
         op.call("pm_mul", out, out, factor, shape_table(op, out, out, factor))
-        op.is_elementwise = False
+        op.can_overwrite_operand = False
 
 
 @lowers(aten.binary_cross_entropy_with_logits.default)

@@ -176,7 +176,7 @@ class Lowering:
         """Condition of the calls added next; None if they are unconditional."""
         self.workspace_bytes = 0
         """Bytes of workspace that tensors of the lowering occupy so far."""
-        self.is_elementwise = False
+        self.can_overwrite_operand = False
         """Whether the first output may overwrite an operand of its layout: the kernels then read
         each element of the operand before they overwrite it."""
         self._get_view = get_view

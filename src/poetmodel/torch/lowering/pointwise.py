@@ -42,7 +42,7 @@ def lower_pointwise(
     out = op.output()
     views = [convert_operand(op, argument).broadcast(out.shape) for argument in operands]
     op.call(kernel, out, *views, shape_table(op, out, *views), *constants)
-    op.is_elementwise = True
+    op.can_overwrite_operand = True
 
 
 _ELEMENTWISE_KERNELS: Final[dict[Any, tuple[str, int, tuple[float, ...]]]] = {
@@ -164,7 +164,7 @@ def _lower_integer_pointwise(
         convert_operand(op, argument, DataType.INT32).broadcast(out.shape) for argument in operands
     ]
     op.call(kernel, out, *views, shape_table(op, out, *views), *constants)
-    op.is_elementwise = True
+    op.can_overwrite_operand = True
 
 
 @lowers(aten.add.Tensor, aten.sub.Tensor, aten.add.Scalar, aten.sub.Scalar)
@@ -405,7 +405,7 @@ def _lower_logical(op: Lowering) -> None:
         convert_operand(op, argument, DataType.UINT8).broadcast(out.shape) for argument in (x, y)
     ]
     op.call("pm_logical", out, *views, shape_table(op, out, *views), _TRUTH_TABLES[op.node.target])
-    op.is_elementwise = True
+    op.can_overwrite_operand = True
 
 
 @lowers(aten.where.self)
@@ -432,7 +432,7 @@ def _lower_selection(op: Lowering, condition: Any, x: Any, y: Any) -> None:
     ]
     views = [view.broadcast(out.shape) for view in views]
     op.call(f"pm_where{SUFFIX[out.type]}", out, *views, shape_table(op, out, *views))
-    op.is_elementwise = True
+    op.can_overwrite_operand = True
 
 
 @lowers(aten.masked_fill.Scalar)
@@ -458,7 +458,7 @@ def _lower_with_mask(op: Lowering, kernel: str, x: Any, mask: Any, number: float
     views = [convert_operand(op, x), convert_operand(op, mask, DataType.UINT8)]
     views = [view.broadcast(out.shape) for view in views]
     op.call(kernel, out, *views, shape_table(op, out, *views), float(number))
-    op.is_elementwise = True
+    op.can_overwrite_operand = True
 
 
 # -- copies -------------------------------------------------------------------------------------
@@ -483,13 +483,13 @@ def _lower_clone(op: Lowering) -> None:
             op.refuse("expected contiguous operands, because their shapes differ")
         x = replace(x, shape=out.shape, strides=out.strides)
     copy(op, out, x)
-    op.is_elementwise = True
+    op.can_overwrite_operand = True
 
 
 @lowers(aten.copy.default)
 def _lower_copy(op: Lowering) -> None:
     copy(op, op.output(), op.value(op.args[1]))
-    op.is_elementwise = True
+    op.can_overwrite_operand = True
 
 
 # -- dropout -----------------------------------------------------------------------------------
@@ -508,7 +508,7 @@ def _lower_native_dropout(op: Lowering) -> None:
     """
     x, ratio, train = op.args
     x, out, mask = op.value(x), op.output(0), op.output(1)
-    op.is_elementwise = True
+    op.can_overwrite_operand = True
     if train is False or ratio == 0:
         copy(op, out, x)
         fill(op, mask, 1)

@@ -59,7 +59,7 @@ def _lower_convolution(op: Lowering) -> None:
 @lowers(find_operator("add"))
 def _lower_add(op: Lowering) -> None:
     a, b = map(op.value, op.args[:2])
-    op.is_elementwise = True
+    op.can_overwrite_operand = True
     op.call("pm_q8_add", op.output(), a, b, a.elements, *op.args[2:])
 
 
@@ -70,7 +70,7 @@ def _lower_average(op: Lowering) -> None:
     window, stride, padding, factor, *constants = op.args[1:]
     window_bounds = _window_bounds(x, out, window, stride, padding, (1, 1))
     zero_x, *rounding = constants
-    op.is_elementwise = tuple(window) == (1, 1)
+    op.can_overwrite_operand = tuple(window) == (1, 1)
     op.call(
         "pm_q8_average", out, x, *window_bounds, *_pool_sizes(out, x), zero_x, factor, *rounding
     )
@@ -91,7 +91,7 @@ def _lower_maximum(op: Lowering) -> None:
 def _lower_mask(op: Lowering) -> None:
     """Lower the mask of a gradient: 0 unless the int8 result is strictly between its limits."""
     gradient, y = make_contiguous(op, op.value(op.args[0])), op.value(op.args[1])
-    op.is_elementwise = True
+    op.can_overwrite_operand = True
     table = (1, y.elements, 1, 1, 1)
     limits = map(float, op.args[2:])
     op.call("pm_q8_mask", op.output(), gradient, y, table, *limits)

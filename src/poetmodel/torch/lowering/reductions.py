@@ -215,7 +215,7 @@ def _call_on_rows(
     strides = [view.strides[i] for view in views for i in row_dimensions] or [0] * len(views)
     rows = [remove_dimensions(view, row_dimensions) for view in views]
     op.call(kernel, *views, shape_table(op, *rows), size, *strides, *constants)
-    op.is_elementwise = True
+    op.can_overwrite_operand = True
 
 
 @lowers(aten._softmax.default, aten._safe_softmax.default)
@@ -277,7 +277,7 @@ def _lower_batch_norm(op: Lowering) -> None:
     mean, variance = (_require_contiguous(op, view) for view in statistics)
     momentum, epsilon = op.args[-2:]
     out = op.output()
-    op.is_elementwise = True
+    op.can_overwrite_operand = True
     strides, sizes = _channel_layout(op, out, x)
     if is_training:
         outputs = [_optional_output(op, position) for position in (1, 2, 3, 4)]
@@ -308,7 +308,7 @@ def _lower_batch_norm_backward(op: Lowering) -> None:
         _optional_operand(op, op.args[i]) for i in ((2, 5, 6) if is_training else (2, 3, 4))
     )
     dx = op.output() if op.has_output(0) else dy
-    op.is_elementwise = op.has_output(0)
+    op.can_overwrite_operand = op.has_output(0)
     if is_training:
         strides, sizes = _channel_layout(op, dx, dy, x)
         op.call(
@@ -346,7 +346,7 @@ def _lower_layer_norm(op: Lowering) -> None:
         _optional_operand(op, op.args[3]),
     )
     out = op.output()
-    op.is_elementwise = True
+    op.can_overwrite_operand = True
     strides, sizes = _row_layout(op, len(op.args[1]), out, x)
     outputs = [_optional_output(op, position) for position in (1, 2)]
     op.call("pm_layer_norm", out, *outputs, x, w, bias, strides, *sizes, float(op.args[4]))
@@ -367,7 +367,7 @@ def _lower_layer_norm_backward(op: Lowering) -> None:
         strides, sizes = _row_layout(op, inner_rank, dy, x)
         op.call("pm_layer_norm_dw", *outputs[1:], dy, x, mean, scale, strides, *sizes)
     if outputs[0]:
-        op.is_elementwise = True
+        op.can_overwrite_operand = True
         strides, sizes = _row_layout(op, inner_rank, op.output(), dy, x)
         op.call("pm_layer_norm_dx", outputs[0], dy, x, w, mean, scale, strides, *sizes)
 
@@ -382,7 +382,7 @@ def _lower_group_norm(op: Lowering) -> None:
     )
     groups, epsilon = op.args[6:8]
     out = op.output()
-    op.is_elementwise = True
+    op.can_overwrite_operand = True
     strides, sizes = _channel_layout(op, out, x)
     outputs = [_optional_output(op, position) for position in (1, 2)]
     op.call("pm_group_norm", out, *outputs, x, w, bias, strides, *sizes, groups, float(epsilon))
@@ -402,7 +402,7 @@ def _lower_group_norm_backward(op: Lowering) -> None:
         strides, sizes = _channel_layout(op, dy, x)
         op.call("pm_group_norm_dw", *outputs[1:], dy, x, mean, scale, strides, *sizes, groups)
     if outputs[0]:
-        op.is_elementwise = True
+        op.can_overwrite_operand = True
         strides, sizes = _channel_layout(op, op.output(), dy, x)
         op.call("pm_group_norm_dx", outputs[0], dy, x, w, mean, scale, strides, *sizes, groups)
 

@@ -197,7 +197,7 @@ def _lower_triangle(op: Lowering) -> None:
     is_lower = int(op.node.target is aten.tril.default)
     constants = (x.shape[row], x.shape[column], *strides, op.args[1], is_lower)
     op.call(f"pm_triangle{SUFFIX[x.type]}", out, x, shape_table(op, *matrices), *constants)
-    op.is_elementwise = True
+    op.can_overwrite_operand = True
 
 
 # -- new tensors --------------------------------------------------------------------------------

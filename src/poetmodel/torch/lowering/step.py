@@ -501,7 +501,7 @@ class StepLowering:
         buffer in another view. Of several such inputs, returns the first by the order in which
         PyTorch's operator reads them.
         """
-        if not lowering.is_elementwise or not lowering.has_output(0):
+        if not lowering.can_overwrite_operand or not lowering.has_output(0):
             return ()
         output = lowering.output()
         state_names = {
