@@ -788,6 +788,7 @@ WRONG = {
     "no loss": (), "another loss": ("--loss", "hinge"), "no batch": ("--loss", "mse"),
     "another dimension": ("--loss", "mse", "--batch", "2", "--dim", "T=3"),
     "no dimension": ("--loss", "mse", "--dim", "T"),
+    "a dimension twice": ("--loss", "mse", "--dim", "N=2", "--dim", "N=3"),
     "nll of probabilities": ("--loss", "nll", "--batch", "2"),
     "bce of probabilities": ("--loss", "bce", "--batch", "2"),
     "no module": ("--loss", "nowhere:loss", "--batch", "2"),
