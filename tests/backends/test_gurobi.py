@@ -1,10 +1,13 @@
-"""Gurobi alone: its statuses and its licence."""
+"""Gurobi alone: its options, its statuses and its licence."""
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from poetmodel.backends import Limits, SolverStatus, backend
 from poetmodel.backends.gurobi import _open_model, _translate_error
+from poetmodel.backends.standard_form import MAXIMIZE, StandardForm
 from poetmodel.errors import BackendError, BackendUnavailableError, LicenceError
 
 pytestmark = pytest.mark.gurobi
@@ -41,6 +44,23 @@ def test_other_errors(name, error_class, words):
     ours = _translate_error(gurobipy, error(name), MODEL)
     assert type(ours) is error_class
     assert words in str(ours)
+
+
+@pytest.mark.parametrize("name", ["TimeLimit", "timelimit", "TIMELIMIT"])
+def test_option_overrides_the_time_limit(name):
+    """Gurobi's names ignore case; in any case, an option overrides `Limits.time_s`."""
+    rng = np.random.default_rng(0)
+    weights = rng.integers(1, 100, (5, 40))
+    form = StandardForm.from_arrays(
+        weights,
+        rng.integers(1, 100, 40),
+        upper=1.0,
+        row_upper=weights.sum(1) // 2,
+        integer=True,
+        sense=MAXIMIZE,
+    )
+    result = backend("gurobi").solve(form, Limits(time_s=20.0, options={name: 0.0}))
+    assert result.status is SolverStatus.TIME_LIMIT
 
 
 def test_no_licence_at_the_start():

@@ -264,6 +264,14 @@ _NAMED = (
     _case("Pad", _IMAGE, held={1: whole(0, 1, 0, 2, 0, 0, 3, 1), 2: real(0.5)}),
     _case("Pad, reflect", _IMAGE, held={1: whole(0, 0, 1, 2, 0, 0, 3, 0)}, mode="reflect"),
     _case("Pad, edge", _IMAGE, held={1: whole(0, 0, 1, 2, 0, 0, 3, 0)}, mode="edge"),
+    *(
+        _case(f"Pad, {mode}, {axis}", _IMAGE, held={1: whole(*pads)}, mode=mode)
+        for mode in ("reflect", "edge")
+        for axis, pads in (
+            ("width", (0, 0, 0, 2, 0, 0, 0, 1)),
+            ("height", (0, 0, 2, 0, 0, 0, 1, 0)),
+        )
+    ),
     _case("Pad, axes", _ROWS, None, held={1: whole(1, 2), 3: whole(-1)}, since=18),
     _case("Pad, nothing", _ROWS, None, held={1: whole(), 3: whole()}, since=18),
     _case("Gather", normal(5, 4), held={1: np.array([[0, -1], [2, 1]])}),

@@ -725,6 +725,13 @@ REFUSED = {
     "not quantized": lambda: of_domain("ai.onnx.ml", "[svm] y = ai.onnx.ml.LinearRegressor(x)"),
     "control flow": branches,
     "another domain": lambda: of_domain("com.microsoft", "y = com.microsoft.FusedGemm(x, w)"),
+    **{
+        f"weights of {kind}": lambda kind=kind: linear(
+            nodes=["w = Cast <to = 1>(q)", "y = MatMul(x, w)"], shape=("N", 2000), opset=21,
+            held=[helper.make_tensor("q", getattr(TensorProto, kind), [2000, 3], [1] * 6000)],
+        )
+        for kind in ("INT4", "FLOAT8E4M3FN")
+    },
     "old": lambda: linear(opset=12),
     "new": lambda: linear(opset=24),
     "no floating output": lambda: linear(made=TensorProto.INT64),
@@ -781,6 +788,7 @@ WRONG = {
     "no loss": (), "another loss": ("--loss", "hinge"), "no batch": ("--loss", "mse"),
     "another dimension": ("--loss", "mse", "--batch", "2", "--dim", "T=3"),
     "no dimension": ("--loss", "mse", "--dim", "T"),
+    "a dimension twice": ("--loss", "mse", "--dim", "N=2", "--dim", "N=3"),
     "nll of probabilities": ("--loss", "nll", "--batch", "2"),
     "bce of probabilities": ("--loss", "bce", "--batch", "2"),
     "no module": ("--loss", "nowhere:loss", "--batch", "2"),

@@ -241,6 +241,38 @@ def test_quantized_nodes_without_a_meaning_in_fronts_are_refused(more, tmp_path,
         pmt.from_onnx(tmp_path / "linear.onnx")
 
 
+@pytest.mark.parametrize("computed", ["scale", "zero point"])
+def test_fronts_with_computed_scales_are_refused(computed, tmp_path, told):
+    """The message names the node, and the scale or zero point that depends on the input."""
+    source = {"scale": "x", "zero point": "m"}[computed]
+    operands = {"scale": "x_d, s, zero", "zero point": "x_d, scale, z"}[computed]
+    write_inserted(
+        tmp_path / "linear.onnx",
+        "m = Identity(x_d)",
+        f"s = ReduceMax <keepdims = 0>({source})",
+        "z = Cast <to = 3>(s)",
+        f"[again] q = QuantizeLinear({operands})",
+        f"[back] r = DequantizeLinear({operands.replace('x_d', 'q')})",
+        zero=np.int8(0),
+    )
+    with told.raises(InputError):
+        pmt.from_onnx(tmp_path / "linear.onnx")
+
+
+@pytest.mark.parametrize("kind", ["INT4", "UINT4", "FLOAT8E4M3FN"])
+def test_fronts_with_weights_that_numpy_lacks_are_refused(kind, tmp_path, told):
+    """The message names the weight and its type."""
+    path = tmp_path / "linear.onnx"
+    model = write_linear(path)
+    onnx = pytest.importorskip("onnx")
+    kind = getattr(onnx.TensorProto, kind)
+    del model.graph.initializer[1]
+    model.graph.initializer.append(onnx.helper.make_tensor("w", kind, [8, 8], [1] * 64))
+    onnx.save(model, path)
+    with told.raises(InputError):
+        pmt.from_onnx(path)
+
+
 def test_exported_c_has_the_bytes_of_the_definition():
     """Each int8 tensor of a lowered step, in C, is the layer's, as are loss and inference."""
     net, loss_fn, inputs = training(wrapped=True)

@@ -110,7 +110,9 @@ class Gurobi(Solver):
         remaining_s = call.finish_build()
         if remaining_s == 0.0:
             return RawSolution(status=SolverStatus.TIME_LIMIT)
-        if remaining_s is not None and "TimeLimit" not in call.options:
+        # Names of Gurobi's parameters ignore case.
+        is_limit_given = any(name.casefold() == "timelimit" for name in call.options)
+        if remaining_s is not None and not is_limit_given:
             _set_option(gurobipy, model, "TimeLimit", remaining_s)
         model.optimize(_make_callback(gurobipy, columns, call))
         name_of_code = {getattr(gurobipy.GRB.Status, name): name for name in STATUS}

@@ -436,13 +436,17 @@ class OnnxOptions:
     def onnx_step(self, batch: int | None = None) -> OnnxStep:
         """Return the options as properties of a step; `batch`, unless None, overrides ``--batch``.
 
-        Raises `InputError` for a ``--dim`` without a name or a valid size. Repeated names are not
-        checked; `load_step` uses the last.
+        Raises `InputError` for a ``--dim`` without a name or a valid size, and for repeated names.
         """
         from poetmodel.torch.target import OnnxStep
 
-        dims = tuple(map(_parse_dimension, self.dim or ()))
-        return OnnxStep(loss=self.loss, batch=batch or self.batch, dims=dims)
+        dims: dict[str, int] = {}
+        for text in self.dim or ():
+            name, size = _parse_dimension(text)
+            if name in dims:
+                raise InputError(f"--dim: {name} is given twice")
+            dims[name] = size
+        return OnnxStep(loss=self.loss, batch=batch or self.batch, dims=tuple(dims.items()))
 
 
 @group

@@ -259,8 +259,9 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
         dequantized by arithmetic. Only these constants and dequantized int8 values may have several
         scales.
 
-        Raises `InputError` for other values with several scales or another type than int8 and
-        uint8, and for blocks with scales of their own (``block_size``).
+        Raises `InputError` for other values with several scales, another type than int8 and uint8,
+        or a scale or zero point that nodes compute, and for blocks with scales of their own
+        (``block_size``).
         """
         if node.attributes.get("block_size", 0):
             raise InputError(
@@ -293,6 +294,12 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
             raise InputError(
                 f"node {node.name!r} ({node.operator}): expected one scale, and int8 or uint8, got "
                 f"{scale.numel()} scales and {dtype}"
+            )
+        computed = [name for name in node.inputs[1:3] if name and name not in self.constants]
+        if computed:
+            raise InputError(
+                f"node {node.name!r} ({node.operator}): expected a constant scale and zero point, "
+                f"got {computed[0]!r}, which the file computes"
             )
         arguments = (
             float(self.constants[node.inputs[1]]),

@@ -115,10 +115,11 @@ def read_array(tensor: Any, path: Path) -> np.ndarray:
     """Return a tensor of a file as an array, with half, bfloat16 and double as float32.
 
     Unsigned integers of more than one byte become int64, because PyTorch has no arithmetic for
-    them. All further types are unchanged. Raises `InputError` if the tensor cannot be read.
+    them. All further types are unchanged. Raises `InputError` if the tensor cannot be read, or if
+    NumPy has no numbers of its type, such as INT4, FLOAT8E4M3FN and STRING.
     """
     import numpy as np
-    from onnx import numpy_helper
+    from onnx import TensorProto, numpy_helper
 
     try:
         array: np.ndarray = numpy_helper.to_array(tensor, base_dir=str(path.parent))
@@ -127,6 +128,12 @@ def read_array(tensor: Any, path: Path) -> np.ndarray:
     is_floating = np.issubdtype(array.dtype, np.floating) or array.dtype.name == "bfloat16"
     if array.dtype.kind == "u" and array.itemsize > 1:
         return array.astype(np.int64)
+    if not is_floating and array.dtype.kind not in "biuc":
+        raise InputError(
+            f"{path}: the tensor {tensor.name!r} is of "
+            f"{TensorProto.DataType.Name(tensor.data_type)}; expected integers of 8 bits or more, "
+            "or floating-point numbers of 16 bits or more"
+        )
     return array.astype(np.float32) if is_floating else array
 
 

@@ -243,8 +243,8 @@ def _pad(node: OnnxNode, x: Any, pads: Any, value: Any = None, axes: Any = None)
     """Pad axes with a constant, by reflection, or by repeating the edges.
 
     Pads all axes from the first one with padding to the last axis. For reflection and edges, these
-    must be one of two or three axes, or two of three or four. Negative padding is supported only
-    with a constant, and crops. All else raises `InputError`. Returns `x` if all padding is 0.
+    must be one of two, three or four axes, or two of three or four. Negative padding is supported
+    only with a constant, and crops. All else raises `InputError`. Returns `x` if all padding is 0.
     """
     x = to_tensor(x)
     widths = to_integers(node, pads, "pads")
@@ -264,6 +264,8 @@ def _pad(node: OnnxNode, x: Any, pads: Any, value: Any = None, axes: Any = None)
     if mode == "constant":
         fill_value = 0.0 if value is None else to_number_list(node, value, "value")[0]
         return functional.pad(x, widths, value=fill_value)
+    if x.ndim == 4 and len(widths) == 2:  # noqa: PLR2004
+        widths += [0, 0]  # PyTorch pads images on height and width together
     padded_count = len(widths) // 2
     is_supported = (
         min(widths) >= 0
