@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 
 from poetmodel.clock import infrequent_gc
 from poetmodel.device.ram import DEVICE_RAM_KEYS, gauge_by_json_path
-from poetmodel.schedule.identity import OBJECTIVE_BOUND, OBJECTIVE_GAP, OBJECTIVE_VALUE, PROVED_GAP
+from poetmodel.schedule.identity import (
+    GAP_TOLERANCE,
+    OBJECTIVE_BOUND,
+    OBJECTIVE_GAP,
+    OBJECTIVE_VALUE,
+)
 from poetmodel.schedule.io import load_file, parse_schedule
 from poetmodel.schedule.metrics import Display, metrics_at
 from poetmodel.schedule.relations import Schedule
@@ -56,7 +61,7 @@ class ScheduleDocument:
             OBJECTIVE_VALUE: entry.value,
             OBJECTIVE_BOUND: entry.bound,
             OBJECTIVE_GAP: entry.gap,
-            PROVED_GAP: problem.gap if self.status == "optimal" else None,
+            GAP_TOLERANCE: problem.gap if self.status == "optimal" else None,
         }
         return self.stated_metrics | self.device_ram | objective_claims
 

@@ -9,7 +9,12 @@ from poetmodel.device.ram import DeviceRam, device_ram_metrics, gauge_by_json_pa
 from poetmodel.errors import InputError, ScheduleError, quote
 from poetmodel.problem import RELATIVE_TOLERANCE, Constraint, Problem, Quantity, is_within
 from poetmodel.problem.infeasibility import commit_space_fault
-from poetmodel.schedule.identity import OBJECTIVE_BOUND, OBJECTIVE_GAP, OBJECTIVE_VALUE, PROVED_GAP
+from poetmodel.schedule.identity import (
+    GAP_TOLERANCE,
+    OBJECTIVE_BOUND,
+    OBJECTIVE_GAP,
+    OBJECTIVE_VALUE,
+)
 from poetmodel.schedule.metrics import METRICS, Display, simulated_metrics
 from poetmodel.schedule.relations import Schedule
 from poetmodel.schedule.simulation import Simulation, replace_makespan, simulate
@@ -351,7 +356,7 @@ def _false_proof_claims(
         return
     value, excess = objective.value_of(simulation), max(0.0, objective.overhead_of(simulation))
     rounding_tolerance = RELATIVE_TOLERANCE * max(abs(value), abs(objective.baseline))
-    bound, tolerance = stated.get(OBJECTIVE_BOUND), stated.get(PROVED_GAP)
+    bound, tolerance = stated.get(OBJECTIVE_BOUND), stated.get(GAP_TOLERANCE)
     is_checked = problem.minimize == Quantity.ENERGY and gap == stated.get("gap")
     distance = gap * excess if bound is None else min(max(0.0, value - bound), excess)
     if not is_checked and abs(gap * excess - distance) > rounding_tolerance:
