@@ -110,7 +110,7 @@ def read_text(path: str | Path, *, limit_bytes: int = 2**30) -> str:
 
 
 def decode_text(content: bytes, *, source: str) -> str:
-    """Decode UTF-8 bytes, without a byte order mark; raise `InputError` for other bytes.
+    """Decode UTF-8 bytes and drop a byte order mark; raise `InputError` for other bytes.
 
     `source` names the file in errors.
     """

@@ -290,7 +290,7 @@ class _Service:
         os._exit(0)
 
     def write_frames(self) -> None:
-        """Write queued frames until writing raises `OSError`.
+        """Write queued frames until writing raises `OSError`, which is not caught.
 
         Interrupts of the main thread do not affect the thread of this method.
         """

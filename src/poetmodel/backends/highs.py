@@ -446,7 +446,7 @@ def _set_option(highspy: Any, highs: Any, name: str, value: OptionValue) -> None
 
 
 def _pass_model(highspy: Any, highs: Any, form: StandardForm) -> None:
-    """Pass a form to HiGHS; raise `BackendError` if HiGHS rejects it."""
+    """Pass the arrays of a form to HiGHS; raise `BackendError` if HiGHS rejects it."""
     matrix = form.matrix
     status = highs.passModel(
         form.n_columns,

@@ -81,7 +81,7 @@ def lower_sets(problem: Problem, family: str = "") -> Schedule:
 
     Raises `InputError` for an unknown family. If keep-all exceeds the budget, raises
     `MethodNotApplicableError` if no chain meets it, or if ``exact`` has more than `MAX_SETS` lower
-    sets.
+    sets. Raises `TimeLimitError` if a time limit of the calling context passes.
     """
     if family not in ("", *FAMILIES):
         raise InputError(f"family {family!r}: expected one of {', '.join(FAMILIES)}")
@@ -163,7 +163,7 @@ class LowerSets:
         """For each node in `nodes`, the bit mask of the nodes in `nodes` that it reads."""
         masks = self._list_masks(graph.name, family)
         self.sets = [self._members_of(mask) for mask in masks]
-        """Node indices of each lower set, smaller sets first."""
+        """Positions in `nodes` of the members of each lower set, smaller sets first."""
         n_nodes = len(self.nodes)
         is_member = np.zeros((len(masks), n_nodes))
         for row, members in zip(is_member, self.sets, strict=True):
@@ -212,7 +212,8 @@ class LowerSets:
 
         No other chain found is as good in both cost and saved bytes. For each set, at most
         ``max(MIN_LABELS, MAX_LABELS // number of sets)`` chains that end with it are retained.
-        Returns [] if no estimate meets the limit, or if `nodes` is empty.
+        Returns [] if no estimate meets the limit, or if `nodes` is empty. Raises `TimeLimitError`
+        if a time limit of the calling context passes.
         """
         last_set = len(self.sets) - 1
         max_labels = max(MIN_LABELS, MAX_LABELS // len(self.sets))

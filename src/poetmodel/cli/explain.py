@@ -358,7 +358,11 @@ def _steps_at_limit_fact(summary: DecisionSummary) -> Fact:
 
 
 def _decision_rows(summary: DecisionSummary) -> Iterator[tuple[str, ...]]:
-    """Yield the row (tensors, decision, energy, time) of each group of `summary.groups`."""
+    """Yield the row (name, decision, energy, time) of each group of `summary.groups`, as texts.
+
+    If a group has several members, their number precedes the decision. Energy and time are sums
+    over the members.
+    """
     for group in summary.groups:
         n_members, choice = len(group.members), group.members[0].treatment
         yield (

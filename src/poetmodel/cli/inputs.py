@@ -532,8 +532,10 @@ def read_valid_schedule(
     """Read a schedule file, and verify the schedule with its problem and costs.
 
     Stated metrics are not compared. If the file states no problem, only the RAM and storage of the
-    device are limits, or the RAM is `MAX_BYTES` without a device. Raises `ScheduleError` if the
-    schedule is invalid, and `InputError` without a valid file, graph or costs.
+    device are limits, or the RAM is `MAX_BYTES` without a device. Notes, each with the path, state
+    if the costs are estimates for the device of the file, and if the file states no problem. Raises
+    `ScheduleError` if the schedule is invalid, and `InputError` without a valid file, graph or
+    costs.
     """
     from poetmodel.planner import verify
     from poetmodel.problem import Problem

@@ -230,6 +230,7 @@ def trace(
     if out is not None and out.suffix != ".json":
         raise InputError(f"--out {out}: expected a name that ends in .graph.json")
     if out is not None and profile_out is None:
+        # By default, the costs are written next to the graph.
         profile_out = _profile_path(out)
     inputs = (costing.device, costing.power_from)
     check_outputs(("--out", out), ("--profile-out", profile_out), inputs=inputs)

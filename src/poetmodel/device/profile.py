@@ -69,7 +69,8 @@ def write_profile(
     """Write a profile: the file from which `read_profile` returns `compute` and `pages`.
 
     Rows are in the order of `compute`, then of the other names in `pages`. Raises `InputError` if
-    the file cannot be written.
+    the file cannot be written. A profile without costs or with an empty name is written, although
+    `read_profile` refuses it.
     """
     lines = [",".join(COLUMNS)]
     for name in dict.fromkeys((*compute, *pages)):

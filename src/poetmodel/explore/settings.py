@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from poetmodel.lowered.step import LoweredStep
 
 MAX_TEXT: Final = 200
-"""Maximum length of a name [characters]."""
+"""Maximum length of a name or of the value of an option [characters]."""
 StateName = Literal[STATES]  # type: ignore[valid-type]
 """Optimizers whose state may be in the graph, or ``frozen`` for parameters that are only read."""
 PositiveInt = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
@@ -189,8 +189,8 @@ class Catalogue:
     def build_problem(self, settings: ExplorerSettings, graph: Graph, costs: Costs) -> Problem:
         """Return the problem of some settings without a deadline, with the device's RAM as budget.
 
-        Without a device, the budget is the keep-all peak. Raises `InputError` if the problem
-        refuses a setting or the costs.
+        Without a device, the budget is the keep-all peak plus `Problem.resident_bytes`. Raises
+        `InputError` if the problem refuses a setting or the costs.
         """
         return Problem(
             graph,

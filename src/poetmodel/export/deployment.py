@@ -229,9 +229,10 @@ class Deployment:
 
     @cached_property
     def rotating_state(self) -> frozenset[str]:
-        """Names of the state that a step writes directly to the next generation on storage.
+        """Names of the state whose slots are in the generations on storage.
 
-        Empty without commits, or if commits copy state to flash.
+        A step writes state on storage directly to the next generation; a commit writes state in
+        RAM there. Empty without commits, or if commits copy state to flash.
         """
         return frozenset(() if self.copies_to_flash else self.generation_names)
 

@@ -189,10 +189,12 @@ def find_front(step: LoweredStep) -> Front | None:
 
 
 def _find_frozen_nodes(step: LoweredStep) -> Iterator[int]:
-    """Yield the indices of nodes that depend only on inputs (at least one) and constants.
+    """Yield the ascending indices of the nodes that read only inputs, frozen tensors and constants.
 
-    They ascend. Omits nodes that draw random numbers or replace state, and nodes that depend on
-    these or on state tensors of the graph. Frozen weights are constants.
+    Frozen tensors are the outputs of nodes yielded before. A node reads at least one input or
+    frozen tensor. Omits nodes that draw random numbers or replace state, and nodes that read state
+    tensors of the graph or outputs of an omitted node, even if these are computed from constants
+    alone, such as by ``arange``. Frozen weights are constants.
     """
     input_buffers = {value.pieces[0].buffer for value in step.inputs}
     frozen_tensors: set[str] = set()

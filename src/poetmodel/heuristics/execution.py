@@ -334,8 +334,9 @@ class StagedExecution(Execution):
 
         Without another victim, the node overwrites an input that `retains` would keep, if that is
         permitted: `_overwritten_inputs` then contains the input until the end of the step, where it
-        is evicted. The bytes of the step are computed again
-        after each eviction. Raises `MethodNotApplicableError` if the node cannot fit.
+        is evicted. The bytes of the step are computed again after each eviction. Raises
+        `MethodNotApplicableError` if the node cannot fit, and `TimeLimitError` if a time limit of
+        the calling context has passed.
         """
         while self.ram_bytes + (needed_bytes := self._step_bytes(k)) > self.limit_bytes:
             victim = self.choose_victim(k)

@@ -548,6 +548,7 @@ class PartialSchedule:
         """Return whether adding (`is_added`) or dropping a transfer changes `is_paged_out`.
 
         The transfer is a page-in or page-out. A dropped transfer is present, an added one is not.
+        Page-ins of a tensor that starts on storage never change `is_paged_out`.
         """
         i, is_page_out = restoration.item, restoration.kind == PAGE_OUT
         if is_added:

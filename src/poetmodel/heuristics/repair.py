@@ -359,8 +359,10 @@ class Repair:
     def _lower_excess(self, rows: UserRows) -> bool:
         """Apply the move that lowers the excess most for its price; return whether one was applied.
 
-        If that fails, try the next one. Prices have noise. An addition is repeated while it lowers
-        the excess; from the second repetition on, only if it lowers the excess as much as before.
+        A move adds a rewarded decision or drops a restoration. If it cannot be applied or does not
+        lower the excess, it is undone, and the next one is tried. Prices have noise. An addition is
+        repeated while it lowers the excess; from the second repetition on, only if it lowers the
+        excess as much as before.
         """
         partial = self.partial
         moves: list[tuple[float, int, Restoration]] = []

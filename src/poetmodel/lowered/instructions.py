@@ -584,7 +584,8 @@ def _count_q8_convolution(counts: Counter[str], arguments: Mapping[str, Any]) ->
     counts as two. ``1x2`` are pairs at single pixels whose windows are cut by an edge. Also counts,
     for each pair, the calls (``inside``) and output rows (``line``) of whole windows, and the
     positions with cut windows (``place``). A ``run`` is a contiguous sequence of elements in a
-    window.
+    window; its dot products are counted in words and remaining elements (``word``, ``rest``).
+    Outputs count as ``limited`` if they are clamped to other limits than those of int8.
     """
     sizes = ConvolutionSizes(*arguments["shape"])
     n_pairs = arguments["batch"] * sizes.groups * -(-arguments["count"] // sizes.groups // 2)

@@ -64,8 +64,9 @@ class Events:
     def keep_index(self, i: int, first_group: int, group: int) -> int | None:
         """Return the index `a` of the segment of tensor `i` in which `group` begins.
 
-        If the tensor is kept in this segment, it is in RAM when `group` begins. None up to
-        `first_group`, the group of its first computation, and after its last event.
+        The segment ends at event `a`. If the tensor is kept in it, the tensor is in RAM when
+        `group` begins. None up to `first_group`, the group of the tensor's first computation, and
+        after its last event.
         """
         events = self.event_groups[i]
         if group <= first_group or not events or group > events[-1]:

@@ -20,7 +20,7 @@ class CopyOffset(NamedTuple):
     """The offset of one copy of a tensor, or of one workspace."""
 
     position: int
-    """Position of the instruction that makes the copy; `BEFORE` for resident state."""
+    """Position of the instruction that makes the copy or workspace; `BEFORE` for resident state."""
     content: Content
     """Whether this is a copy of a tensor or a workspace."""
     index: int  # type: ignore[assignment] # Hides tuple.index.

@@ -168,7 +168,8 @@ class _ConstraintReader:
 
         With ``each``, the constraints are named ``name[match]``. If the table has errors, adds
         these to `faults` instead, prefixed by `label` or by the name of the constraint. Registers
-        the names in both cases. `default_name` is the name of a constraint without a valid name.
+        the names, if there are any, in both cases. `default_name` is the name of a constraint
+        without a valid name.
         """
         n_faults = len(self.faults)
         self._check_keys(table, _CONSTRAINT_KEYS, f"{label}.")

@@ -147,8 +147,8 @@ class Constraint:
     ------
     InputError
         If the constraint has no name, no limit or a number that is not finite, if its limits
-        contradict each other, or if a per-stage constraint has a lower limit above 0, a negative
-        coefficient or a term that does not count by stage.
+        contradict each other, or if a per-stage constraint has no upper limit, a lower limit above
+        0, a negative coefficient or a term that does not count by stage.
 
     Examples
     --------
@@ -402,8 +402,8 @@ class TotalsBlock:
 
         Zero terms are omitted; the constant 0 stands for an expression without terms. Raises
         `InputError` if `rule` is no function, uses an unknown total, or returns no linear
-        expression of totals. `label` is the prefix of these messages, except those about an unknown
-        node, tensor or stage. Other exceptions of `rule` propagate.
+        expression of totals with finite numbers. `label` is the prefix of these messages, except
+        those about an unknown node, tensor or stage. Other exceptions of `rule` propagate.
         """
         return self._parse_terms(self._call_rule(rule, label), label) or ((CONSTANT, 0),)
 

@@ -82,6 +82,11 @@ def draw_timeline(graph: Graph, chart: Mapping[str, Any], title: str, file_forma
         Title of the image.
     file_format : str
         ``svg``, ``png`` or ``pdf``.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Without matplotlib.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -108,7 +113,7 @@ def draw_timeline(graph: Graph, chart: Mapping[str, Any], title: str, file_forma
 def draw_stage_map(stage_map: Map, file_format: str) -> bytes:
     """Draw the map of a schedule, stages by nodes; return the content of the file.
 
-    `file_format` is ``svg``, ``png`` or ``pdf``.
+    `file_format` is ``svg``, ``png`` or ``pdf``. Raises `ModuleNotFoundError` without matplotlib.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure

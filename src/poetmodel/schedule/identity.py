@@ -25,7 +25,7 @@ OBJECTIVE_BOUND: Final = "objective.bound"
 OBJECTIVE_GAP: Final = "objective.gap"
 """Keys of claims of a file: the value of the objective, its bound, and its gap."""
 GAP_TOLERANCE: Final = "problem.gap"
-"""Key of the claimed gap tolerance of a file that claims an optimum."""
+"""Key of the gap tolerance of the solve, a claim of files with status ``optimal``."""
 HISTORY: Final = "history"
 """Key of incumbents and bounds over time."""
 

@@ -54,6 +54,8 @@ class Schedule:
         integers.
     TooLargeError
         On access to `S_RAM` or `S_AUX`, if it has more than `MAX_PAIRS` pairs.
+    TimeLimitError
+        If a time limit of the calling context passes; also on access to `S_RAM` or `S_AUX`.
     """
 
     R: tuple[Pair, ...]
@@ -135,7 +137,8 @@ class Schedule:
 
         Pairs and spans must be tuples of integers; this is not checked. Spans of a tensor may touch
         or overlap; a span that ends before it begins is empty. Raises `ScheduleError` if `resident`
-        contains anything except integers.
+        contains anything except integers, and `TimeLimitError` if a time limit of the calling
+        context passes.
         """
         schedule = cls(R=(), resident=_sort_tensors(resident), identity=identity)
         for name, pairs in (("R", R), ("M_in", M_in), ("M_out", M_out)):
@@ -439,7 +442,10 @@ def spans_of_pairs(pairs: Iterable[Pair]) -> tuple[Span, ...]:
 
 
 def spans_of_rows(rows: Iterable[Iterable[int]]) -> tuple[Span, ...]:
-    """Return maximal spans from the tensors of each stage, from 0 on, sorted by tensor."""
+    """Return maximal spans from the tensors of each stage, from 0 on, sorted by tensor.
+
+    Raises `TimeLimitError` if a time limit of the calling context passes.
+    """
     return spans_of_pairs(pairs_of_rows(rows))
 
 

@@ -476,6 +476,10 @@ def _time_and_energy_metrics(
 ) -> dict[str, Any]:
     """Return times, energies and cost parameters as fields of `Simulation`; {} without costs.
 
+    Times are those of computations, transfers (commits included), recomputations and the makespan,
+    the time that the deadline counts, and overtime. Energies are the total, the baseline and the
+    overhead.
+
     `transfer_counts` are the numbers of page-ins and of page-outs of each tensor. `deadline_counts`
     and `makespan_s` are as in `simulate`. Raises `CostError` if the costs do not match the graph.
     """

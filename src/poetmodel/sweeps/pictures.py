@@ -41,8 +41,8 @@ def draw(path: Path, panels: Sequence[Panel] | Sequence[Map]) -> None:
     """Draw panels or maps into a file, with at most three panels or two maps in a row.
 
     Replaces an existing file. The suffix of the file name selects the format. With one version of
-    matplotlib, equal data produce equal bytes. Raises the errors of `check_suffix` and
-    `write_bytes`.
+    matplotlib, equal data produce equal bytes. The metadata of the file contain the `data_digest`
+    of the panels. Raises the errors of `check_suffix` and `write_bytes`.
     """
     check_suffix(path)
     file_format = path.suffix[1:].lower()

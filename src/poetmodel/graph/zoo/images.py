@@ -109,9 +109,9 @@ def vgg16_cifar(
 ) -> Graph:
     """Return `vgg16` for CIFAR-10, with the head of the original: 512-4096-4096-`classes`.
 
-    The five poolings reduce an image of 32 x 32 to one pixel of 512 channels, which gives
-    33,638,218 parameters with 10 classes. (Variants published elsewhere have a single linear layer
-    as head.)
+    The graph is named ``vgg16-cifar``. The five poolings reduce an image of 32 x 32 to one pixel of
+    512 channels, which gives 33,638,218 parameters with 10 classes. (Variants published elsewhere
+    have a single linear layer as head.)
     """
     graph = vgg16(
         image_size=image_size, classes=classes, batch_norm=batch_norm, dropout=dropout, **options

@@ -166,11 +166,12 @@ class StateOptions:
         return cls(rule=UPDATE_RULES.get(state), train=train or ALL, tile_bytes=tile_bytes)
 
     def apply_to(self, declarations: Sequence[Declaration]) -> list[Declaration]:
-        """Return the operators with gradients of trained weights only, split by `tile_bytes`.
+        """Return the operators without gradients of untrained weights, split by `tile_bytes`.
 
-        The input gradients of an operator precede its weight gradients. A batch norm whose weight
-        is not trained becomes its `untrained_variant`. Raises `InputError` if `train` selects no
-        weight, or if the N of ``last-N`` is 0 or exceeds the number of layers, without norms.
+        All gradients of inputs stay, and precede the weight gradients of their operator. A batch
+        norm whose weight is not trained becomes its `untrained_variant`. Raises `InputError` if
+        `train` selects no weight, or if the N of ``last-N`` is 0 or exceeds the number of layers,
+        without norms.
         """
         trained_names = self._trained_weight_names(declarations)
         return [

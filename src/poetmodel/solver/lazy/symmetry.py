@@ -216,9 +216,9 @@ def _add_counters(
 ) -> StandardForm:
     """Return the form with binary counters as last columns, and new coefficients in limits.
 
-    New rows equate the sums of each class's members and counters, and order its counters. `limits`
-    has the indices of the limit rows and their new coefficients. `objective` has the costs of all
-    columns, counters included.
+    New rows equate the sums of each class's members and counters, and require that its counters do
+    not ascend. `limits` has the indices of the limit rows and their new coefficients. `objective`
+    has the costs of all columns, counters included.
     """
     n_columns, n_counters = form.n_columns, objective.size - form.n_columns
     entries: list[tuple[int, int, float]] = []

@@ -229,9 +229,9 @@ def find_ram_step(
     First, RAM is minimized subject to a value below that of the schedule by the minimum improvement
     that counts. Then the problem is solved again within `RamStep.ram_bytes`: the found budget, or
     the budget of `problem` if that is larger. `time_limit` is the wall time for both solves [s];
-    each has at least 0.1 s. Returns None if RAM itself is minimized. If no better schedule is
-    found, the result has no `ram_bytes`; its status is INFEASIBLE if a better one is proved not to
-    exist.
+    each has at least 0.1 s. Returns budgets and savings, not the schedule; None if RAM itself is
+    minimized. If no better schedule is found, the result has no `ram_bytes`; its status is
+    INFEASIBLE if a better one is proved not to exist.
 
     Raises
     ------

@@ -73,9 +73,10 @@ def find_used_limits(
     -------
     tuple of UsedLimit
         One for each of these limits, in this order. Each limit is decided by solving the problem
-        again without it, from the schedule of the result. A limit on the minimized quantity is
-        slack without a solve. After Ctrl-C, limits without a solve are open. Empty if the result
-        has no schedule: use `explain_infeasible` for infeasible results.
+        again without it, from the best valid schedule of the earlier solves; if there is none, from
+        that of the result. A limit on the minimized quantity is slack without a solve. After
+        Ctrl-C, limits without a solve are open. Empty if the result has no schedule: use
+        `explain_infeasible` for infeasible results.
     """
     problem, simulation = result.problem, result.simulation
     if simulation is None:

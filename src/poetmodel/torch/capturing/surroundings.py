@@ -64,7 +64,8 @@ def make_fake_mode(values: KnownValues, *, uses_onednn: bool) -> FakeTensorMode:
     changes the order of sums. Therefore each operation that returns new CPU tensors of two or more
     dimensions is executed on zeros. Calls with equal layouts and equal other arguments are executed
     once. Fake outputs get the strides of the real outputs. If the call fails, the predicted strides
-    stay. Known values are attached to fake tensors, and reads are recorded in `values`.
+    stay. Known values are attached to fake tensors, and reads are recorded in `values`. The mode is
+    a plain `FakeTensorMode` with its `dispatch` replaced.
     """
     # Real tensors that the code refers to become constants.
     mode = FakeTensorMode(allow_non_fake_inputs=True)

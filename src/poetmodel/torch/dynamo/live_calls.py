@@ -221,7 +221,7 @@ class CountedGraph:
         """
 
         def counted_pass(arguments: list[Any]) -> Any:
-            """Execute and count the pass, and record the new tensors that it returns."""
+            """Reserve the peak, execute the pass, record its new tensors, then end the pass."""
             running_pass = self._calls.begin_pass(make_pass(arguments))
             try:
                 values = compiled_pass(arguments)

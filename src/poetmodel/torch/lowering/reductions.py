@@ -261,8 +261,9 @@ def _lower_batch_norm(op: Lowering) -> None:
     """Lower a batch norm: by statistics of the batch in training mode, otherwise by fixed ones.
 
     Also writes the statistics that are outputs: in training mode mean, reciprocal standard
-    deviation and new running statistics, otherwise copies of the fixed ones. Refuses to update a
-    running variance from a single value for each channel.
+    deviation and new running statistics, otherwise copies of the fixed ones. Marks the operation as
+    elementwise. Refuses statistics, weight or bias that are not contiguous, dimensions of pixels
+    that cannot be merged, and to update a running variance from a single value for each channel.
     """
     x, w, bias = (
         op.value(op.args[0]),

@@ -148,7 +148,8 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
     ) -> None:
         """Register the constants and nodes of `record` in this module.
 
-        Raises `InputError` if `logits` is set and the network does not end in one of `ENDINGS`, or
+        With `logits`, training mode skips the `ending`, which stays registered. Raises
+        `InputError` if `logits` is set and the network does not end in one of `ENDINGS`, or
         if a Constant node does not contain numbers or cannot be read.
         """
         super().__init__()

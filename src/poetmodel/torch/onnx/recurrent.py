@@ -236,7 +236,10 @@ def _compute_lstm(
     c: Any = None,
     peepholes: Any = None,
 ) -> Any:
-    """Compute an LSTM, with weights in ONNX's order of the gates: input, output, forget, cell."""
+    """Compute an LSTM, with weights in ONNX's order of the gates: input, output, forget, cell.
+
+    Returns and raises as `_compute_directions` does.
+    """
 
     def make_step(
         weights: _Weights, activations: tuple[Activation, ...], direction: int

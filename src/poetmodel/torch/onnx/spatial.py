@@ -356,7 +356,10 @@ class _ResizedAxis:
     """
 
     def __init__(self, node: OnnxNode, size: int) -> None:
-        """Read the attributes of the Resize; `length` is initially that of the input."""
+        """Read mode and coordinates of the Resize; initially the output equals the input.
+
+        Raises `InputError` for unsupported coordinates.
+        """
         self.size = self.length = size
         """Number of elements of the input; `length` is that of the output."""
         self.factor = 1.0

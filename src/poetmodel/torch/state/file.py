@@ -412,7 +412,8 @@ class StateFile:
     def check(self) -> None:
         """Raise `PageError` if the file was closed, removed, moved or truncated.
 
-        Also raises it in a process that did not create the file.
+        Also raises it in a process that did not create the file. Whether the path still leads to
+        this file is not checked, only that it exists and that the file has a link.
         """
         if self._process != os.getpid():
             raise PageError(

@@ -191,7 +191,7 @@ def _fills_storage(storage: TensorStorage) -> bool:
 
 
 def _has_equal_layout(storage: TensorStorage, other_storage: TensorStorage) -> bool:
-    """Return whether two storages of equal size have one tensor each, of equal layout.
+    """Return whether two storages have equal sizes and one tensor each, of equal layout.
 
     The caller checks that `storage` has one tensor. Layout is type, shape, strides and offset.
     """
