@@ -168,6 +168,22 @@ def test_integers_are_resized_as_by_the_reference(name, kind, tmp_path):
     close(outputs(mine, x)[0], expected)
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.int8], ids=lambda k: k.__name__)
+def test_integers_are_padded_by_their_minimum_for_maxima(kind, tmp_path):
+    """The padding is asymmetric: only at the ends of the axes."""
+    pool = {"kernel_shape": [2, 2], "strides": [2, 2], "pads": [0, 0, 1, 1]}
+    nodes = [helper.make_node("MaxPool", ["x"], ["r"], **pool), "y = Cast <to = 1>(r)"]
+    x = np.arange(9).reshape(1, 1, 3, 3).astype(kind)
+    if kind == np.int8:
+        x -= 100
+    element = helper.np_dtype_to_tensor_dtype(x.dtype)
+    file = linear(nodes=nodes, held={}, kind=element, shape=x.shape)
+    file.graph.output[0].type.tensor_type.shape.ClearField("dim")
+    mine = pmt.from_onnx(saved(tmp_path, file))
+    expected = np.array([[4, 5], [7, 8]], np.float32) - (100 if kind == np.int8 else 0)
+    close(outputs(mine, x)[0], expected[None, None])
+
+
 FLAT = {
     "LpPool <kernel_shape = [2, 2]>": (1, 1, 3, 4), "LpNormalization": (3, 4),
     "MeanVarianceNormalization": (2, 2, 3, 4),

@@ -199,13 +199,14 @@ def _compute_max_pool(node: OnnxNode, x: torch.Tensor) -> Any:
     """Compute the maximum of each window.
 
     Asymmetric padding, and padding of more than half the window, is applied before the pool, with
-    -inf.
+    -inf, or the minimum of an integer type.
     """
     size = tuple(node.get("kernel_shape"))
     window = _Window(node, x, size)
     pads = window.symmetric_pads
     if pads is None or any(2 * pad > length for pad, length in zip(pads, size, strict=True)):
-        x, pads = _pad_axes(x, window.pads, value=-math.inf), (0,) * len(size)
+        minimum = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
+        x, pads = _pad_axes(x, window.pads, value=minimum), (0,) * len(size)
     function = _MAX_POOLS[len(size) - 1]
     return node.pad_outputs(function(x, size, window.strides, pads, window.dilations))
 
