@@ -319,7 +319,7 @@ class TransferWeightSearch:
             bound=self.bound,
             reason=self._no_schedule_reason(outcomes[-1]),
             versions=outcomes[0].versions,
-            statistics={**outcomes[0].statistics, "shares": weights},
+            statistics={**outcomes[0].statistics, "transfer_weights": weights},
         ).with_solves(outcomes)
 
     def _no_schedule_reason(self, last_outcome: Outcome) -> str:
