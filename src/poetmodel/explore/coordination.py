@@ -72,7 +72,7 @@ class Listener:
 class PageSession:
     """A page in a browser, and the point that it requests."""
 
-    name: str
+    id: str
     """Id of the session."""
     requested_point: str | None = None
     """Id of the requested point; None before the first request, and after it has expired."""
@@ -158,7 +158,7 @@ class Coordinator:
                 )
                 read_task.add_done_callback(lambda _: self._problem_tasks.pop(settings, None))
             open_problem = await asyncio.shield(read_task)
-        self.open_problems.move_to_end(open_problem.name)
+        self.open_problems.move_to_end(open_problem.id)
         return open_problem
 
     async def _read_problem(self, settings: ExplorerSettings) -> OpenProblem:
@@ -413,7 +413,7 @@ class Coordinator:
             for listener in session.listeners:
                 if session.requested_point == point.id:
                     listener.notify("point", point.id)
-                if has_new_schedule and session.problem == open_problem.name:
+                if has_new_schedule and session.problem == open_problem.id:
                     listener.notify("front", point.id)
 
     async def _clean_up(self) -> None:
@@ -435,7 +435,7 @@ class Coordinator:
                 if requested_id is not None:
                     self._cancel_unrequested(requested_id)
                 if len(self.sessions) > MAX_CACHED_SESSIONS:
-                    del self.sessions[session.name]
+                    del self.sessions[session.id]
             for open_problem in self.open_problems.values():
                 open_problem.discard_idle(
                     self.solves.running.keys() | {session.requested_point for session in sessions}

@@ -167,7 +167,7 @@ class Point:
 class OpenProblem:
     """A problem in memory, with its points."""
 
-    name: str
+    id: str
     """Id of the problem."""
     facts: dict[str, Any]
     """Facts about the problem: the values of the reply of `tasks.prepare_problem`."""

@@ -147,12 +147,18 @@ class WorkerPool:
                 self._recover_in_background(worker, reply)
 
     async def acquire(self) -> WorkerProcess:
-        """Wait for a free process and return it; dead ones are replaced in the background."""
+        """Wait for a free process and return it; dead ones are replaced in the background.
+
+        Starts a process if there is none. Raises `WorkerError` if no process can be started.
+        """
         while self.free_workers:
             worker = self.free_workers.pop()
             if worker.is_alive:
                 return worker
             self._recover_in_background(worker)
+        if not self.workers and not self.recovery_tasks:
+            await self._start_process()
+            return await self.acquire()
         future: asyncio.Future[WorkerProcess] = asyncio.get_running_loop().create_future()
         self.waiting_requests.append(future)
         try:
@@ -160,7 +166,7 @@ class WorkerPool:
         except asyncio.CancelledError:
             if future in self.waiting_requests:
                 self.waiting_requests.remove(future)
-            elif future.done() and not future.cancelled():
+            elif future.done() and not (future.cancelled() or future.exception()):
                 self.release(future.result())
             raise
 
@@ -211,7 +217,7 @@ class WorkerPool:
 
         Replace a process that is dead, whose `reply` is None, or whose job does not end within
         `CANCEL_S`. A failed start is logged and repeated after 1 s; after `MAX_STARTS` of them the
-        pool has one process less.
+        pool has one process less. Waiting requests then fail if no process is left.
         """
         if reply is not None and worker.is_alive:
             worker.cancel()
@@ -229,6 +235,11 @@ class WorkerPool:
                 await asyncio.sleep(1)
             else:
                 return
+        if not self.workers and len(self.recovery_tasks) <= 1:
+            for future in self.waiting_requests:
+                if not future.done():
+                    future.set_exception(WorkerError("no worker process could be started"))
+            self.waiting_requests.clear()
 
 
 # -- code in the worker processes ------------------------------------------------------------------
