@@ -147,7 +147,11 @@ class WorkerPool:
                 self._recover_in_background(worker, reply)
 
     async def acquire(self) -> WorkerProcess:
-        """Wait for a free process and return it; dead ones are replaced in the background."""
+        """Return the free process that was released last; wait for one if none is free.
+
+        Dead processes are replaced in the background. The wait does not end if the pool has lost
+        all processes (`_recover`).
+        """
         while self.free_workers:
             worker = self.free_workers.pop()
             if worker.is_alive:
