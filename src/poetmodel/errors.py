@@ -25,6 +25,8 @@ _SHOWN_INTEGER: Final = 10**20
 def quote(value: object) -> str:
     """Format a value for an error message: at most 60 characters, containers only by JSON type.
 
+    Integers above 20 digits are described by their number of digits.
+
     Examples
     --------
     >>> quote(True), quote(None), quote({"a": 1}), quote("x")

@@ -389,7 +389,7 @@ class SolveResult:
     def save(self, path: str | Path) -> None:
         """Write a ``*.schedule.json`` file with the content of `to_dict`; replace an existing file.
 
-        Raises `InputError` if the file cannot be written.
+        Raises `InputError` if the file cannot be written, and `TooLargeError` like `Schedule.save`.
         """
         from poetmodel.files import write_text
 
@@ -496,8 +496,8 @@ def _round_history_entry(entry: HistoryEntry) -> list[float | None]:
 def gap_over_time(history: Sequence[HistoryEntry]) -> tuple[tuple[float, float], ...]:
     """Return (seconds, gap) for each entry of a history; each gap is valid until the next entry.
 
-    The gap is (value - bound) / value, 0 to 1. It is 1 before the first schedule, and without a
-    bound above the baseline; 0 for the value 0.
+    The gap is (value - bound) / value, 0 to 1; value and bound exclude the baseline. It is 1 before
+    the first schedule, 0 for a value of 0 or less, otherwise 1 without a bound above 0.
     """
     return tuple(
         (seconds, 1.0 if value is None else min(1.0, relative_gap(value, bound or 0.0)))

@@ -239,8 +239,8 @@ def _to_float(number: Fraction, value: object) -> float:
 def _split_quantity(value: object, kind: _QuantityKind) -> tuple[Fraction, str | None]:
     """Return (number, unit) of a text or number; the unit may be ``%``, and is None if missing.
 
-    Units are not checked. Raises `BudgetError` for negative or infinite numbers, NaN, texts of
-    another format, and values of other types.
+    `kind` has the examples for messages: units are not checked. Raises `BudgetError` for negative
+    or infinite numbers, NaN, texts of another format, and values of other types, also bool.
     """
     if isinstance(value, str):
         match = _QUANTITY.fullmatch(value)
@@ -258,7 +258,10 @@ def _split_quantity(value: object, kind: _QuantityKind) -> tuple[Fraction, str |
 
 
 def _unit_factor(unit: str, value: str, kind: _QuantityKind) -> Fraction:
-    """Return the factor of a unit; raise `BudgetError` with similar units if it is unknown."""
+    """Return the factor of a unit; raise `BudgetError` with similar units if it is unknown.
+
+    `value` is the whole text of the quantity, for the message.
+    """
     if unit not in kind.units:
         number = value.strip().removesuffix(unit).strip()
         candidates = [_format_candidate(number, name) for name in _similar_units(unit, kind.units)]
@@ -296,7 +299,8 @@ def _percentage_base(base: float | None, kind: _QuantityKind) -> Fraction:
 def brief(subject: object, *facts: str) -> str:
     """Return a one-line ``repr`` of an object from its nonempty `facts`: ``Class(fact, fact)``.
 
-    Facts of more than `MAX_BRIEF_CHARACTERS` characters in total are truncated, and end with "...".
+    Line breaks and repeated spaces become one space. If the text between the parentheses is longer
+    than `MAX_BRIEF_CHARACTERS`, it is truncated to this length, with "..." at its end.
     """
     representation = ", ".join(" ".join(fact.split()) for fact in facts if fact)
     if len(representation) > MAX_BRIEF_CHARACTERS:

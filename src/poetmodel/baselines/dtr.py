@@ -278,7 +278,7 @@ class _LivenessExecution(StagedExecution):
         """Return whether tensor `i` stays in RAM after its last reader in the stage; may pin it.
 
         It stays if the node of a later stage reads it. It also stays, and is pinned, if it cannot
-        be recomputed and the recomputation of an evicted tensor needs it.
+        be recomputed and the recomputation of an evicted tensor with a further user needs it.
         """
         if self.is_awaited(i):
             return True
@@ -324,7 +324,7 @@ class _LivenessExecution(StagedExecution):
         graph, known_recomputable = self.graph, set[int]()
 
         def is_recomputable(i: int) -> bool:
-            """Return whether `i` and all unavailable tensors that it needs can be recomputed."""
+            """Return whether tensor `i` and all its unavailable ancestors can be recomputed."""
             check_time_limit()
             required_nodes, pending_nodes = set[int](), [graph.node_of[i]]
             while pending_nodes:
@@ -376,9 +376,10 @@ class _PagingExecution(_LivenessExecution):
     def choose_victim(self, k: int) -> int | None:
         """Return the tensor with the lowest score; None without a candidate.
 
-        Candidates can be recomputed, are on storage, or fit there. If paging is cheaper than
-        recomputation, records the write to storage, and that the tensor is paged in on its next
-        use.
+        Candidates are the `evictable_candidates` of node `k` that can be recomputed, are on
+        storage, or fit there. If paging is cheaper than recomputation, adds the tensor to
+        `paged_out`, so that its next use pages it in, and records the write unless it is on
+        storage.
         """
         is_recomputable = self._make_recomputability_test()
         best: tuple[float, int, bool] | None = None
@@ -413,8 +414,8 @@ class _PagingExecution(_LivenessExecution):
     def evict(self, i: int) -> None:
         """Free tensor `i`, which is paged in or recomputed on its next use; write nothing.
 
-        It is paged in if `choose_victim` decided so (and recorded the write), or if it is on
-        storage and no later stage's node reads it.
+        It is paged in if it is in `paged_out`. Adds it there if it is on storage and no later
+        stage's node reads it; then only recomputations may need it.
         """
         if i in self.storage.stored_tensors and not self.is_awaited(i):
             self.paged_out.add(i)

@@ -124,10 +124,11 @@ def schedule_with_best_homes(
         return schedule
 
     def list_attempts() -> Iterator[Callable[[], Schedule]]:
-        """Yield the attempts: all state in RAM, for each rule; all on storage; then bisections.
+        """Yield functions that attempt a schedule; call each one before requesting the next.
 
-        Rules with a schedule only with all state on storage are bisected, in reverse order, for the
-        number of state tensors in RAM. The caller must execute each attempt before the next one.
+        First each rule with all state in RAM, then each rule with all state on storage. Then, for
+        each rule with a schedule only in the second case, last rule first, a bisection for the
+        maximum number of state tensors in RAM.
         """
         for n_resident in extreme_numbers:
             yield from (
@@ -220,9 +221,10 @@ def _schedule_with_homes(
 ) -> Schedule:
     """Schedule a problem without state, and return the schedule for the graph with state.
 
-    `resident` state has its home in RAM. Each tensor that is paged in is paged out right after its
-    first computation, and each replacement of state on storage where it is made. Raises
-    `MethodNotApplicableError` as `method` and `_check_update_order`.
+    `resident` state has its home in RAM. Page-outs of `method` are replaced: each paged-in tensor
+    that does not start on storage is paged out right after its first computation, and each
+    replacement of state on storage where it is made. Raises `MethodNotApplicableError` as `method`
+    and `_check_update_order`.
     """
     stateless_schedule = method(stateless_problem)
     _check_update_order(problem, stateless_schedule)
@@ -241,13 +243,15 @@ def remove_state(
 ) -> Problem:
     """Return the problem without state; `resident` state is in RAM, the rest on storage.
 
-    The bytes of state are subtracted from usable RAM or from the storage limit. Limits in percent
-    become numbers, so that they still refer to the graph with state. User-defined constraints are
-    dropped, and energy replaces a user-defined objective, because both may depend on homes. Updates
-    before the backward pass become forward nodes. With `before_updates`, a node is not recomputable
-    if a schedule could compute it again after an update of state that the node, or the
-    recomputation of its inputs, reads. Raises `MethodNotApplicableError` if RAM or storage is too
-    small for the state, or if some state is on storage but tensors cannot be paged.
+    State tensors become samples on storage; those that are resident or read in place have 0 bytes
+    and no readers (`make_working_graph`). The bytes of state are subtracted from usable RAM or from
+    the storage limit. Limits in percent become numbers, so that they still refer to the graph with
+    state. User-defined constraints are dropped, and energy replaces a user-defined objective,
+    because both may depend on homes. Updates before the backward pass get the forward phase. With
+    `before_updates`, a node is not recomputable if a schedule could compute it again after an
+    update of state that the node, or the recomputation of its inputs, reads. Raises
+    `MethodNotApplicableError` if RAM or storage is too small for the state, or if some state is on
+    storage but tensors cannot be paged.
     """
     graph = problem.graph
     in_ram_bytes = sum(graph.tensor_bytes[i] for i in resident)
@@ -311,7 +315,7 @@ def _restrict_recomputation(graph: Graph, last_stages: Sequence[int]) -> Graph:
 
 
 def _move_updates_to_forward(graph: Graph) -> Graph:
-    """Return a graph in which updates before the first backward node are forward nodes.
+    """Return a graph in which updates before the first backward node have the forward phase.
 
     These nodes update the running statistics of batch norms. A graph without backward nodes is
     returned unchanged.
@@ -328,7 +332,10 @@ def _move_updates_to_forward(graph: Graph) -> Graph:
 
 
 def _stateless_costs(problem: Problem, graph: Graph) -> Costs:
-    """Return the costs of a problem for `graph`: its graph without state, with the same indices."""
+    """Return a problem's costs as costs of `graph`, the problem's graph without state.
+
+    All numbers are unchanged, because nodes and tensors have the same indices in both graphs.
+    """
     cost_table = problem.table
     transfer_costs = [
         list(zip(times, energies, strict=True)) if cost_table.has_storage else None

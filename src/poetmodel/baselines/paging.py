@@ -135,8 +135,8 @@ def zero_offload(problem: Problem) -> Schedule:
 def _make_state_evictions(problem: Problem, graph: Graph) -> dict[IdleInterval, bool]:
     """Return evictions of state, with page-ins, in all idle intervals between two readers.
 
-    The result is for `execute_evictions`. `graph` is the graph of `problem` without state; tensors
-    have the same indices in both.
+    State is not evicted between its node and its first reader. The result is for
+    `execute_evictions`. `graph` is the graph of `problem` without state, with the same indices.
     """
     state_tensors = frozenset(problem.graph.state_tensors)
     return {
@@ -226,9 +226,11 @@ class _LruExecution(StagedExecution):
         """For each tensor, the value of `n_steps` at its last use."""
 
     def choose_victim(self, k: int) -> int | None:
-        """Return the least recently used tensor that is on storage or fits there; record its write.
+        """Return the least recently used tensor that may be paged out; None without one.
 
-        Return None without such a tensor.
+        Candidates are the `evictable_candidates` of node `k` that are on storage or fit there. Of
+        equal last uses, the lowest index is taken. Records the write unless the tensor is on
+        storage.
         """
         evictable_tensors = [
             i for i in self.evictable_candidates(k) if self.storage.has_space_for(i)

@@ -304,9 +304,9 @@ class ActionPrefix:
         return None if wait is None else self._advance_backward(wait + layer.backward_cost)
 
     def _advance_backward(self, elapsed: float) -> ActionPrefix:
-        """Return the prefix with a time or cost `elapsed` added to its backward pass.
+        """Return the prefix with a time or cost of the backward pass added to `total_cost`.
 
-        Page-ins that end in that time are dropped, and the needed one is appended.
+        Page-ins that end within `elapsed` are dropped. Then the needed one is moved to `page_ins`.
         """
         page_ins = self.page_ins.pending_after(elapsed)
         if self.needed_page_in:
@@ -320,8 +320,9 @@ class ActionPrefix:
     ) -> ActionPrefix | None:
         """Return the prefix with RECOMPUTE for `layer`, in a new or the current sequence.
 
-        `total_cost` is unchanged: `end_sequence` adds the costs of the sequence. Returns None if
-        the sequence up to `layer`, the kept bytes and the needed page-in do not fit in `ram_bytes`.
+        Updates `sequence_cost` and `sequence_backward_cost`, but not `total_cost`, to which
+        `end_sequence` adds the costs of the sequence. Returns None if the sequence up to `layer`,
+        the kept bytes and the needed page-in do not fit in `ram_bytes`.
         """
         step = len(self.actions)
         first = step if self.sequence_start is None else self.sequence_start
@@ -390,8 +391,8 @@ class ActionPrefix:
     def dominates(self, other: ActionPrefix) -> bool:
         """Return whether this prefix is no worse than `other`.
 
-        Compares costs, kept bytes and pending transfers; callers compare the last actions, needed
-        page-ins and sequences.
+        Compares `total_cost`, kept bytes and pending transfers; callers compare the last actions,
+        needed page-ins and starts of sequences.
         """
         return (
             self.total_cost <= other.total_cost
@@ -411,9 +412,10 @@ def search_actions(
     """Return the cheapest complete prefix that the beam search finds; None if it finds none.
 
     Each layer has one of `actions`, except the last one, which contains the loss and is kept.
-    `ram_bytes` limits the RAM that the search counts. `sequence_cost_of(first, last, ram_bytes)`
-    returns the cost of recomputing steps for their parts within some RAM, or inf. Raises
-    `TimeLimitError` if the time limit passes.
+    Page-outs end before the last layer begins, and page-ins begin after it; the total cost includes
+    both waits. `ram_bytes` limits the RAM that the search counts.
+    `sequence_cost_of(first, last, ram_bytes)` returns the cost of recomputing steps for their parts
+    within some RAM, or inf. Raises `TimeLimitError` if the time limit passes.
     """
     other_actions = [action for action in actions if action != Action.RECOMPUTE]
     prefixes = [ActionPrefix()]
@@ -465,9 +467,9 @@ def _prune(prefixes: list[ActionPrefix], beam: Beam) -> list[ActionPrefix]:
     """Return the undominated prefixes; above the beam width, the cheapest ones of each class.
 
     Compares only prefixes with the same last action, needed page-in and start of the sequence. Of
-    prefixes with equal cost, a dominated one may remain. Classes are equal ranges of kept bytes;
-    each retains at most ``beam.width // beam.n_classes`` prefixes. The cheapest ones have the
-    smallest `_expected_total_cost`.
+    prefixes with equal cost, a dominated one may remain. Classes are equal ranges of the kept bytes
+    of all undominated prefixes; each retains at most ``beam.width // beam.n_classes`` prefixes. The
+    cheapest ones have the smallest `_expected_total_cost`.
     """
     groups: dict[object, list[ActionPrefix]] = {}
     for prefix in sorted(prefixes, key=lambda prefix: prefix.total_cost):

@@ -85,7 +85,7 @@ def run(problem: Problem, name: str, **options: Unpack[SolveKeywords]) -> SolveR
 
 
 def _make_request(entry: Method, options: SolveKeywords) -> Request:
-    """Make a request from keywords of `poetmodel.solve`; it omits the formulation and the start.
+    """Make a request from `poetmodel.solve` keywords, always without formulation and start.
 
     The default time limit is 60 s. Raises TypeError for unknown keywords, and `InputError` for
     invalid values, or if a formulation, a start or solver options are passed to a method without a
@@ -271,7 +271,7 @@ def recompute_only(problem: Problem) -> Problem:
 def resident(problem: Problem) -> Problem:
     """Return the problem with all state in RAM, or the problem itself for a graph without state.
 
-    A user-defined constraint sets the homes.
+    A user-defined constraint, ``all state in RAM``, requires these homes.
     """
     state = problem.graph.state_tensors
     if not state:

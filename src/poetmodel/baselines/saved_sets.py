@@ -103,8 +103,8 @@ def _sqrt_segment_ends(nodes: Sequence[int]) -> list[int]:
 def _list_thresholds(graph: Graph) -> Iterator[float]:
     """Yield the thresholds of `chen_greedy` [B]: 0, then in equal ratios, then in equal steps.
 
-    Ratios lead from the largest evictable tensor to the sum of all of them; steps end below this
-    sum. Yields only 0 if the evictable tensors have no bytes.
+    Ratios lead from the largest of the `evictable_tensors` to the sum of all of them; steps end
+    below this sum. Yields only 0 if these tensors have no bytes.
     """
     sizes = [graph.tensor_bytes[i] for i in evictable_tensors(graph)]
     min_bytes, max_bytes = max(sizes, default=0), sum(sizes)

@@ -225,7 +225,8 @@ class _GeneticSearch:
     def _compute_fitness(self, mask: Mask) -> Fitness:
         """Return the bytes above the storage limit, the cost that is not hidden, and all costs.
 
-        Unless `hides_transfers`, no cost is hidden.
+        With `hides_transfers`, computations in its interval hide a swap, and a whole pass hides all
+        swaps together; otherwise no cost is hidden.
         """
         is_paged_out = np.zeros(len(self.page_out_costs), dtype=bool)
         is_paged_out[self.tensor_index[mask]] = True

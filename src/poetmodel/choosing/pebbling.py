@@ -46,8 +46,8 @@ class PebbleGame:
     def min_bytes(self, name: str, bound: int) -> int:
         """Return a lower bound on the RAM to train parameter `name` [B], at least `bound`.
 
-        Each update of the parameter needs at least the RAM to compute its inputs. `bound` is a
-        known lower bound.
+        Each update of the parameter or its optimizer state needs at least the RAM to compute the
+        inputs of the update, without state. `bound` is a known lower bound.
         """
         graph = self.graph
         for u, node in enumerate(graph.nodes):
@@ -59,8 +59,8 @@ class PebbleGame:
     def _raise_bound(self, tensors: frozenset[int], bound: int) -> int:
         """Return a lower bound on the RAM to compute `tensors` [B], at least `bound`.
 
-        Increases `bound`, a known lower bound, until a search succeeds within it, or all searches
-        together have visited `MAX_SETS` sets.
+        Increases `bound`, a known lower bound, until a search succeeds within it, or the searches
+        of this call have visited `MAX_SETS` sets.
         """
         remaining_sets = MAX_SETS
         while remaining_sets > 0:

@@ -94,8 +94,9 @@ class ChoiceRelaxation:
     ) -> RawSolution:
         """Solve the relaxation; return the best solution found, with an upper bound on scores.
 
-        The bound is valid for all sets that no row or cut excludes. `objective` and `bound` of the
-        solution are divided by `unit`; each is None if the solver returns none.
+        `selected_layers` returns the set of the solution. The bound is valid for all sets that no
+        row or cut excludes. `objective` and `bound` are divided by `unit`; each is None if the
+        solver returns none.
         """
         from poetmodel.backends.protocol import Limits
         from poetmodel.backends.registry import backend as find_backend
@@ -408,11 +409,12 @@ class _Program:
         self.rows.append((row, upper))
 
     def _limit_ram(self) -> None:
-        """Add rows that limit resident state and trained state on storage.
+        """Add rows that limit the trained state in RAM and on storage.
 
         One row sets `state_column` to at least the resident trained state. For each layer, a row
-        requires that this state and, if the layer is trained, its `working_bytes` fit in the RAM.
-        State on storage is limited only with paging, and if the problem limits storage.
+        requires that the RAM holds this state and the layer's `working_bytes`, or
+        `min_working_bytes` if the layer is not trained. With paging, one more row limits trained
+        state on storage, if the problem limits storage.
         """
         relaxation, sizes = self.relaxation, self.graph.tensor_bytes
         unit = max(1.0, relaxation.max_state_bytes)
@@ -436,9 +438,9 @@ class _Program:
     def _limit_time_and_energy(self) -> None:
         """Add rows for the deadline and the energy budget, for each that is set.
 
-        The deadline limits computations; a serial deadline also limits transfers and commits in the
-        same row, a deadline on the makespan transfers in a second row. The row of the energy has
-        computations with their idle power, transfers and commits.
+        The row of the deadline has computations and, if the deadline is serial, transfers and
+        commits. For a deadline on the makespan, a second row has the transfers. The row of the
+        energy has computations with the idle power during them, transfers and commits.
         """
         problem, table = self.problem, self.problem.table
         if problem.deadline_s is not None:
@@ -565,11 +567,12 @@ class _Program:
         )
 
     def _add_cut(self, cut: SetCut) -> None:
-        """Add the row of a cut, and a column and a row for `state_bytes` if the cut has it.
+        """Add the row of a cut; with `state_bytes`, first a column and a row for this size.
 
-        The sum of ``active_row`` minus ``active_bound`` is 1 if the cut applies; otherwise it
-        can be 0 or less. Without `extra_s`, the row limits this difference to 0. With `extra_s`,
-        the row is that of the time, plus this difference times `extra_s`.
+        The column must be 1 if the resident trained state has at least `state_bytes`. The sum of
+        ``active_row`` minus ``active_bound`` is 1 if the cut applies; otherwise it can be 0 or
+        less. Without `extra_s`, the row limits this difference to 0. With `extra_s`, the row is
+        that of the time, plus this difference times `extra_s`.
         """
         active_row = {self.train_column_of[layer]: 1.0 for layer in cut.layers}
         active_bound = len(active_row) - 1.0
@@ -684,9 +687,10 @@ class _Program:
         )
 
     def _add_recompute_columns(self, tensors: Sequence[int]) -> dict[int, int]:
-        """Add columns for recomputations after one of the `_limited_nodes`; return them by node.
+        """Add columns that state whether nodes are recomputed after the current limited node.
 
-        Only nodes that make `tensors` and may be recomputed have a column.
+        Returns the columns by node, only of nodes that make `tensors` and may be recomputed. Adds
+        nodes to `recompute_column_of` that it lacks, see `_add_later_restoration_column`.
         """
         columns: dict[int, int] = {}
         for k in dict.fromkeys(self.graph.node_of[i] for i in tensors):

@@ -181,8 +181,8 @@ class _LayerSearch:
         """Check first sets, then sets that the relaxation proposes, until the gap is closed.
 
         Adds a cut to the relaxation for each proposed set that is infeasible or undecided, and then
-        checks subsets of this set. Also ends if no set is proposed or time is up. Raises
-        `KeyboardInterrupt` after Ctrl-C.
+        checks subsets of this set (`_try_subsets`). Also ends if no set is proposed or time is up.
+        Raises `KeyboardInterrupt` after Ctrl-C.
         """
         self._try_first_sets()
         while not self._is_gap_closed() and self.request.remaining_s() > 0:
@@ -314,11 +314,11 @@ class _LayerSearch:
                 max_length = length
 
     def _collect_layers(self, layers: Sequence[str]) -> None:
-        """Grow a set that can be trained by blocks of `layers`, in their order, while time remains.
+        """Add blocks of `layers`, in their order, to a set with a schedule, while time remains.
 
-        The first block is all layers. Its length is doubled after a success and halved after a
-        failure; a single layer that cannot be added is skipped. Each set with a schedule may become
-        `best`.
+        The set is empty at first; the first block is all layers. A block that `_can_train` accepts
+        is added, and the block length doubled. If a block is refused, the length is halved; a
+        refused single layer is skipped. Each set with a schedule may become `best`.
         """
         accepted: list[str] = []
         position, block_size = 0, len(layers)

@@ -104,10 +104,10 @@ class Application(TyperGroup):
     def _run_command(self, *args: Any, **options: Any) -> int | None:
         """Run the command line; return its exit status, 0 or None for success.
 
-        Prints an error for a usage error (BAD_INPUT), a `PoetModelError` or an `OSError`, but not
-        for Ctrl-C (INTERRUPTED). A `SystemExit` gives its code, or FAILURE if that is no number.
-        Raises all other exceptions, and `BrokenPipeError` if the reader of the output closed the
-        pipe.
+        Prints a usage error (BAD_INPUT), and a `PoetModelError` or `OSError` (status of
+        `report_error`). Ctrl-C gives INTERRUPTED without a message. A `SystemExit` gives its code,
+        or FAILURE if that is no number. Raises all other exceptions, and `BrokenPipeError` if the
+        reader of the output closed the pipe.
         """
         try:
             status: int | None = super().main(*args, **options)

@@ -268,7 +268,10 @@ def _choice_facts(choice: Choice) -> Iterator[Fact]:
 
 
 def _print_reason(choice: Choice) -> None:
-    """If the choice has no schedule, print the reason as an error on stderr."""
+    """If the choice has no schedule, print the reason as an error on stderr.
+
+    The reason begins with ``infeasible`` if it is proved that there is no schedule.
+    """
     from poetmodel.result import Status
 
     if choice.result.schedule is None:

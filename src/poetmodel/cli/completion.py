@@ -43,10 +43,11 @@ def complete_list(complete: Callable[[str], Suggestions]) -> Callable[[str], Sug
     """Return a completion function for options with several comma-separated names.
 
     The function completes the last name with `complete`, and returns each completed list with the
-    description of its last name. It skips names that are in the list already.
+    description of its last name. Names that precede it in the list are skipped.
     """
 
     def complete_last(incomplete: str) -> Suggestions:
+        """Complete the name after the last comma, but not to a name that precedes it."""
         earlier_names, comma, last = incomplete.rpartition(",")
         typed_names = earlier_names.split(",")
         return [

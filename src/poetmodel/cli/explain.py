@@ -137,8 +137,9 @@ def _alternative_fact(summary: DecisionSummary, alternative: Alternative) -> Fac
 def _ram_step_fact(summary: DecisionSummary, ram_step: RamStep) -> Fact:
     """Return the saving of the smallest RAM budget with a better schedule, with its proof status.
 
-    If a better schedule fits in the present budget, return its saving. If no budget permits a
-    better schedule, or no such budget was found, the fact states that.
+    The saving is a negative change of the minimized quantity; the name of the fact has the extra
+    bytes. If a better schedule fits in the present budget, return its saving. If no budget permits
+    a better schedule, or no better schedule was found, the fact states that.
     """
     problem = summary.verified.problem
     budget = problem.ram_budget_bytes
@@ -324,8 +325,9 @@ def _explanation_facts(summary: DecisionSummary) -> Iterator[Fact]:
 
 
 def _in_place_total_facts(summary: DecisionSummary) -> Iterator[Fact]:
-    """Yield one fact: the number of outputs written in place, and the bytes saved at the peak.
+    """Yield one fact: the number of overwriting (output, input) pairs, and the peak RAM they save.
 
+    They save the increase of the schedule's peak RAM if no output overwrites an input [B].
     Yield no fact if the graph has no in-place operators.
     """
     graph, uses, saved_bytes = (
@@ -343,7 +345,10 @@ def _in_place_total_facts(summary: DecisionSummary) -> Iterator[Fact]:
 
 
 def _steps_at_limit_fact(summary: DecisionSummary) -> Fact:
-    """Return the number of full steps (`steps_at_limit`), and up to three with the most RAM."""
+    """Return a fact for the table: the number of full steps, and up to three with the most RAM.
+
+    Full steps are those of `steps_at_limit`; their number is given with that of all steps.
+    """
     graph, points = summary.verified.graph, summary.full_steps
     points_with_most_ram = sorted(points, key=lambda point: -point.ram_bytes)[:3]
     names = ", ".join(

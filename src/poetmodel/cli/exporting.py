@@ -191,7 +191,10 @@ class DeviceOptions(options.CommitOptions):
     )
 
     def export_keywords(self) -> dict[str, Any]:
-        """Return the options as keywords of `export_step`."""
+        """Return the options of this group as keywords of `export_step`, which parses the values.
+
+        `paging`, `recompute` and `checksum` negate the options ``--no-...``.
+        """
         return {
             "device": self.device,
             "profile": self.profile,
@@ -310,8 +313,9 @@ def export(
 def _parse_byte_inputs(text: str | None) -> dict[str, str]:
     """Parse ``--byte-input``; return ``TYPE[:SCALE[:OFFSET]]`` as text, by input name.
 
-    Semicolons separate inputs. Return {} for None. Names, types, scales and offsets are not
-    checked. Raises `InputError` for an input without a type, or one that is named twice.
+    Semicolons separate the items, which are ``NAME=TYPE[:SCALE[:OFFSET]]``. Return {} for None.
+    Names, types, scales and offsets are not checked. Raises `InputError` for an input without a
+    type, or one that is named twice.
     """
     pairs = [] if text is None else [pair_text.partition("=") for pair_text in text.split(";")]
     for name, _, meaning in pairs:

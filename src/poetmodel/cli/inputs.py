@@ -60,7 +60,7 @@ class NamedGraph:
 
 
 def read_graph_by_name(name: str, shape: Variant) -> Graph:
-    """Return the built-in network of this name and shape, or the graph of a graph or step file.
+    """Return the built-in network of this name and shape, else the graph of a graph or step file.
 
     The graph of a step file is that of the exported kernels. A tile size in `shape` splits the
     larger tensors. Raises `InputError` for an unknown name, an invalid file, the tile size
@@ -104,8 +104,8 @@ class AutoTiles:
     def print_choice(self, tile_bytes: int | None, step: LoweredStep) -> str:
         """Print the chosen ``--tile`` on stderr, unless quiet, and return its value as text.
 
-        `step` is in tiles of `tile_bytes`. The hint states its minimum RAM if that exceeds the
-        budget.
+        `step` is in tiles of `tile_bytes`, or without tiles for None (``none``). The hint states
+        the minimum RAM of `step` if that exceeds the budget.
         """
         from poetmodel.budgets import TileChoice
         from poetmodel.tiling.choice import needed_bytes
@@ -447,11 +447,11 @@ def verify_document(
 ) -> VerifiedSchedule:
     """Verify a schedule file against its problem and its statements (`ScheduleDocument.claims`).
 
-    If any option of `limits` differs from its default, `limits` replace the problem of the file. Of
-    the statements, only metrics are then compared, and only RAM metrics if the file states a
-    problem with another `deadline_counts` or `commit`. Without cost options the costs are the
-    estimates for the device that the file states. If this device is unknown or not stated, times
-    and energies have no limits, and only RAM metrics are compared.
+    If any option of `limits` differs from its default, the problem is built from `limits` instead
+    of the file. Of the statements, only metrics are then compared, and only RAM metrics if the
+    `deadline_counts` or `commit` of the two problems differ. Without cost options, the costs are
+    the estimates for the device that the file states. If this device is unknown or not stated,
+    times and energies have no limits, and only RAM metrics are compared.
 
     Raises `ScheduleError` for another graph, and `InputError` for changed `limits` without costs,
     and for invalid costs or limits. Violations are returned in the verdict; then pairs that the

@@ -206,7 +206,8 @@ def graph_values(graph: Graph, device: Device | None = None) -> dict[str, Any]:
 def compare_device_ram(graph: Graph, device: Device) -> tuple[DeviceRam | None, DeviceRam | None]:
     """Return the use of device RAM by (keep-all with all state in RAM, the minimum RAM).
 
-    Neither is None. On memory-mapped storage, the minimum RAM reads state in place.
+    Neither is None, because there is a device. On memory-mapped storage, the minimum RAM reads
+    state in place.
     """
     min_ram = floor_ram_use(graph, memory_mapped=device.is_memory_mapped)
     return DeviceRam.compare(device, graph, keep_all_ram_use(graph)), DeviceRam.compare(
@@ -349,9 +350,10 @@ def _gauge_facts(graph: Graph, device: Device) -> Iterator[Fact]:
 
 
 def _inference_texts(values: dict[str, Any]) -> tuple[str, str]:
-    """Return the peak of the forward pass alone, and a note that compares it with keep-all.
+    """Return the peak RAM of the forward pass alone, and a note with the node of this peak.
 
-    Without a known peak, return ``unknown`` and the reason. `values` are those of `graph_values`.
+    The note also has the ratio of the keep-all peak to this peak, if this peak is not 0. Without a
+    known peak, return ``unknown`` and the reason. `values` are those of `graph_values`.
     """
     inference_bytes, peak_bytes = (
         values["inference_peak_bytes"],
@@ -369,7 +371,10 @@ def _inference_texts(values: dict[str, Any]) -> tuple[str, str]:
 
 
 def _largest_tensors(graph: Graph) -> Table:
-    """Return the table of the `MAX_TENSORS` largest tensors, largest first."""
+    """Return the table of the `MAX_TENSORS` largest tensors, largest first, then by index.
+
+    Its columns are name, operator, phase, size and number of readers.
+    """
     largest = sorted(range(len(graph.tensors)), key=lambda i: (-graph.tensor_bytes[i], i))[
         :MAX_TENSORS
     ]
@@ -438,7 +443,10 @@ def device_dict(device: Device) -> dict[str, Any]:
 
 
 def _device_row(device: Device) -> tuple[str, ...]:
-    """Return key, core, RAM, FLOP/s and mode of transfers of a device, for the list of devices."""
+    """Return key, core, RAM, FLOP/s and mode of transfers of a device, for the list of devices.
+
+    The mode is ``no storage`` for a device without storage.
+    """
     storage = device.storage
     return (
         device.key,

@@ -59,8 +59,8 @@ def check_solutions(folder: Path, solutions: Path, output: OutputOptions) -> Non
     """Verify the folder `solutions` against the library `folder`; print a table or JSON.
 
     Prints JSON with ``--json``. `print_errors` prints the solutions that are invalid, then those
-    that a proof of the library excludes. Raises `typer.Exit` with status 3 if a solution is
-    invalid, and `InputError` as `poetmodel.sweeps.instances.check_solutions`.
+    that a proof of the library excludes. Raises `typer.Exit` with status 3 only if a solution
+    is invalid, and `InputError` as `poetmodel.sweeps.instances.check_solutions`.
     """
     from poetmodel.sweeps.instances import Finding
     from poetmodel.sweeps.instances import check_solutions as verify_solutions

@@ -286,7 +286,8 @@ class Costs:
         graph : Graph
             Provides the names.
         compute_time_s, compute_energy_j : sequence of float, one per node
-            Costs of one computation [s], [J]; 0 for a node that holds state.
+            Costs of one computation [s], [J]; 0 for a node that holds state, or
+            `table` raises an error.
         page_in, page_out : sequence of (time, energy), one per tensor, optional
             Costs of one transfer [s], [J]; without them no tensor can be paged.
         device : Device, optional
@@ -445,7 +446,7 @@ def _weighted_sum(counts: Mapping[int, int], costs: Sequence[float]) -> float:
 
 
 def _estimate_node(graph: Graph, k: int, device: Device) -> Cost:
-    """Return the cost of node `k`, estimated from FLOP and memory traffic, not instructions."""
+    """Return the cost of node `k`, estimated from FLOP and `bytes_moved`, not instructions."""
     node = graph.nodes[k]
     compute = device.compute
     time_s = node.flops / compute.flops_per_s

@@ -50,9 +50,9 @@ class GenerationLayout:
     def for_device(cls, device: Device | None, *, checksums: bool = True) -> GenerationLayout:
         """Return the layout of generations on a device.
 
-        Generations are in the device's flash if it commits there, else on its storage. Storage
-        states no write unit. If it states no erase block, or there is no storage, the erase block
-        is `DEFAULT_ERASE_BLOCK_BYTES`.
+        Generations are in the device's flash if it commits there, else on its storage, with the
+        default write unit. If the storage states no erase block, or there is no storage, the erase
+        block is `DEFAULT_ERASE_BLOCK_BYTES`.
         """
         flash = None if device is None or not device.commits_to_flash else device.flash
         if flash is not None:

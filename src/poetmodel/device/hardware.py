@@ -64,8 +64,8 @@ def quantity_field(
 ) -> Any:
     """Return a dataclass field with a `DeviceQuantity` as metadata.
 
-    Quantities in bytes are integers, the rest integers or floats. With the default None, the value
-    may be None.
+    `name` is the display name. Quantities in bytes are integers, the rest integers or floats;
+    `is_positive` excludes 0. With the default None, the value may be None.
     """
     quantity = DeviceQuantity(name, unit, typical_range, is_positive, is_optional=default is None)
     return field(default=default, metadata={"quantity": quantity})
@@ -229,9 +229,9 @@ class Device:
 
     @property
     def cycle_model(self) -> CycleModel | None:
-        """Model of the time of exported C, by instructions.
+        """Model that converts instructions of exported C to time.
 
-        None unless `core` names a clock and a known core with an FPU.
+        None unless `core` states a clock and a known core with an FPU.
         """
         core = find_core(self.core)
         if self.clock_hz is None or core is None or not core.has_fpu:
@@ -297,11 +297,11 @@ class Device:
         -------
         float or None
             Size of the storage (`aux_bytes`) times its endurance, divided by the bytes written per
-            step; each write is rounded up to whole erase blocks. For storage in flash, endurance
-            and blocks are those of the flash. If the storage is volatile and there is flash,
-            commits are written to the `storage_bytes` of the flash instead, and the smaller known
-            number of steps is returned. None if the device has no storage or states no endurance or
-            size, or if no bytes are written.
+            step; each write is rounded up to whole erase blocks, if stated. For storage in flash,
+            endurance and blocks are those of the flash. If the storage is volatile and there is
+            flash, commits are written to the `storage_bytes` of the flash instead, and the smaller
+            known number of steps is returned. None if the device has no storage or states no
+            endurance or size, or if no bytes are written.
         """
         storage, flash = self.storage, self.flash
         if storage is None:
@@ -327,6 +327,8 @@ class Device:
     @classmethod
     def load(cls, name_or_path: str | Path) -> Device:
         """Read a shipped device, by its short name, or a TOML file, by its path.
+
+        A short name takes precedence over a file of that name.
 
         Raises
         ------
@@ -417,16 +419,20 @@ def _parse_compute(table: Mapping[str, Any]) -> Compute:
 
 
 def _parse_flash(document: dict[str, Any], faults: list[str]) -> Flash:
-    """Parse the flash; missing required values become None, which `_faults` reports."""
+    """Parse the flash of a device file; add errors of its table to `faults`.
+
+    Missing required values become None, which the function `_faults` reports.
+    """
     table = _parse_table(document, "flash", "flash", _file_keys(Flash), faults)
     required = {key: table.get(key) for key in _REQUIRED_FLASH_KEYS}
     return Flash(**required | {key: table[key] for key in _file_keys(Flash) if key in table})  # type: ignore[arg-type]
 
 
 def _parse_storage(document: dict[str, Any], flash: Flash | None, faults: list[str]) -> Storage:
-    """Parse the storage; missing required values become None, which `_faults` reports.
+    """Parse the storage of a device file; add errors of its tables to `faults`.
 
-    For storage in flash, endurance and erase block default to those of the flash.
+    Missing required values become None, which the function `_faults` reports. For storage in
+    flash, endurance and erase block default to those of the flash.
     """
     keys, transfers = _file_keys(Storage), {}
     storage = _parse_table(document, "storage", "storage", (*keys, "page_in", "page_out"), faults)
@@ -453,7 +459,8 @@ def _parse_table(
     """Return the table at `key` of a table of the file; {} if it is missing.
 
     `path` is the path of the returned table, for messages. Adds errors to `faults` for unknown
-    keys; if the value is no table, adds an error and returns {}.
+    keys, which the returned table still has; if the value is no table, adds an error and returns
+    {}.
     """
     table = parent_table.get(key, {})
     if not isinstance(table, dict):
@@ -477,7 +484,8 @@ def _unknown_key_faults(
 def quantity_values(device: Device) -> Iterator[tuple[str, DeviceQuantity, Any]]:
     """Yield (label, quantity, value) for each quantity of a device; skips absent tables.
 
-    A label is a key, such as ``ram_bytes``, or a table and a key: ``[compute] power_w``.
+    The value may be None. A label is a key, such as ``ram_bytes``, or a table and a key:
+    ``[compute] power_w``.
     """
     for path, quantity in device_quantities():
         table_path, _, key = path.rpartition(".")
@@ -554,7 +562,7 @@ def _quantity_fault(key: str, quantity: DeviceQuantity, value: Any) -> Iterator[
     """Yield an error unless a value has the type of its quantity and is in the valid range.
 
     Bytes are integers up to 2^53, all other quantities finite numbers; both are above 0 if
-    `is_positive`, else at least 0. The typical range is not checked.
+    `is_positive`, else at least 0. None and booleans are errors. The typical range is not checked.
     """
     if quantity.unit == "B":
         minimum = int(quantity.is_positive)

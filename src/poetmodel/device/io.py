@@ -23,6 +23,8 @@ def device_names() -> tuple[str, ...]:
 def read_device(key: str) -> dict[str, Any]:
     """Return the parsed content of a shipped device file, by short name, or another one, by path.
 
+    A short name takes precedence over a file of that name.
+
     Raises
     ------
     DeviceError

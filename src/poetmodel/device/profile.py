@@ -49,6 +49,8 @@ class ProfileContent(NamedTuple):
 def read_profile(path: str | Path) -> ProfileContent:
     """Read a profile; return its costs by name.
 
+    `pages` is empty, not None, if no row has page costs.
+
     Raises
     ------
     CostError
@@ -138,8 +140,8 @@ class _ProfileParser:
     def _parse_row(self, line: int, cells: list[str], columns: list[str]) -> None:
         """Parse one row: add its costs to `compute` and `pages`, and its errors to `faults`.
 
-        Also stores the line of a new name, to report duplicates. A row with a wrong number of cells
-        only adds this fault.
+        Also stores the line of a new name, to report duplicates. A row that has only a name is a
+        fault. A row with a wrong number of cells only adds this fault.
         """
         if len(cells) != len(columns):
             self.faults.append(f"line {line}: expected {len(columns)} cells, got {len(cells)}")

@@ -48,7 +48,10 @@ class RamUse:
         return replace(self, activation_bytes=self.activation_bytes + reserved_bytes)
 
     def add_resident_bytes(self, graph: Graph) -> RamUse:
-        """Return the RAM use plus a graph's resident bytes, counted under their kinds."""
+        """Return the RAM use plus a graph's resident bytes.
+
+        Resident gradients count as gradients, all other resident bytes as state.
+        """
         bytes_of_kind = dict(graph.resident_bytes)
         gradient_bytes = bytes_of_kind.pop("gradients", 0)
         return RamUse(
@@ -73,7 +76,8 @@ def ram_use(
     graph : Graph
         The training graph.
     copies : iterable of int
-        The tensors in RAM during the step, once per copy. Replacements of state count 0 bytes.
+        The tensors in RAM during the step, its outputs included, once per copy. Replacements of
+        state count 0 bytes.
     step : int, optional
         The node that is computed, whose workspace is added. None if the step only pages.
     dying_tensors : collection of int
@@ -135,9 +139,10 @@ def keep_all_ram_use(graph: Graph) -> RamUse:
 
 
 def floor_ram_use(graph: Graph, *, memory_mapped: bool = False) -> RamUse:
-    """Return the RAM use at the node with the largest working set; see `floor`.
+    """Return the RAM use at the node with the largest working set, which `floor` finds.
 
-    With `memory_mapped`, state is read in place and counts 0 bytes.
+    Resident bytes are not included. With `memory_mapped`, state is read in place and counts 0
+    bytes.
     """
     k = floor(graph, memory_mapped=memory_mapped).node
     mapped_tensors = graph.state_tensors if memory_mapped else ()

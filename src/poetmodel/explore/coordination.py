@@ -145,8 +145,8 @@ class Coordinator:
     async def open(self, settings: ExplorerSettings) -> OpenProblem:
         """Return the open problem of some settings; if it is not open, read its graph and points.
 
-        The problem becomes the last to be discarded. Raise `RefusedError` for invalid settings, and
-        `WorkerError` if the worker fails.
+        Concurrent calls share one read. The problem becomes the last to be discarded. Raise
+        `RefusedError` for invalid settings, and `WorkerError` if the worker fails.
         """
         problem_id = self._problem_ids.get(settings)
         open_problem = None if problem_id is None else self.open_problems.get(problem_id)
@@ -351,8 +351,9 @@ class Coordinator:
     async def export(self, point_id: str, file_kind: str) -> Frame:
         """Return a file about a point: ``schedule``, ``plan``, ``report`` or ``command``.
 
-        The frame is that of `exports.export_point`. Raise `GoneError` for an unknown point, and
-        `RefusedError` if there is no schedule, or for ``plan`` no plan.
+        The frame is that of `exports.export_point`. Raise `GoneError` for an unknown point,
+        `RefusedError` if there is no schedule, or for ``plan`` no plan, and `WorkerError` if the
+        worker fails.
         """
         open_problem, point = self.find_point(point_id)
         if point.value is None:
@@ -367,7 +368,8 @@ class Coordinator:
     ) -> dict[str, Any]:
         """Return the values of `answers.explain_infeasibility` for a RAM budget and a deadline.
 
-        Raise `GoneError` if the problem is not open, and `RefusedError` for invalid limits.
+        Raise `GoneError` if the problem is not open, `RefusedError` for invalid limits, and
+        `WorkerError` if the worker fails.
         """
         open_problem = self.find_problem(problem_id)
         point = Point(id="", problem=problem_id, ram_bytes=ram_bytes, deadline_s=deadline_s)

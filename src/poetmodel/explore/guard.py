@@ -58,9 +58,10 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass an accepted request to the application; answer a rejected one with an error.
 
-        A request needs the cookie with the token. Errors have status 403, or 413 for a stated body
-        above `MAX_BODY_BYTES`. A visit of ``/`` with the token in its query sets the cookie and
-        redirects to ``/``. Every response gets the security headers. Lifespan events are passed on;
+        A request needs the cookie with the token, and a host and origin that `_find_refusal`
+        accepts. Errors have status 403, or 413 for a stated body above `MAX_BODY_BYTES`. A visit of
+        ``/`` with the token in its query needs no cookie: it sets the cookie and redirects to
+        ``/``. Every response gets the security headers. Lifespan events are passed on;
         connections other than HTTP, such as WebSockets, are ignored.
         """
         if scope["type"] != "http":

@@ -101,8 +101,8 @@ class Point:
     def set_schedule(self, metrics: dict[str, Any], schedule: bytes) -> None:
         """Set the metrics of a new schedule, and begin a new revision.
 
-        A status of None, ``unknown`` or ``infeasible`` becomes ``feasible``; `provisional` stays
-        unchanged. `schedule` is packed, and only used for the digest.
+        A status of None, ``unknown`` or ``infeasible`` becomes ``feasible``; `provisional` and
+        `bound` stay unchanged. `schedule` is packed, and only used for the digest.
         """
         self.set_metrics(metrics)
         if self.status is None or self.status in ("unknown", "infeasible"):
@@ -184,7 +184,8 @@ class OpenProblem:
     def discard_idle(self, used_ids: AbstractSet[str | None]) -> None:
         """Discard all idle points but the last `MAX_IDLE_POINTS`, in the order of `points`.
 
-        A point is idle if it is unfinished, has no schedule of its own, and is not in `used_ids`.
+        A point is idle if its state is not ``done``, it has no schedule of its own, and its id is
+        not in `used_ids`.
         """
         idle_ids = [
             point_id
@@ -214,8 +215,8 @@ def merge_records(first: Point, second: Point, *, has_second_schedule: bool) -> 
     The record with the lower value is retained (None is the highest value); of equal values, that
     with the higher `proof_rank`, else `second`. `second` is retained only if its schedule is
     available (`has_second_schedule`) or all its metrics equal those of `first`. If the bound of the
-    other record, at most the retained value, is higher, a copy with this bound is returned, else
-    the retained record itself.
+    other record, at most the retained value, is higher, a copy with only the bound changed is
+    returned, else the retained record itself.
     """
     if first.value == second.value:
         is_available = has_second_schedule or all(

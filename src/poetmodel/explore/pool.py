@@ -147,9 +147,10 @@ class WorkerPool:
                 self._recover_in_background(worker, reply)
 
     async def acquire(self) -> WorkerProcess:
-        """Wait for a free process and return it; dead ones are replaced in the background.
+        """Return the free process that was released last; wait for one if none is free.
 
-        Starts a process if there is none. Raises `WorkerError` if no process can be started.
+        Dead processes are replaced in the background. Starts a process if the pool has none.
+        Raises `WorkerError` if no process can be started.
         """
         while self.free_workers:
             worker = self.free_workers.pop()

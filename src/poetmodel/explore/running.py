@@ -163,7 +163,7 @@ def open_explorer(
 
 
 def render_page() -> str:
-    """Return the HTML page of the explorer, which loads its data from the API."""
+    """Return the HTML page of the explorer with its scripts; it loads its data from the API."""
     return render(
         "explore.html.jinja",
         package="poetmodel.explore",

@@ -136,6 +136,7 @@ def make_application(  # noqa: C901 - the routes, each a few lines
 
     @app.post("/api/problems")
     async def open_problem(settings: ExplorerSettings) -> Response:
+        """Open a problem; return its page data and the points with a schedule of their own."""
         loaded_problem = await coordinator.open(settings)
         points = [loaded_problem.describe(point) for point in loaded_problem.points_with_schedule()]
         points_json = json.dumps({"points": points}, allow_nan=False)
@@ -146,6 +147,7 @@ def make_application(  # noqa: C901 - the routes, each a few lines
 
     @app.post("/api/points")
     async def request_point(point_request: PointRequest) -> dict[str, Any]:
+        """Call `Coordinator.request_point`; ``more`` of the request is `solve_again`."""
         return await coordinator.request_point(
             point_request.session,
             point_request.problem,
@@ -255,7 +257,10 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     def _handle_http_error(request: Request, error: HTTPException) -> JSONResponse:
-        """Return an HTTP error, such as an unknown address, as JSON; retain ``Allow`` headers."""
+        """Return an HTTP error, such as an unknown address, as JSON with its status.
+
+        Of its headers, only ``Allow`` is retained; the text then states the accepted methods.
+        """
         allowed = Headers(error.headers).get("allow")
         if allowed is None:
             return error_response(

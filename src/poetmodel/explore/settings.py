@@ -117,7 +117,7 @@ class Catalogue:
     def list_graphs(self) -> list[dict[str, str]]:
         """Return ``{name, group}`` for each graph: given files, networks, published graphs.
 
-        The name is the displayed one.
+        The name is the displayed one, the group ``your file``, ``network`` or ``published graph``.
         """
         groups = {
             "your file": [*self.graphs, *self.steps],
@@ -164,7 +164,8 @@ class Catalogue:
         """Return the values of ``--device`` and ``--profile`` for some settings; None to omit one.
 
         If the device of the settings is a profile, ``--device`` is the device that was measured.
-        Otherwise it is a name or path, and need not be in the catalogue.
+        Otherwise it is the path of a device file in the catalogue, or else the name of the device,
+        which is not checked.
         """
         if settings.device in self.profiles:
             profile, device = self.profiles[settings.device]
@@ -245,7 +246,7 @@ def _displayed_name(path: str) -> str:
 
 
 def problem_fingerprint(problem: Problem) -> str:
-    """Return a hash of a problem that does not depend on its RAM budget and its deadline."""
+    """Return a hash of a problem: graph, costs, device, and options except RAM and deadline."""
     limits = problem.to_dict()
     for key in ("ram_budget_bytes", "deadline_s"):
         del limits[key]

@@ -161,11 +161,11 @@ class SolveManager:
         return {**self.make_job("", open_problem, point), "proof": proof, "search": self.search}
 
     async def _solve(self, open_problem: OpenProblem, point: Point) -> None:
-        """Solve a point, set its result or failure, save it, and remove the solve from `running`.
+        """Solve a point, save it, and remove the solve from `running`.
 
-        A cancelled solve also saves the point and is removed. Points are saved on the conditions of
-        `_save`. For a point without a schedule, a quick worker searches for a first schedule at the
-        same time.
+        Sets the result, or the state ``failed`` and a reason if the job fails. A cancelled solve
+        also saves the point and is removed. Points are saved on the conditions of `_save`. For a
+        point without a schedule, a quick worker searches for a first schedule at the same time.
         """
         first_schedule_task: asyncio.Task[None] | None = None
         if point.value is None:
@@ -188,7 +188,7 @@ class SolveManager:
                 self._schedules.pop(point.id, None)
 
     async def _find_first_schedule(self, open_problem: OpenProblem, point: Point) -> None:
-        """Use and save the schedule of `tasks.find_first_schedule` if the point still has none.
+        """Run `tasks.find_first_schedule`; use and save its schedule if the point still has none.
 
         Ignores errors and an infeasible limit, because the solve of the point reports them.
         """
@@ -210,9 +210,10 @@ class SolveManager:
         start_schedule = await self.load_schedule(point)
 
         def on_frame(frame: Frame) -> None:
-            """Update the point by a report of the solver, unless the solve was cancelled.
+            """Update state, time, bound and schedule of the point by a report of the solver.
 
-            A new schedule is saved at once, a bound at most every `SAVE_EVERY_S`.
+            Ignores the report if the solve was cancelled. A better schedule is saved at once, a
+            bound alone at most every `SAVE_EVERY_S`. Notifies the listeners.
             """
             nonlocal saved_s
             # The solve was cancelled, because no session requested the point any more.
@@ -254,7 +255,8 @@ class SolveManager:
     ) -> None:
         """Use and save a worker's schedule if the point has none, or one of higher value.
 
-        At equal value, it replaces a provisional schedule. Notifies the listeners in any case.
+        At equal value, it replaces a provisional schedule. Notifies the listeners in any case, of
+        a new schedule only if the point had none or the value is lower.
         """
         is_better = point.value is None or metrics["value"] < point.value
         if is_better:

@@ -61,7 +61,11 @@ class PointStore:
         self._connection = self._thread.submit(self._open).result()
 
     def _open(self) -> sqlite3.Connection:
-        """Open or create the file, folder and tables; raise `InputError` if they are not usable."""
+        """Open or create the file, folder and tables; return the connection in autocommit mode.
+
+        Only the user can read a new file. `load_token` writes the format. Raise `InputError` if
+        the file is not usable.
+        """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))  # it contains the token
@@ -81,9 +85,9 @@ class PointStore:
         return connection
 
     def _check_format(self, connection: sqlite3.Connection) -> None:
-        """Raise `InputError` if the file has other tables or another `FORMAT`; accept an empty one.
+        """Raise `InputError` if the file lacks a table of a store, or has another `FORMAT`.
 
-        Does not write.
+        Accepts a file without any table or without a format. Does not write.
         """
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         if not tables:

@@ -121,9 +121,10 @@ def unpack_schedule(body: bytes) -> Schedule:
 
 
 def prepare_problem(job: dict[str, Any], context: JobContext) -> Frame:
-    """Task: read the graph of a job's settings, and return facts about their problem.
+    """Task: read the graph of a job's settings, and return facts about their problem as values.
 
-    The body of the frame is JSON for the page: the facts and the data of the graph for charts.
+    The body of the frame is uncompressed JSON for the page: the facts and, as ``graph``, the data
+    of the graph for charts.
     """
     prepared = load_prepared_problem(job, context)
     problem, graph = prepared.problem, prepared.source.graph

@@ -133,7 +133,8 @@ class Execution:
         """Compute node `k`, and add its outputs to RAM.
 
         Begins the next stage first if the current one has computed its own node, or none has begun.
-        The schedule does not keep outputs into the stage that the stage has not used before.
+        If the stage has not used an output before, the schedule no longer keeps that output into
+        the stage.
         """
         if self._is_stage_over:
             self.begin_stage()
@@ -151,11 +152,11 @@ class Execution:
         self._add_to_ram(outputs)
 
     def page_in(self, i: int) -> None:
-        """Page in tensor `i`.
+        """Add tensor `i` to RAM, and record its page-in.
 
         Begins the next stage first if the current one has computed its own node, or none has begun.
         Records no page-in if the schedule keeps the tensor into the stage or the stage has computed
-        it: the schedule then leaves it in RAM instead.
+        it: the schedule then leaves it in RAM instead. `schedule` adds the page-out.
         """
         if self._is_stage_over:
             self.begin_stage()
@@ -188,9 +189,9 @@ class Execution:
         return None
 
     def evict_until_fits(self, needed_bytes: int, k: int) -> None:
-        """Evict tensors until `needed_bytes` more fit at node `k`.
+        """Evict the tensors that `choose_victim` returns until `needed_bytes` more fit at node `k`.
 
-        Raises `MethodNotApplicableError` if they do not fit and no tensor may be evicted.
+        Raises `MethodNotApplicableError` if they do not fit and it returns None.
         """
         while self.ram_bytes + needed_bytes > self.limit_bytes:
             check_time_limit()
@@ -204,7 +205,11 @@ class Execution:
             self.evict(victim)
 
     def schedule(self) -> Schedule:
-        """Return the recorded stages as a schedule, in which all state has its home on storage."""
+        """Return the recorded stages as a schedule, in which all state has its home on storage.
+
+        Paged-in tensors are paged out right after their first computation, unless they start on
+        storage.
+        """
         return with_immediate_page_outs(
             self.graph,
             R=pairs_of_rows(self._computed_nodes),
@@ -236,7 +241,10 @@ class StagedExecution(Execution):
     """
 
     def __init__(self, graph: Graph, limit_bytes: float = math.inf) -> None:
-        """Begin before the first stage. `limit_bytes` limits tensors and workspaces [B]."""
+        """Begin before the first stage, with no tensor in RAM.
+
+        `limit_bytes` limits the sum of tensors and workspaces [B].
+        """
         super().__init__(graph, limit_bytes)
         self._last_read: dict[int, int] = {}
         """The last step of the stage that reads each tensor."""
@@ -279,8 +287,9 @@ class StagedExecution(Execution):
     def evictable_candidates(self, k: int) -> list[int]:
         """Return the tensors in RAM, of more than 0 bytes, that no step from `k` on reads.
 
-        Only steps of the current stage count. Also returns `_replaceable_inputs`: inputs that step
-        `k` may overwrite, while `_overwritten_victim` chooses one. The tensors are ascending.
+        Only steps of the current stage count. While `_overwritten_victim` chooses an input that
+        step `k` may overwrite, these inputs are candidates, too. The tensors are ascending; some
+        may not be recomputable.
         """
         return [
             i
@@ -349,10 +358,10 @@ class StagedExecution(Execution):
                 self.evict_until_fits(needed_bytes, k)  # raises the error
 
     def _overwritten_victim(self, k: int) -> int | None:
-        """Choose the input of node `k` to evict by overwriting it; register the request.
+        """Choose the input of node `k` to evict by overwriting it; always request permission.
 
-        Return None if there is no such input, if `choose_victim` chooses none of these inputs, or
-        if overwriting is not permitted.
+        Return None if there is no such input, if `choose_victim` returns None, or if overwriting is
+        not permitted, see `may_overwrite_inputs`.
         """
         if not may_overwrite_inputs():
             return None
@@ -381,7 +390,8 @@ class StagedExecution(Execution):
         """Return the nodes to compute in the stage (its own included), and tensors to page in.
 
         An input of these nodes, or one of `demanded_tensors`, that is not in RAM is paged in if
-        `pages_in`, otherwise its node is computed. Outputs of computed nodes are not paged in.
+        `pages_in` returns True for it, otherwise its node is computed. Outputs of computed nodes
+        are not paged in.
         """
         graph = self.graph
         computations, page_ins = {self.stage}, set[int]()

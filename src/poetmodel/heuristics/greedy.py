@@ -65,9 +65,10 @@ def add_rewarded_decisions(
 ) -> Schedule:
     """Return a copy of a schedule with decisions added that constraints or the objective reward.
 
-    Decisions in `rewarded` are added first if they fit; recomputations and page-ins in the best
-    stage, not in their own. Then `Repair.satisfy_constraints` adds and drops decisions to lower the
-    excess over user-defined constraints, and adds rewarded decisions with negative prices.
+    Decisions in `rewarded` are added first if they fit. Recomputations and page-ins are added in a
+    stage with the fewest missing inputs, not in their own. Then `Repair.satisfy_constraints` adds
+    and drops decisions to lower the excess over user-defined constraints, and adds rewarded
+    decisions with negative prices.
     """
     problem = objective.problem
     partial = objective.make_partial(list_restorations(problem.graph, schedule))
@@ -145,7 +146,8 @@ class _Greedy:
     def find_best(self) -> None:
         """Construct schedules to find the smallest sufficient penalty.
 
-        Tries penalty 0, then an infinite one, then bisects. Then finds the smallest peak if RAM is
+        Tries penalty 0. If that does not suffice and limits have a price, tries an infinite one; if
+        that suffices, bisects. Then finds the smallest peak if a penalty suffices and RAM is
         minimized. The best partial schedule is stored in `best`, which stays None if none meets all
         limits.
         """

@@ -169,10 +169,10 @@ class LargeNeighbourhoodSearch:
         """RAM limit of repairs [B]; if RAM is minimized, below the best peak that meets limits."""
 
     def schedule(self) -> Schedule | None:
-        """Return the best schedule that meets all limits; None without one.
+        """Return the best schedule found so far; None if it does not meet all limits.
 
-        Per-stage constraints are not checked. Raises `TimeLimitError` if a time limit of the
-        calling context passes.
+        Does not search. Per-stage constraints are not checked. Raises `TimeLimitError` if a time
+        limit of the calling context passes.
         """
         if self.best_score.excess > 0:
             return None
@@ -222,8 +222,9 @@ class LargeNeighbourhoodSearch:
 
         Return whether the result is the best partial schedule so far. Trajectories take turns. If
         limits have a price and a restoration was destroyed, the penalty is then multiplied by
-        `PENALTY_FACTOR` if `_exceeds_limits`, otherwise divided by it. Raises `TimeLimitError` if a
-        time limit of the calling context passes.
+        `PENALTY_FACTOR` if `_exceeds_limits`, otherwise divided by it. A trajectory without
+        restorations is only repaired. Raises `TimeLimitError` if a time limit of the calling
+        context passes.
         """
         trajectory = self._select_trajectory()
         has_destroyed = self._destroy_restorations(trajectory.partial)
@@ -237,7 +238,8 @@ class LargeNeighbourhoodSearch:
     def _select_trajectory(self) -> _Trajectory:
         """Return the trajectory of the next iteration, and count the iteration.
 
-        Restart it from the overall best if it is behind after `RESTART_ITERATIONS` idle iterations.
+        Restart it from the overall best if it `is_behind` after more than `RESTART_ITERATIONS` idle
+        iterations; its best score is then the overall best, too.
         Raises `TimeLimitError` if a time limit of the calling context passes.
         """
         trajectory = self._trajectories[self._n_iterations % len(self._trajectories)]
@@ -322,9 +324,10 @@ class LargeNeighbourhoodSearch:
     def _accept_or_undo(self, trajectory: _Trajectory, score: Score) -> bool:
         """Accept a repaired partial schedule, or undo all changes since the last accepted one.
 
-        Returns whether `score` is the best so far; if so, stores it and the restorations. If RAM is
-        minimized, a new best peak within the limits lowers the RAM limit of further repairs. Counts
-        the trajectory's idle iterations.
+        Accepts it if `score` is the best of the search so far, or if the trajectory `accepts` it.
+        Returns whether `score` is the best; if so, stores it and the restorations. If RAM is
+        minimized, a new best peak within the limits lowers the RAM limit of further repairs.
+        Increments the trajectory's `n_idle`, or sets it to 0 at the trajectory's best score.
         """
         partial, is_best = trajectory.partial, score < self.best_score
         trajectory.n_idle += 1

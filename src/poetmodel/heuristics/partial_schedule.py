@@ -81,8 +81,8 @@ class PartialSchedule:
     ) -> None:
         """Begin with keep-all and add `restorations`; a repeated one is added once.
 
-        `working_graph` defaults to that of `graph`, without state that is read in place. The use of
-        `rows`, the rows of user-defined constraints, is tracked.
+        `working_graph` defaults to the working graph of `graph` if the core reads no state in
+        place. `row_use` and `exceeded_rows` track `rows`, the rows of user-defined constraints.
         """
         self.graph = graph
         self.working_graph = (
@@ -261,7 +261,8 @@ class PartialSchedule:
     def _spans(self, i: int) -> Iterator[tuple[int, int, int]]:
         """Yield (i, first, last) ranges: tensor `i` is in RAM when stages first..last begin.
 
-        A range is empty if ``last < first``.
+        There is one for each first computation or restoration, up to the last reader before the
+        next one. It is empty (``last < first``) or omitted if no later stage reads the tensor.
         """
         needs, sources = self._needs[i], self._sources[i]
         for a, source in enumerate(sources):
@@ -306,8 +307,9 @@ class PartialSchedule:
     def first_keeping_stage(self, i: int, t: int) -> int:
         """Return the first stage whose RAM row counts tensor `i` only if it is kept for stage `t`.
 
-        The tensor is then kept from its last source, or from its last reader before `t`. Return `t`
-        if no row before it counts the tensor only then.
+        The tensor is then kept from the last stage before `t` that computes, restores or reads it.
+        That stage is returned, or the next one if the row of that stage counts the tensor in any
+        case. A *row* is the RAM use at the last step of a stage.
         """
         sources, needs = self._sources[i], self._needs[i]
         last = sources[bisect_left(sources, t) - 1]
@@ -327,18 +329,21 @@ class PartialSchedule:
     def first_counting_stage(self, i: int, last: int) -> tuple[int, int | None]:
         """Return the first stage whose RAM row counts tensor `i` only if kept from stage `last`.
 
-        The second value is the number of bytes that this row counts if the node of the stage could
-        overwrite the tensor [B]; None if the row counts the whole tensor.
+        That is `last`, or the next stage if the row of `last` counts the tensor in any case. A
+        *row* is the RAM use at the last step of a stage. The second value is None if this row
+        counts the whole tensor; if the node of the stage could overwrite the tensor, it is the
+        number of bytes that the row counts instead: those that overwriting would save [B].
         """
         first = last + (last in self._always_counting[i])
         saved_bytes_by_stage = self._overwritable_bytes.get(i)
         return first, None if saved_bytes_by_stage is None else saved_bytes_by_stage.get(first)
 
     def row_bytes_with(self, i: int, t: int) -> int:
-        """Return the highest row that counts tensor `i` only if it is kept for stage `t` [B].
+        """Return the highest row before stage `t` if tensor `i` were also kept for `t` [B].
 
-        A *row* is the RAM use at the last step of a stage. The bytes of the tensor that the row
-        would count are added to it. Return 0 if there is no such row.
+        A *row* is the RAM use at the last step of a stage. Rows from `first_keeping_stage` to
+        ``t - 1`` count. The bytes of the tensor are added to them, so it must not be kept yet.
+        Return 0 if there is no such row.
         """
         first, size = self.first_keeping_stage(i, t), self.sizes[i]
         row_bytes = self.row_bytes[first:t]
@@ -354,10 +359,10 @@ class PartialSchedule:
     def row_bytes_if_resident(self, i: int) -> int:
         """Return the highest row in stages that count state `i` only if the state is resident [B].
 
-        The home of the state is on storage. The stages are those before the node of the state and
-        after the last reader, or all stages if the core reads the state in place. Stages between
-        two readers are not checked. The size of the state is added to the row. Return 0 if there is
-        no such stage.
+        The home of the state must be on storage. The stages are those before the node of the state
+        and after the last reader, or all stages if the core reads the state in place. Stages
+        between two readers are not checked. The size of the state is added to the *row*, the RAM
+        use at the last step of a stage. Return 0 if there is no such stage.
         """
         k, needs = self.graph.node_of[i], self._needs[i]
         last_need = needs[-1] if needs else k - (k not in self._always_counting[i])
@@ -365,7 +370,7 @@ class PartialSchedule:
         return int(row_bytes.max()) + self.sizes[i] if row_bytes.size else 0
 
     def tensors_kept_across(self, stage: int) -> list[tuple[int, int, int]]:
-        """Return (tensor, first, need) for each of `intervals` that contains a stage.
+        """Return (tensor, first, need) for each of `intervals` with ``first <= stage < need``.
 
         These are the tensors that the stage keeps in RAM although its node does not use them, or
         could overwrite them. Tensors of 0 bytes are omitted.
@@ -408,8 +413,8 @@ class PartialSchedule:
     def remove(self, restoration: Restoration) -> list[Restoration]:
         """Remove a restoration and those that serve only it; return all in the order of removal.
 
-        Page-ins of state are removed before its home on storage, further restorations after the
-        recomputation that they serve. All removals are logged.
+        All page-ins of a state tensor are removed before its home on storage. Restorations from
+        which only a removed recomputation reads are removed after it. All removals are logged.
         """
         n_changes_before = len(self._changes)
         if restoration.kind == STORAGE_HOME and self.page_ins[restoration.item]:
@@ -428,7 +433,8 @@ class PartialSchedule:
     def is_useless(self, restoration: Restoration) -> bool:
         """Return whether no step reads a tensor from a restoration; True for a page-out.
 
-        Also True for a page-in in a stage that recomputes the tensor.
+        If one stage both recomputes a tensor and pages it in, reads of the tensor count for
+        neither.
         """
         t, item, kind = restoration
         if kind == RECOMPUTE:
@@ -560,9 +566,11 @@ class PartialSchedule:
     # -- links -----------------------------------------------------------------------------------
 
     def _links(self, i: int) -> Iterator[tuple[int, int]]:
-        """Yield the links of tensor `i` as (start, need): the stages of its two ends.
+        """Yield the links of tensor `i` as (start, need), ascending.
 
-        For resident state, the first start is -1 and the last need is the number of stages.
+        Stage `need` reads the tensor, but does not compute or restore it; `start` is the last
+        earlier stage that computes, restores or reads it. For resident state, the first start is -1
+        and the last need is the number of stages.
         """
         sources = self._sources[i]
         previous_need = -1
@@ -615,7 +623,8 @@ class PartialSchedule:
     def _change_need(self, i: int, t: int, *, is_added: bool) -> None:
         """Add or remove a step of stage `t` that reads tensor `i`; update the tensor's links.
 
-        No link changes if another step of the stage reads the tensor, or the stage is a source.
+        No link changes if another step of the stage reads the tensor, or if the stage computes or
+        restores it.
         """
         sources, needs = self._sources[i], self._needs[i]
         position = bisect_left(needs, t)
@@ -642,8 +651,9 @@ class PartialSchedule:
     def _count_link(self, i: int, last: int, need: int, sign: int) -> None:
         """Add a link of tensor `i` from stage `last` to reader `need` (sign 1), or remove it (-1).
 
-        Updates the `row_bytes` of stages before `need`, the tensor's `intervals` and `_links_from`
-        stage `last`, whose peak becomes stale.
+        Updates the `row_bytes` of stages from `last` to ``need - 1`` (without `last` if its row
+        counts the tensor in any case), the tensor's `intervals` and `_links_from` stage `last`,
+        whose peak becomes stale.
         """
         first = last + 1 if last in self._always_counting[i] else last
         if first < need:
@@ -662,8 +672,9 @@ class PartialSchedule:
     def _split_link(self, i: int, whole_link: tuple[int, int], t: int, sign: int) -> None:
         """Split `whole_link` of tensor `i` at reader `t` (sign 1), or merge its two halves (-1).
 
-        Updates row `t` of `row_bytes`, the tensor's `intervals` and `_links_from` stage `t`, whose
-        peak becomes stale.
+        Updates the tensor's `intervals` and `_links_from` stage `t`, whose peak becomes stale. Row
+        `t` of `row_bytes` changes only if it counts the tensor in any case, or if node `t` could
+        overwrite the tensor.
         """
         always_counting, intervals, (last, need) = (
             self._always_counting[i],
@@ -781,9 +792,10 @@ class PartialSchedule:
         return self.find_excess(limit_bytes) is None
 
     def find_excess(self, limit_bytes: int) -> tuple[int, int] | None:
-        """Return (stage, RAM use) of some stage above a limit; None if no stage is above the limit.
+        """Return (stage, RAM use [B]) of one stage above a limit; None if no stage is above it.
 
-        The RAM use is that of one step of the stage [B]; another step may use more.
+        If last steps of stages exceed the limit, return the highest of these; other steps may use
+        more. Otherwise return the peak of some stage above the limit.
         """
         row_bytes = self.row_bytes
         fullest_stage = int(row_bytes.argmax())

@@ -53,8 +53,8 @@ class Score(NamedTuple):
     """Sum of the excesses over `Problem.linear_limits`, relative to slacks or units of rows; 0 if
     all of them are met. An exceeded limit without slack adds 1 plus its use."""
     value: float
-    """The minimized quantity, by `Objective.coefficients`, minus `Objective.baseline`, in the unit
-    of the quantity; the peak if RAM is minimized [B]."""
+    """The minimized quantity, by `Objective.coefficients`, minus `Objective.baseline` and
+    `PenalizedObjective.rewards`, in the unit of the quantity; the peak if RAM is minimized [B]."""
 
 
 WORST: Final = Score(float("inf"), float("inf"))
@@ -138,7 +138,8 @@ class PenalizedObjective:
         """Return the score of a partial schedule.
 
         The excess counts deadline, energy budget and user-defined constraints, but not the RAM
-        budget, storage and per-stage constraints.
+        budget, storage and per-stage constraints. The value is the minimized quantity minus that of
+        keep-all and `rewards`; the peak if RAM is minimized [B].
         """
         excess = 0.0
         for prices, slack in self.limits:

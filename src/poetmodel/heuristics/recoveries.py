@@ -65,7 +65,10 @@ class Recoveries:
     """
 
     def __init__(self, rules: RecoveryRules, relieved_stage: int = -1) -> None:
-        """Store the prices and the peaks of `rules.partial`, which must not change afterwards."""
+        """Store the prices of `rules` and the peaks of `rules.partial`, which must not change.
+
+        `relieved_stage` is the stage whose RAM is to be reduced; -1 for no such stage.
+        """
         self.rules = rules
         self.relieved_stage = relieved_stage
         self.partial = rules.partial
@@ -89,9 +92,9 @@ class Recoveries:
         """Return the cheapest recovery of tensor `i` for stage `t`, and cache it.
 
         Return None if no recovery with at most `max_chain` nested recomputations costs less than
-        `max_price`. The cache ignores `max_chain`, so a recovery or None may be the result for
-        another `max_chain`. After a search with a lower `max_price`, a page-in may be returned
-        although a recomputation costs less.
+        `max_price`. Once a recovery is found, the search is not repeated; after None, only with a
+        higher `max_price`. So the result may be that for another `max_chain`, or a page-in although
+        a recomputation costs less.
         """
         recovery, failed_price = self._cache.get((i, t), (None, -1.0))
         if recovery is None and failed_price < max_price:
@@ -121,8 +124,8 @@ class Recoveries:
         """Return the cheaper of a recomputation and a page-in of tensor `i` for stage `t`.
 
         At equal prices, return the page-in. The recomputation must cost less than `max_price`; the
-        page-in may cost more. Its node is recomputed in stage `t` or, if that is too late, in
-        `_last_recompute_stage`; not if `max_chain` is 0 or that stage is one of the
+        page-in may cost more. The tensor's node is recomputed in stage `t` or, if that is too late,
+        in `_last_recompute_stage`; not if `max_chain` is 0 or that stage is one of the
         `paging_only_stages`. Return None if neither is possible.
         """
         k = self._node_of[i]
@@ -146,10 +149,11 @@ class Recoveries:
     def _last_recompute_stage(self, i: int, t: int) -> int:
         """Return the last stage that may recompute tensor `i` and keep it for stage `t`, or -1.
 
-        That is the node's stage in `Graph.last_stages`. The caller ensures that `t` is later: the
-        state that the node reads is then replaced. Return -1 if the stage is not after the relieved
-        one, if it is before `PartialSchedule.first_keeping_stage`, or if RAM does not suffice to
-        keep the tensor until `t`. RAM is not checked if `t` can read the tensor without any change.
+        That is the node's stage in `Graph.last_stages`: later, state that the node reads is
+        replaced. The caller ensures that `t` is later. Return -1 if the stage is not after
+        `relieved_stage`, if it is before `PartialSchedule.first_keeping_stage`, or if RAM does not
+        suffice to keep the tensor until `t`. RAM is not checked if `t` can read the tensor without
+        any change.
         """
         partial = self.partial
         last_stage = self._last_stages[self._node_of[i]]
@@ -217,7 +221,7 @@ class Recoveries:
         return self._fits_in_stages(first_stage, t, self.partial.sizes[p])
 
     def _fits_in_stages(self, first: int, end: int, size_bytes: int) -> bool:
-        """Return whether `size_bytes` more fit in all stages from `first` to ``end - 1``."""
+        """Return whether `size_bytes` more fit at the peaks of stages `first` to ``end - 1``."""
         full_stages = self._full_stages.get(size_bytes)
         if full_stages is None:
             full_stages = np.flatnonzero(self._peaks > self.limit_bytes - size_bytes).tolist()

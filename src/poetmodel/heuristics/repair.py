@@ -223,7 +223,10 @@ class Repair:
 
     @property
     def recompute_prices(self) -> list[float]:
-        """The price of recomputing each node, cached; infinite if the problem forbids it."""
+        """The price in `prices` of recomputing each node; infinite if the problem forbids it.
+
+        Computed at the first access: later changes of `prices` have no effect.
+        """
         if self._recompute_prices is None:
             may_recompute = self.problem.may_recompute
             self._recompute_prices = [
@@ -233,7 +236,7 @@ class Repair:
         return self._recompute_prices
 
     def price_page_in(self, i: int) -> tuple[float, int]:
-        """Return the price of a page-in of tensor `i`, and the last stage that permits a page-in.
+        """Return the price of a page-in of tensor `i`, and `Graph.last_page_in_stage` of `i`.
 
         The price includes a page-out that the page-in needs. Return an infinite price and stage -1
         if the tensor is resident state, or if `style`, the problem or `fits_limits` forbids the
@@ -251,9 +254,10 @@ class Repair:
     def _is_allowed(self, restoration: Restoration) -> bool:
         """Return whether the rules for state permit a restoration.
 
-        A node that reads state cannot be recomputed in stages after the one that replaces the
-        state, state is not paged in after that stage, and resident state is never paged in. A home,
-        a page-out or a page-in in the stage of the tensor's own node is always permitted.
+        A node that reads state is not recomputed in stages after the one that replaces the state,
+        state is not paged in after that stage, and resident state is not paged in. A restoration
+        whose stage is that of the tensor's node is always permitted: each page-out and home, and a
+        page-in that only stands for any stage, as in `price_page_in`.
         """
         stage, item, kind = restoration
         problem = self.problem
@@ -434,8 +438,9 @@ class Repair:
     def _apply_if_better(
         self, restoration: Restoration, apply_move: Callable[[Restoration], bool]
     ) -> bool:
-        """Apply a move to a restoration; undo it unless it returns True and lowers `_excess`.
+        """Make a move with a restoration; undo it unless it succeeds and lowers the total excess.
 
+        The move is `apply_move`, which returns whether it succeeded; the excess is `_excess`.
         Return whether the move was retained.
         """
         excess_before, mark = self._excess(), self.partial.mark()
@@ -461,7 +466,7 @@ class Repair:
                 yield Restoration.at_its_node(graph, i, STORAGE_HOME)
 
     def _add_in_best_stage(self, restoration: Restoration) -> bool:
-        """Add a rewarded decision in the best stage in which it fits; return whether it was added.
+        """Add a rewarded decision in the first stage in which it fits; return whether it was added.
 
         It fits if every step then fits in RAM, the excess over user-defined constraints does not
         rise, and `fits_limits` permits it. Missing inputs of a recomputation are restored. Stages

@@ -80,7 +80,7 @@ class _SegmentSearch:
     """The search over numbers of segments, and the repair of the best segmentation."""
 
     def __init__(self, problem: Problem, keep_all_bytes: int) -> None:
-        """Set `keep_all_bytes`, the peak of keep-all, as the smallest peak; store no schedule."""
+        """Begin without a best schedule, and with the peak of keep-all as the smallest peak."""
         self.problem = problem
         self.objective = PenalizedObjective(problem)
         self.best: PartialSchedule | None = None
@@ -129,7 +129,8 @@ class _SegmentSearch:
         """Repair a schedule to fit `limit_bytes` [B]; return whether that succeeds by `until_s`.
 
         `start` has the restorations of the schedule. After a success, drop unneeded restorations
-        unless RAM is minimized, and call `_store_if_best` on the result.
+        unless RAM is minimized, and call `_store_if_best` on the result, which checks the other
+        limits: True does not mean that they are met.
         """
         partial = self.objective.make_partial(start)
         prices = self.objective.prices(0.0)

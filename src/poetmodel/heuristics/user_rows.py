@@ -20,7 +20,11 @@ class UserRows:
     """The rows of a problem's user-defined constraints on totals, indexed by decision."""
 
     def __init__(self, problem: Problem, limits: Sequence[LinearRow]) -> None:
-        """Index the terms of `limits` by decision, and list permitted decisions with rewards."""
+        """Index the terms of `limits` by decision, and list the rewarded decisions of `problem`.
+
+        Rewarded are those of `Problem.rewards`, which also include rewards by the objective;
+        recomputations and transfers that the problem forbids are omitted.
+        """
         self.limits = tuple(limits)
         self.upper_limits = [limit.upper for limit in limits]
         """For each row, the largest sum that its limit permits."""
@@ -125,8 +129,8 @@ class UserRows:
     ) -> float:
         """Return the change of the total excess if `row_amounts` are added to `row_use`.
 
-        The change of each row is divided by its unit (`units`). Negative if the excess falls.
-        Unlike in `is_exceeded`, there is no tolerance.
+        Several amounts of a row are summed; the change of its excess is divided by its unit
+        (`units`). Negative if the excess falls. Unlike in `is_exceeded`, there is no tolerance.
         """
         total = 0.0
         for row, amount in _sum_by_row(row_amounts).items():

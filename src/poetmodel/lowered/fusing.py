@@ -141,7 +141,10 @@ def _make_gradient_call(kernel: str, gradient: Ref, operands: Sequence[Argument]
 
 
 def _split_int8_call(fused_call: Call, gradient: str) -> tuple[Call, Call]:
-    """Split a fused call into the call that writes `gradient` and the update that reads it."""
+    """Split a fused call into the call that writes buffer `gradient`, and the update that reads it.
+
+    Both calls are unconditional.
+    """
     kernel, update = _SEPARATE_INT8_KERNELS[fused_call.kernel]
     n_state, n_size_arguments = (
         len(INT8_UPDATE_KERNELS[update]),

@@ -51,9 +51,9 @@ def load_table() -> dict[str, dict[str, float]]:
 
 
 def with_instructions(nodes: Iterable[Node], calls: Iterable[tuple[Call, ...]]) -> tuple[Node, ...]:
-    """Return the nodes of a step with the estimated instructions of one computation each.
+    """Return the nodes of a step, each with its `estimate_instructions` for one computation.
 
-    Nodes of state are unchanged.
+    `calls` has the calls of each node. Nodes that hold state (`Node.is_state`) are unchanged.
     """
     return tuple(
         node
@@ -114,10 +114,11 @@ def count_work(call: Call) -> tuple[str, Counter[str]]:
 
 
 def _count_elements(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count elements, rows, planes, and outputs of reductions, if arguments state their numbers.
+    """Count elements and, if arguments state their numbers, rows, planes or outputs of reductions.
 
-    These are ``shape``, ``outer``, ``batch``, ``m`` or ``n``, the first that the call has. Without
-    any of them, count one element.
+    A row is one execution of the innermost loop. The numbers are those of the argument ``shape``,
+    ``outer``, ``batch``, ``m`` or ``n``, the first that the call has. Without any of them, count
+    one element.
     """
     if "shape" in arguments:
         sizes = _loop_sizes(arguments["shape"])
@@ -157,10 +158,11 @@ def _loop_sizes(shape: tuple[int, ...]) -> list[int]:
 
 
 def _count_planes(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count planes, their rows and elements, elements of ``x``, and window rows and elements.
+    """Count planes, their rows and elements and, if stated, elements of ``x`` and of windows.
 
-    A plane is one channel of one sample. If there is an argument ``plane``, the size of a plane,
-    only planes, their elements and, as results, channels are counted.
+    A plane is one channel of one sample. Windows are those of pooling kernels; their rows and
+    elements (``seen``) are counted by `_sum_window_sizes`. If there is an argument ``plane``, the
+    elements of a plane, count only planes, their elements, and the channels (``result``).
     """
     planes = arguments["batch"] * arguments.get("channels", arguments.get("count", 1))
     counts.update(plane=planes)
@@ -184,8 +186,9 @@ def _sum_window_sizes(arguments: Mapping[str, Any], axis: str) -> int:
     """Return the number of rows or columns that a window visits, summed over all windows.
 
     `axis` is ``row`` or ``column``. The arguments ``rows`` and ``columns`` have begin and exclusive
-    end of each window, and a third number unless there is an argument ``row_step``: then windows
-    visit every ``row_step``-th row and ``column_step``-th column, otherwise all.
+    end of each window, and a third number, which is ignored, unless there is an argument
+    ``row_step``: then windows visit every ``row_step``-th row and ``column_step``-th column,
+    otherwise all.
     """
     window_limits, n_limits = arguments[f"{axis}s"], 2 if "row_step" in arguments else 3
     starts, ends, stride = (
@@ -200,9 +203,10 @@ def _sum_window_sizes(arguments: Mapping[str, Any], axis: str) -> int:
 
 
 def _count_product(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count the blocks of a matrix product and the steps of each kind of block.
+    """Count the blocks of a matrix product, and the steps along `k` of each kind of block.
 
-    For ``k == 1``, count rows and elements of the outer product instead.
+    Steps of 4x4 and 1x4 blocks have the order of `_find_product_order` in their name. For
+    ``k == 1``, count rows and elements of the outer product instead.
     """
     m, k, n, batch = (arguments.get(name, 1) for name in ("m", "k", "n", "batch"))
     if k == 1:
@@ -255,7 +259,7 @@ class _Axis:
         """Count the taps inside the input for each of `n_positions` positions, in `tap_counts`.
 
         Position `k` reads `n_taps` elements from ``start + k * stride`` on, `tap_stride` apart; the
-        input has `size` elements.
+        input has `size` elements. Stores `stride`, `tap_stride`, and `n_taps` as `window`.
         """
         self.stride, self.tap_stride, self.window = stride, tap_stride, n_taps
         self.tap_counts = [
@@ -277,8 +281,9 @@ def _count_correlation(
 
     A block has four of the `results` computed channels or one, at four positions or one. Four
     positions are adjacent in a row, with whole windows and a stride of 1 or 2. A line is an output
-    row of four computed channels or one. `channels` is the number of channels that are summed. With
-    `is_sliding`, the taps are consecutive elements.
+    row of four computed channels or one. `channels` is the number of channels that are summed.
+    Names such as ``4x1`` are channels by positions; the stride or ``sliding`` may follow.
+    `is_sliding` is whether the taps are consecutive elements.
     """
     n_row_taps, n_positions = sum(down.tap_counts), len(down.tap_counts)
     whole_windows = [taps == across.window for taps in across.tap_counts]
@@ -414,7 +419,10 @@ def _make_stride_phases(
 
 
 def _list_tap_counts(sizes: ConvolutionSizes) -> Iterator[tuple[int, int]]:
-    """Yield for each tap the numbers of output rows and columns that read the input through it."""
+    """Yield for each tap the numbers of output rows and columns that read the input through it.
+
+    Taps are in row-major order. A number is 0 if the tap is outside the input for all of them.
+    """
     (height, rows, window_h, stride_h, pad_h, dilation_h), across = sizes.directions
     width, columns, window_w, stride_w, pad_w, dilation_w = across
     for row in range(window_h):
@@ -430,8 +438,9 @@ def _count_weight_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -
     """Count taps of each group, and blocks of 4x4, 1x4 and 1x1 weights per tap.
 
     For each block, also counts the output rows (``row``) and elements (``place``) of the batch that
-    it visits. A tap that multiplies a single element of each channel counts single weights
-    (``point``). A tap whose columns are all outside the input has no rows.
+    it visits; rows that are contiguous in input and output count as one. A tap that multiplies a
+    single element of each channel counts single weights (``point``). A tap whose columns are all
+    outside the input has no rows.
     """
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     channels = sizes.group_channels
@@ -460,7 +469,7 @@ def _count_weight_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -
 
 
 def _count_depthwise(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count output elements (``cleared``), and the rows and elements that each tap visits.
+    """Count output elements (``cleared``), taps, and the rows and elements that each tap visits.
 
     Gradients are counted like the convolution, by its output elements, too. For windows of 3x3 with
     stride, padding and dilation 1, count rows and elements of whole planes in place of those of
@@ -477,7 +486,10 @@ def _count_depthwise(counts: Counter[str], arguments: Mapping[str, Any]) -> None
 
 
 def _count_strided_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count output elements, and the rows and elements that each tap visits per summed channel."""
+    """Count output elements, taps, and the rows and elements that each tap visits.
+
+    Taps of each sample, output channel and summed input channel count separately.
+    """
     sizes = ConvolutionSizes(*arguments["shape"])
     results = arguments["batch"] * arguments["count"]
     planes = results * sizes.group_channels
@@ -549,7 +561,8 @@ def _count_q8_pool(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
 def _count_q8_pointwise(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count pairs of output channels, and blocks of a pair by two pixels with their dot products.
 
-    Blocks with a single channel or a single pixel are ``1x2``.
+    Blocks of two by two are ``2x2``, those with a single channel or a single pixel ``1x2``. Dot
+    products are counted as in `_count_dot_products`, outputs as in `_count_clamped_results`.
     """
     (result_pairs, single_results), (pixel_pairs, single_pixels) = (
         divmod(arguments["results"], 2),
@@ -582,10 +595,10 @@ def _count_q8_convolution(counts: Counter[str], arguments: Mapping[str, Any]) ->
 
     ``2x2`` are pairs at two pixels of a row whose windows are inside the image; an odd last pixel
     counts as two. ``1x2`` are pairs at single pixels whose windows are cut by an edge. Also counts,
-    for each pair, the calls (``inside``) and output rows (``line``) of whole windows, and the
-    positions with cut windows (``place``). A ``run`` is a contiguous sequence of elements in a
-    window; its dot products are counted in words and remaining elements (``word``, ``rest``).
-    Outputs count as ``limited`` if they are clamped to other limits than those of int8.
+    for each pair, the calls (``inside``) and output rows (``line``) of whole windows and, once for
+    all pairs, the positions with cut windows (``place``). A ``run`` is a contiguous sequence of
+    elements in a window; its dot products are counted in words and remaining elements (``word``,
+    ``rest``). Outputs count as ``limited`` if they are clamped to other limits than those of int8.
     """
     sizes = ConvolutionSizes(*arguments["shape"])
     n_pairs = arguments["batch"] * sizes.groups * -(-arguments["count"] // sizes.groups // 2)
@@ -620,9 +633,10 @@ def _count_q8_convolution(counts: Counter[str], arguments: Mapping[str, Any]) ->
 def _count_q8_depthwise_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count words of four channels, at whole and at cut windows, and single channels.
 
-    Also counts output positions (``place``), positions that are computed one at a time, for single
-    channels or a cut window (``made``), and, for each word, the calls (``inside``) and output rows
-    (``line``) of whole windows.
+    These have the units ``3x3`` or ``whole``, ``edge``, and ``1``; except for ``3x3``, their window
+    rows and taps are counted, too. Also counts output positions (``place``), positions that are
+    computed one at a time, for single channels or a cut window (``made``), and, for each word, the
+    calls (``inside``) and output rows (``line``) of whole windows.
     """
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     window, (channel_words, single_channels) = sizes[6:8], divmod(arguments["count"], _BLOCK)
@@ -660,9 +674,10 @@ def _count_q8_update(counts: Counter[str], arguments: Mapping[str, Any]) -> None
 
 
 def _count_q8_pointwise_dx(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count blocks of four input channels by four pixels or one, and single channels of a pixel.
+    """Count blocks of four input channels at four pixels (``4x4``) or one (``1x4``), and the rest.
 
-    Each is counted with the output channels that it sums (``result``).
+    The rest are single channels of a pixel (``1``). For each unit, also counts the output channels
+    that it sums (``result``).
     """
     (pixel_blocks, single_pixels), (channel_blocks, single_channels) = (
         divmod(arguments["pixels"], _BLOCK),
@@ -689,10 +704,11 @@ def _find_q8_gradient_sizes(arguments: Mapping[str, Any]) -> tuple[ConvolutionSi
 
 
 def _count_q8_convolution_dx(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count input pixels, and elements, taps and products of channel words and single channels.
+    """Count input pixels, and the work on words of four input channels and on single channels.
 
-    A word has four input channels of a group. Each visit of a tap counts once for each block of
-    four output channels of the group, or fewer at its end.
+    Each word or channel of a group counts once for each input pixel. Each visit of a tap counts
+    once for each block of up to four output channels of the group (``tap``), and once for each of
+    its output channels (``result``).
     """
     sizes, pixels, n_visits = _find_q8_gradient_sizes(arguments)
     groups, results = sizes.groups, arguments["results"] // sizes.groups
@@ -756,7 +772,11 @@ def _count_q8_pointwise_dw(counts: Counter[str], arguments: Mapping[str, Any]) -
 
 
 def _count_q8_convolution_dw(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count the weights, and for each tap and group the blocks of `_count_q8_weight_blocks`."""
+    """Count weights, taps of each group and, for each of them, the blocks of weights.
+
+    `_count_q8_weight_blocks` counts the blocks, with the output rows and positions of the batch
+    that the tap visits.
+    """
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     results = arguments["count"] // (sizes.group_channels * sizes.window)
     counts.update(weight=arguments["count"])
@@ -769,9 +789,9 @@ def _count_q8_convolution_dw(counts: Counter[str], arguments: Mapping[str, Any])
 
 
 def _count_q8_depthwise_dw(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count weights, and for each tap the words of four channels and the single channels.
+    """Count weights, taps and, for each tap, the words of four channels and the single channels.
 
-    Both are counted with the rows and positions of the tap.
+    For both, also counts the output rows and positions of the batch that the tap visits.
     """
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     # Kernels that also update weights have all channels; their count is the number of weights.

@@ -166,7 +166,11 @@ def _call_to_json(call: Call) -> dict[str, object]:
 
 
 def _argument_to_json(argument: Argument) -> object:
-    """Return the JSON value of an argument; infinity becomes ``{"real": "inf"}``, NaN likewise."""
+    """Return the JSON value of an argument, which `_argument_from_json` reads.
+
+    Finite numbers are unchanged, tuples become lists. Pointers, learning rates, infinity and NaN
+    become dictionaries, such as ``{"real": "inf"}``.
+    """
     if isinstance(argument, Ref):
         return {"buffer": argument.buffer, "offset": argument.offset}
     if isinstance(argument, ScaledLearningRate):
@@ -283,11 +287,12 @@ def _tensor_from_json(entry: _TensorEntry) -> NamedTensor:
 def _find_step_errors(
     step: LoweredStep, values: Collection[str], outer_values: Collection[str]
 ) -> Iterator[str]:
-    """Yield an error for each contradiction between graph, buffers, values and calls of a file.
+    """Yield an error for each contradiction between graph, buffers, values and calls of a step.
 
     Tensors of the graph need buffers of their size, state needs values, values need buffers; named
-    tensors and calls are checked, too. `values` are the buffers with values in this step,
-    `outer_values` those in the enclosing step and its earlier passes, which calls may read.
+    tensors and calls are checked, too, but not forward passes. `values` are the buffers with values
+    in this step, `outer_values` those in the enclosing step and its earlier passes, which calls may
+    read.
     """
     for tensor in step.graph.tensors:
         name = tensor.replaces or tensor.name
@@ -312,8 +317,9 @@ def _find_step_errors(
 def _find_call_errors(step: LoweredStep, constant_names: Collection[str]) -> Iterator[str]:
     """Yield an error if `calls` has not one list for each node, then the errors of all calls.
 
-    Calls may read the tensors of their node, the output of a forward pass, and the buffers
-    `constant_names`; they may write the outputs of their node and that output.
+    Surplus lists, which belong to no node, are not checked. Calls may read the tensors of their
+    node, the output of a forward pass, and the buffers `constant_names`; they may write the outputs
+    of their node and that output.
     """
     if len(step.calls) != len(step.graph.nodes):
         yield f"calls: expected {len(step.graph.nodes)} lists, one a node, got {len(step.calls)}"
@@ -328,7 +334,10 @@ def _find_call_errors(step: LoweredStep, constant_names: Collection[str]) -> Ite
 
 
 def _find_tensor_errors(step: LoweredStep) -> Iterator[str]:
-    """Yield `_find_named_tensor_errors` of all named tensors, and errors of the loss pointer."""
+    """Yield the errors of inputs, states, gradients, output and loss, each with its key in front.
+
+    They are those of `_find_named_tensor_errors`, and for the loss those of `_find_ref_errors`.
+    """
     tensors = [(key, value) for key in _TENSOR_LISTS for value in getattr(step, key)]
     for key, value in [*tensors, *([] if step.output is None else [("output", step.output)])]:
         for error in _find_named_tensor_errors(step, value):
@@ -385,10 +394,11 @@ def _find_ref_errors(step: LoweredStep, ref: Ref) -> Iterator[str]:
 def _find_argument_errors(
     step: LoweredStep, call: Call, writable_names: Collection[str], readable_names: Collection[str]
 ) -> Iterator[str]:
-    """Yield contradictions between a call and its kernel's parameters or its node's buffers.
+    """Yield the errors of a call's condition, index range and arguments, in this order.
 
-    The call may write `writable_names` and read `readable_names`. Arguments are not checked if the
-    kernel is unknown or their number is wrong.
+    The arguments must match the kernel's parameters, and the call may only write the buffers
+    `writable_names` and read `readable_names`. An unknown kernel is the only error; arguments are
+    not checked if their number is wrong.
     """
     if call.kernel not in kernel_names():
         yield "there is no such kernel"

@@ -49,7 +49,10 @@ def parameter_types(kernel: str) -> tuple[str, ...]:
 
 
 def written_refs(call: Call) -> list[Ref]:
-    """Return the pointers through which a call may write: those of parameters without ``const``."""
+    """Return the pointers through which a call may write: those of parameters without ``const``.
+
+    Pointers to the workspace are included, null pointers omitted.
+    """
     pairs = zip(call.arguments, parameter_types(call.kernel), strict=True)
     return [
         argument
@@ -70,7 +73,10 @@ def parameter_names(kernel: str) -> tuple[str, ...]:
 
 
 def _parameter_declarations(kernel: str) -> Iterator[str]:
-    """Yield the parameter declarations in the source of a kernel."""
+    """Yield the parameter declarations of a kernel, such as ``const pm_real *x``, in order.
+
+    Raises `FileNotFoundError` for an unknown name.
+    """
     text = kernel_source(kernel)
     (function_prototype,) = (
         prototype for prototype in find_prototypes(text) if f" {kernel}(" in prototype

@@ -70,8 +70,9 @@ class Loops:
     ) -> Loops:
         """Return loops over the iterations with ``(i // group_size) % period == phase``.
 
-        Here `i` is the iteration of `dimension`, which becomes two dimensions if several groups of
-        several iterations are selected. Its size must be a multiple of ``group_size * period``.
+        Here `i` is the iteration of `dimension`. If several groups of several iterations are
+        selected, `dimension` becomes two dimensions: the iterations in a group, then the groups.
+        Its size must be a multiple of ``group_size * period``.
         """
         n_rounds = self.sizes[dimension] // (group_size * period)
         new_dimensions = [(group_size, 1)] if n_rounds == 1 else [(n_rounds, group_size * period)]
@@ -116,7 +117,10 @@ def is_elementwise(call: Call) -> bool:
 
 
 def _loop_kind(call: Call) -> str:
-    """Return a call's key in `_CONVERTERS`: its kernel, ``each`` if elementwise, otherwise ""."""
+    """Return a call's key in `_CONVERTERS`: its kernel, ``each`` if elementwise, otherwise "".
+
+    A call is elementwise by its arguments (`is_elementwise`), whichever kernel it calls.
+    """
     if call.kernel in _CONVERTERS:
         return call.kernel
     refs = [argument for argument in call.arguments if isinstance(argument, Ref)]
@@ -221,7 +225,10 @@ def _read_elementwise(call: Call) -> Loops:
 
 
 def _write_elementwise(loops: Loops) -> Call | None:
-    """Return the call of elementwise loops; None if more than `MAX_RANK` dimensions are left."""
+    """Return the call of elementwise loops, with contiguous dimensions merged.
+
+    None if more than `MAX_RANK` dimensions are left.
+    """
     table, count = make_shape_table((loops.sizes, *loops.strides)), len(loops.refs)
     other_arguments = loops.call.arguments[count + 1 :]
     return (
@@ -264,7 +271,7 @@ def _read_sum(call: Call) -> Loops:
 def _write_sum(loops: Loops) -> Call | None:
     """Return the call of a sum's loops; those whose output stride is 0 are summed.
 
-    None if more than `MAX_RANK` dimensions are left in a shape table.
+    None if more than `MAX_RANK` dimensions are left in either of the two shape tables.
     """
     rows = list(zip(loops.sizes, *loops.strides, strict=True))
     outer_table = make_shape_table(

@@ -214,10 +214,10 @@ def _make_lookup_shape(name: str, shape: Numbers, channels: int) -> Numbers:
     """Return the shape table of a lookup, with the strides of output, input and lookup table.
 
     The table begins with the number of dimensions, merged if possible; each dimension, the
-    innermost first, has its size, then its strides. `name` and `shape` are those of the input. Its
-    channels are the first dimension of a vector, the first or else second of three dimensions, and
-    otherwise the second dimension. Raises `InputError` if
-    `channels` is neither 1 nor the size of such a dimension.
+    innermost first, has its size, then its strides. `name` and `shape` are those of the input,
+    `channels` is the number of rows of the lookup table. The channels of the input are the first
+    dimension of a vector, the first or else second of three dimensions, and otherwise the second
+    dimension. Raises `InputError` if `channels` is neither 1 nor the size of such a dimension.
     """
     candidate_dimensions = {1: (0,), _IMAGE_RANK: (0, 1)}.get(len(shape), (1,))
     fitting_dimensions = (

@@ -220,7 +220,10 @@ class Model:
         lower: float = -math.inf,
         upper: float = math.inf,
     ) -> None:
-        """Add the row ``lower <= sum of value * column <= upper``; columns must be distinct."""
+        """Add the row ``lower <= sum of value * column <= upper`` to the family of `begin_rows`.
+
+        Columns must be distinct, which is not checked. Raises `TimeLimitError`.
+        """
         check_time_limit()
         self._columns.extend(columns)
         self._values.extend(values)
@@ -234,9 +237,10 @@ class Model:
         *,
         upper: float,
     ) -> None:
-        """Add the row ``sum of values * columns <= upper``; columns must be distinct.
+        """Add the row ``sum of values * columns <= upper`` to the family of `begin_rows`.
 
-        This is faster than `add_row` for thousands of terms.
+        Columns must be distinct, which is not checked. Faster than `add_row` for thousands of
+        terms. Raises `TimeLimitError`.
         """
         check_time_limit()
         self._columns.frombytes(columns.astype(np.intc).tobytes())
@@ -251,7 +255,10 @@ class Model:
         self.add_row(row.key, columns, values, lower=row.lower, upper=row.upper)
 
     def add_implication_row(self, key: Any, column: int, implied_columns: Sequence[int]) -> None:
-        """Add the row ``column <= sum of implied_columns``."""
+        """Add the row ``column <= sum of implied_columns`` to the family of `begin_rows`.
+
+        Raises `TimeLimitError`.
+        """
         check_time_limit()
         self._columns.append(column)
         self._columns.extend(implied_columns)

@@ -210,7 +210,8 @@ def _find_formulation(formulation: str | Formulation, *, reductions: bool) -> Fo
 def estimate_build_s(problem: Problem, formulation: str) -> float:
     """Return the approximate time to build a model and convert it for a solver [s].
 
-    `formulation` is ``compact`` or ``paper``. Raises `TimeLimitError` for ``compact``.
+    `formulation` is ``compact`` or ``paper``. For ``compact``, the terms of memory rows are
+    counted, which raises `TimeLimitError` if time runs out.
     """
     graph = problem.graph
     n = len(graph.nodes)

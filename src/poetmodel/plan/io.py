@@ -141,7 +141,7 @@ def _content_faults(document: PlanFile) -> Iterator[str]:
 
 
 def _arena_faults(document: PlanFile, arena: ArenaEntry) -> Iterator[str]:
-    """Yield an error for an invalid alignment, and for each position or index out of range.
+    """Yield an error if the alignment is no power of two, and per position or index out of range.
 
     Positions are in ``program``; an index is of a tensor or, for a workspace, of a node.
     `poetmodel.plan.arena_check.check_arena` checks the offsets.

@@ -46,7 +46,7 @@ def plan_listing(graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None
 def _heading_lines(
     graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None
 ) -> Iterator[str]:
-    """Yield the lines with the metrics of a plan and the homes of its state.
+    """Yield a title, then lines with time, energy, peak RAM, arena and homes of state.
 
     Omits time and energy without costs, the arena if it is None, and homes without state.
     """
@@ -104,7 +104,7 @@ def describe_homes(graph: Graph, plan: Plan) -> str:
 def _instruction_lines(
     graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None
 ) -> Iterator[str]:
-    """Yield the table head and one line per instruction."""
+    """Yield the table head and one line per instruction; `plan_listing` describes the columns."""
     factor, unit = _time_unit(check.makespan_s or 0.0)
     time_head = f"time [{unit}]"
     text = InstructionText(graph, plan)
@@ -141,9 +141,9 @@ class _OffsetRemarks:
     def format_offsets(self, position: int, step: Instruction) -> str:
         """Return a remark on the offsets of the copies that an instruction makes.
 
-        The remark begins with a comma and names the copies, unless one tensor is the only copy. The
-        ``compute`` of resident state has the offset of this state. Returns "" without an arena, or
-        if the instruction makes no copy.
+        The remark begins with a comma. It names tensors and workspace, except a tensor that is the
+        only copy. `position` is that of `step` in the program. The ``compute`` of resident state
+        has the offset of this state. Returns "" without an arena, or if `step` makes no copy.
         """
         copies = self.copies_of_position.get(position, [])
         if step.op == Op.COMPUTE and step.index in self.resident_nodes:

@@ -86,8 +86,8 @@ class Plan:
         """Return the content of a plan file.
 
         With `check`, the result of `check_plan`, the content includes metrics; with `arena`, the
-        arena's sizes and offsets. Graph and names are None without an identity. ``resident``,
-        ``memory_mapped`` and ``commit`` are absent if they are None or False.
+        arena's sizes and offsets. ``graph``, ``nodes`` and ``tensors`` are None without `identity`.
+        ``resident``, ``memory_mapped`` and ``commit`` are absent if they are None or False.
         """
         identity = self.identity
         document: dict[str, Any] = {

@@ -146,7 +146,7 @@ def _home_faults(plan: Plan, homes: Homes, device: Device | None) -> Iterator[st
 def _limit_violations(
     check: PlanCheck, ram_budget_bytes: int | None, aux_bytes: int | None
 ) -> Iterator[str]:
-    """Yield a message if the peak or the used storage exceeds its limit."""
+    """Yield a message if the peak or the used storage exceeds its limit; None is no limit."""
     peak_bytes, used_bytes = check.peak_ram_bytes, check.aux_used_bytes
     if ram_budget_bytes is not None and peak_bytes > ram_budget_bytes:
         yield (

@@ -20,10 +20,10 @@ __all__ = ["Origin", "Stay", "list_stays", "ram_in_use"]
 def list_stays(graph: Graph, plan: Plan) -> tuple[Stay, ...]:
     """Return all copies and workspaces of a valid plan, in the order in which they are made.
 
-    Resident state comes first. An output in place shares memory with its input. Each byte counts
-    for only one of the two, so that the sum at each instruction is the RAM that `check_plan`
-    returns. A replacement has no stay of its own: its memory is the stay of its state tensor. Rules
-    and limits are not checked.
+    Resident state comes first. An output in place shares bytes with its input: they count for the
+    input before this computation, and for the output from it on, so that the sum of `ram_in_use`
+    at each instruction is the RAM that `check_plan` returns. A replacement has no stay of its own:
+    its memory is the stay of its state tensor. Rules and limits are not checked.
 
     Raises
     ------

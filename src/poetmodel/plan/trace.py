@@ -135,7 +135,11 @@ class _TrackEvents:
         self.text = InstructionText(graph, plan)
 
     def events(self) -> Iterator[Event]:
-        """Yield the events of each instruction in program order, with the peak and the flows."""
+        """Yield the events of each instruction in program order, with the peak and the flows.
+
+        The peak precedes the event of its instruction; a flow follows the event of its page-in and
+        comes from the latest page-out of the tensor.
+        """
         executed_steps: set[Instruction] = set()
         latest_page_out: dict[int, tuple[int, InstructionRecord]] = {}
         n_flows = 0
@@ -161,10 +165,11 @@ class _TrackEvents:
     def _instruction_event(
         self, position: int, step: Instruction, record: InstructionRecord, *, is_repeated: bool
     ) -> Event | None:
-        """Return the event of an instruction on its track.
+        """Return the event of an instruction, or None if it has no event.
 
-        `is_repeated` is whether an equal instruction was executed before. Returns None for frees,
-        for state nodes whose ``compute`` moves no bytes, and for waits without a stall.
+        Transfers and first reads are on the bus's track, computations and stalls on the core's.
+        `is_repeated` is whether an equal instruction was executed before. Frees, state nodes whose
+        ``compute`` moves no bytes, and waits without a stall have no event.
         """
         op, index = step
         text = self.text
@@ -202,7 +207,7 @@ class _TrackEvents:
         """Return the arguments of the event of a computation.
 
         These are node, operator, phase, the bytes of each output and of the workspace and, if
-        outputs overwrite inputs, the name of the overwritten input by output.
+        outputs overwrite inputs in `record`, the name of the overwritten input by output.
         """
         node, sizes, tensors = self.graph.nodes[k], self.graph.tensor_bytes, self.graph.tensors
         pairs = [pair for pair in self.graph.in_place_of[k] if pair[1] in record.in_place]
@@ -304,7 +309,7 @@ def _counter_events(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[Even
 def _ram_by_kind(graph: Graph, plan: Plan) -> dict[str, tuple[tuple[int, int], ...]]:
     """Return the (RAM during, RAM after) pairs of all instructions [B], by name of kind.
 
-    All `KIND_NAMES` are keys, in their order.
+    The keys are all `KIND_NAMES` in their order: state, activations, gradients, workspace.
     """
     stays_by_kind: list[list[Stay]] = [[] for _ in KIND_NAMES]
     for stay in list_stays(graph, plan):

@@ -299,8 +299,9 @@ def verify(
     def make_and_check(peak_bytes: int, budget: int) -> PlanCheck:
         """Make the plan within a RAM budget [B], or use `plan` if there is one, and check it.
 
-        If the schedule's peak exceeds the budget, a plan that is made has no budget. `plan` is
-        checked with the smaller of `budget` and its own budget. May raise `TimeLimitError`.
+        `peak_bytes` is the peak of the schedule; if it exceeds `budget`, a plan that is made has no
+        budget. `plan` is checked with the smaller of `budget` and its own budget. May raise
+        `TimeLimitError`.
         """
         plan_budget_bytes = budget if peak_bytes <= budget else None
         candidate = plan or _make_unchecked_plan(
@@ -363,7 +364,8 @@ def _increase_to_stated_values(
 ) -> PlanMetrics:
     """Return makespan and RAM, increased to the values stated in a file, up to `max_metrics`.
 
-    A file may state the values of another, slower plan.
+    A file may state the values of another, slower plan; the stated RAM has the key
+    `OBJECTIVE_VALUE`. A metric does not change if it or its stated value is None.
     """
     makespan_s, ram_bytes = metrics
     stated_s, stated_bytes = stated.get("makespan_s"), stated.get(OBJECTIVE_VALUE)
@@ -384,9 +386,9 @@ def _min_ram_bytes(
 
     All budgets are without resident bytes; `make_and_check` makes the plan within a budget [B] and
     checks it. Stops after `_MAX_BISECTIONS` iterations, so that a smaller budget may suffice. The
-    result is at least the peak of the schedule; it is larger if page-ins must begin early. Returns
-    the peak without a check if it is at least the usable RAM, and the usable RAM if the plans for
-    the peak and for the usable RAM violate a rule or limit.
+    result is at least the peak of the schedule; it is larger if page-ins must begin early. If the
+    schedule's peak is at least the usable RAM, returns this peak without a check. If the plans for
+    this peak and for the usable RAM both violate a rule or limit, returns the usable RAM.
     """
 
     def peak_if_valid(ram_bytes: int) -> int | None:

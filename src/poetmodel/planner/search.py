@@ -255,7 +255,8 @@ class _BeamSearch:
         """Begin the transfers whose window closes with an interval; return the new label.
 
         Skips transfers that have begun. Begins all page-outs first. Then the core waits for the
-        page-outs that the page-ins read, and once for RAM, and all page-ins begin.
+        page-outs that the page-ins read, and once for RAM, and all page-ins begin. Each kind begins
+        in index order.
         """
         for page_out in _bit_indices(self.closing_page_outs[interval] & ~label.begun_outs):
             label = self._begin_page_out(label, page_out, interval)
@@ -327,10 +328,10 @@ class _BeamSearch:
             yield index
 
     def _execute_computation(self, label: _Label, interval: int) -> _Label:
-        """Execute the computation after an interval; return a new label.
+        """Execute computation `interval`, the one after this interval; return a new label.
 
-        First waits for its page-ins, for page-outs of the tensors that it computes again, and for
-        RAM.
+        First the core waits for page-ins that it reads, for page-outs of tensors that it computes
+        again, and for RAM. The mark of a page-in without a reader takes no compute time.
         """
         page_ins = self.windows.page_ins
         core_s, pending_ins, pending_outs = label.core_s, label.pending_ins, label.pending_outs
@@ -366,7 +367,7 @@ class _BeamSearch:
     def _store_source(self, label: _Label, index: int, interval: int) -> _Label:
         """Begin the page-out that a page-in reads, if it has not begun, and wait for it.
 
-        Returns the new label: `label` itself if the tensor is on storage initially.
+        Returns the new label: `label` itself if the tensor is on storage already.
         """
         source = self.windows.page_ins[index].page_out_index
         if source is None:
@@ -381,9 +382,10 @@ class _BeamSearch:
         return label
 
     def _begin_page_in(self, label: _Label, index: int, interval: int) -> _Label:
-        """Begin a page-in on the bus, after its source is on storage; return the new label.
+        """Begin a page-in on the bus and add it to `pending_ins`; return the new label.
 
-        `index` is its index in `TransferWindows.page_ins`. Does not wait for RAM.
+        Before, `_store_source` begins the page-out that the page-in reads, if necessary, and waits
+        for it. `index` is that of the page-in in `TransferWindows.page_ins`. Does not wait for RAM.
         """
         label = self._store_source(label, index, interval)
         page_in = self.windows.page_ins[index]
@@ -444,8 +446,9 @@ class _BeamSearch:
     def _wait_for_ram(self, label: _Label, interval: int, extra_bytes: int) -> _Label:
         """Wait for page-outs until the next computation and `extra_bytes` fit in RAM.
 
-        Begins further page-outs if those that have begun do not free enough. Returns the new label,
-        also if all page-outs together do not free enough.
+        RAM must also hold the pending page-ins that later computations read. Begins further
+        page-outs if those that have begun do not free enough. Returns the new label, also if all
+        page-outs together do not free enough.
         """
         page_ins, page_outs = self.windows.page_ins, self.windows.page_outs
         excess = self.windows.min_ram_bytes[interval] + extra_bytes - self.windows.budget_bytes
@@ -461,10 +464,10 @@ class _BeamSearch:
         return label if excess <= 0 else self._free_ram(label, interval, excess)
 
     def _free_ram(self, label: _Label, interval: int, excess: int) -> _Label:
-        """Wait for page-outs until `excess` bytes are free; return the new label.
+        """Wait for page-outs that hold RAM until `excess` bytes are free; return the new label.
 
-        Waits first for page-outs that have begun; then begins further ones that hold RAM, in index
-        order, and waits for them.
+        Waits first for those that have begun, in bus order; then begins further ones, in index
+        order, and waits for them. If all together free less, returns the label after all waits.
         """
         page_outs, held_by_page_outs = self.windows.page_outs, self.held_by_page_outs[interval]
         core_s, pending_outs = label.core_s, []

@@ -47,9 +47,10 @@ class Timing:
         """Execute all `steps`, with waits for page-outs where necessary; set times and peak.
 
         `steps` are computations and transfers without waits and frees; first reads of state are
-        page-ins. The core waits if RAM is short or the tensor is used by another transfer, computed
-        again or overwritten. If waits cannot free enough RAM, the peak exceeds the budget. Raises
-        `TimeLimitError` if the time limit passes.
+        page-ins. The core waits for a page-in before its copy is read or ends; for a page-out if
+        RAM is short, or before the tensor is computed again or overwritten; for either before
+        another transfer of the tensor. If waits cannot free enough RAM, the peak exceeds the
+        budget. Raises `TimeLimitError` if the time limit passes.
         """
         self.homes, self.table, self.input_steps = homes, table, tuple(steps)
         self.steps: list[Instruction] = []
@@ -119,10 +120,11 @@ class Timing:
     def _compute(self, k: int, ended_tensors: Collection[int]) -> None:
         """Execute node `k`, after waits for its inputs and for page-outs that must free RAM.
 
-        Also waits for page-outs of dead copies of its outputs. Of `ended_tensors`, the tensors
-        whose last use is this step, the node may overwrite inputs: adds to `steps` a wait for the
-        page-out of such an input, if this page-out has finished or must free RAM. The caller adds
-        the step itself.
+        Also waits for page-outs of dead copies of its outputs. The node may overwrite those inputs
+        that are in `ended_tensors`, the tensors whose last use is this step. If the page-out of
+        such an input has finished or must free RAM, adds a wait for it to `steps`; otherwise a
+        pending page-out prevents overwriting. The caller adds the step itself, and frees
+        `ended_tensors` or registers them as dead.
         """
         for i in self.homes.inputs[k]:
             if i in self._page_in_ends:
@@ -159,8 +161,8 @@ class Timing:
     def _begin_transfer(self, op: Op, i: int) -> None:
         """Begin a transfer on the bus, after the core has waited for other transfers of tensor `i`.
 
-        Before a page-in, the core also waits for page-outs of dead tensors until tensor `i` fits in
-        RAM, or none is left. The caller adds the step to `steps`.
+        Before a page-in, which allocates its RAM, the core also waits for page-outs of dead tensors
+        until tensor `i` fits, or none is left. The caller adds the transfer itself to `steps`.
         """
         if i in self._dead_tensors:
             self._free_dead(i)
@@ -179,9 +181,10 @@ class Timing:
             self._bus_free_s = self._page_out_ends[i] = begin + self.table.page_out_time_s[i]
 
     def _wait_for_ram(self, size_bytes: int) -> None:
-        """Wait for page-outs until `size_bytes` fit or no tensor is dead; update the peak.
+        """Wait for page-outs of dead tensors until `size_bytes` fit or none is left.
 
-        Does not allocate the bytes.
+        Frees these tensors, the one with the earliest end of its page-out first. Then updates the
+        peak for `size_bytes`, without allocating them.
         """
         while self._ram_bytes + size_bytes > self._budget_bytes and self._dead_tensors:
             self._free_dead(min(self._dead_tensors, key=self._page_out_ends.__getitem__))
@@ -271,7 +274,11 @@ def delay_page_ins(timing: Timing) -> tuple[Instruction, ...]:
 
 
 def _list_transfers(timing: Timing) -> list[_BusTransfer]:
-    """Return the transfers among the input steps of a timing, in bus order, none moved yet."""
+    """Return the transfers among the input steps, in bus order, none moved yet.
+
+    `max_end_s` of a page-in that is read is the start of its reader. For another transfer, it is
+    the end or, if later, the time at which the core reaches the step that waits for it.
+    """
     table, steps = timing.table, timing.input_steps
     unread_positions = find_unread_page_ins(timing.homes, steps)
     transfers = []

@@ -86,8 +86,8 @@ class TransferWindows:
     ) -> None:
         """Find the windows of the transfers in `actions`, for a RAM budget.
 
-        `actions` is the result of `extract_actions`. Raises `TimeLimitError` if the time limit
-        passes.
+        `actions` is the result of `extract_actions`. A budget below the maximum of `min_ram_bytes`
+        is raised to it. Raises `TimeLimitError` if the time limit passes.
         """
         self._homes, self._table = homes, table
         unread_positions = find_unread_page_ins(homes, actions)
@@ -210,7 +210,8 @@ class TransferWindows:
     def _find_min_ram(self) -> list[int]:
         """Return the RAM at each computation [B], if page-ins begin as late as possible.
 
-        Includes resident state, outputs and workspace. Page-outs take no time.
+        Includes resident state, outputs and workspace; bytes overwritten in place count once.
+        Page-outs take no time.
         """
         step_bytes, resident_bytes = self._homes.step_bytes, self._homes.ram_bytes
         return [

@@ -79,7 +79,7 @@ def _forbidden_text(problem: Problem) -> str:
 
 
 def _limit_phrases(problem: Problem, *, ram: bool) -> list[str]:
-    """Return a phrase for each limit of a problem, and one for all user-defined constraints.
+    """Return a phrase for each limit of a problem, and one that lists all user-defined constraints.
 
     The order is RAM, deadline, energy, storage, constraints. Omits storage that holds all tensors
     or cannot be used and, without `ram`, the RAM budget.
@@ -140,9 +140,11 @@ def insufficient_ram_message(
 
     `computation` is a phrase that names the computation that must fit. Budgets below `needed_bytes`
     are never sufficient; 0 if no lower bound is known. `sufficient_bytes` is None if no sufficient
-    budget is known; if it is at most `needed_bytes`, the message calls it the minimum. `base_bytes`
-    is 100 % of a budget that was stated as a percentage, else None. If `is_proved` is False, the
-    time of a search has passed, and the message suggests a longer one.
+    budget is known; the message then omits `needed_bytes`, too. If `sufficient_bytes` is at most
+    `needed_bytes`, the message calls it the minimum. `base_bytes` is 100 % of a budget that was
+    stated as a percentage, else None; without it, the message may end with `missing_unit_hint`. If
+    `is_proved` is False, the time of a search has passed, and the message suggests a longer one
+    instead of this hint.
     """
     message = f"ram: {format_bytes(budget_bytes)} is too little for {computation}"
     hint = "" if base_bytes else missing_unit_hint(budget_bytes, needed_bytes)
@@ -199,8 +201,8 @@ def _floor_contents(problem: Problem) -> Iterator[str]:
 def commit_space_fault(problem: Problem) -> str | None:
     """Return a message if storage cannot hold the two generations of commits, else None.
 
-    Storage is the storage limit; if the device's storage is volatile and the device has flash, the
-    bytes of the flash for storage.
+    Commits go to the storage, up to the storage limit, or to the device's flash if it has flash and
+    its storage is volatile. Returns None, too, if there are no commits or no limit.
     """
     commit, device = problem.table.commit, problem.costs.device
     if commit is None:
@@ -232,7 +234,7 @@ def _deadline_fault(problem: Problem) -> str | None:
 
 
 def _commit_hint(problem: Problem, amount_text: str) -> str:
-    """Return a hint to commit less often; "" without commits.
+    """Return a hint to commit half as often, or less often; "" without commits.
 
     The hint begins with a semicolon. `amount_text` is the formatted time or energy of commits.
     """

@@ -216,7 +216,7 @@ class _ConstraintReader:
         """Return the terms of a sum, with one term per match of each pattern.
 
         Adds the weights of equal keys, omits keys whose weights cancel out, and converts whole
-        weights to ints. With `allows_constant`, the sum may have a constant. Adds an error to
+        weights to ints. With `allows_constant`, the key `CONSTANT` is valid. Adds an error to
         `faults` for each invalid term, which is omitted. If the value is empty or no table, adds
         an error and returns ().
         """

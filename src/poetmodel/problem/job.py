@@ -46,7 +46,7 @@ class Job:
     def __post_init__(self) -> None:
         """Raise `BudgetError` with all errors of the fields.
 
-        The number of samples must be an int of at least 1; time and energy, unless None, above 0.
+        `samples` must be an int of at least 1; `within` and `battery`, unless None, above 0.
         """
         faults = []
         samples: object = self.samples

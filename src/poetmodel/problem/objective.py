@@ -358,8 +358,9 @@ def expand_totals(
 ) -> tuple[Coefficients, float]:
     """Return the coefficients of decisions in a weighted sum of totals, and a constant.
 
-    The constant is the value of the sum for a single pass. Coefficients of an energy omit idle
-    power over a makespan. Terms must be valid and not count by stage; this is not checked.
+    `terms` are (key, weight) pairs. The constant is the value of the sum for a single pass with all
+    state resident, commits included. Coefficients of an energy omit idle power over a makespan.
+    Terms must be valid and not count by stage; this is not checked.
     """
     graph, table = problem.graph, problem.table
     zeros = (0,) * len(graph.tensors)
@@ -463,7 +464,7 @@ def _time_objective(problem: Problem) -> Objective:
 
     The coefficients are those of `Problem.time_sum`: for a makespan only the compute time, a lower
     bound; in its surrogate also weighted transfer times. The baseline is `Problem.pass_time_s`,
-    which includes counted commits.
+    which includes counted commits. `Problem.make_objective` sets `Objective.time_sum`.
     """
     return Objective(
         quantity=Quantity.TIME,
@@ -479,7 +480,8 @@ def _time_objective(problem: Problem) -> Objective:
 def _ram_objective(problem: Problem) -> Objective:
     """Return the peak RAM as an objective [B].
 
-    Coefficients and baseline are 0; the known bound is the minimum RAM.
+    Coefficients and baseline are 0; the known bound is the minimum RAM, the scale
+    `Problem.useful_ram_bytes`.
     """
     return Objective(
         quantity=Quantity.RAM,
@@ -537,6 +539,7 @@ def committed_bytes(problem: Problem) -> int:
 def may_reward_page_outs(problem: Problem) -> bool:
     """Return whether a user constraint or objective may reward page-outs that no page-in needs.
 
+    This is so if the objective or a row of a constraint has a negative coefficient of a page-out.
     Ignores page-outs of state, which are forbidden, and of replacements, which follow from the
     homes of state.
     """
@@ -625,11 +628,12 @@ def _add_state_transfers(
     *,
     are_counts: bool = False,
 ) -> Coefficients:
-    """Return coefficients whose ``storage_home`` includes the transfers of state on storage.
+    """Return the columns with a ``storage_home`` that includes the transfers of state on storage.
 
-    These are one page-in of the state, its first read, unless storage is memory-mapped, and one
-    page-out of its replacement. A page-out that writes a replacement for a commit is excluded,
-    since the baseline includes its cost, unless the coefficients count page-outs (`are_counts`).
+    The columns `compute`, `page_in` and `page_out` are returned unchanged. The transfers are one
+    page-in of the state, its first read, unless storage is memory-mapped, and one page-out of its
+    replacement. A page-out that writes a replacement for a commit is excluded, since the baseline
+    includes its cost, unless the coefficients count page-outs (`are_counts`).
     `home` has further costs of a home on storage, by tensor.
     """
     graph, commit = problem.graph, problem.table.commit

@@ -383,9 +383,9 @@ class Problem:
 
     @cached_property
     def totals(self) -> tuple[tuple[str, int], ...]:
-        """The decisions that totals count: pairs (field of `Coefficients`, index), field by field.
+        """All decisions of `Coefficients`, as pairs (field, index), field by field.
 
-        The index is that of a node for ``compute``, else of a tensor.
+        The index is that of a node for ``compute``, else of any tensor, also for ``storage_home``.
         """
         n_tensors = len(self.graph.tensors)
         sizes = (len(self.graph.nodes), n_tensors, n_tensors, n_tensors)
@@ -451,9 +451,9 @@ class Problem:
     def make_objective(self, quantity: str) -> Objective:
         """Make the objective that minimizes `quantity`, as this problem counts that quantity.
 
-        If the problem minimizes `quantity`, the objective has the `reference_value` of
-        `surrogate_options`, except for peak RAM. In a surrogate of a makespan, the objective for
-        time has `time_sum`.
+        If the problem minimizes `quantity`, the objective's `reference` is the `reference_value` of
+        `surrogate_options`, except for peak RAM or if that is None. In a surrogate of a makespan,
+        the objective for time has `time_sum`, and as `baseline` its value for a single pass.
         """
         objective, reference = OBJECTIVES[quantity](self), self.surrogate_options.reference_value
         if quantity == Quantity.TIME and self.surrogate_options.transfer_weight is not None:

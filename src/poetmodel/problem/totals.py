@@ -119,6 +119,8 @@ def unit_of_terms(terms: Iterable[tuple[str, float]]) -> str:
 def format_terms(terms: Terms, *, max_terms: int = 4) -> str:
     """Format the first `max_terms` terms of a sum; append ``and 2 more`` for 2 further terms.
 
+    Numbers have up to six significant digits. Without terms, the text is empty.
+
     Examples
     --------
     >>> terms = (("energy_j", 1), ("bytes_written", 2e-6), ("page_ins:a", -1), ("constant", 3))
@@ -237,7 +239,7 @@ class Constraint:
         return " and ".join(phrases)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return ``name``, ``terms``, ``lower`` and ``upper`` (None for no limit) for a file."""
+        """Return ``name``, ``terms`` (a dict), ``lower`` and ``upper`` (None for no limit)."""
         return {
             "name": self.name,
             "terms": dict(self.terms),
@@ -249,8 +251,8 @@ class Constraint:
 def term_faults(graph: Graph, terms: Iterable[tuple[str, float]], label: str) -> Iterator[str]:
     """Yield an error for each coefficient that is not finite, and for each invalid key.
 
-    A key is invalid if its total or count is unknown, or if its node, tensor, state tensor or stage
-    is not in the graph. `label` is the prefix of each error.
+    A key is invalid if it is neither `CONSTANT` nor one of `KEYS`, or if its node, tensor, state
+    tensor or stage is not in the graph. `label` is the prefix of each error.
     """
     for key, coefficient in terms:
         if not is_finite_number(coefficient):
@@ -296,7 +298,7 @@ class _CountVariables(Mapping[Any, Any]):
         """Return a variable by name, index, or (stage, name or index).
 
         A pair with a valid stage creates its variable on first access. Raises `InputError` for
-        other keys, and for an unknown stage.
+        other keys, for an unknown stage, and for a pair if the count is not in `STAGE_COUNTS`.
         """
         if key in self:
             return self._variables[self._index[key] if isinstance(key, str) else key]
@@ -338,7 +340,11 @@ class TotalsBlock:
     """A Pyomo block with a variable for each total and count; parses users' functions of it."""
 
     def __init__(self, graph: Graph) -> None:
-        """Build the block, with a variable for each total and each count of a node or tensor."""
+        """Build the block, with a variable for each total and each count of a node or tensor.
+
+        `Count.RESIDENT` has variables only for state tensors. Users' functions create the variables
+        of single stages on first access.
+        """
         import pyomo.environ as pyo
 
         self.block = pyo.Block(concrete=True)

@@ -105,10 +105,13 @@ def treatment_names(graph: Graph) -> list[str]:
 
 
 def graph_facts(subject: Subject) -> dict[str, Any]:
-    """Return the facts about the graph of all schedules of a report.
+    """Return the facts about the graph, which all schedules of a report share.
 
-    For a compiled step the keep-all peak and the minimum RAM include reserved bytes. The minimum
-    RAM is that of the problem, because for a graph with state it depends on storage and paging.
+    These are name, hash, numbers of nodes, tensors, edges and FLOP, batch size, type, keep-all
+    peak, minimum RAM with its node, resident bytes by kind and, if there is any, count and bytes of
+    state. For a compiled step the keep-all peak and the minimum RAM include reserved bytes. The
+    minimum RAM is that of the problem, because for a graph with state it depends on storage and
+    paging.
     """
     graph, min_ram = subject.graph, subject.problem.floor
     state = {"tensors": len(graph.state_tensors), "bytes": graph.state_bytes}
@@ -130,12 +133,12 @@ def graph_facts(subject: Subject) -> dict[str, Any]:
 
 
 def _bound_facts(subject: Subject) -> dict[str, Any]:
-    """Return bounds and objective stated in the file, and the gap of the minimized quantity.
+    """Return bounds, objective, gap tolerance and gaps over time of the file, and the gap.
 
-    If energy was minimized, or no objective is stated, the gap is that between the stated bound and
+    If energy was minimized, or no objective is stated, ``gap`` is that between the stated bound and
     the simulated value of the overhead; None without costs or bound. If another quantity was
-    minimized, the gap is the stated one, and both energy bounds are None unless the stated bound on
-    the overhead is above 0.
+    minimized, ``gap`` is the stated one of that quantity, and both energy bounds are None unless
+    the stated bound on the overhead is above 0.
     """
     stated_metrics, simulation = subject.document.stated_metrics, subject.simulation
     overhead_j, overhead_bound_j = simulation.overhead_j, stated_metrics.get("overhead_bound_j")
@@ -172,9 +175,10 @@ def _problem_facts(stated: ProblemEntry, subject: Subject) -> dict[str, Any]:
 
 
 def _peak_facts(subject: Subject) -> dict[str, Any]:
-    """Return the first step with the simulated peak RAM, and its tensors in RAM, largest first.
+    """Return the first step with the simulated peak RAM, and all tensors in RAM at this step.
 
-    For a compiled step, its plan may have another peak. ``ram_bytes`` includes reserved bytes.
+    Tensors are in descending order of bytes, of equal bytes in order of the graph. The plan of a
+    compiled step may have another peak. ``ram_bytes`` includes reserved bytes.
     ``other_bytes`` is ``ram_bytes`` minus these tensors: workspace, second copies and reserved
     bytes, minus bytes that outputs overwrite in place; it may be negative [B].
     """
@@ -211,7 +215,7 @@ def _state_facts(subject: Subject) -> dict[str, Any]:
 
 
 def _plan_facts(subject: Subject) -> dict[str, Any] | None:
-    """Return mode, metrics and violations of the plan; None without a plan.
+    """Return mode, number of instructions, metrics and violations of the plan; None without a plan.
 
     The peak includes reserved bytes.
     """
@@ -247,7 +251,8 @@ def _decision_counts(subject: Subject) -> dict[str, Any]:
 def _device_facts(subject: Subject) -> dict[str, Any] | None:
     """Return the source of the costs, and all fields of the device; None without costs.
 
-    Without a device, ``name`` is None. ``cycles`` is a text about the cycles of the compute times.
+    Without a device, ``name`` is None. ``cycles`` is a text about the cycles of the compute times;
+    absent if none is known. An empty key, core or source becomes None.
     """
     costs = subject.costs
     if costs is None:
@@ -389,7 +394,7 @@ def decision_rows(problem: Problem, schedule: Schedule) -> Iterator[dict[str, An
     """Yield one row of decisions for each tensor, in the order of the graph.
 
     Keys: names of ``tensor`` and ``node``, ``size_bytes``, ``choice`` (of `TREATMENT_NAMES`),
-    ``first_stage`` (of the first computation), ``last_stage`` in RAM (else the first),
+    ``first_stage`` (of the first computation), ``last_stage`` in RAM (the first if never there),
     ``ram_stages`` (number of stages that begin with the tensor in RAM), the counts ``recomputed``,
     ``paged_out`` and ``paged_in``, ``energy_j`` and ``time_s``.
 

@@ -143,9 +143,9 @@ def _decisions(subjects: Sequence[Subject]) -> dict[str, Any]:
 def _step_section(schedule: Mapping[str, Any]) -> dict[str, Any]:
     """Return the template values of the section about a compiled step.
 
-    These are ``entry`` (`schedule` itself), ``answers``, ``rows`` (`measured_rows`), and the
-    ``differences`` of its certificate, [] without one. `schedule` has the `schedule_facts` of one
-    schedule; its ``step`` must not be None.
+    These are ``entry`` (`schedule` itself), ``answers`` (`step_answers`), ``rows``
+    (`measured_rows`), and the ``differences`` of the step's certificate, [] without one. `schedule`
+    has the `schedule_facts` of one schedule; its ``step`` must not be None.
     """
     step = schedule["step"]
     return {
@@ -157,9 +157,10 @@ def _step_section(schedule: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gauge_texts(subjects: Sequence[Subject]) -> Iterator[str]:
-    """Yield the gauge of each valid schedule with a device as text, without that of keep-all.
+    """Yield a text per valid schedule with a device: label, free or missing RAM, and use by kind.
 
-    For readers without scripts, who do not see the chart.
+    The texts are for readers without scripts, who do not see `gauge_chart`. Schedules with unknown
+    kinds of RAM use have none.
     """
     for subject in subjects:
         sizes = make_gauge(subject.device_ram)

@@ -258,8 +258,9 @@ def constraint_rows(
     """Yield one row per user-defined constraint, with one fact for each of several schedules.
 
     `values_by_schedule` has the values of the constraints of each schedule. Constraints of equal
-    name share a row. Only constraints that `_select_constraints` returns for any schedule have
-    rows, in the order in which it returns them, schedule by schedule.
+    name share a row; the fact has no value if its schedule lacks the constraint. Only constraints
+    that `_select_constraints` returns for any schedule have rows, in the order in which it returns
+    them, schedule by schedule.
     """
     indices_by_name = [
         {value.row.name: index for index, value in enumerate(values)}
@@ -296,7 +297,7 @@ def _constraint_cell(name: str, index: int | None, values: Sequence[ConstraintVa
 def _select_constraints(values: Sequence[ConstraintValue]) -> Sequence[ConstraintValue]:
     """Return the constraints to display: at most `MAX_CONSTRAINTS`.
 
-    If there are more, those at or beyond a limit come first, otherwise in the given order.
+    If there are more, those at or beyond a limit come first. Both groups are in the given order.
     """
     if len(values) <= MAX_CONSTRAINTS:
         return values

@@ -213,11 +213,12 @@ def draw_map(axes: Any, stage_map: Map) -> dict[str, Any]:
 def stack_bands(graph: Graph, chart: Mapping[str, Any]) -> Iterator[tuple[str, BandSegments]]:
     """Yield (band kind, segments) of each copy and workspace in RAM, from the bottom of the stack.
 
-    `chart` is the result of `plan_chart`, with times; segments have its units. The band kind of a
-    recomputation or page-in is its `Kind`; of any other copy or workspace, its kind of RAM use in
-    `KIND_NAMES`. The order is that of the kinds of RAM use in `KIND_NAMES`, then of begin; of equal
-    begin, the last to end comes first. Copies and workspaces that are in RAM for no time are
-    omitted. Bytes that an output overwrites in place count for the output from then on.
+    `chart` is the result of `plan_chart`, with times. A segment is [start, end, lower edge, upper
+    edge] in the chart's units. The band kind of a recomputation or page-in is its `Kind`; of any
+    other copy or workspace, its kind of RAM use in `KIND_NAMES`. The order is that of the kinds of
+    RAM use in `KIND_NAMES`, then of begin; of equal begin, the last to end comes first. Copies and
+    workspaces that are in RAM for no time are omitted. Bytes that an output overwrites in place
+    count for the output from then on.
     """
     end_times = list(chart["issued"][:-1])
     for position, _, end in chart["work"]:
@@ -297,7 +298,7 @@ def _lane_bars(
 def _draw_lanes(axes: Any, lanes: Mapping[str, Sequence[tuple[Kind, float, float]]]) -> None:
     """Draw one row of bars for each lane, by name, the first on top; stalls are hatched.
 
-    Sets limits and ticks of the axes, and hides their frame.
+    Sets limits and ticks of the y axis. Hides the ticks of the x axis, and the frame.
     """
     for lane_index, lane_bars in enumerate(lanes.values()):
         for kind in dict.fromkeys(kind for kind, *_ in lane_bars):
@@ -321,7 +322,8 @@ def _draw_lanes(axes: Any, lanes: Mapping[str, Sequence[tuple[Kind, float, float
 def _draw_stack(axes: Any, graph: Graph, chart: Mapping[str, Any]) -> None:
     """Draw the RAM of keep-all, in front of it the bands of `stack_bands`, and any budget.
 
-    Sets the labels of the axes and the legend, and limits that include keep-all and the budget.
+    Sets the labels of the axes, and limits that include 0, keep-all, all bands and the budget. Sets
+    labels of the drawn objects for a legend, which it does not draw.
     """
     from matplotlib.collections import PolyCollection
 

@@ -127,9 +127,9 @@ class VerifiedSchedule:
 
     @property
     def budget_bytes(self) -> int | None:
-        """RAM budget of tensors, without resident bytes [B]; None if the file states no problem.
+        """Usable RAM of the problem plus reserved bytes [B]; None if the file states no problem.
 
-        Includes reserved bytes.
+        Usable RAM is the budget minus resident bytes that it includes (`Problem.usable_ram_bytes`).
         """
         if self.document.problem is None:
             return None

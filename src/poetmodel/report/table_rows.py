@@ -73,7 +73,7 @@ def step_sections(schedules: Sequence[Facts]) -> Sections:
 
 
 def measured_rows(step: Facts) -> Iterator[tuple[Fact, ...]]:
-    """Yield rows of measured metrics of a step, with one fact for each of `COLUMNS`.
+    """Yield the rows peak RAM, paged out, paged in and time, with one fact for each of `COLUMNS`.
 
     A fact has no value if its column lacks the metric. If the step was not measured, only the
     column of the plan has values.
@@ -154,7 +154,7 @@ _GAPS: Final = (
 
 
 def _schedule_rows() -> dict[str, tuple[RowSpec, ...]]:
-    """Return the rows about a schedule, by title of the section."""
+    """Return the `RowSpec` of each row about a schedule, by section: verdict first, device last."""
     return {
         "Verdict": (
             ("valid", "valid, as verified", format_yes_no),
@@ -253,7 +253,7 @@ _MEASURED_ROWS: Final[
 
 
 def _step_rows() -> dict[str, tuple[RowSpec, ...]]:
-    """Return the rows about a compiled step, by title of the section."""
+    """Return the `RowSpec` of each row about a compiled step and its solve, by section."""
     return {
         "Memory of the step": (
             ("step.budget_bytes", "RAM budget", format_exact_bytes),

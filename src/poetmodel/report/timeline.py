@@ -152,7 +152,7 @@ def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
 def plan_title(graph: Graph, plan: Plan, check: PlanCheck) -> str:
     """Return a timeline's title: graph, device, transfer mode, makespan, stall, peak RAM.
 
-    A missing device and a stall of 0 are omitted.
+    A missing device and a stall of 0 are omitted; a missing makespan is 0.
     """
     device_text = f" on {plan.device}" if plan.device else ""
     stall_text = f", stall {format_seconds(check.stall_s)}" if check.stall_s else ""
@@ -164,7 +164,11 @@ def plan_title(graph: Graph, plan: Plan, check: PlanCheck) -> str:
 
 
 def _instruction_letters(graph: Graph, plan: Plan) -> Iterator[str]:
-    """Yield the letter of each instruction: of `LETTERS`, `RECOMPUTATION` or `FIRST_READ`."""
+    """Yield the letter of each instruction: of `LETTERS`, else `RECOMPUTATION` or `FIRST_READ`.
+
+    A ``compute`` of `Plan.first_reads` is a first read. Any other is a recomputation if its node
+    was computed before.
+    """
     computed_nodes: set[int] = set()
     first_reads = plan.first_reads(graph)
     for op, index in plan.program:
@@ -231,8 +235,8 @@ def _budget_values(budget_bytes: int | None, peak_bytes: int) -> dict[str, Any]:
 def _make_untimed_chart(subject: Subject) -> dict[str, Any]:
     """Return the timeline of a schedule over instructions instead of time; costs are ignored.
 
-    Transfers of its plan block the core. RAM curves omit reserved bytes, which
-    `_add_reserved_bytes` adds. Raises `PlanError` if the schedule is not valid.
+    Transfers of its plan block the core. A budget of 0 or less is omitted. RAM curves omit reserved
+    bytes, which `_add_reserved_bytes` adds. Raises `PlanError` if the schedule is not valid.
     """
     from poetmodel.planner import make_plan
 

@@ -102,7 +102,7 @@ def _fit_answer(schedule: Facts) -> AnswerTexts:
 
 
 def _device_remark(schedule: Facts) -> str:
-    """Return "; but ..." to append to a text if the step does not fit the device's RAM, else "".
+    """Return "; but ..." if peak and resident bytes together exceed the device's RAM, else "".
 
     Also "" if the RAM of the device is unknown.
     """

@@ -85,9 +85,9 @@ class _PresenceTracker:
         """Listed tensors that are absent, ascending."""
 
     def enter_stage(self, t: int, present_tensors: Container[int]) -> list[int]:
-        """Move to the next stage, `t`; return all listed tensors that are absent, ascending.
+        """Move to the next stage, `t`; return its listed tensors that are not in `present_tensors`.
 
-        Absent tensors are those that are not in `present_tensors`.
+        They are ascending. A tensor that stays absent is returned for each stage that lists it.
         """
         self.listed_tensors.difference_update(self.tensors_until.get(t - 1, ()))
         new_tensors = self.tensors_from.get(t)
@@ -112,7 +112,7 @@ class _Compiler:
     """
 
     def __init__(self, homes: Homes, schedule: Schedule) -> None:
-        """Group the valid entries of each relation by stage; start with the initial storage.
+        """Group valid entries of each relation by stage; start with empty RAM and initial storage.
 
         Adds a fault for each resident tensor that is not state, each of `Homes.schedule_faults`,
         each entry with an invalid stage or index, and each recomputation of a node that is not
@@ -166,7 +166,7 @@ class _Compiler:
     def _valid_spans(
         self, relation: str, spans: Sequence[Span], state_faults: Mapping[Entry, str]
     ) -> Sequence[Span]:
-        """Return the spans of all valid entries; add a fault for each invalid entry.
+        """Return the spans of all valid entries, in any order; add a fault for each invalid entry.
 
         Entries of `state_faults` are omitted; their faults are registered already.
         """
@@ -211,7 +211,7 @@ class _Compiler:
         """Append the instructions and faults of stage `t`, the next one.
 
         Steps ascend; each has its page-ins, then the instructions of `_compile_step`. Updates
-        `in_ram` and `on_storage`.
+        `steps`, `in_ram` and `on_storage`. Adds a fault if `R` lacks node `t`.
         """
         computed_nodes = set(self.computed.get(t, ()))
         self._enter_stage(t)
@@ -295,7 +295,7 @@ class _Compiler:
         out. A paged-out tensor in `frees` is freed right after its page-out, all other tensors
         last. State that the node replaces gets no free, since its replacement uses the memory. Adds
         the paged-out tensors to `on_storage`; a tensor that is not in `in_ram` gets a fault instead
-        of a page-out.
+        of a page-out. Does not change `in_ram`.
         """
         homes, append = self.homes, self.program.append
         if is_computed:

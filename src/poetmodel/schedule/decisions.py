@@ -182,7 +182,8 @@ class InPlaceUse:
 def in_place_uses(graph: Graph, schedule: Schedule) -> tuple[InPlaceUse, ...]:
     """Return each output that a valid schedule writes over an input, in execution order.
 
-    A recomputation that overwrites an input has an entry of its own.
+    A recomputation that overwrites an input has an entry of its own. An input is overwritten
+    if no later node in the stage reads it, and ``S_RAM`` does not list it in the next stage.
     """
     if not any(graph.in_place_of):
         return ()
@@ -218,7 +219,10 @@ class _StagesByItem:
     """The stages of each relation, by node or tensor."""
 
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
-        """Collect the stages of each node or tensor in each relation, and the state by home."""
+        """Collect the set of stages of each node or tensor in each relation, and the state by home.
+
+        `computed` includes first computations.
+        """
         graph = problem.graph
         self.graph = graph
         self.resident = frozenset(schedule.resident)
@@ -249,7 +253,9 @@ class _StagesByItem:
     def is_in_ram_at(self, t: int, k: int, i: int) -> bool:
         """Return whether tensor `i` is in RAM at step `k` of stage `t`; False for replacements.
 
-        Requires that the tensor is in RAM at some step of stage `t`.
+        Requires that the tensor is in RAM at some step of stage `t`. It is there from its node's
+        step, or from the beginning if ``S_RAM`` lists it in stage `t`. It stays until its last use
+        in the stage (its node's step without one), or to the end if the next stage lists it.
         """
         if i in self.resident or i in self.state_of:
             return i in self.resident  # A replacement allocates no memory.

@@ -86,7 +86,7 @@ def parse_document(text: str, *, source: str) -> ScheduleDocument:
 
 
 def _to_document(file: ScheduleFile) -> ScheduleDocument:
-    """Return schedule, problem, status, metrics and history of a validated file as a document."""
+    """Return a validated file as a document; metrics that the file lacks are None."""
     with infrequent_gc():
         schedule = Schedule.from_file(file)
     return ScheduleDocument(

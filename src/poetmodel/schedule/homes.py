@@ -162,10 +162,10 @@ class Homes:
     # -- programs ----------------------------------------------------------------------------
 
     def overwritten_bytes(self, k: int, dying_tensors: Collection[int]) -> dict[int, int]:
-        """Return the inputs that node `k` overwrites in place, each with its overwritten bytes [B].
+        """Return the overwritten bytes of each input that node `k` overwrites in place [B].
 
-        These are the inputs in `Graph.in_place_of` that are among `dying_tensors`, the tensors
-        whose last use is this computation.
+        The bytes are the smaller size of input and output. An input is overwritten if it is in
+        `Graph.in_place_of` and in `dying_tensors`, the tensors whose last use is this computation.
         """
         pairs = self.graph.in_place_of[k]
         return {
@@ -175,7 +175,7 @@ class Homes:
         }
 
     def expand_first_reads(self, program: Iterable[Instruction]) -> Program:
-        """Return `program` with each ``compute`` of a node in `first_reads` as a page-in."""
+        """Return `program` with a page-in of state for each ``compute`` of `first_reads`."""
         reads = self.first_reads
         return tuple(
             Instruction(Op.PAGE_IN, reads[step.index])
@@ -205,7 +205,7 @@ class Homes:
     def read_fault(self, i: int, access: StateAccess) -> str:
         """Return the reason why a computation must not read tensor `i`; "" if it may.
 
-        Only state that was replaced must not be read.
+        Only state that `access` lists as replaced must not be read.
         """
         return (
             f"reads {self._tensor_label(i)}, {self._replaced_by_phrase(i, access)}"

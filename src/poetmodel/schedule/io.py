@@ -210,7 +210,7 @@ class GraphFile(Strict):
     tensors: list[str]
 
     def identity(self) -> GraphIdentity:
-        """Return the identity of the graph that the file states."""
+        """Return the graph identity that the file states; it is compared with no graph."""
         return GraphIdentity(
             name=self.graph.name,
             sha256=self.graph.sha256,

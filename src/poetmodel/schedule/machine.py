@@ -135,7 +135,10 @@ class Machine:
         table: CostTable | None = None,
         steps: Sequence[Pair] | None = None,
     ) -> None:
-        """Set clocks to 0, and storage to its initial content; execute no instruction."""
+        """Set clocks to 0, and storage and `ram_bytes` to their values before the program.
+
+        Copies of resident state are made by `execute`, although `ram_bytes` counts them already.
+        """
         self.graph, self.homes, self.program = homes.graph, homes, program
         self.table, self.steps = table, steps
         self.is_dma = mode == StorageMode.DMA
@@ -217,11 +220,11 @@ class Machine:
     # instruction [B], and the inputs that it overwrites
 
     def _compute(self, k: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Execute a node: check its inputs, overwrite inputs in place, and make its outputs.
+        """Execute a node: overwrite inputs in place, make outputs, and advance the core's clock.
 
-        Also adds faults for a wrong order, and for outputs with a pending transfer. For a node of
-        `first_reads`, pages in its state instead. Returns start and end [s], maximum RAM [B], and
-        the overwritten inputs, ascending.
+        Adds faults for missing, replaced or pending inputs, a wrong order, and outputs with a
+        pending transfer. For a node of `first_reads`, pages in its state instead. Returns start and
+        end [s], maximum RAM [B], and the overwritten inputs, ascending.
         """
         homes, position, n_computations = self.homes, self.position, self.counts[Op.COMPUTE]
         n_computations[k] += 1
@@ -254,7 +257,7 @@ class Machine:
     def _make_outputs(self, k: int, origin: Origin) -> None:
         """Add a node's new outputs to RAM and its workspace to `copies`; replace state.
 
-        Removes old copies of these outputs from RAM.
+        Removes old copies of these outputs from RAM. `ram_bytes` never counts the workspace.
         """
         new_outputs, workspace_bytes = (
             self.homes.new_outputs[k],
@@ -280,9 +283,10 @@ class Machine:
             self._replace_state(k)
 
     def _read_state_first(self, k: int, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Page in state `i` by the ``compute`` of its node `k`; add a fault if it is repeated.
+        """Page in state `i` by the ``compute`` of its node `k`, and register the state as read.
 
-        Returns start and end [s], maximum RAM [B], and ().
+        A repeated ``compute`` adds a fault, and pages in again. Returns start and end [s],
+        maximum RAM [B], and ().
         """
         if self.counts[Op.COMPUTE][k] > 1:
             self._add_fault(Op.COMPUTE, k, "must not be computed again")
@@ -307,11 +311,11 @@ class Machine:
         )
 
     def _replace_state(self, k: int) -> None:
-        """Register the state that node `k` replaces, also in the copy of the state in RAM.
+        """Register the state that node `k` replaces, in `state_access` and in the state's copy.
 
         If the home of the state is storage, its copy in RAM becomes the copy of the replacement. If
-        it has no copy in RAM, the replacement gets a new one, counted in `ram_bytes` but not in
-        `copies`.
+        the state has no copy in RAM, the replacement gets a new one, whose size is added to
+        `ram_bytes`, but which is not listed in `copies`.
         """
         for new in self.graph.outputs_of[k]:
             old = self.graph.state_of.get(new)
@@ -331,7 +335,7 @@ class Machine:
             self.ram[new] = copy
 
     def _check_order(self, k: int, *, is_first: bool) -> None:
-        """Add a fault if node `k` may not be recomputed, or is first computed after a later node.
+        """Add a fault if `k` is recomputed but must not be, or first computed after a later node.
 
         A valid first computation sets `last_first_computed`.
         """
@@ -381,9 +385,10 @@ class Machine:
         return self._page_into_ram(i)
 
     def _page_into_ram(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Start a page-in, and add a copy and its RAM unless the tensor is in RAM already.
+        """Count and start a page-in; add a copy and its RAM unless the tensor is in RAM already.
 
-        Returns start and end [s], maximum RAM [B], and ().
+        The caller checks whether the page-in is valid. Returns start and end [s], maximum RAM [B],
+        and ().
         """
         self.counts[Op.PAGE_IN][i] += 1
         if i not in self.ram:
@@ -521,7 +526,10 @@ class Machine:
     def _add_fault(
         self, op: Op, index: int, description: str, missing_input: int | None = None
     ) -> None:
-        """Add a fault at the current instruction; `missing_input` is a tensor not in RAM."""
+        """Add a fault of the current instruction, whose message ends with `description`.
+
+        `missing_input` is the input that a computation lacks in RAM; None for other faults.
+        """
         is_compute, label = op == Op.COMPUTE, ""
         if is_compute and 0 <= index < len(self.graph.nodes):
             label = f"node {self.graph.nodes[index].name!r} "

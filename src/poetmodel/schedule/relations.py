@@ -249,10 +249,10 @@ class Schedule:
         return position >= 0 and self.kept[position][0] == i and t <= self.kept[position][2]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the schedule as JSON values: format, version, graph, names, relations, homes.
+        """Return format, version, graph, names, relations and resident state, as JSON values.
 
-        Graph and names are None without an identity, and homes absent without resident state.
-        Raises `TooLargeError` like `S_RAM` and `S_AUX`.
+        Graph, and names of nodes and tensors, are None without an identity. The key of resident
+        state is absent if no state is resident. Raises `TooLargeError` like `S_RAM` and `S_AUX`.
         """
         identity = self.identity
         return {
@@ -375,9 +375,9 @@ def storage_entries(
 
 
 def _storage_spans(graph: Graph, page_ins: Iterable[Pair], resident: Collection[int]) -> list[Span]:
-    """Return the entries of `storage_entries` as (tensor, first stage, last stage), in any order.
+    """Return the pairs of `storage_entries` as spans (tensor, first stage, last stage), unsorted.
 
-    Spans whose first stage is after the last are empty.
+    The last stage is included; a span whose first stage is after its last is empty.
     """
     last_stages: dict[int, int] = {}
     for t, i in page_ins:
@@ -420,7 +420,7 @@ def with_immediate_page_outs(
 
 
 def spans_of_pairs(pairs: Iterable[Pair]) -> tuple[Span, ...]:
-    """Return maximal spans of (stage, tensor) pairs, sorted by tensor.
+    """Return (stage, tensor) pairs as maximal spans (tensor, first stage, last stage), sorted.
 
     The stages of successive pairs must not descend. Raises `TimeLimitError` if a time limit of the
     calling context passes.
@@ -467,7 +467,7 @@ def count_pairs(spans: Iterable[Span]) -> int:
 
 
 def pairs_of_spans(spans: Sequence[Span]) -> tuple[Pair, ...]:
-    """Return the sorted (stage, tensor) pairs of disjoint spans, which are sorted by tensor.
+    """Return the sorted (stage, tensor) pairs of spans that are disjoint and sorted by tensor.
 
     Raises
     ------

@@ -92,8 +92,8 @@ class ConstraintValue:
 def constraint_values(problem: Problem, simulation: Simulation) -> tuple[ConstraintValue, ...]:
     """Return the values of a problem's user-defined constraints in a simulated schedule, in order.
 
-    A value that is no int has the tolerance `RELATIVE_TOLERANCE` times the largest absolute value
-    of a limit or term.
+    An int has the tolerance 0, any other value `RELATIVE_TOLERANCE` times the largest absolute
+    value of a limit or of a term (coefficient times total).
     """
     values = []
     for row in problem.constraints:
@@ -270,7 +270,7 @@ def _limit_violations(problem: Problem, simulation: Simulation) -> Iterator[str]
 
 
 def _constraint_violations(problem: Problem, simulation: Simulation) -> Iterator[str]:
-    """Yield a message for each user-defined constraint that a simulated schedule violates."""
+    """Yield a message for each user-defined constraint violated by more than its tolerance."""
     for constraint in constraint_values(problem, simulation):
         row = constraint.row
         if constraint.violated_side:
@@ -320,8 +320,9 @@ def _false_gap_claims(
 ) -> Iterator[str]:
     """Yield a message if `bound_j`, a claimed bound on the overhead, exceeds the overhead.
 
-    Otherwise, yields a message if the claimed gap is not that between this bound and the simulated
-    overhead. Without a bound or costs, yields no message.
+    Otherwise, yields a message if the claimed `gap`, unless None, is not that between this bound
+    and the simulated overhead. The tolerance is `RELATIVE_TOLERANCE` times the energy. Without a
+    bound or costs, yields no message.
     """
     overhead_j, energy_j = simulation.overhead_j, simulation.energy_j
     if bound_j is None or overhead_j is None or energy_j is None:
@@ -344,12 +345,12 @@ def _false_gap_claims(
 def _false_proof_claims(
     problem: Problem, simulation: Simulation, stated: Mapping[str, float | None]
 ) -> Iterator[str]:
-    """Yield a message for each false claim about the gap of the objective.
+    """Yield a message for each false claim about the objective's gap; none if no gap is claimed.
 
-    The claimed gap must be that between the claimed bound, if there is one, and the simulated
-    value. It is not compared if energy is minimized and it equals the metric ``gap``, which
-    `_false_gap_claims` checks. If a schedule is claimed to be optimal within a tolerance, the
-    claimed gap must be at most this tolerance. Without a claimed gap, yields no message.
+    If a bound is claimed, the gap must be the difference of simulated value and bound, as a
+    fraction of the overhead. It is not compared if energy is minimized and it equals the metric
+    ``gap``, which `_false_gap_claims` checks. If `stated` has a `GAP_TOLERANCE`, the claim that the
+    schedule is optimal, the gap must be at most this tolerance.
     """
     objective, gap = problem.objective, stated.get(OBJECTIVE_GAP)
     if gap is None:

@@ -274,7 +274,7 @@ def _reduction_hint(formulation: Formulation | None, rules_call: str | None) -> 
     """Return the hint for an infeasible model of ``compact`` with reductions.
 
     It suggests `rules_call` or, if that is None, a model without reductions. Returns "" for other
-    formulations.
+    formulations and for None.
     """
     if formulation != COMPACT:
         return ""
@@ -291,9 +291,10 @@ def restate_form(
     """Return a model's form, changed to state `problem`, a surrogate of the model's problem.
 
     The surrogate may have another objective, unit of the objective, or limit on time, RAM or
-    written bytes. The objective is only replaced if `is_problem_objective`: the form minimizes the
-    objective of the model's problem. For the model's problem itself, returns `form`. Raises
-    `ValueError` if the form has no layout.
+    written bytes. Changed limits on time and written bytes become additional rows. The objective is
+    only replaced if `is_problem_objective`: the form minimizes the objective of the model's
+    problem. For the model's problem itself, returns `form`. Raises `ValueError` if the form has no
+    layout.
     """
     model = require_layout(form).model
     model_problem, objective = model.problem, problem.objective
@@ -325,7 +326,10 @@ def restate_form(
 
 
 def _drop_transfer_deadline(form: StandardForm, problem: Problem) -> StandardForm:
-    """Return the form, without rows on the transfer time unless `Problem.plans_all_transfers`."""
+    """Return the form without the rows that limit the transfer time.
+
+    Returns `form` itself if `Problem.plans_all_transfers`. The limits in the layout do not change.
+    """
     if problem.plans_all_transfers:
         return form
     retained_rows = [

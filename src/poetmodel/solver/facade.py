@@ -161,7 +161,10 @@ def _make_task(problem_or_model: Problem | pyo.ConcreteModel, formulation: str |
 
 
 def _check_formulation(problem: Problem, formulation: str) -> None:
-    """Raise `InputError` if a formulation is unknown, `ModelError` if it cannot state a problem."""
+    """Raise `InputError` if a formulation is unknown.
+
+    Raises `ModelError` for ``paper`` if the problem has features that ``paper`` lacks.
+    """
     if formulation == DEFAULT_FORMULATION:
         return
     from poetmodel.model import FORMULATIONS

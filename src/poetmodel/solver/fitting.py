@@ -376,10 +376,11 @@ class _FittingSearch:
     ) -> Fitted | None:
         """Build schedules with less RAM by fast heuristics; return the first whose arena fits.
 
-        In this order: the first schedule repaired, a greedy schedule, and one that pages every
-        tensor. The RAM of each is `too_large_bytes`, a budget known to be too large, minus its
-        quotient by one of `QUICK_DIVISORS`. Return None if none fits without a violation, or if the
-        first result is that of a published method (of `poetmodel.baselines`).
+        Three attempts, in this order: the first schedule repaired, a greedy schedule, and one that
+        pages every tensor. The RAM is `too_large_bytes`, a budget known to be too large, minus its
+        quotient by the first of `QUICK_DIVISORS`; for the greedy schedule, by the second. Return
+        None if none fits without a violation, or if the first result is that of a published method
+        (of `poetmodel.baselines`).
         """
         # A result of a published method must have the schedule of that method.
         if first_result.method != "optimal":
@@ -460,7 +461,8 @@ class _FittingSearch:
         """Plan a schedule within `budget_bytes` and place its copies in an arena.
 
         The arena may exceed `usable_bytes`. Improvements end after half of the remaining time. Sets
-        `plan_and_place_s`, and `smallest_arena_bytes` if the arena is the smallest so far.
+        `plan_and_place_s` to the time of this call [s], and `smallest_arena_bytes` if the arena is
+        the smallest so far.
         """
         graph, started_s = self.problem.graph, self.request.elapsed_s()
         plan, arena = plan_and_place(
@@ -562,8 +564,8 @@ class _FittingSearch:
 def _with_status(result: SolveResult) -> SolveResult:
     """Return `result`, which has a schedule, with the status that its gap implies.
 
-    If the gap is within the tolerance, the termination becomes PROVED; otherwise, a termination
-    PROVED becomes STALLED.
+    If the gap is at most `requested_gap`, the status becomes OPTIMAL and the termination PROVED.
+    Otherwise, the status becomes FEASIBLE, and a termination PROVED becomes STALLED.
     """
     is_proved = (result.gap or 0.0) <= result.requested_gap
     termination = result.termination

@@ -73,11 +73,11 @@ class TransferWeightSearch:
         """Try transfer weights; return the best schedule whose plan meets all limits, and a bound.
 
         The schedule `start` is verified first, unless the task has a user's model: then only solves
-        start from it. Ends when the gap is closed, no weight is left to try, the time limit passes
-        or a solve is interrupted. Tries only weight 0 if the makespan does not matter. Otherwise,
-        if another quantity than time is minimized and no transfer weight yields a plan within all
-        limits, surrogates that minimize time follow, except for a user's model. Returns the outcome
-        of the relaxation if that is infeasible.
+        start from it. Weight 0, the relaxation, follows; if it is infeasible, its outcome is
+        returned. Further weights are only tried if the makespan matters: `TIME_WEIGHTS` if time is
+        minimized, otherwise those of a bisection. If the bisection ends without a plan within all
+        limits, surrogates that minimize time follow, except for a user's model. Ends early when the
+        gap is closed, the time limit passes or a solve is interrupted.
 
         Raises `TooLargeError` if spans with invalid entries of `start` have more than `MAX_PAIRS`
         pairs, and the errors of `Task.solve_problem`.
@@ -252,7 +252,10 @@ class TransferWeightSearch:
         return make_candidate(self.problem, schedule, planning_s=planning_s)
 
     def _is_done(self) -> bool:
-        """Return whether the gap is closed, a solve was interrupted or no time remains."""
+        """Return whether the gap of `best` is closed, a solve was interrupted or no time remains.
+
+        If `best` has a user-defined objective, the gap is that of this objective.
+        """
         is_interrupted = any(
             outcome.termination == Termination.INTERRUPTED for _, outcome in self.weight_outcomes
         )

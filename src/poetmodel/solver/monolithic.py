@@ -80,9 +80,10 @@ def prove_formulation(
     outcome has no schedule, not even `start`, if building the model takes longer than the remaining
     time or is estimated to take longer.
 
-    Raises `VerificationError` if the verifier rejects a solution of ``compact`` that no cover cut
-    excludes, `ModelError` if ``paper`` cannot state the problem, `InputError` for an unknown
-    formulation, `TooLargeError` if a schedule has too many entries, and the errors of the solver.
+    Raises `VerificationError` if the verifier rejects a solution that no cover cut excludes, except
+    one of ``paper``. Raises `ModelError` if ``paper`` cannot state the problem, `InputError` for an
+    unknown formulation, `TooLargeError` if a schedule has too many entries, and the errors of the
+    solver.
     """
     expected_s = estimate_build_s(problem, formulation)
     if expected_s > request.remaining_s():
@@ -168,7 +169,7 @@ class ModelProof:
         """Solve the model from `start`; return the outcome with the better of solution and `start`.
 
         The outcome has `start` only if `start` decides all columns of the model and satisfies its
-        rows. Without `drops_unneeded_decisions`, `start` never replaces a solution of the solver.
+        rows. If `drops_unneeded_decisions` is False, `start` never replaces a solver's solution.
         Raises `VerificationError` as `_solve_until_accepted` does, and the errors of the solver and
         of the progress callback.
         """
@@ -242,8 +243,9 @@ class ModelProof:
     def _call_solver(self, start_point: NDArray[np.float64] | None) -> RawSolution | None:
         """Solve the form within the remaining time; return None if no time remains.
 
-        If the solver exceeds the limit by `PATIENCE_S`, it is abandoned, and its last report is
-        returned as a solution. Resets `last_report`, and appends the solver's messages to `log`.
+        If the solver exceeds the limit by `PATIENCE_S`, return the result of `_abandoned_solution`,
+        which has no point without a report. Resets `last_report`, and appends the solver's messages
+        to `log`.
         """
         request, remaining_s = self.request, self.request.remaining_s()
         if remaining_s <= 0:
@@ -331,8 +333,9 @@ class ModelProof:
     def _problem_bound(self, bound: float | None) -> float | None:
         """Convert the model's bound to one on the problem, in the unit of the minimized quantity.
 
-        It excludes the baseline, and is at least the bound known without a solve. Return None
-        without a bound, or if the model is not exact or minimizes another objective.
+        The solver's error is subtracted, and both bounds exclude the baseline. The result is at
+        least the bound known without a solve. Return None without a bound, or if the model is not
+        exact or minimizes another objective.
         """
         if bound is None or not (self.arrays.exact and self.is_problem_objective):
             return None

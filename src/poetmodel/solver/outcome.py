@@ -145,7 +145,11 @@ def safe_bound(problem: Problem, bound: float) -> float:
 
 
 def is_tight(problem: Problem, value: float, bound: float) -> bool:
-    """Return whether a bound reaches a value within rounding errors; both exclude the baseline."""
+    """Return whether a bound reaches a value within rounding errors; both exclude the baseline.
+
+    A rounding error in bytes is below `BYTES_TOLERANCE`. In another unit, it is within both
+    `EQUALITY_TOLERANCE` and `TOTAL_TOLERANCE`.
+    """
     if bound >= value:
         return True
     shortfall = value - bound

@@ -45,9 +45,10 @@ class _Sum(NamedTuple):
 def restate_as_call(model: pyo.ConcreteModel) -> str | None:
     """Return the Python call, for display, that states the rows and objective added to a model.
 
-    Long sums and lists are shortened by "...". Return None without additions, or if `subject_to`
-    and `minimizing` cannot state them. Also return None if the model is not exact or has no active
-    objective, or if variables or rows that `build` made were changed.
+    The first active objective is stated unless `has_problem_objective` is true. Long sums and lists
+    are shortened by "...". Return None without additions, or if `subject_to` and `minimizing`
+    cannot state them. Also return None if the model is not exact or has no active objective, or if
+    variables or rows that `build` made were changed.
     """
     objective = next(model.component_data_objects(pyo.Objective, active=True), None)
     added_rows = _added_rows(model)
@@ -110,7 +111,7 @@ def _has_changed_variables(model: pyo.ConcreteModel) -> bool:
 
 
 def _counted_variables(model: pyo.ConcreteModel) -> dict[int, _CountKey]:
-    """Return the count key of each variable that a `Count` counts, by the `id` of the variable.
+    """Return the count, item and stage of each counted variable, by the `id` of the variable.
 
     Includes the variables of resident state; omits the variables of ``decisions.storage_homes``.
     """
@@ -213,7 +214,9 @@ class _TotalsWriter:
     def _parse_sum(self, expression: Any) -> _Sum | None:
         """Return an expression as a sum of counts, without counts whose coefficient is 0.
 
-        Return None if it is not linear, or has a variable that is neither a count nor a home.
+        A variable of a home on storage is counted as 1 minus `Count.RESIDENT`, and fixed variables
+        are part of the constant. Return None if the expression is not linear, or has an unfixed
+        variable that is neither a count nor a home.
         """
         linear = generate_standard_repn(expression)
         if not linear.is_linear():
@@ -306,7 +309,7 @@ class _TotalsWriter:
 def _write_sum(terms: Iterable[tuple[float, str]]) -> str:
     """Return (coefficient, expression) terms as a Python sum for display.
 
-    "..." replaces the terms after the first `MAX_TERMS`.
+    "..." replaces the terms after the first `MAX_TERMS`. The sum is empty without terms.
     """
     text, n_terms = "", 0
     for n_terms, (value, expression) in enumerate(terms, start=1):

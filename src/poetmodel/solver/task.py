@@ -87,9 +87,10 @@ class Task:
         """Solve `problem`, that of the task or a surrogate, from `start` or a heuristic's schedule.
 
         An invalid `start` is ignored. Raises the errors of `prove` except `TimeLimitError` and
-        `TooLargeError`, after which the outcome has a reason. If a verified schedule refutes the
-        proof, the problem is solved again without presolve. If a schedule refutes the second proof,
-        too, or no time remains for it, the outcome has no proof.
+        `TooLargeError`, after which the outcome has a reason. After Ctrl-C, the outcome has the
+        termination INTERRUPTED. If a verified schedule refutes the proof, the problem is solved
+        again without presolve. If a schedule refutes the second proof, too, or no time remains for
+        it, the outcome has no proof.
         """
         outcome = self._solve_once(problem, request, start)
         if not is_refuted(problem, outcome):
@@ -308,7 +309,7 @@ def _fall_back_to_compact(problem: Problem, request: Request, lazy_outcome: Outc
 def _is_resolvable(problem: Problem, value: float) -> bool:
     """Return whether `value` is between `MIN_UNITS` and `MAX_UNITS` of the objective's unit.
 
-    True for values of 0 and for a peak.
+    True for values of 0 or less, and if RAM is minimized.
     """
     if value <= 0 or not problem.objective.is_sum:
         return True
@@ -341,9 +342,9 @@ def _merge_outcomes(
 ) -> Outcome:
     """Merge two outcomes; the second solve started from `known_candidate` or excluded its value.
 
-    Return the second outcome with the better schedule and bound, the total build time and both
-    logs. The second bound counts only up to the value of `known_candidate`. If the second solve is
-    infeasible, `known_candidate` is optimal.
+    Return the second outcome with the better of its schedule and `known_candidate`, the higher
+    bound, the total build time and both logs. The second bound counts only up to the value of
+    `known_candidate`. If the second solve is infeasible, that value is the second bound.
     """
     bound = (
         known_candidate.value

@@ -138,8 +138,9 @@ def write_library(
     Raises
     ------
     InputError
-        If the folder is not empty or cannot be written, a device is not a shipped one, or `mps` has
-        unknown names.
+        If the folder is not empty or cannot be written, a device is not a shipped one, a problem
+        minimizes neither energy nor time, two problems have different costs of one graph and
+        device, or `mps` has unknown names.
     TooLargeError
         If the memory rows of a problem with an MPS file have more than five million terms.
     OSError
@@ -206,7 +207,7 @@ class _LibraryWriter:
         }
 
     def _write_graph(self, graph: Graph) -> str:
-        """Write a graph once, and return the path of its file relative to the library."""
+        """Write a graph, once for its SHA-256; return the path of its file in the library."""
         digest = graph.sha256
         if digest not in self._graph_files:
             name = f"graphs/{file_name(graph.name, digest[:8])}.graph.json"
@@ -244,9 +245,9 @@ class _LibraryWriter:
         return f"devices/{name}"
 
     def _write_mps(self, instance: Instance) -> dict[str, Any] | None:
-        """Write the MPS file of ``compact`` for a problem; return its path and objective unit.
+        """Write the MPS file of ``compact`` for a problem; return ``file`` and ``objective_unit``.
 
-        The path is relative to the library. Return None, without a file, for a problem of
+        ``file`` is the path in the library. Return None, without a file, for a problem of
         `MPS_NODES_BELOW` nodes or more that is not requested by name. Raises `TooLargeError` if the
         memory rows have more than five million terms, and `OSError` if the file cannot be written.
         """
@@ -455,7 +456,8 @@ def _check_solution(
 ) -> CheckedSolution:
     """Verify a solution file and compare its overhead with the best known overhead and bound.
 
-    An unreadable or invalid schedule is a finding; errors of the problem are raised.
+    An unreadable or invalid schedule is the finding INVALID; a valid one of a problem recorded as
+    infeasible is BELOW_BOUND. Errors of the problem are raised.
     """
     name, best = str(line["name"]), line["best"]
     known_values = {

@@ -49,7 +49,8 @@ class ForbiddenError(RuntimeError):
 def foreign_tensor_error(predicate: str) -> ForbiddenError:
     """Return the error for a wrong use of a tensor that is no parameter, buffer or input.
 
-    `predicate` is the verb phrase of the message that names the use, such as "is changed".
+    `predicate` is the verb phrase of the message that names the use, such as "is changed". The
+    caller replaces ``{where}`` in the message.
     """
     return ForbiddenError(
         f"a tensor that is no parameter, buffer or input {predicate}{{where}}, but can only be a "
@@ -224,7 +225,10 @@ def _capture_message(error: BaseException, where: str) -> str:
 
 
 def exception_chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception, its cause or else its context, and so on, each exception once."""
+    """Yield an exception, its cause or else its context, and so on, each exception once.
+
+    Also yields contexts that ``from None`` suppresses.
+    """
     link: BaseException | None = error
     seen_ids: set[int] = set()
     while link is not None and id(link) not in seen_ids:

@@ -80,8 +80,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as ``transformers.Trainer`` does; with `whole_step`, finally close the step.
 
-        Closing moves all state to RAM. The next training then compiles a new step; without
-        `whole_step`, it uses the same step again for the same model.
+        Also closes it after an exception. Closing moves all state to RAM; `step` remains the closed
+        step. The next training then compiles a new step; without `whole_step`, it uses the same
+        step again for the same model.
         """
         try:
             return super().train(*args, **kwargs)

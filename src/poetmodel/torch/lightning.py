@@ -103,8 +103,8 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         Compiles on the first batch of a module, and on the first batch after `teardown` has closed
         the step. Logs the values of the batch. On the first of ``accumulate_grad_batches`` batches,
         clears ``.grad`` before the step, then moves the new gradients from ``.grad`` to a list for
-        `backward`, because Lightning clears ``.grad`` between both; later batches add theirs to
-        ``.grad``. With `whole_step`, the step updates the parameters and leaves no gradients.
+        `backward`, because Lightning clears ``.grad`` before `backward`; later batches add theirs
+        to ``.grad``. With `whole_step`, the step updates the parameters and leaves no gradients.
         Raises `CaptureError` for manual optimization, and the errors of compilation and of the
         step.
         """
@@ -123,7 +123,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
             "other_arguments": list(map(torch.tensor, other_arguments)),
             "accumulated_batches": torch.tensor(accumulated_batches),
         }
-        # Lightning clears gradients between forward and backward pass.
+        # Lightning clears gradients between `training_step` and `backward`.
         is_first = trainer.fit_loop.batch_idx % accumulated_batches == 0
         if is_first:
             module.zero_grad(set_to_none=True)
@@ -169,7 +169,8 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     def teardown(self) -> None:
         """Tear down as Lightning does; with `whole_step`, first close the step.
 
-        Closing moves state on storage to RAM. The next training then compiles a new step.
+        Closing moves state on storage to RAM. `step` remains the closed step until the next
+        training compiles a new one.
         """
         if self._whole_step and self.step is not None:
             self.step.close()

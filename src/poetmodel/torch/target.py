@@ -251,9 +251,10 @@ def _load_file(path: Path, format_text: str) -> ModuleType:
 
 @contextmanager
 def _raise_input_error(target: str) -> Iterator[None]:
-    """Context manager that converts exceptions to `InputError`, with the user's line if known.
+    """Context manager that converts exceptions to `InputError`, with prefix `target` and a line.
 
-    `SystemExit` is converted, too, but `KeyboardInterrupt` is not. `InputError` passes unchanged.
+    The line is the innermost one of the user's or a library's code, if any. `SystemExit` is
+    converted, too, without a line; `KeyboardInterrupt` is not. `InputError` passes unchanged.
     """
     try:
         yield

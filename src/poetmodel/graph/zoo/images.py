@@ -175,8 +175,8 @@ def _build_resnet(
     """Build a residual network of `depths` blocks per stage, with `convolutions` in each block.
 
     For small images, `is_small` makes the first convolution 3 x 3 with stride 1 instead of 7 x 7
-    with stride 2, and omits the pooling after it. Raises `InputError` for an invalid image size or
-    number of classes.
+    with stride 2, and omits the pooling after it. Raises `InputError` for an invalid size or
+    option.
     """
     require_counts(image_size=image_size, classes=classes)
     tape = Tape(name, **options)
@@ -267,9 +267,9 @@ def _build_mobilenetv2(
     dropout: float,
     **options: Unpack[TapeOptions],
 ) -> Graph:
-    """Build a MobileNetV2 with channels by `_scale_channels`, but 1280 in the last convolution.
+    """Build a MobileNetV2; `width` scales the channels, but the last convolution has 1280.
 
-    Raises `InputError` for an invalid image size or number of classes.
+    `_scale_channels` rounds the channels. Raises `InputError` for an invalid size, rate or option.
     """
     require_counts(image_size=image_size, classes=classes)
     tape = Tape(name, **options)

@@ -75,8 +75,8 @@ def linear(
     """Declare a fully connected layer over the last dimension.
 
     `tied_to` names an existing weight of shape (features, features_in) to share instead of a new
-    one; the bias is not shared. The backward pass reads the same tensors as in `conv2d`, and the
-    bias costs the same FLOP.
+    one; `Tape.record` checks the shape. The bias is not shared. The backward pass reads the same
+    tensors as in `conv2d`, and the bias costs the same FLOP.
     """
     *leading_sizes, features_in = x.shape
     y = x.new_value(name, *leading_sizes, features)

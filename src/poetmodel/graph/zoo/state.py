@@ -169,9 +169,9 @@ class StateOptions:
         """Return the operators without gradients of untrained weights, split by `tile_bytes`.
 
         All gradients of inputs stay, and precede the weight gradients of their operator. A batch
-        norm whose weight is not trained becomes its `untrained_variant`. Raises `InputError` if
-        `train` selects no weight, or if the N of ``last-N`` is 0 or exceeds the number of layers,
-        without norms.
+        norm whose weight is not trained becomes its `untrained_variant`. With an optimizer, raises
+        `InputError` if `train` selects no weight, or if the N of ``last-N`` is 0 or exceeds the
+        number of layers with weights that are no norms.
         """
         trained_names = self._trained_weight_names(declarations)
         return [
@@ -188,8 +188,8 @@ class StateOptions:
         Raises
         ------
         InputError
-            If `train` selects no weight, or the N of ``last-N`` is 0 or exceeds the number of
-            layers, without norms.
+            With an optimizer, if `train` selects no weight, or the N of ``last-N`` is 0 or exceeds
+            the number of operators with weights that are no norms.
         """
         layers = [declaration for declaration in declarations if declaration.weights]
         if self.rule is None:
@@ -306,8 +306,8 @@ class StateNodeBuilder:
     def make_missing_nodes(self, *weights: Weight, op: str = "parameter") -> list[Node]:
         """Return new nodes that hold those `weights` that have no node yet; record their names.
 
-        `op` is the operator of nodes that hold trainable weights or their moments; that of running
-        statistics is ``running_statistic``.
+        `op` is the operator of nodes that hold parameters, trained or not, or moments; that of
+        running statistics is ``running_statistic``.
         """
         missing_weights = [weight for weight in weights if weight.name not in self._names_with_node]
         self._names_with_node.update(weight.name for weight in missing_weights)

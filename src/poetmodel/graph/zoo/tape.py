@@ -95,7 +95,10 @@ class Tape:
         tile: str | int | None = None,
         train: str | None = None,
     ) -> None:
-        """Validate the options and start an empty forward pass; `name` is that of the graph."""
+        """Validate the options and start an empty forward pass; `name` is that of the graph.
+
+        Raises `InputError` for an invalid option, see `TapeOptions`.
+        """
         require_counts(batch_size=batch_size)
         _require_option("dtype", dtype, ITEM_BYTES)
         if optimizer is not None:
@@ -124,7 +127,8 @@ class Tape:
 
         `shape` includes the batch. The node precedes the operator that is recorded next.
         `item_bytes` [B] defaults to the tape's element size. The node is not recomputable, since a
-        sample is provided once: schedules keep it or page it.
+        sample is provided once: schedules keep it or page it. With the option `input_on_aux`, the
+        sample starts on storage.
         """
         value = Value(name=name, shape=shape, item_bytes=item_bytes or self.item_bytes)
         node = Node(
@@ -232,7 +236,11 @@ class Tape:
         return sum(weight.size for weight in self._weights.values())
 
     def _resident_bytes(self) -> dict[str, int]:
-        """Return the bytes of ``parameters``, ``gradients`` and ``optimizer``; {} with state."""
+        """Return the bytes of parameters, gradients and moments by name; {} with state.
+
+        The names are ``parameters``, ``gradients`` (those of all parameters, even without an
+        optimizer) and ``optimizer``.
+        """
         if self._state is not None:
             return {}
         rule = None if self._optimizer is None else OPTIMIZERS[self._optimizer]
@@ -362,9 +370,9 @@ class BackwardPass:
     ) -> None:
         """Build the backward nodes of all `declarations`, in reverse order.
 
-        `has_update` is whether an update node reads the weight gradients, without state in the
-        graph. With state, `builder` makes the nodes of moments and updates; these nodes are added
-        to `nodes`, too.
+        `has_update` is whether the caller appends a node that updates all weights and reads
+        `weight_gradients`, without state in the graph. With state, `builder` makes the nodes of
+        moments and updates; these nodes are added to `nodes`, too.
         """
         self.nodes: list[Node] = []
         """The backward nodes, in execution order."""
@@ -481,9 +489,9 @@ class BackwardPass:
     ) -> dict[str, Tensor]:
         """Return the output tensors of a backward node by suffix of the part; register gradients.
 
-        The output of the part of all weights together has 0 bytes; it is omitted without an update
-        node, unless it is the only output. A single output is named like the node, several by the
-        operator, ``.grad_`` and the suffix.
+        A gradient has the bytes of its input or weight. That of all weights together has 0 bytes;
+        it is omitted without an update node, unless it is the only output. A single output is named
+        like the node, several by the operator, ``.grad_`` and the suffix.
         """
         output_parts = [
             part for part in parts if part.target is not None or self._has_update or len(parts) == 1

@@ -190,10 +190,11 @@ def kept_spans(
     """Yield each tensor that has readers, with the spans of stages in which a point keeps it.
 
     In a span (begin, end, level), the fraction `level` of the tensor stays in RAM across the ends
-    of stages begin..end-1. A tensor restored in a group is assumed to be in RAM from the first to
-    the last stage of the group that reads the tensor, then at the level at which it is kept into
-    later groups. Free keeps have level 1. Recomputations that read the tensor are ignored. Empty
-    spans and spans of level 0 are omitted.
+    of stages begin..end-1. The level is 1 from the tensor's node to the last reader in the group of
+    the node. For a later group, it is the value of the keep into the group (1 for a free keep);
+    between the first and the last reader in the group, `_restored_level` is added, up to a sum
+    of 1. Recomputations that read the tensor are ignored. Empty spans and spans of level 0 are
+    omitted.
     """
     graph, grouping, events = (
         relaxation.problem.working_graph,

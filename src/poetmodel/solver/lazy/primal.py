@@ -70,9 +70,9 @@ class PrimalHeuristic:
     def repair(self, solution: Schedule, *, search_locally: bool = True) -> None:
         """Repair the schedule of a relaxation's solution; offer the best schedule to the session.
 
-        Does not repair without the heuristic ``repair``. While the gap is not small, a local search
-        (`improve`) follows if `search_locally`. Adds the time to `spent_s`. Raises `TimeLimitError`
-        if the time limit passes.
+        Repairs only with the heuristic ``repair``, for at most `max_repair_s` or `due_s`, whichever
+        is longer. Unless the gap is small, a local search (`improve`) follows if `search_locally`.
+        Adds the time to `spent_s`. Raises `TimeLimitError` if the time limit passes.
         """
         neighbourhood, started_s = self.neighbourhood, now_s()
         if "repair" in self.session.params.heuristics:

@@ -131,8 +131,8 @@ class PrimalWorker:
     def _send_updates(self, process: WorkerProcess, search_future: Future[None]) -> None:
         """Send changed states of the proof until the search ends or the context exits.
 
-        Log a process that ended before the session was done, and raise `BackendError` if the search
-        failed.
+        The state is compared every `UPDATE_INTERVAL_S`. Log a process that ended before the session
+        was done, and raise `BackendError` if the search failed.
         """
         sent_state = None
         while not search_future.done():
@@ -223,7 +223,7 @@ class PrimalSearch:
         self._best_value = float("inf")
 
     def search_until_done(self) -> None:
-        """Until the session is done, repair new solutions; search near them and in between."""
+        """Until the session is done, repair each new solution; without one, search locally."""
         while not self.session.is_done():
             if self._has_new_solution() and self._solution is not None:
                 solution, self._solution = self._solution, None
@@ -264,7 +264,8 @@ def search_schedules(
 ) -> None:
     """Search for schedules in the worker process, from `state`, until the session is done.
 
-    Sends each better schedule as a progress message.
+    Reads later states of the proof from the messages of `job`, and sends each better schedule as a
+    progress message.
     """
     with infrequent_gc():
         search = PrimalSearch(job, problem, request, params)

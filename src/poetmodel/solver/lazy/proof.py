@@ -171,13 +171,13 @@ def find_fastest_schedule(
 ) -> Outcome:
     """Minimize time within all other limits until it is decided whether the deadline can be met.
 
-    Raises `ValueError` for problems without a deadline. The search takes at most the fraction
-    `FASTEST_TIME_RATIO` of the remaining time, and reports no schedules, only `bound`, the proven
-    bound of the problem. The candidate of the outcome meets every limit, or is None; the bound of
-    the outcome is one on the time beyond a single pass. The outcome is infeasible if it is proved
-    that no schedule meets all limits. It is interrupted only if the caller's callback or Ctrl-C
-    ended the search. Raises `TimeLimitError` if the limit of the context passes, and the errors of
-    `generate_rows`.
+    Rows are generated unless a greedy schedule meets the deadline. The search takes at most the
+    fraction `FASTEST_TIME_RATIO` of the remaining time, and reports no schedules, only `bound`, the
+    proven bound of the problem. The candidate of the outcome meets every limit, or is None; the
+    bound of the outcome is one on the time beyond a single pass. The outcome is infeasible if it is
+    proved that no schedule meets all limits. It is interrupted only if the caller's callback or
+    Ctrl-C ended the search. Raises `ValueError` for a problem without a deadline, `TimeLimitError`
+    if the limit of the context passes, and the errors of `generate_rows`.
     """
     if problem.deadline_s is None:
         msg = "the problem has no deadline"

@@ -178,8 +178,9 @@ class Relaxation:
     def restate_cuts(self, coarser_relaxation: Relaxation) -> None:
         """Replace the cuts by those of `coarser_relaxation`, in the columns of this relaxation.
 
-        Cuts without a separator, cuts that their separator does not restate, and cuts with the
-        terms of an earlier one are omitted. Raises `TimeLimitError` if the time limit passes.
+        Cuts of a family without a separator here, cuts that the separator does not restate, and
+        cuts with the terms of an earlier one are omitted. Raises `TimeLimitError` if the time limit
+        passes.
         """
         cuts_by_terms: dict[tuple[tuple[float, int], ...], Cut] = {}
         for cut in coarser_relaxation.cuts:

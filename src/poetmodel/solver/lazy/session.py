@@ -80,7 +80,8 @@ class BoundTracker:
     def replace_incumbent(self, candidate: Candidate) -> bool:
         """Replace the incumbent by `candidate`, a valid schedule, if its value is smaller.
 
-        Return whether the incumbent was replaced.
+        Without an incumbent, any candidate becomes the incumbent, even above `ceiling`. Return
+        whether `candidate` became the incumbent.
         """
         with self.lock:
             is_better = self.incumbent is None or candidate.value < self.incumbent.value

@@ -117,7 +117,9 @@ class _ConflictSearch:
 def find_minimal_conflict(
     decide_conflict: Callable[[list[T]], bool | None], members: list[T]
 ) -> Conflict[T]:
-    """Return a minimal subset of `members` that conflicts.
+    """Return a minimal subset of `members` that conflicts, found by QuickXplain.
+
+    Afterwards, each member is left out if the remaining ones still conflict.
 
     Parameters
     ----------
@@ -248,10 +250,11 @@ def find_conflict(
 ) -> Conflict[StatedLimit]:
     """Return limits and user-defined constraints of an infeasible problem that conflict.
 
-    `time_limit` is processor time, so that other work on the machine does not change the set [s].
-    All constraints of one rule are one member at first. The rules in the set are divided into
-    single constraints if all members are proven to be needed, before and after the division, and
-    the divided set has at most `MAX_ROWS` constraints.
+    The set is minimal if no member is unchecked. `_ConflictSearch` solves the problem with subsets
+    of its limits. `time_limit` is processor time, so that other work on the machine does not change
+    the set [s]. All user-defined constraints of one rule are one member at first. The rules in the
+    set are divided into single constraints if all members are proven to be needed, before and after
+    the division, and the divided set has at most `MAX_ROWS` constraints.
 
     Raises
     ------

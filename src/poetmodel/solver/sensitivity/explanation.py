@@ -147,8 +147,9 @@ class Explanation:
     def to_dict(self) -> dict[str, Any]:
         """Return the explanation as plain values in SI units.
 
-        ``changes`` are the remedies, ``constraints`` the added and the user-defined ones.
-        ``sentences`` has the results of the method `sentences`, which include the notes.
+        ``changes`` has the remedies, and ``constraints`` the names in `added_constraints` and
+        `user_constraints`. ``sentences`` has the results of the method `sentences`, which include
+        the notes.
         """
         return {
             "reason": self.reason,
@@ -162,7 +163,10 @@ class Explanation:
 
 
 def _list_names(names: Sequence[str], noun: str) -> str:
-    """Return the noun with at most `MAX_ROWS` quoted names, and the number of further names."""
+    """Return the noun, at most `MAX_ROWS` quoted names, and the number of further names.
+
+    The noun has a plural "s" for two or more names; `names` is not empty.
+    """
     *first_names, last_name = map(repr, names[:MAX_ROWS])
     n_hidden = len(names) - MAX_ROWS
     if n_hidden > 0:

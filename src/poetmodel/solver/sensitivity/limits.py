@@ -80,8 +80,9 @@ class Limit:
     def to_dict(self) -> dict[str, Any]:
         """Return the smallest amount, its bound, and the peak of its schedule, in SI units.
 
-        Also has the minimized quantity, gap, proof, status, reason (None for an empty one) and the
-        RAM of the device. Values that need a schedule are None without one.
+        The peak has stage, node, bytes and tensors. Also has the minimized quantity, gap, proof,
+        status, reason (None for an empty one) and the RAM of the device, but not `name`. Values
+        that need a schedule are None without one.
         """
         simulation, graph = self.result.simulation, self.result.problem.graph
         document: dict[str, Any] = {
@@ -171,8 +172,8 @@ def find_limits(
 def _limit_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:
     """Yield the name of each `Limit` except ``block``, and the problem that minimizes its quantity.
 
-    They are in the order of `find_limits`. RAM limits with forbidden decisions are omitted, and
-    ``stated`` without a deadline, energy budget or user-defined constraint.
+    They are in the order of `find_limits`. RAM limits with decisions that `problem` forbids are
+    omitted, and ``stated`` without a deadline, energy budget or user-defined constraint.
     """
     for name, recompute, paging in (
         ("keep_all", False, False),

@@ -259,8 +259,8 @@ def find_remedies(
     `conflict` has limits that no schedule meets together, or is None. With a conflict, only its
     members and the batch size are changed, because a change of any other limit cannot suffice:
     `works` of other limits is False. Without a conflict, user-defined constraints have no remedies.
-    Each change has at least `MIN_CHANGE_S`, also beyond `time_limit`. After Ctrl-C, changes whose
-    solve did not begin are omitted.
+    The remedies are in the order of `Change`. Each change has at least `MIN_CHANGE_S`, also beyond
+    `time_limit`. After Ctrl-C, changes whose solve did not begin are omitted.
     """
     attempts = list(_make_attempts(problem, conflict))
     results = iter(
@@ -288,7 +288,8 @@ def _make_attempts(problem: Problem, conflict: Sequence[StatedLimit] | None) -> 
     All constraints of a rule in the conflict have one attempt; the batch size has none if
     `_with_batch_size_1` returns None. If an amount is removed, the changed problem minimizes its
     quantity. If a one-sided constraint is removed, the changed problem minimizes its sum, negated
-    for a lower limit. A limit outside the conflict has no changed problem.
+    for a lower limit. A limit outside the conflict has no changed problem. If `conflict` is None,
+    each limit has a changed problem, and no constraint has an attempt.
     """
     for change in stated_limits(problem):
         variant = ChangedProblem(problem=without_limits(problem, change), gap=1.0)
@@ -330,8 +331,9 @@ def _storage_terms(graph: Graph) -> Iterator[tuple[str, float]]:
 
     The storage contains state with a home there, and paged-out tensors: the terms are the size of
     all state, minus that of resident state, plus that of page-outs. Replacements and tensors that
-    start on storage take no more storage. Without state, the sum equals the bytes written, because
-    a tensor is paged out at most once.
+    start on storage take no more storage. The last term is the size of all state, with the key
+    `CONSTANT`. Without state, the sum equals the bytes written, because a tensor is paged out at
+    most once.
     """
     state_and_replacements = {*graph.state_tensors, *graph.replacement_of.values()}
     for i, size in enumerate(graph.tensor_bytes):
@@ -344,9 +346,10 @@ def _storage_terms(graph: Graph) -> Iterator[tuple[str, float]]:
 
 
 def without_limits(problem: Problem, *limits: StatedLimit, **changes: Any) -> Problem:
-    """Return a problem without `limits` and reference value, with fields replaced by `changes`.
+    """Return a problem without `limits`, with fields replaced by `changes`.
 
-    Removes the amounts as `Problem.without_limits` does.
+    As in `Problem.without_limits`, RAM and storage get amounts that exclude no relevant schedule,
+    and the reference of the objective's unit is removed, too.
     """
     quantities = [
         amount_limit.quantity for change, amount_limit in AMOUNTS.items() if change in limits

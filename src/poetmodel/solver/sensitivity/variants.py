@@ -94,9 +94,10 @@ def with_graph_identity(schedule: Schedule, graph: Graph) -> Schedule:
 
 
 def _best_valid_schedule(results: Sequence[SolveResult], problem: Problem) -> Schedule | None:
-    """Return the best schedule of earlier results that is valid for a problem; None without one.
+    """Return the schedule of earlier results that is valid and best for `problem`, or None.
 
-    Only results with the same minimized quantity are considered.
+    Only results with the same minimized quantity are considered. Their schedules are verified and
+    valued in `problem`; of equal values, the first one is returned.
     """
     candidates = (
         make_valid_candidate(problem, with_graph_identity(result.schedule, problem.graph))

@@ -111,8 +111,8 @@ class Frontier:
         The candidates are `tight_plan`, `keep_all_plan`, and a plan for each of nine pairs of
         limits on peak and saved bytes, if found; plans of equal limits are cached. A plan is
         dominated by one with no larger peaks, saved bytes and time. Returns [] if no plan within
-        the budget was found. After `until_s` [s], on the monotonic clock, a solve still has
-        `MIN_SOLVE_S`. Raises the error of `keep_all_plan`.
+        the budget was found. This and later solves of the frontier end at `until_s` [s], on the
+        monotonic clock, but have at least `MIN_SOLVE_S`. Raises the error of `keep_all_plan`.
         """
         self._until_s = until_s
         graph_problem = self.graph_problem

@@ -85,7 +85,8 @@ def trained_parameters(inputs: Sequence[Any], names: Mapping[int, str]) -> dict[
 def insert_additions(graph: fx.Graph, parameters: Mapping[int, str]) -> None:
     """Insert operations into a joint graph that add gradients of parameters to ``.grad``.
 
-    Each operation follows the computation of its gradient.
+    Each operation directly follows the computation of its gradient, or comes last if the gradient
+    is an argument.
 
     Parameters
     ----------
@@ -176,9 +177,10 @@ class AdditionChecks:
         """
 
         def call_compiled(*arguments: Any) -> Any:
-            """Call the function; with gradients enabled, add `_check_pass` to its autograd node.
+            """Call the function; with gradients enabled, register `_check_pass` at its node.
 
-            Raises `CaptureError` as `add_checks` lists.
+            Stores the names of the parameters in the metadata of the node. Raises `CaptureError` as
+            `add_checks` lists.
             """
             if not torch.is_grad_enabled():
                 return compiled_function(*arguments)
@@ -215,11 +217,12 @@ _CHECKED_KEY: Final = "poetmodel.checked"
 
 
 def _check_pass(node: Any) -> None:
-    """Raise `CaptureError` if gradients of a call must not be added to ``.grad``; a prehook.
+    """Raise `CaptureError` if the call of `node` must not add gradients; a prehook of `node`.
 
     The first check of a backward pass covers all its calls, so that an error leaves ``.grad``
-    unchanged, unless another thread called the engine. Without an error, marks the AccumulateGrad
-    node of each parameter whose gradient the call adds, and registers a `_GradientWatch` for it.
+    unchanged. If another thread called the engine, each call is checked alone. Without an error,
+    marks the AccumulateGrad node of each parameter whose gradient the call adds, and registers a
+    `_GradientWatch` for it.
     """
     if torch.is_grad_enabled():
         raise CaptureError(

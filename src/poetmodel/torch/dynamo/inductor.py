@@ -101,8 +101,8 @@ class InliningPredictor:
 
         An inlined node is pure, and neither a result nor among `_reductions`. It and all its
         readers can be fused. At most `MAX_LARGE_INPUTS` of its inputs have at least half of
-        `size_bytes`; with several readers it is at most one input, and the node is no ``cat``. If
-        the node reads random numbers in the forward pass, the backward pass does not read it.
+        `size_bytes`; with several readers at most one input has, and the node is no ``cat``. A
+        forward node that reads random numbers has no reader in the backward pass.
         """
         if not self._is_fusible(node) or node in self._reductions or node.is_impure():
             return False
@@ -177,9 +177,11 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Plan a joint graph; return the modules of its forward and backward passes.
 
-        Raises `CaptureError` without ``fullgraph=True`` or with buckets of DDP, and the errors of
-        `JointGraph` and `GraphPlanner.rewrite`. Records each error as a refusal. Changes `gm` as
-        `_split_graph` does.
+        `num_fwd_outputs` is the number of forward results, `static_lifetime_input_indices` has the
+        positions of inputs that outlive the step, such as parameters. Raises `CaptureError` without
+        ``fullgraph=True`` or with buckets of DDP, and the errors of `JointGraph` and
+        `GraphPlanner.rewrite`. Records each error as a refusal. Changes `gm` as `_split_graph`
+        does.
         """
         with self.graphs.record_refusals():
             return self._split_graph(gm, num_fwd_outputs, static_lifetime_input_indices)
@@ -272,7 +274,8 @@ class MeasuringCompiler:
             """Execute the graph twice on synthetic inputs; return the second peak [B].
 
             Inputs that are not floating-point are filled with `integer`. In a forward pass, stores
-            their strides in `_strides`.
+            the strides of all inputs in `_strides`. The peak includes inputs of a backward pass,
+            except those with the name and strides of a forward input.
             """
             makers = []
             for name, value in zip(names, example_inputs, strict=True):
@@ -350,7 +353,8 @@ class InductorBackend(Backend):
 
         The first attempt reserves the bytes that an earlier compilation cached, or 0 B. The plan of
         the successful attempt is recorded; its reserved bytes are cached unless it was the first
-        attempt. A call without gradients has no plan, and is compiled once.
+        attempt. A call without gradients has no plan, but a line in the summary, and is compiled
+        once.
 
         Raises
         ------

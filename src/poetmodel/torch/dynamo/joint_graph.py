@@ -137,9 +137,10 @@ class JointGraph(StepGraph):
         return self.find_reads(node for node in nodes if isinstance(node, fx.Node)).storages
 
     def apply_profiles(self, profiles: Sequence[OpProfile]) -> None:
-        """Replace the profiles of all operations, and set the sizes of their storages accordingly.
+        """Replace the profiles of all operations, and set the sizes of their storages.
 
-        Outputs that are missing in a profile get 0 bytes: kernels may omit unused gradients.
+        A storage has the size of its largest output. Outputs that are missing in a profile have 0
+        bytes: kernels may omit unused gradients.
         """
         for operation, profile in zip(self.operations, profiles, strict=True):
             sizes = {
@@ -271,7 +272,9 @@ class JointGraph(StepGraph):
         return frozenset(forbidden_storages) - self.forward_results
 
     def training_graph(self, *, middle_bytes: int | None = None) -> Graph:
-        """Return the training graph; equal graphs have equal hashes, because the name is fixed.
+        """Return the training graph: a node for each operation, then one for `final_results`.
+
+        Equal graphs have equal hashes, because the name is fixed.
 
         Parameters
         ----------
@@ -569,8 +572,9 @@ def _display_name(node: fx.Node) -> str:
 def _find_line(node: fx.Node) -> str:
     """Return the innermost line outside of PyTorch that created a node, as text.
 
-    The text has file, line number and code. If the node has no stack trace, that of a reader or an
-    input is used. If no trace has such a line, returns the node's module, or else its name.
+    The text has file, line number and code. If the node has no stack trace, that of the first
+    reader, or else input, with a trace is used. If this trace has no such line, or there is none,
+    returns the node's module, or else its name.
     """
     traces = (
         near_node.meta.get("stack_trace")

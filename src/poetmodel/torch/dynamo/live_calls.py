@@ -180,7 +180,10 @@ class CountedGraph:
         """
 
         def forward(arguments: list[Any]) -> Any:
-            """Execute and count the forward pass; register its call as live."""
+            """Execute and count the forward pass; register its call as live.
+
+            The first call of the graph also sets `_layout`.
+            """
             storages = _storage_references(arguments) if self._layout is None else {}
             running_pass = self._calls.begin_pass(_Pass(self, self.peaks.forward_bytes))
             try:
@@ -445,8 +448,9 @@ class LiveCalls:
     ) -> dict[int, StorageWeakRef]:
         """Return the storages of arguments by key; empty if they are not needed.
 
-        They are not needed if no call except `backward_call` is live, no pass runs, no returned
-        tensor is recorded, and the graph is not retained.
+        `backward_call` is the call of a backward pass, if known. Storages are not needed if no
+        other call is live, no pass runs, no returned tensor is recorded, and the graph is not
+        retained.
         """
         is_alone = all(call is backward_call for call in self._calls) and not (
             self._passes or self._returned_storages
@@ -557,11 +561,13 @@ class LiveCalls:
     def _record_event(
         self, new_pass: _Pass, other_calls: Sequence[_LiveCall], held_bytes: int
     ) -> None:
-        """Record a pass in the step, with the RAM that no choice of plans changes; set its number.
+        """Append the `Event` of a pass to those of the step, and set the `number` of the pass.
 
-        `held_bytes` is all RAM that counts during the pass besides its own peak. If a backward pass
-        of a known call does not follow another backward pass, the interval before it is recorded
-        first. Clears `_is_regular` if another pass runs, or the call of a backward pass is unknown.
+        A forward pass with a choice of plans has the next number, a backward pass that of its call.
+        `other_calls` are the live calls except that of the pass; `held_bytes` is all RAM that
+        counts during the pass besides its own peak. If a backward pass of a known call does not
+        follow another backward pass, the interval before it is recorded first. Clears `_is_regular`
+        if another pass runs, or the call of a backward pass is unknown.
         """
         backward_call = new_pass.backward_call
         if new_pass.is_backward:
@@ -602,15 +608,17 @@ class LiveCalls:
     ) -> tuple[int, bool]:
         """Return (budget of a pass [B], whether it is final).
 
-        The budget is at least the largest one of the graphs of the pass, live calls and running
-        passes. With `budget_bytes`, it is at least `budget_bytes`, and final. Without, it is the
-        largest budget of the graphs, also final, if the pass's graph has no choice of plans, or
-        if the graph has a budget and no other call is live or runs.
+        The budget is at least that of each graph: of the pass, of `other_calls`, and of running
+        passes. If `budget_bytes` is not None, it is at least `budget_bytes`, and final. Otherwise
+        it is the largest budget of the graphs, also final, if `keep_all_fraction` is None, the
+        pass's graph has no choice of plans, or this graph has a budget and no other call is live or
+        runs.
 
-        Otherwise a percentage refers to all calls of the first step. `_keep_all_bytes` is raised to
-        their keep-all peak so far. This peak is the budget of a forward pass, not final. A
-        fraction of it is the final budget of a backward pass: all calls are known then. Raises the
-        error of `Frontier.keep_all_plan`.
+        In all other cases, a percentage refers to the calls of the step. `_keep_all_bytes` is
+        raised to their keep-all peak so far, which is the budget of a forward pass, not final.
+        `keep_all_fraction` of it is the final budget of a backward pass: all calls are known then.
+        `other_calls` and `held_bytes` are as in `_record_event`. Raises the error of
+        `Frontier.keep_all_plan`.
         """
         graphs = [
             new_pass.graph,
@@ -639,11 +647,12 @@ class LiveCalls:
         return max(graph_budget_bytes, int(fraction * self._keep_all_bytes)), new_pass.is_backward
 
     def _reserve(self, new_pass: _Pass) -> str | None:
-        """Reserve the peak of a pass, and record the pass in the current or a new step.
+        """Reserve the peak of a pass, or return the error message if it could exceed the budget.
 
-        Returns None, and updates `concurrent_bytes` and `_forward_bytes`. If the pass could exceed
-        the budget, reserves no bytes and returns the error message. In both cases finished calls
-        are removed. Raises as `_find_budget_bytes`.
+        First removes finished calls, and begins a new step if then no call is live and no pass
+        runs. On success, records the pass in the step and returns None. `concurrent_bytes` is
+        raised if other calls are live or run, `_forward_bytes` if the budget is not final. Raises
+        as `_find_budget_bytes`.
         """
         graph = new_pass.graph
         with self._lock:

@@ -110,6 +110,7 @@ class PlanRecord:
         return asdict(self) | {"regions": list(self.regions)}
 
     def __str__(self) -> str:
+        """Return the line of the plan in `GraphPlanner.summary`."""
         proved_text = (
             "" if self.gap is None else f" (at least {self.overhead * (1 - self.gap):.1%})"
         )
@@ -221,10 +222,11 @@ class BackendOptions:
         checkpoints of the model itself, if any. ``eager`` means `eager_bytes`, or `keep_all_bytes`
         without checkpoints.
 
-        A percentage refers to the first shape of a function, whose `keep_all_bytes` is stored in
-        `call`, because the RAM of the host does not depend on inputs. From 100 % the budget is at
+        A budget in bytes is returned as stated. A percentage refers to the first shape of a
+        function, because the RAM of the host does not depend on inputs. From 100 % the budget is at
         least `keep_all_bytes`, for each shape. Without gradients no tensor is saved, and any
-        percentage means `keep_all_bytes`.
+        percentage means `keep_all_bytes`. In all other cases but ``eager``, the `keep_all_bytes` of
+        a first shape are stored in `call.first_keep_all_bytes`.
         """
         budget = self.budget
         if budget is None:
@@ -585,7 +587,8 @@ class GraphProblem:
         """Return the peaks of both passes of a plan, with memory that is not in the plan.
 
         `saved_bytes` and `copied_bytes` are without this memory. Memory of DDP and FSDP2 is not
-        included. Without a backward pass, `forward_bytes` is the whole peak.
+        included. The node between both passes, `middle_node`, counts in neither; None without one.
+        Without a backward pass, `forward_bytes` is the whole peak.
         """
         high_bytes = [record.peak_bytes for record in check.records]
         count = self.middle_node
@@ -647,12 +650,13 @@ def _shared_solve(
 def _solve(
     problem: Problem, settings: BackendOptions, call: FirstCall, regions: tuple[Region, ...]
 ) -> SolveResult:
-    """Return a cached final result of a problem; otherwise solve it and store the result.
+    """Return the cached result of a problem if `is_final_result`; otherwise solve it and store it.
 
     A cached schedule is improved in the remaining time of the call. Without one, a first solve has
     `FIRST_TIME_RATIO` of the time limit. If it reaches this limit, a second solve improves its
     schedule in the remaining time. If it found none, the second solve starts from the schedule of
-    `find_min_ram`, or is omitted if that does not fit. Results with regions are not cached.
+    `find_min_ram`, or is omitted if that does not fit. With regions, only `solve_with_regions` is
+    called, and its result is not cached.
     """
     schedules = CachedSchedules(settings.cache)
     cached_result = None if regions else schedules.load_result(problem, gap=settings.gap)
@@ -787,8 +791,8 @@ def _find_cached_min_ram(
 def find_min_ram(problem: Problem, gap: float) -> SolveResult:
     """Solve for the smallest peak RAM, up to the keep-all peak, instead of a problem's objective.
 
-    The limit on CPU time is `REFUSING_S`, plus `REFUSING_NODE_S` per node. The result may have no
-    schedule.
+    Stops at the MIP gap `gap`, or after `REFUSING_S` of CPU time, plus `REFUSING_NODE_S` per node.
+    The result may have no schedule.
     """
     limit_s = REFUSING_S + REFUSING_NODE_S * len(problem.graph.nodes)
     with processor_clock(REFUSING_WALL_RATIO * limit_s):

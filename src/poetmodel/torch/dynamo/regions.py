@@ -146,9 +146,11 @@ def find_regions(
 ) -> tuple[Region, ...]:
     """Return the regions of a graph: modules, ``with`` blocks, and `_POLICY`, in this order.
 
-    `module_budgets` has budgets by module name or pattern. `_POLICY` has a budget of 0 B. Only
-    forward operations count. Returns () for a graph without a backward pass. Raises `InputError`
-    if the operations of a region compute no tensor, `BudgetError` for an invalid budget.
+    `module_budgets` has budgets by module name or pattern. The region `_POLICY` has the storages
+    `JointGraph.must_recompute_storages` and a budget of 0 B; without such storages it is omitted.
+    Only forward operations count. Returns () for a graph without a backward pass. Raises
+    `InputError` if the operations of a module or block compute no tensor, `BudgetError` for an
+    invalid budget.
     """
     phases = [operation.phase for operation in joint.operations]
     if joint.is_inference or Phase.BACKWARD not in phases:
@@ -305,11 +307,12 @@ def _recompute_excess(
 ) -> Schedule | None:
     """Return a schedule that evicts and recomputes tensors so that all budgets are met, or None.
 
-    While regions exceed their budgets, the tensor with the lowest recomputation cost per byte in
-    these regions is evicted. The cost includes inputs that are neither saved nor already
-    recomputed. At the end, evicted tensors that fit the budgets are saved again. The RAM budget is
-    ignored. Returns None if regions still exceed their budgets, and no saved tensor in these
-    regions can be recomputed.
+    Starts from the tensors that `first_schedule` has in RAM at the first backward stage. While
+    regions exceed their budgets, the tensor with the lowest recomputation cost per byte in these
+    regions is evicted. The cost includes inputs that are neither saved nor already recomputed. At
+    the end, evicted tensors that fit the budgets are saved again, the last evicted first. The RAM
+    budget is ignored. Returns None if regions still exceed their budgets, and no saved tensor in
+    these regions can be recomputed.
     """
     graph, costs = problem.graph, problem.objective.coefficients.compute
     saved_tensors = tensors_in_ram(first_schedule, regions[0].stage)

@@ -162,8 +162,9 @@ class GraphPlanner:
 
         Yields the call; a nested use ignores its arguments and yields the outer call. Calls with
         the same code and the same parameters in `inputs` are shapes of one function
-        (`FirstCall.function`). With `earlier_call`, that call is repeated with a new time limit.
-        `changes` replace fields of the call. A terminal shows the current phase.
+        (`FirstCall.function`). With `earlier_call`, `inputs` are ignored, and that call is repeated
+        with a new time limit. `changes` replace fields of the call. A terminal shows the current
+        phase.
 
         Ends running measurements of outside memory. Logs a warning in the last compilation of the
         code that Dynamo's ``recompile_limit`` permits.
@@ -199,10 +200,10 @@ class GraphPlanner:
                 self._call = None
 
     def _wrapped_bytes(self, excluded_keys: Container[int] = ()) -> int:
-        """Return the bytes of DDP and FSDP2 around modules with compiled functions [B].
+        """Return the bytes of DDP's buckets of `_replicas`, and of FSDP2 of `_fsdp_modules` [B].
 
-        They are those of DDP's buckets, and the `gathered_bytes` of FSDP2, which exclude sharded
-        parameters and storages in `excluded_keys`.
+        Those of FSDP2 are the `gathered_bytes`, which exclude sharded parameters and storages in
+        `excluded_keys`.
         """
         ddp_bytes = sum(map(bucket_bytes, self._replicas))
         return (
@@ -395,10 +396,11 @@ class GraphPlanner:
         """Return the plan of a graph, and set `_frontier`.
 
         `_frontier` counts no outside memory. It is None for a graph without a backward pass, a
-        prediction, or with reserved bytes. If there is a frontier and other calls are expected to
-        wait at the same time, the plan is `Frontier.tight_plan`, whose peak may exceed the budget.
-        In this case, raises the errors of `Frontier.tight_plan` and, for a budget in bytes, of
-        `Frontier.check_budget`; otherwise those of `plan`.
+        prediction, or with reserved bytes. If there is a frontier and `call.waits_with_others`, the
+        plan is `Frontier.tight_plan`, whose peak may exceed the budget. Its recorded budget is the
+        one stated in bytes, or else its peak. In this case, raises the errors of
+        `Frontier.tight_plan` and, for a budget in bytes, of `Frontier.check_budget`; otherwise
+        those of `plan`.
         """
         self._frontier = None
         options: dict[str, Any] = {

@@ -108,7 +108,7 @@ def find_frontiers(events: Sequence[Event]) -> list[Frontier]:
 def peak_bytes(events: Sequence[Event], plans: Sequence[GraphPlan]) -> int:
     """Return the peak RAM of a step, including the fixed bytes of its events [B].
 
-    `plans` has the plan of each call, by its number.
+    `plans` has the plan of each call with a choice of plans, by the number of the call.
     """
     peaks = [graph_plan.peaks for graph_plan in plans]
     return max(
@@ -217,10 +217,10 @@ class StepPlanner:
         share: Callable[[str, Callable[[], Any]], Any],
         gather: Callable[[str, Any], list[Any]],
     ) -> StepPlan | None:
-        """Choose the plans of a step, given the passes of the previous step; set `step_plan`.
+        """Choose the plans of a step by the passes of the previous one; set and return `step_plan`.
 
-        Choices are cached by `make_step_key`, also those that found no plans. Returns None if no
-        choice was found, and for further steps after `_MAX_CHOICES` different ones. The first
+        It is None if no choice was found, and for further steps after `_MAX_CHOICES` different
+        ones. Choices are cached by `make_step_key`, also those that found no plans. The first
         choice sets `budget_bytes` if it is None.
 
         Parameters
@@ -236,6 +236,8 @@ class StepPlanner:
             If no plan of a graph within its keep-all peak was found.
         CaptureError
             If another process has another step, or does not call in time.
+        RuntimeError
+            If processes share plans, and the first one returns no result in time.
         """
         key = make_step_key(events)
         if key not in self._choices and len(self._choices) < _MAX_CHOICES:
@@ -263,9 +265,9 @@ class StepPlanner:
     ) -> StepPlan | None:
         """Choose and log a plan for each call of a step; return None if no choice was found.
 
-        First solves for the plans of each frontier. If `budget_bytes` is None, sets it to
-        `keep_all_fraction` of the step's keep-all peak. `share` is as in `FirstCall`; it shares the
-        choice.
+        If `budget_bytes` is None, first sets it to `keep_all_fraction` of the step's keep-all peak.
+        Then solves for the plans of all frontiers within one time limit. `share` is as in
+        `FirstCall`; it shares the choice.
         """
         frontiers = find_frontiers(events)
         keep_all_bytes = peak_bytes(events, [frontier.keep_all_plan for frontier in frontiers])

@@ -82,9 +82,10 @@ def find_sharded_parents(value: object) -> list[torch.nn.Module]:
 def gathered_bytes(modules: Iterable[torch.nn.Module], excluded_keys: Container[int]) -> int:
     """Return the current bytes of FSDP2 except sharded parameters, in the models of `modules` [B].
 
-    Each of `modules` must be one that FSDP2 shards. Counts gathered parameters, buffers of
-    collectives, and gradients, sharded or not. Counts each storage once, except those whose
-    `storage_key` is in `excluded_keys`.
+    Each of `modules` must be one that FSDP2 shards; its model includes all modules that FSDP2
+    shards under the same root. Counts gathered parameters, buffers of collectives, and gradients,
+    sharded or not. Counts each storage once, except those whose `storage_key` is in
+    `excluded_keys`.
     """
     module_states = [module._get_fsdp_state() for module in modules]
     states = {
@@ -155,8 +156,8 @@ def wrapper_advice(*, is_sharded: bool) -> str | None:
 def register_wrapper_advice(find_recorder: Callable[[Any], Callable[[str], object] | None]) -> None:
     """Register a callback that records advice if Dynamo cannot capture DDP or FSDP2.
 
-    The callback also prepends the advice to Dynamo's error. PyTorch calls it at the end of each
-    compilation; if the capture failed, it has not called a back end. ``torch._dynamo.reset()``
+    The callback also prepends the advice to Dynamo's error. PyTorch calls the callback at the end
+    of each compilation, but calls no back end after a failed capture. ``torch._dynamo.reset()``
     removes the callback; a second registration before that has no effect.
 
     Parameters

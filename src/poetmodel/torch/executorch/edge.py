@@ -92,7 +92,8 @@ def capture_edge_program(
     """Return the edge program of a training step, for ExecuTorch's portable kernels.
 
     The program's inputs are the tensors in `inputs`, flattened. Its results are the new values of
-    buffers, the loss, and the gradients of trained parameters. Error messages begin with `name`.
+    buffers, the loss, and the gradients of trained parameters. With `loss_fn`, the last input is
+    its target; without it, the output of the model has the loss. Error messages begin with `name`.
 
     Raises
     ------
@@ -213,7 +214,7 @@ def operator_of(node: fx.Node) -> Any:
 
 
 def _check_kernels(name: str, graph: fx.Graph) -> None:
-    """Raise `CaptureError`, which begins with `name`, for operators without a kernel.
+    """Raise a `CaptureError` that names all operators without a kernel, if there are any.
 
     Gradients of convolutions have a kernel only for images, with weights of 4 dimensions. The
     message begins with `name`.
@@ -244,7 +245,8 @@ class RemoveCopies(PassBase):  # type: ignore[misc, unused-ignore]
     def call(self, module: fx.GraphModule) -> PassResult:
         """Replace reshapes by views and remove inverse permutations and unused nodes, in place.
 
-        `modified` of the result is always True.
+        Reshapes are the operators in `_RESHAPES` whose output is contiguous. `modified` of the
+        result is always True.
         """
         for node in module.graph.nodes:
             operator = operator_of(node)
@@ -307,11 +309,11 @@ class LoweredProgram:
 
 
 def lower_program(edge: EdgeProgramManager, *, use_our_offsets: bool) -> LoweredProgram:
-    """Convert an edge program to a file's content, with offsets of `place_blocks` or ExecuTorch.
+    """Return the content of an edge program's file, and its arena size with greedy offsets.
 
-    `use_our_offsets` selects `place_blocks`; otherwise ExecuTorch's greedy planner chooses offsets.
-    Does not change `edge`. Patches ExecuTorch's function for metadata until the end of the
-    conversion, see `_correct_metadata`.
+    The file has the offsets of `place_blocks` with `use_our_offsets`, otherwise those of
+    ExecuTorch's greedy planner. Does not change `edge`. Patches ExecuTorch's function for metadata
+    until the end of the conversion, see `_correct_metadata`.
     """
     planner = _MemoryPlanner(use_our_offsets=use_our_offsets)
     suite = MemoryPlanningAlgorithmSuite([planner])
@@ -368,7 +370,8 @@ class _MemoryPlanner:
     ) -> MemoryAlgoResult:
         """Return a memory id and an offset for each tensor, and the sizes of memories.
 
-        Sets `greedy_bytes`.
+        Chooses offsets by `place_blocks` if `use_our_offsets`, else by ExecuTorch's greedy planner.
+        Sets `greedy_bytes`, the arena size of the greedy planner, in both cases.
         """
         tensor_specs = list(specs)
         result = greedy(alignment, tensor_specs, *options)
@@ -388,8 +391,9 @@ class _MemoryPlanner:
 def _make_block(index: int, spec: TensorSpec, n_operations: int) -> Block:
     """Return the block of a tensor for `place_blocks`.
 
-    `index` is that of the tensor in `contents`. The content of a tensor whose lifetime is all
-    operations has the position `BEFORE`; its span still begins at the first operation.
+    `index` is that of the tensor in `contents`. The content has the position of the tensor's first
+    operation, or `BEFORE` if the tensor's lifetime is all operations; the span then still begins at
+    the first operation.
     """
     first_operation, last_operation = spec.lifetime
     position = (

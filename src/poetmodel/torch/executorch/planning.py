@@ -36,7 +36,10 @@ class EdgeGraph(StepGraph):
     """
 
     def __init__(self, program: ExportedProgram, *, name: str) -> None:
-        """Predict the profiles of the operations, and find the inputs and resident tensors."""
+        """Add the user inputs, and the operations with predicted profiles; set `resident_bytes`.
+
+        Nodes up to the loss belong to the forward pass.
+        """
         self._input_nodes, resident_nodes = _split_arguments(program)
         nodes = list(program.graph.nodes)
         self._forward_nodes = set(nodes[: nodes.index(_loss_node(program)) + 1])
@@ -128,7 +131,8 @@ def _loss_node(program: ExportedProgram) -> fx.Node:
 def _split_arguments(program: ExportedProgram) -> tuple[list[fx.Node], list[fx.Node]]:
     """Return (placeholders of user inputs, placeholders that stay in the arena).
 
-    Trained parameters and changed buffers stay in the arena.
+    Trained parameters and changed buffers stay in the arena. Placeholders of frozen parameters,
+    unchanged buffers and constants are in neither list.
     """
     signature = program.graph_signature
     trained_parameters = {

@@ -84,9 +84,10 @@ class ExecutorchProgram:
         return values | {"path": str(self.path)}
 
     def __str__(self) -> str:
-        """Return a line: name, sizes, recomputations, overhead, bound, device, status, solve time.
+        """Return a line: name, sizes, recomputations, overhead, device, status and solve time.
 
-        The bound is left out if it is unknown.
+        The sizes are the arena, the budget, the keep-all peak, the arena without poetmodel, and
+        `resident_bytes`. The overhead in time is followed by its bound, unless `gap` is None.
         """
         bound = "" if self.gap is None else f" (at least {self.overhead * (1 - self.gap):.1%})"
         return (
@@ -309,7 +310,7 @@ def _solve_min_ram(
 
 
 def _check_arguments(output_path: Path, storage: object, paging: object) -> None:
-    """Raise `InputError` for paging, and for a file that is no ``*.pte`` or cannot be written."""
+    """Raise `InputError` for storage or paging, and for a file not ``*.pte`` or not writable."""
     if storage is not None or paging:
         option = "paging" if storage is None else "storage"
         raise InputError(

@@ -250,13 +250,13 @@ class OpProfiler:
     ) -> tuple[Any, OpProfile]:
         """Call a kernel once; return its outputs, and a profile with workspace and time.
 
-        The time includes the start and the end of the profiler that records the memory.
+        The time excludes the start and the end of the profiler that records the memory.
         """
         outputs: list[Any] = []
         times_s: list[float] = []
 
         def call_kernel() -> None:
-            # Start and end of the profiler, which observes the heap, take about 0.6 ms.
+            # Timed in here: start and end of the profiler of the heap take about 0.6 ms.
             start_s = perf_counter()
             outputs.append(kernel(*arguments, **keywords))
             times_s.append(perf_counter() - start_s)
@@ -419,7 +419,7 @@ def execute_on_synthetic(execute: Callable[[int], Value]) -> Value:
     Raises
     ------
     CaptureError
-        If `execute` raises for both values.
+        If `execute` raises for both values; the message has the second exception's text.
     """
     try:
         return execute(0)

@@ -134,7 +134,8 @@ class StepGraph(ABC):
     ) -> None:
         """Add an operation for each source, and each node with new storages or effects.
 
-        Nodes without effects for which `is_inlined` returns True have no operation.
+        Nodes without effects for which `is_inlined` returns True have no operation; it is called
+        with the node, the bytes of its outputs, and those of each storage that it reads [B].
         """
         self.graph = graph
         self.name = name
@@ -263,7 +264,7 @@ class StepGraph(ABC):
     def find_reads(self, nodes: Iterable[fx.Node]) -> Reads:
         """Return the storages and views from which the values of nodes are read.
 
-        Skips placeholders and attributes that are no sources. Raises `CaptureError` as
+        Skips placeholders and attributes that `add_source` has not added. Raises `CaptureError` as
         `aliased_inputs` does.
         """
         storages: set[int] = set()

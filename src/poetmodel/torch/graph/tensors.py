@@ -49,8 +49,8 @@ def fake_storage_key(node: fx.Node) -> int | None:
 def call_key(*arguments: Any) -> Hashable:
     """Return the key of a call: the structure of its arguments, and a key for each value.
 
-    Tensors count by type, shape, strides and offset, but not by elements, device and storage size;
-    all other values by type and text.
+    The key of a tensor has dtype, shape, strides and offset, but not elements, device and storage
+    size; that of any other value has its class and text.
     """
     leaves, spec = _pytree.tree_flatten(arguments)
     return spec, tuple(

@@ -158,9 +158,9 @@ class _UnweightedFunction(Function):  # type: ignore[misc, unused-ignore]
     def backward(ctx: Any, output_gradient: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of the one or two input proxies, and None for other arguments.
 
-        Gradients follow from `gradient`, that of the result's proxy, which counts as 0 at a limit
-        of the layer, except in a maximum. The gradient of a dequantization is `output_gradient`
-        with the channels last. In a sum, the gradient of a proxy that needs none is None.
+        `gradient` is the gradient of the result's proxy. Except in a maximum, it counts as 0 where
+        the result is at a limit of the layer. A dequantization returns `output_gradient` with the
+        channels last. In a sum, the gradient of a proxy that needs none is None.
         """
         layer, no_gradients = ctx.layer, (None,) * len(ctx.needs_input_grad[3:])
         if layer.operator == "dequantize":

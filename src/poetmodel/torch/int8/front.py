@@ -50,7 +50,8 @@ class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
     ) -> None:
         """Store the arguments of the operator, and register its `constants` as buffers.
 
-        The other arguments become plain attributes, `weight_scale`, too.
+        The other arguments become plain attributes, `weight_scale`, too; the attribute of `name` is
+        ``operator``.
         """
         super().__init__()
         self.weight_scale = weight_scale

@@ -122,7 +122,10 @@ def q8_depthwise_weight_gradient(
     window: Sequence[int],
     *window_arguments: Any,
 ) -> Tensor:
-    """Return the gradient of a depthwise convolution's weight (rows, columns, channels)."""
+    """Return the gradient of a depthwise convolution's weight (rows, columns, channels).
+
+    It is the correlation of ``x - zero_x`` with `gradient`, times the scale of x.
+    """
     window_arguments = (*window_arguments, x.shape[3])
     filters = _filter_gradient(gradient, x, zero_x, window, window_arguments) * scale_x
     return filters[:, 0].permute(1, 2, 0).contiguous()
@@ -161,8 +164,8 @@ def q8_maximum_gradient(
 ) -> Tensor:
     """Return the gradient of a max pool's input; `y` are the maxima.
 
-    The first largest element of each window, by rows, gets the gradient of the window. The gradient
-    of a window with only padding is dropped.
+    The first largest element of each window, by rows, gets the gradient of the window; padding is
+    never selected. The gradient of a window with only padding is dropped.
     """
     unassigned_mask = torch.ones(y.shape, dtype=torch.bool)
     selections = []
@@ -273,9 +276,10 @@ class RoundingDraws:
     def draw_uniform(self, weight: Tensor, *, first: int = 0) -> Tensor:
         """Return a float32 number for each weight: the upper 24 bits of a word, times 2^-24.
 
-        Each weight has its own random word, the same in each call. The result has the shape and the
-        device of `weight`, whose elements are not read. If `weight` is a slice of the tensor,
-        `first` is the index of its first element.
+        Each weight has its own random word, determined by seed, update, site and the index of the
+        weight in its tensor, so that calls repeat. The result has the shape and the device of
+        `weight`, whose elements are not read. If `weight` is a slice of the tensor, `first` is the
+        index of the slice's first element.
         """
         first_block, end_block = first // 4, -(-(first + weight.numel()) // 4)
         words = _philox_words(

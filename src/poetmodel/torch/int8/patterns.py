@@ -167,8 +167,9 @@ def _make_linear_layer(
 ) -> PendingLayer:
     """Return a pending linear layer, or 1x1 convolution, with its weight and constants.
 
-    `rescaling_constants` are those from `Reader.read_weight_and_constants`. `flattens` states
-    whether the layer flattens each sample first.
+    `weight` is int8 (outputs, channels). `rescaling_constants` are those from
+    `Reader.read_weight_and_constants`. `flattens` states whether the layer flattens each sample
+    first.
     """
     _, scales = reader.read_weight(node, arguments_with_defaults(node)[1])
 
@@ -208,7 +209,7 @@ def _split_padding(
 ) -> tuple[QuantizedValue, tuple[int, int, int, int]]:
     """Return a convolution's quantized input, and the zeros around it as `PaddedValue.padding`.
 
-    Refuses an input that is not quantized, padded or not.
+    Refuses an input that is not quantized, with or without padding.
     """
     value = reader.values.get(x)
     if isinstance(value, PaddedValue) and isinstance(value.value, QuantizedValue):
@@ -329,8 +330,9 @@ def _convert_global_mean(reader: Reader, node: fx.Node) -> PendingLayer:
 def _convert_mean(reader: Reader, node: fx.Node) -> PendingLayer:
     """Convert a mean over rows and columns of images.
 
-    Without ``keepdim``, the result has one row per sample. Refuses other dimensions, and an operand
-    that is of another rank, without a known shape, padded, or not quantized.
+    Without ``keepdim``, the result has one row per sample. Ignores ``dtype``. Refuses other
+    dimensions, and an operand that is of another rank, without a known shape, padded, or not
+    quantized.
     """
     x, dimensions, keeps_dimensions, _ = arguments_with_defaults(node)
     rank = len(reader.read_shape(node, x))

@@ -142,10 +142,10 @@ class Reader:
                 self.refuse(node, self._no_kernel_message(node))
 
     def _add_dequantize(self, node: fx.Node) -> None:
-        """Add the layer that dequantizes the result of `node`, and set `has_flat_result`.
+        """Add the last layer, which dequantizes the result of the module; set `has_flat_result`.
 
-        `has_flat_result` is true if the samples of the result were flattened. Refuses a result that
-        is padded, not quantized, or not dequantized.
+        `node` computes the result. `has_flat_result` is true if its samples were flattened. Refuses
+        a result that is padded, not quantized, or not dequantized.
         """
         value = self.values[node]
         is_dequantized = isinstance(value, QuantizedValue) and not (
@@ -190,7 +190,10 @@ class Reader:
         return convert(self, node)
 
     def _no_kernel_message(self, node: fx.Node) -> str:
-        """Return the reason to refuse a node without an int8 kernel, with advice."""
+        """Return the reason to refuse a node without an int8 kernel, with advice.
+
+        A batch norm has its own reason; that of other nodes depends on whether layers train.
+        """
         if "batch_norm" in operator_name(node):
             return (
                 "it is not directly after a convolution, into which it could be folded; move it "
@@ -494,7 +497,7 @@ def _layer_name(node: fx.Node) -> str:
 
 
 def _ancestor_nodes(result: Any) -> set[fx.Node]:
-    """Return the nodes that a result depends on, the nodes of the result included."""
+    """Return the nodes that a result, a node or a list of nodes, depends on, and those nodes."""
     ancestors: set[fx.Node] = set()
     results = result if isinstance(result, tuple | list) else [result]
     pending_nodes = [node for node in results if isinstance(node, fx.Node)]

@@ -62,11 +62,11 @@ class TrainedLayer(QuantizedLayer):
     """
 
     def __init__(self, layer: QuantizedLayer, *, rounding: str, headroom: float) -> None:
-        """Copy a layer with scales coarser by `headroom`, and residuals if `rounding` stores them.
+        """Copy a layer with larger weight scales, and residuals if `rounding` stores them.
 
-        Rounds its real weights to the coarser scales. Creates the parameters `bias` and
-        `weight_gradient`. Registers the copy for `_check_optimizer`, which refuses that
-        `weight_gradient` in any optimizer but `QuantizedSGD`.
+        `headroom` multiplies these scales, and the real weights are rounded to them. Creates the
+        parameters `bias` and `weight_gradient`. Registers the copy for `_check_optimizer`, which
+        refuses that `weight_gradient` in any optimizer but `QuantizedSGD`.
         """
         if layer.weight_scale is None or layer.input_levels is None:
             raise InputError(f"{layer.operator}: it has no weights to train")
@@ -341,7 +341,7 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
         Raises
         ------
         InputError
-            If a parameter group has momentum.
+            If a parameter group has momentum; the closure is then not called.
         """
         if any(group["momentum"] for group in self.param_groups):
             raise InputError(

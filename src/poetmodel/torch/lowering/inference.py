@@ -163,7 +163,9 @@ def _capture_forward(
     message about random numbers contains `option`, which requested the pass. `step_name` is the
     name in messages and in the graph.
 
-    Raises `CaptureError` if the pass draws random numbers; otherwise as for `lower`.
+    Quantized fronts replace converted modules. `model` and a loss module are in evaluation mode
+    only during the capture. Raises `CaptureError` if the pass draws random numbers; otherwise as
+    for `lower`.
     """
     model = with_fronts(model)
     with ExitStack() as stack:

@@ -90,7 +90,9 @@ def _lower_sum_with_product(
 ) -> None:
     """Lower ``beta * x + alpha * (a @ b)``: `x` is broadcast, and not added if `beta` is 0.
 
-    If the output is a vector, it is the only column of the product.
+    If the output is a vector, it is the only column of the product. If both factors are 1, the
+    product is added to a copy of `x` in the output, as by `_lower_product` with `accumulate`, which
+    refuses some layouts.
     """
     out = op.output()
     product = _to_column(out) if len(out.shape) < len(a.shape) else out
@@ -214,7 +216,7 @@ def _lower_loss_gradient(
     Operands, the gradient of the loss first, are converted to real numbers, and broadcast to the
     output. `reduction` is PyTorch's number; `constants` are the arguments of the kernel between the
     shape table and the factor of the gradient: for a mean 1 / elements of the output, otherwise 1.
-    Marks the operation as elementwise.
+    Sets `op.can_overwrite_operand`.
     """
     out = op.output()
     views = [convert_operand(op, argument).broadcast(out.shape) for argument in operands]
@@ -251,7 +253,7 @@ def _lower_binary_cross_entropy(op: Lowering) -> None:
 def _lower_binary_cross_entropy_backward(op: Lowering) -> None:
     """Lower the gradient of the loss, multiplied by the weight if the loss has one.
 
-    Marks the operation as elementwise only without a weight.
+    Sets `op.can_overwrite_operand` only without a weight.
     """
     gradient, x, y, weight, reduction = op.args
     _lower_loss_gradient(op, "pm_binary_cross_entropy_backward", (gradient, x, y), reduction)
@@ -322,7 +324,7 @@ def _lower_nll_loss_backward(op: Lowering) -> None:
 
 
 def _class_weights(op: Lowering, weight: Any) -> tuple[StridedView | Argument, int]:
-    """Return (weights of classes, their stride).
+    """Return (view of the weights of classes, its stride), without conversion.
 
     Returns (0, 0) if `weight` is None: with a null pointer as weights, all weights are 1.
     """
@@ -537,8 +539,8 @@ def lower_gradient(
 ) -> StridedView:
     """Add calls that sum and clip gradients; return the result in the layout of the parameter.
 
-    Each of `clip_factors` multiplies the sum. The result is in workspace, unless a single gradient
-    without clipping already has this layout.
+    `gradients` and `clip_factors` are nodes; each factor multiplies the sum. The result is in
+    workspace, unless a single gradient without clipping already has this layout.
     """
     return _lower_sum_and_clip(op, tuple(map(op.value, gradients)), parameter, clip_factors)
 
@@ -551,7 +553,8 @@ def _lower_sum_and_clip(
 ) -> StridedView:
     """Add calls that sum gradients and multiply the sum by clip factors; return the result.
 
-    Without factors, a single gradient in the parameter's layout is returned without calls.
+    The result is a tensor in workspace, in the parameter's layout. Without factors, a single
+    gradient that already has this layout is returned without calls.
     """
     first_gradient, *other_gradients = gradients
     if not other_gradients and not clip_factors and first_gradient.has_layout_of(parameter):

@@ -297,11 +297,11 @@ def shape_table(op: Lowering, *views: StridedView, preserve_order: bool = False)
     """Return the shape table of views of one shape, as defined in ``pm_each.h``.
 
     The table has the number of dimensions, then the size and the stride in each view of each
-    dimension, the innermost first. Dimensions of size 1 are omitted. The remaining ones are sorted
-    by the strides of the first view, the largest outermost, unless `preserve_order`; then
-    dimensions that are contiguous in all views are merged. A table of one element has one dimension
-    of size 1, a table without elements one of size 0. Refuses more than `MAX_RANK` dimensions after
-    merging.
+    dimension, the innermost first. Dimensions of size 1 are omitted. Unless `preserve_order`, the
+    remaining ones are sorted by the strides of the first view, the largest outermost. In both
+    cases, neighbours that are contiguous in all views are then merged. A table of one element
+    has one dimension of size 1, a table without elements one of size 0. Refuses more than
+    `MAX_RANK` dimensions after merging.
     """
     dimensions = [
         (views[0].shape[i], *(view.strides[i] for view in views))
@@ -457,7 +457,8 @@ def plane_layout(
     """Return (strides of all views, sizes of the first view): batch, channels, rows, columns.
 
     The last `plane_dimensions` dimensions, 1 or 2, are the columns, or rows and columns. Missing
-    dimensions (the batch first, then the channels) have size 1 and stride 0.
+    dimensions have size 1 and stride 0: rows, if `plane_dimensions` is 1, and in smaller tensors
+    the batch, then also the channels.
     """
     strides: list[int] = []
     sizes: list[tuple[int, ...]] = []

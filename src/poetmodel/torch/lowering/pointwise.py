@@ -36,8 +36,8 @@ def lower_pointwise(
 ) -> None:
     """Add the call of a kernel of reals for all elements of the output.
 
-    Operands become reals, and are broadcast; an output of another type is refused. Marks the
-    operation as elementwise. `constants` are the arguments of the kernel after the shape table.
+    Operands become reals, and are broadcast; an output of another type is refused. Sets
+    `op.can_overwrite_operand`. `constants` are the arguments of the kernel after the shape table.
     """
     out = op.output()
     views = [convert_operand(op, argument).broadcast(out.shape) for argument in operands]
@@ -97,7 +97,7 @@ _ELEMENTWISE_KERNELS: Final[dict[Any, tuple[str, int, tuple[float, ...]]]] = {
 
 @lowers(*_ELEMENTWISE_KERNELS)
 def _lower_elementwise(op: Lowering) -> None:
-    """Lower an operator by `_ELEMENTWISE_KERNELS`; mark the operation as elementwise.
+    """Lower an operator by `_ELEMENTWISE_KERNELS`; set `op.can_overwrite_operand`.
 
     Products and negations of integers, and products and quotients whose second operand is a number,
     have other kernels.
@@ -154,7 +154,7 @@ def _lower_affine(op: Lowering, x: Any, factor: float, shift: float) -> None:
 def _lower_integer_pointwise(
     op: Lowering, kernel: str, *operands: Any, constants: tuple[int, ...] = ()
 ) -> None:
-    """Add the call of a kernel of integers for all elements; mark the operation as elementwise.
+    """Add the call of a kernel of integers for all elements; set `op.can_overwrite_operand`.
 
     Operands become integers, and are broadcast; an output of another type is refused. `constants`
     are the arguments of the kernel after the shape table.
@@ -171,7 +171,8 @@ def _lower_integer_pointwise(
 def _lower_add(op: Lowering) -> None:
     """Lower ``x + alpha * y`` or ``x - alpha * y`` of a tensor `x`, and a tensor or number `y`.
 
-    Marks the operation as elementwise.
+    Unless the output is real, operands are converted, and numbers truncated, to integers. Sets
+    `op.can_overwrite_operand`.
     """
     x, y, alpha = op.args
     if op.node.target in (aten.sub.Tensor, aten.sub.Scalar):
@@ -194,7 +195,7 @@ def _lower_rsub(op: Lowering) -> None:
 def _lower_pow(op: Lowering) -> None:
     """Lower a power with a constant exponent; 2 and `_POWER_KERNELS` have cheaper kernels.
 
-    Refuses integer results. Marks the operation as elementwise.
+    Refuses integer results. Sets `op.can_overwrite_operand`.
     """
     x, exponent = op.args
     if exponent == 2:  # noqa: PLR2004 - a square needs no logarithm
@@ -256,7 +257,7 @@ def _lower_leaky_relu_backward(op: Lowering) -> None:
 def _lower_prelu_kernel_backward(op: Lowering) -> None:
     """Lower the gradients of the input and of each element's slope, in one call each.
 
-    The gradients of slopes are not summed over elements.
+    The gradients of slopes are not summed over elements. Does not set `op.can_overwrite_operand`.
     """
     gradient, x, slope = (op.value(argument) for argument in op.args)
     input_gradient, slope_gradient = op.output(0), op.output(1)
@@ -308,7 +309,7 @@ def _split_halves(view: StridedView, dimension: int) -> tuple[StridedView, Strid
 def _lower_clamp(op: Lowering) -> None:
     """Lower a clamp to constant limits; a missing limit is infinite.
 
-    Refuses integers. Marks the operation as elementwise.
+    Refuses integers. Sets `op.can_overwrite_operand`.
     """
     low = None if op.node.target is aten.clamp_max.default else op.args[1]
     high = None if op.node.target is aten.clamp_min.default else op.args[-1]
@@ -342,7 +343,7 @@ def _lower_comparison(op: Lowering, x: Any, y: Any, relations: int) -> None:
 
     An element of the output is true if one of the relations in the bits of `relations`, such as
     `_LESS`, holds. Integers and truth values are compared as integers, unless the other operand is
-    real. Does not mark the operation as elementwise.
+    real. Does not set `op.can_overwrite_operand`.
     """
     out = op.output()
     operand_types = [
@@ -394,8 +395,8 @@ _TRUTH_TABLES: Final = {
 def _lower_logical(op: Lowering) -> None:
     """Lower a logical operator of truth values by its truth table; refuse other operands.
 
-    Operands of uint8 are accepted if the result is boolean: all numbers except 0 are true. Marks
-    the operation as elementwise.
+    Operands of uint8 are accepted if the result is boolean: all numbers except 0 are true. Sets
+    `op.can_overwrite_operand`.
     """
     out = op.output()
     if out.type is not DataType.UINT8 or op.returns_bytes:
@@ -423,7 +424,7 @@ def _lower_selection(op: Lowering, condition: Any, x: Any, y: Any) -> None:
     """Lower a selection of elements: of `x` where `condition` is true, otherwise of `y`.
 
     `x` and `y`, tensors or numbers, are converted to the type of the output. Refuses a condition
-    that is not boolean or uint8. Marks the operation as elementwise.
+    that is not boolean or uint8. Sets `op.can_overwrite_operand`.
     """
     out = op.output()
     views = [
@@ -452,7 +453,7 @@ def _lower_with_mask(op: Lowering, kernel: str, x: Any, mask: Any, number: float
     """Lower an operator of a tensor, a mask and a number, the kernel's last argument, to one call.
 
     `x` becomes real. Refuses a mask that is not boolean or uint8, and an output that is not real.
-    Marks the operation as elementwise.
+    Sets `op.can_overwrite_operand`.
     """
     out = op.output()
     views = [convert_operand(op, x), convert_operand(op, mask, DataType.UINT8)]
@@ -475,7 +476,7 @@ def _lower_with_mask(op: Lowering, kernel: str, x: Any, mask: Any, number: float
 def _lower_clone(op: Lowering) -> None:
     """Lower a copy; refuse a copy with another shape unless both tensors are contiguous.
 
-    Marks the operation as elementwise.
+    Sets `op.can_overwrite_operand`.
     """
     out, x = op.output(), op.value(op.args[0])
     if out.shape != x.shape:
@@ -504,7 +505,7 @@ def _drop_threshold(dropped_ratio: float) -> int:
 def _lower_native_dropout(op: Lowering) -> None:
     """Lower a dropout with its mask; a copy and a mask of ones if `train` is False or the ratio 0.
 
-    If `train` is None, the dropout draws. Marks the operation as elementwise.
+    If `train` is None, the dropout draws. Sets `op.can_overwrite_operand`.
     """
     x, ratio, train = op.args
     x, out, mask = op.value(x), op.output(0), op.output(1)

@@ -65,7 +65,10 @@ def _lower_add(op: Lowering) -> None:
 
 @lowers(find_operator("average"))
 def _lower_average(op: Lowering) -> None:
-    """Lower the mean of each window; elementwise if windows have one pixel, as in a rescaling."""
+    """Lower the mean of each window.
+
+    Sets `op.can_overwrite_operand` if windows have one pixel, as in a rescaling.
+    """
     x, out = op.value(op.args[0]), op.output()
     window, stride, padding, factor, *constants = op.args[1:]
     window_bounds = _window_bounds(x, out, window, stride, padding, (1, 1))
@@ -182,8 +185,9 @@ def _lower_maximum_gradient(op: Lowering) -> None:
 def _lower_quantized_update(op: Lowering) -> None:
     """Lower the update of an int8 weight, by 16-bit or stochastic rounding.
 
-    With several batches per update, gradients are summed; the last batch updates the weight, and
-    sets the sum to 0.
+    Gradients of the weight are summed, with several batches per update over all batches; the sum is
+    multiplied by the clip factors, if any. The last batch updates the weight, and sets a sum over
+    batches to 0.
     """
     state, gradients, scale, rate, *optional_operands = op.args
     update = op.node.target

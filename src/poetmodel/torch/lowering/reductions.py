@@ -49,7 +49,7 @@ def _lower_reduction(
     *constants: float,
     output_position: int = 0,
 ) -> None:
-    """Add the call of a kernel that reduces the first operand to an output.
+    """Add the call of a kernel that reduces the first operand to output `output_position`.
 
     `dimensions` as for `_reduced_dimensions`; `constants` are the last arguments of the kernel. The
     operand is converted to real numbers, or to the output's type for ``pm_any`` and ``_int``
@@ -144,7 +144,10 @@ def _lower_any(op: Lowering) -> None:
 
 @lowers(aten.var.correction, aten.std.correction, aten.var_mean.correction)
 def _lower_var(op: Lowering) -> None:
-    """Lower variance or standard deviation, and the mean, each if it is an output."""
+    """Lower variance or standard deviation, and the mean: a call for each if it is an output.
+
+    The default of `correction` is 1.
+    """
     dimensions, correction = op.args[1], op.args[2]
     count = _count_reduced_elements(op, dimensions)
     divisor = max(0.0, count - float(1 if correction is None else correction))
@@ -157,7 +160,7 @@ def _lower_var(op: Lowering) -> None:
 
 @lowers(aten.linalg_vector_norm.default, aten.norm.Scalar, aten.norm.ScalarOpt_dim)
 def _lower_norm(op: Lowering) -> None:
-    """Lower a vector norm; refuse orders of 0 or less."""
+    """Lower a vector norm of an order above 0, also infinity; 2 for None. Refuse other orders."""
     order = 2.0 if op.args[1] is None else float(op.args[1])
     dimensions = op.args[2] if len(op.args) > 2 else None  # noqa: PLR2004 - norm.Scalar has two
     if order <= 0:
@@ -184,8 +187,9 @@ def _call_on_row_pairs(
 ) -> None:
     """Add the call of a kernel on all pairs of a row of one operand and a row of the next one.
 
-    `first_index` is the index of the first of these two in `operands`. Copies operands that are not
-    contiguous. Refuses orders other than 1 and 2, and different batch dimensions.
+    `first_index` is the index of the first of these two in `operands`. All operands are arguments
+    of the kernel, after a copy if they are not contiguous. Refuses orders other than 1 and 2,
+    and different batch dimensions.
     """
     if order not in (1, 2):
         op.refuse(f"expected distances of order 1 or 2, got {order:g}")
@@ -205,9 +209,8 @@ def _call_on_rows(
 ) -> None:
     """Add the call of a kernel on all rows along a dimension.
 
-    All `operands` have the shape of the output, and are converted to real numbers. Marks the
-    operation as elementwise: the output may overwrite an operand. `constants` are the last
-    arguments of the kernel.
+    All `operands` have the shape of the output, and are converted to real numbers. Sets
+    `op.can_overwrite_operand`. `constants` are the last arguments of the kernel.
     """
     views = [op.output(), *(convert_operand(op, argument) for argument in operands)]
     row_dimensions = _reduced_dimensions(views[0], dimension)
@@ -248,8 +251,8 @@ def _lower_cumsum(op: Lowering) -> None:
 
 # -- norms -------------------------------------------------------------------------------------
 
-# Norms and their gradients are marked as elementwise: the first output may overwrite an operand of
-# its layout.
+# Norms and their gradients set `can_overwrite_operand`: the first output may overwrite an operand
+# of its layout.
 
 
 @lowers(
@@ -261,9 +264,10 @@ def _lower_batch_norm(op: Lowering) -> None:
     """Lower a batch norm: by statistics of the batch in training mode, otherwise by fixed ones.
 
     Also writes the statistics that are outputs: in training mode mean, reciprocal standard
-    deviation and new running statistics, otherwise copies of the fixed ones. Marks the operation as
-    elementwise. Refuses statistics, weight or bias that are not contiguous, dimensions of pixels
-    that cannot be merged, and to update a running variance from a single value for each channel.
+    deviation and new running statistics, otherwise copies of the fixed ones. Sets
+    `op.can_overwrite_operand`. Refuses statistics, weight or bias that are not contiguous,
+    dimensions of pixels that cannot be merged, and to update a running variance from a single value
+    for each channel.
     """
     x, w, bias = (
         op.value(op.args[0]),
@@ -299,8 +303,8 @@ def _lower_batch_norm(op: Lowering) -> None:
 def _lower_batch_norm_backward(op: Lowering) -> None:
     """Lower the gradients of a batch norm that are outputs: of input, weight and bias.
 
-    They depend on statistics of the batch in training mode, otherwise on fixed ones. Marks the
-    operation as elementwise if the gradient of the input is an output.
+    They depend on statistics of the batch in training mode, otherwise on fixed ones. Sets
+    `op.can_overwrite_operand` if the gradient of the input is an output.
     """
     dy, x = op.value(op.args[0]), op.value(op.args[1])
     is_training, epsilon = op.args[7:9]
@@ -340,7 +344,11 @@ def _lower_batch_norm_backward(op: Lowering) -> None:
 
 @lowers(aten.native_layer_norm.default)
 def _lower_layer_norm(op: Lowering) -> None:
-    """Lower a layer norm, with mean and reciprocal standard deviation if they are outputs."""
+    """Lower a layer norm, with mean and reciprocal standard deviation if they are outputs.
+
+    Sets `op.can_overwrite_operand`. Refuses these statistics, weight or bias if they are not
+    contiguous, and dimensions that `_row_layout` refuses.
+    """
     x, w, bias = (
         op.value(op.args[0]),
         _optional_operand(op, op.args[2]),
@@ -357,7 +365,7 @@ def _lower_layer_norm(op: Lowering) -> None:
 def _lower_layer_norm_backward(op: Lowering) -> None:
     """Lower the gradients of a layer norm that are outputs: of weight and bias, then of the input.
 
-    Marks the operation as elementwise if the gradient of the input is an output.
+    Sets `op.can_overwrite_operand` if the gradient of the input is an output.
     """
     dy, x = op.value(op.args[0]), op.value(op.args[1])
     inner_rank = len(op.args[2])
@@ -375,7 +383,11 @@ def _lower_layer_norm_backward(op: Lowering) -> None:
 
 @lowers(aten.native_group_norm.default)
 def _lower_group_norm(op: Lowering) -> None:
-    """Lower a group norm, with mean and reciprocal standard deviation if they are outputs."""
+    """Lower a group norm, with mean and reciprocal standard deviation if they are outputs.
+
+    Sets `op.can_overwrite_operand`. Refuses these statistics, weight or bias if they are not
+    contiguous, and dimensions of pixels that cannot be merged.
+    """
     x, w, bias = (
         op.value(op.args[0]),
         _optional_operand(op, op.args[1]),
@@ -393,7 +405,7 @@ def _lower_group_norm(op: Lowering) -> None:
 def _lower_group_norm_backward(op: Lowering) -> None:
     """Lower the gradients of a group norm that are outputs: of weight and bias, then of the input.
 
-    Marks the operation as elementwise if the gradient of the input is an output.
+    Sets `op.can_overwrite_operand` if the gradient of the input is an output.
     """
     dy, x = op.value(op.args[0]), op.value(op.args[1])
     mean, scale, w = (_optional_operand(op, argument) for argument in op.args[2:5])
@@ -414,9 +426,9 @@ def _optional_operand(op: Lowering, argument: Any) -> StridedView | int:
 
 
 def _optional_output(op: Lowering, position: int) -> StridedView | int:
-    """Return an output, or a null pointer (0) if the operation does not have it.
+    """Return the output at a position, or a null pointer (0) if there is none.
 
-    Refuses outputs other than the first one if they are not contiguous.
+    Refuses an output that is not contiguous, except at position 0.
     """
     if not op.has_output(position):
         return 0

@@ -242,9 +242,11 @@ def _move_space_to_channels(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 def _pad(node: OnnxNode, x: Any, pads: Any, value: Any = None, axes: Any = None) -> torch.Tensor:
     """Pad axes with a constant, by reflection, or by repeating the edges.
 
-    Pads all axes from the first one with padding to the last axis. For reflection and edges, these
-    must be one of two, three or four axes, or two of three or four. Negative padding is supported
-    only with a constant, and crops. All else raises `InputError`. Returns `x` if all padding is 0.
+    `pads` has the padding before each of `axes`, then that after each; `axes` are by default all.
+    The constant is `value`, by default 0. Reflection and edges are supported on the last axis of
+    tensors with two to four axes, and on the last two of three or four. Negative padding crops, and
+    is supported only with a constant. All else raises `InputError`. Returns `x` if all padding is
+    0.
     """
     x = to_tensor(x)
     widths = to_integers(node, pads, "pads")

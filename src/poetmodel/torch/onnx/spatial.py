@@ -196,7 +196,7 @@ def _split_padding(total: int, *, small_first: bool) -> tuple[int, int]:
 
 @register_operator("MaxPool", first_output_only=True)
 def _compute_max_pool(node: OnnxNode, x: torch.Tensor) -> Any:
-    """Compute the maximum of each window.
+    """Compute the maximum of each window; if the node has more outputs, they are None.
 
     Asymmetric padding, and padding of more than half the window, is applied before the pool, with
     -inf, or the minimum of an integer type.
@@ -359,7 +359,7 @@ class _ResizedAxis:
     def __init__(self, node: OnnxNode, size: int) -> None:
         """Read mode and coordinates of the Resize; initially the output equals the input.
 
-        Raises `InputError` for unsupported coordinates.
+        Raises `InputError` for unsupported coordinates; the mode is not checked.
         """
         self.size = self.length = size
         """Number of elements of the input; `length` is that of the output."""
@@ -464,7 +464,10 @@ class _ResizedAxis:
         return [(index, weight / total) for index, weight in taps]
 
     def _weight(self, distance: float) -> float:
-        """Return the weight of an element by its distance: linear interpolation or Keys' cubic."""
+        """Return the weight of an element by its distance: linear interpolation or Keys' cubic.
+
+        `distance` is in elements, with ``antialias`` multiplied by the factor if that is below 1.
+        """
         x, a = abs(distance), self.node.get("cubic_coeff_a", -0.75)
         if self.mode == "linear":
             return max(1.0 - x, 0.0)
@@ -490,7 +493,8 @@ def _try_interpolate(
 ) -> torch.Tensor | None:
     """Return the result of `functional.interpolate`.
 
-    Returns None if ONNX's result may differ, or if PyTorch has no such operator for the type.
+    Returns None if ONNX's result may differ, or if `x` has an integer type other than uint8, for
+    which PyTorch has no such operator.
     """
     if not x.is_floating_point() and x.dtype is not torch.uint8:
         return None

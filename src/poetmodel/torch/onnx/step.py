@@ -117,8 +117,9 @@ def _format_loss_names() -> str:
 def _check_ending(path: str, loss: str, ending: OnnxNode | None) -> None:
     """Raise `InputError` if the loss cannot follow the operator at the end of the file.
 
-    ``nll`` requires a LogSoftmax. ``cross-entropy`` and ``bce`` accept their operators of
-    `_ENDINGS`, or no `ending`. ``mse`` and ``l1`` accept any file.
+    `ending` is `OnnxModule.ending`: a Softmax, LogSoftmax or Sigmoid, or None for a file with
+    another end. ``nll`` requires a LogSoftmax. ``cross-entropy`` and ``bce`` accept None and their
+    operators of `_ENDINGS`. ``mse`` and ``l1`` accept any file.
     """
     operator = None if ending is None else ending.operator
     node_text = "" if ending is None else f" ({ending.name!r})"

@@ -347,7 +347,8 @@ def find_differences(
 ) -> Iterator[ResultDifference]:
     """Yield the results that only one step has, or whose shapes or elements differ.
 
-    They are sorted by name. NaN equals NaN.
+    They are sorted by name. NaN equals NaN, and types are not compared. `trace` only has the names
+    of the operations that compute the results.
     """
     step_graph = trace.step_graph
     operation_names = {

@@ -172,8 +172,9 @@ class Division:
     def ranges(self, total: int) -> Iterator[slice]:
         """Yield the range of each piece in order; the last piece may be smaller.
 
-        `total` is the number of images, channels or groups. The size of pieces is rounded up, see
-        also `_VECTOR_CHANNELS`, so there may be fewer pieces than `count`.
+        `total` is the number of images, channels or groups. The size of pieces is rounded up: if
+        `total` is a multiple of `_VECTOR_CHANNELS`, and channels or groups of a convolution are
+        divided, to a multiple of that number. So there may be fewer pieces than `count`.
         """
         piece_size = -(-total // self.count)
         if self.dimension in ("in", "out", "groups") and total % _VECTOR_CHANNELS == 0:

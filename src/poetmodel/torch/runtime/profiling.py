@@ -56,7 +56,7 @@ class Power:
 
     @classmethod
     def from_watts(cls, power_w: float) -> Power:
-        """Return equal power for computation and paging."""
+        """Return a power of `power_w` for computation, page-ins and page-outs; not validated."""
         return cls(
             compute_w=power_w,
             page_in_w=power_w,
@@ -236,7 +236,11 @@ def _page_costs(trace: Trace, transfer: TransferTime, power_w: float) -> list[tu
 
 
 def _check_arguments(trace: object, repeats: object, threads: object) -> None:
-    """Raise `InputError` for invalid arguments, or parameters that are not on the CPU."""
+    """Raise `InputError` for invalid arguments, or parameters that are not on the CPU.
+
+    Accepts only a `Trace`, and whole numbers from 1 as `repeats` and `threads`, or None for
+    `threads`.
+    """
     if not isinstance(trace, Trace):
         raise InputError(f"expected the result of `trace`, got {quote(trace)}")
     for name, value in (("repeats", repeats), ("threads", 1 if threads is None else threads)):
@@ -280,7 +284,10 @@ def measure_operation_times(
     times_s: dict[fx.Node, float] = {}
 
     def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Execute a node (an update on copies), store its time in `times_s`, return its result."""
+        """Execute a node, store its time in `times_s` [s], and return its result.
+
+        An update is executed on copies of state and gradients, made before the time starts.
+        """
         call_kernel = partial(execute_kernel, node, arguments, keywords)
         if isinstance(node.target, ParameterUpdate):
             # A program overwrites state and gradient. Here other operations read them: use copies,
@@ -355,7 +362,7 @@ class Paging:
 def measure_paging(
     folder: str | Path, *, repeats: int = 5, sizes_bytes: Sequence[int] = PAGE_SIZES_BYTES
 ) -> Paging:
-    """Measure page-out and page-in in a temporary file of a folder, for two or more page sizes.
+    """Measure page-out and page-in in a temporary file of a folder, for two or more `sizes_bytes`.
 
     A page-out is ``pwrite`` and ``fdatasync``, so that it ends when the bytes are on the medium.
     Then its copy in the file cache is dropped (``POSIX_FADV_DONTNEED``), so that a page-in reads
@@ -383,8 +390,9 @@ def _measure_transfers(
 ) -> Paging:
     """Time writes and reads of pages in an open file; return the times fitted to the medians.
 
-    Each page size is written and read `repeats` times. Whether reads are cold is tested for the
-    smallest size. Raises `OSError` if a write or read fails.
+    Each page size is written and read `repeats` times; times include a checksum. Whether reads are
+    cold is tested for the smallest size. `folder` is only stored in the result. Raises `OSError` if
+    a write or read fails.
     """
     page_outs_s, page_ins_s = [], []
     # The map closes when its last view is deleted. A `with` would fail after an error, when some

@@ -210,8 +210,8 @@ class StepWriter(Rewriter):
     def _is_copied(self, output: StepOutput) -> bool:
         """Return whether to copy an output, which would otherwise keep a larger storage in RAM.
 
-        False if `_fills_storage`, or if the output reads a storage outside the plan. Arguments that
-        no operation makes, and their views, are copied.
+        True for a view, or a tensor that fills only a fraction of its storage, if all storages that
+        it reads are in the plan. Also true for arguments without a storage, and their views.
         """
         return self._scheduled_storages.issuperset(
             output.reads.storages
@@ -306,8 +306,9 @@ class TrainingWriter(StepWriter):
         """Write a call of `Update.overwrite_state`, which overwrites the memory of the state.
 
         The call may also overwrite a parameter's first gradient, if `TrainingGraph.owns_gradient`
-        and the gradient is freed right after. The newest copies of state on storage become those of
-        its replacement, too.
+        and the gradient is freed right after. An argument of the call, evaluated in each step,
+        states whether the parameter's moments, if any, are new. The newest copies of state on
+        storage become those of its replacement, too.
         """
         state: Any = operation.node.args[0]
         options: dict[str, Any] = {}
@@ -341,7 +342,9 @@ class TrainingWriter(StepWriter):
     ) -> None:
         """Write an operation, in place if it may overwrite an input that is freed right after.
 
-        Only the first of these inputs is tried, and only if the operator has an in-place kernel.
+        Tries only the first input of `Operation.in_place` that the program frees there; without an
+        in-place kernel for it, the operation is not in place. The outputs become the newest copies
+        of `storage_indices`.
         """
         new_node = self.write_node(operation.node, storage_indices)
         freed_storages = self._storages_freed_after(instruction_index) if operation.in_place else ()
@@ -367,7 +370,10 @@ class TrainingWriter(StepWriter):
         return freed_storages
 
     def _is_copied(self, output: StepOutput) -> bool:
-        """Return whether to copy an output: as in `StepWriter`, or if it reads state or inputs."""
+        """Return whether to copy an output: as in `StepWriter`, or if it reads state or inputs.
+
+        Views of state or inputs read them, too.
+        """
         maker_indices = (self.step_graph.storages[i].operation for i in output.reads.storages)
         is_state = any(
             self.step_graph.operations[operation_index].is_source

@@ -167,10 +167,11 @@ class Runner:
 
     @property
     def traffic(self) -> tuple[int, int]:
-        """Bytes (written to, read from) page and state file so far, without `mirrored_bytes` [B].
+        """Bytes (written to, read from) page and state file so far [B].
 
         Includes the first content of the state file, changes that other code made to state, and
-        transfers of other steps that share the state store.
+        transfers of other steps that share the state store. Excludes the copies of state in RAM
+        that are written for rollback (`mirrored_bytes`).
         """
         written_bytes, read_bytes = -self.mirrored_bytes, 0
         for file in (self.page_file, None if self.state_store is None else self.state_store.file):
@@ -412,9 +413,10 @@ class Gradients:
         self._gradient_sums[gradient_target.key] = value
 
     def store_remaining(self) -> None:
-        """Add each complete sum that `add` retained to ``.grad``, or make it the missing ``.grad``.
+        """Add each sum that `add` retained to ``.grad``, or make it the missing ``.grad``.
 
-        The sums are then no longer retained.
+        Call this after the last gradient of the step: sums are not checked to be complete. They are
+        then no longer retained.
         """
         for gradient_target in self._targets.values():
             if not gradient_target.is_last or gradient_target.key not in self._gradient_sums:

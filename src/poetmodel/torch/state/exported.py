@@ -173,7 +173,7 @@ def _gradient_sums(
     `tensors` are the state tensors of the folder; pairs are in their order. The parameter for an
     int8 weight is `TrainedLayer.weight_gradient`. The last pair is `BATCHES`, the name of the
     number of summed batches, and None. Yields no pair if the program sums no gradients. Omits sums
-    for which the model has no parameter.
+    for which the model has no parameter, but not `BATCHES`.
     """
     if any(tensor.name == BATCHES for tensor in tensors):
         parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -195,8 +195,8 @@ def _moment_targets(
     """Yield (name, parameter, key in the optimizer's state) of each moment in `names`, sorted.
 
     Each name is that of the parameter, a dot, and the key. Raises `InputError` if the model lacks
-    the parameter, or if the optimizer is not one of PyTorch, does not train the parameter, or has
-    an update rule without this key. Without an optimizer, checks only the model.
+    the parameter; with an optimizer also if that is no `torch.optim.Optimizer`, does not train the
+    parameter, or has an update rule without this key.
     """
     parameters_by_name = dict(model.named_parameters(remove_duplicate=False))
     if optimizer is not None:

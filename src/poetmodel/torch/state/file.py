@@ -140,10 +140,10 @@ class Format:
 
     @staticmethod
     def header_bytes(first_bytes: bytes) -> int | None:
-        """Return the length of the whole header [B], which its prefix states.
+        """Return the length of the header [B], prefix included, without padding.
 
-        Returns None if `first_bytes` are shorter than the prefix or do not begin with one. They may
-        end before the header does.
+        The prefix states it. Returns None if `first_bytes` are shorter than the prefix or do not
+        begin with one. They may end before the header does.
         """
         if len(first_bytes) < _HEADER.size:
             return None
@@ -258,7 +258,10 @@ def _tensor_to_dict(tensor: StateTensor) -> dict[str, Any]:
 
 
 def _tensor_from_dict(index: int, item: dict[str, Any]) -> StateTensor:
-    """Return the tensor of an object from `_tensor_to_dict`; `index` is its header position."""
+    """Parse a tensor from a JSON object of `_tensor_to_dict`, without checking the object.
+
+    The index of the tensor's storage becomes `index`, the position of the object in the header.
+    """
     layouts = tuple(
         TensorLayout(
             position=None,
@@ -616,9 +619,10 @@ class StateFile:
         self._next_entries = {}
 
     def _write_padded(self, memory: memoryview, offset: int) -> None:
-        """Write bytes, and zeros up to the end of the block.
+        """Write bytes at an offset of the file, and zeros up to the end of the block.
 
-        A write of whole blocks saves the system from reading the last block first.
+        A write of whole blocks saves the system from reading the last block first. Raises
+        `OSError` if a write fails.
         """
         padding, written_bytes = bytes(-len(memory) % BLOCK_BYTES), 0
         while written_bytes < len(memory):
@@ -636,7 +640,8 @@ class StateFile:
         """Map memory, copy-on-write, to a tensor's current generation, also after each commit.
 
         This tracks the memory until `unmap` or `untrack`. Its old content is lost, unless the
-        tensor is absent: then the memory is not changed. Raises `OSError` if the system refuses the
+        tensor is absent: then the memory is not changed. After `show_uncommitted`, maps a
+        value written since the last commit instead. Raises `OSError` if the system refuses the
         mapping.
         """
         self._memories[index] = memory
@@ -701,8 +706,8 @@ class StateFile:
 
         Changes are found in the system's page map, or without one by checksums. They belong to the
         next generation, which a `commit` makes current. Tensors that were already written since the
-        last commit are skipped. Raises `PageError` if a tensor cannot be
-        read or written, and `OSError` if the system refuses a mapping.
+        last commit are skipped. Raises `PageError` if a tensor cannot be read or written, and
+        `OSError` if the system refuses a mapping.
         """
         with Pagemap() as pages:
             for index, memory in self._live_memories():

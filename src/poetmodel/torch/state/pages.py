@@ -125,7 +125,11 @@ class PageFile(ScratchFile):
     """
 
     def __init__(self, folder: str | Path, storages: Iterable[TensorStorage]) -> None:
-        """Create the file in `folder`, with space for the pages of all `storages`."""
+        """Create the file in `folder`, with space for the pages of all `storages`.
+
+        Also creates a missing folder, and removes abandoned page files from the folder. Raises
+        `InputError` if the folder or file cannot be created, or space is missing.
+        """
         self.storages = {storage.index: storage for storage in storages}
         self.offsets: dict[int, int] = {}
         """Offset of the page of each storage in the file [B]."""

@@ -336,8 +336,9 @@ class _AbandonedStateFile:
     ) -> torch.Tensor | None:
         """Read a tensor of a record into new memory; return None if the tensor is absent.
 
-        Returns it in its first layout. Raises `_DamageError` if it cannot be read completely, or
-        its checksum differs.
+        `position` is that in ``file_format.tensors``. If the tensor's storage has several layouts,
+        the returned tensor has the first one. Raises `_DamageError` if the tensor cannot be read
+        completely, or its checksum differs.
         """
         slot, storage = record.slots[position], file_format.tensors[position].storage
         if slot == ABSENT:

@@ -74,7 +74,8 @@ class _StateEntry:
     def bind(self, memory: Memory) -> None:
         """Make the tensor in the model or optimizer use this memory, whose content is unchanged.
 
-        A moment in the optimizer is replaced by a new tensor, otherwise ``.data`` is set.
+        A moment, also an absent one, is stored in the optimizer as a new tensor. Of a parameter or
+        buffer, ``.data`` is set.
         """
         layout = self.tensor.storage.layouts[0]
         empty = torch.empty(0, dtype=layout.dtype)
@@ -111,7 +112,8 @@ class StateStore:
     ) -> None:
         """Create the state file, write the current state, and map the tensors on storage to it.
 
-        With one generation, only the tensors on storage are written; absent moments never are.
+        `stored_indices` are the storage indices of the tensors on storage. Without `rollback`, only
+        these are written, with one generation instead of two; absent moments are never written.
         Removes the file in `folder` from which the model was recovered, if any. Logs a warning
         about files in `folder` that killed processes have left. Raises `InputError` if the file
         cannot be created, or another state file in `folder` cannot be opened. Raises `PageError` if
@@ -173,10 +175,10 @@ class StateStore:
     # -- around a step ---------------------------------------------------------------------------
 
     def prepare_step(self, stored_indices: Collection[int] | None = None) -> None:
-        """Prepare the next step: write the changes since the last step to the file.
+        """Prepare the next step: commit changes since the last step to the file, then set homes.
 
-        `stored_indices` are the indices of the tensors with their home on storage from now on; by
-        default the homes do not change. A new moment ``sum`` is stored in the optimizer. In a
+        `stored_indices` are the indices of the tensors with their home on storage from now on; None
+        leaves the homes unchanged. A new moment ``sum`` is first stored in the optimizer. In a
         `trial` with two generations, only discards the results of the last step. Raises `PageError`
         in a forked process, or if the file was closed, removed or truncated, or cannot be read or
         written.
@@ -197,11 +199,11 @@ class StateStore:
             self._set_homes(frozenset(stored_indices))
 
     def _update_file(self) -> None:
-        """Write the current values of state to the file where they have changed, and commit them.
+        """Write values of state that have changed to the file, and commit them if there are any.
 
-        With one generation, the file contains only tensors with their home on storage. Tensors with
-        their home on storage are bound to the file if they are new, or if the user has replaced
-        them. Moments that the optimizer no longer has become absent.
+        With one generation, only tensors with their home on storage are written. Tensors with their
+        home on storage are bound to the file if they are new, or if the user has replaced them.
+        Moments that the optimizer no longer has become absent.
         """
         absent_indices, replaced_states = [], []
         for index, state in self._states.items():
@@ -230,7 +232,7 @@ class StateStore:
         self._bind_unmapped()
 
     def commit(self, *, steps: int = 1) -> None:
-        """Commit the state after a step; `steps` are added to the count of training steps.
+        """Commit the tensors that a step has written; add `steps` to the file's count of steps.
 
         With two generations, updated state with its home in RAM is first written to the file, too.
         Moments created by the step are mapped if their home is on storage. In a `trial` with two
@@ -249,10 +251,10 @@ class StateStore:
         self._bind_unmapped()
 
     def rollback(self) -> None:
-        """Restore the state tensors from before a failed step.
+        """Restore the state that steps update to its values at the last commit.
 
-        Moments that the step has created are removed. With one generation, state remains partly
-        updated. Raises `PageError` if the file cannot be read.
+        Moments without a committed value are removed from the optimizer. With one generation, state
+        remains partly updated. Raises `PageError` if the file cannot be read.
         """
         self.file.rollback()
         if not self.has_two_generations:
@@ -277,10 +279,10 @@ class StateStore:
         """Context manager for trial steps: tensors show their results, without a commit.
 
         Calls `prepare_step` first. Each step starts from the committed values of tensors with their
-        home on storage, and the end of the context restores these. The caller must restore state
-        with its home in RAM, at the latest before the end of the context. With one generation,
-        steps change the file as usual. Raises `PageError` like `prepare_step`; with two generations
-        also at the end.
+        home on storage, and the end of the context restores these. State with its home in RAM must
+        be restored by the caller before the end of the context, which commits it. With one
+        generation, steps change the file as usual. Raises `PageError` like `prepare_step`; with two
+        generations also at the end.
         """
         self.prepare_step()
         if not self.has_two_generations:
@@ -308,8 +310,9 @@ class StateStore:
     def _set_homes(self, stored_indices: frozenset[int]) -> None:
         """Map the tensors with their home on storage to the file; move other mapped tensors to RAM.
 
-        With one generation, tensors that are new on storage are written to the file first. Absent
-        moments are mapped later.
+        Sets `_stored_indices`. With one generation, tensors that are new on storage are first
+        written and committed; with two, the file must have their values. Absent moments are mapped
+        once they have a value in the file.
         """
         for index in self._stored_indices - stored_indices:
             if self.file.contains(index):
@@ -334,7 +337,8 @@ class StateStore:
     def _bind(self, state: _StateEntry) -> None:
         """Map memory to a tensor's value in the file, and make the tensor use this memory.
 
-        Allocates the memory if the tensor has none yet, or if PyTorch has moved its storage.
+        The tensor's value in RAM is lost; commits map the memory again to new values. Allocates the
+        memory if the tensor has none yet, or if PyTorch has moved its storage.
         """
         index = state.index
         if index not in self._memories or self._memories[index].is_lost:
@@ -406,9 +410,10 @@ def _all_states(trace: Trace) -> Iterator[_StateEntry]:
 
 
 def _step_states(trace: Trace) -> Iterator[_StateEntry]:
-    """Yield the state tensors that a step reads, each once, under its first name.
+    """Yield the state tensors that a step reads, in the order of its arguments.
 
-    Skips empty tensors, and constants.
+    A storage with several arguments is yielded once, under the name of the first one. Skips empty
+    tensors, and constants.
     """
     joint, storages = trace.joint, trace.step_graph.storages
     replaced_indices = {storage.replaces for storage in storages}

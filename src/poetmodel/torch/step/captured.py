@@ -77,7 +77,11 @@ class CapturedGraph(StepGraph):
         profiles: Mapping[int, OpProfile] | None = None,
         measure_workspaces: bool = True,
     ) -> None:
-        """Profile the operations unless `profiles` are given; find the outputs."""
+        """Add the operations, profiled by executing them unless `profiles` are given.
+
+        `profiles` are by position in the captured graph. Without them, workspaces are 0 unless
+        `measure_workspaces`. Sets `outputs` to the results in the order in which they are complete.
+        """
         self._joint = joint
         self._paths = _module_paths(joint)
         self._backward = _tangent_descendants(joint)

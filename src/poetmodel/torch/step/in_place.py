@@ -75,8 +75,8 @@ def in_place_pair(
 def in_place_workspace_bytes(step_graph: CapturedGraph, operation: Operation) -> int:
     """Return the workspace of an operation; 0 if not measured [B].
 
-    If `operation.in_place` is set, the workspace of dropout's backward includes the mask in the
-    gradient's type.
+    If `operation.in_place` is set, the bytes of the mask in the gradient's type are added for
+    dropout's backward; out of place, the output uses this memory.
     """
     workspace_bytes = operation.profile.workspace_bytes
     if not (workspace_bytes and operation.in_place and operation.node.target is _DROPOUT_BACKWARD):

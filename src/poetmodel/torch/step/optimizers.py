@@ -165,7 +165,10 @@ class Sgd(Rule):
         parameter.add_(direction, alpha=-lr)
 
     def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
-        """Overwrite parameter and momentum by PyTorch's fused SGD."""
+        """Overwrite parameter and any momentum buffer by PyTorch's fused SGD.
+
+        The kernel includes all settings. With `is_first`, the buffer's old value is not read.
+        """
         parameter, *moments = state
         torch._fused_sgd_(
             [parameter],
@@ -186,7 +189,10 @@ class CountingRule(Rule):
     """A rule that counts its updates. Moments start from initial values: `is_first` is ignored."""
 
     def _update(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
-        """Add 1 to the count in the state, and call `_apply` with it; ignore `is_first`."""
+        """Add 1 to the count of updates, ``state[1]``, and call `_apply` with its new value.
+
+        `is_first` is ignored.
+        """
         del is_first
         parameter, count, *moments = state
         count.add_(1)
@@ -221,9 +227,10 @@ class Adam(CountingRule):
         return (("max_exp_avg_sq",), 1) if self.amsgrad else ((), 0)
 
     def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
-        """Overwrite parameter, moments and count by PyTorch's fused Adam or AdamW.
+        """Add 1 to the count, and overwrite parameter and moments by PyTorch's fused kernel.
 
-        `is_first` is ignored, because moments have initial values.
+        The kernel is that of AdamW with `decoupled_weight_decay`, otherwise that of Adam; it
+        includes all settings. `is_first` is ignored, because moments have initial values.
         """
         del is_first
         parameter, count, mean, square, *max_squares = state
@@ -280,7 +287,7 @@ class NAdam(CountingRule):
     flops: ClassVar[int] = 15
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
-        """Overwrite `w` and moments by one update of NAdam; `update` has done weight decay."""
+        """Overwrite parameter `w` and moments by NAdam; `update` has done weight decay."""
         momentum_product, mean, square = moments
         beta1, beta2 = self.betas
         momentum, next_momentum = (
@@ -322,7 +329,7 @@ class RmsProp(CountingRule):
         return keys, 2 * has_momentum + 5 * self.centered
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
-        """Overwrite `w` and moments by one update of RMSprop; `update` has done weight decay."""
+        """Overwrite parameter `w` and moments by RMSprop; `update` has done weight decay."""
         del step
         square, *other_moments = moments
         square.mul_(self.alpha).addcmul_(gradient, gradient, value=1 - self.alpha)
@@ -353,16 +360,17 @@ class Adagrad(CountingRule):
     has_fused: ClassVar[bool] = True
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
-        """Overwrite `w` and the sum of squares by Adagrad; `update` has done weight decay."""
+        """Overwrite parameter `w` and sum of squares by Adagrad; `update` has done weight decay."""
         (total,) = moments
         total.addcmul_(gradient, gradient, value=1)
         rate = lr / (1 + (step - 1) * self.lr_decay)
         w.addcdiv_(gradient, total.sqrt().add_(self.eps), value=-rate)
 
     def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
-        """Overwrite parameter, sum of squares and count by PyTorch's fused Adagrad.
+        """Add 1 to the count; overwrite parameter and sum of squares by PyTorch's fused Adagrad.
 
-        `is_first` is ignored, because the sum has an initial value.
+        The kernel includes all settings. `is_first` is ignored, because the sum has an initial
+        value.
         """
         del is_first
         parameter, count, total = state
@@ -417,7 +425,7 @@ class RAdam(CountingRule):
     reuses_gradient: ClassVar[bool] = True
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
-        """Overwrite `w` and moments by one update of RAdam; `update` has done weight decay.
+        """Overwrite parameter `w` and moments by RAdam; `update` has done weight decay.
 
         Without `foreach`, also overwrites the gradient.
         """
@@ -739,7 +747,8 @@ class OptimizerMoment:
         """Return the current value, not a copy; for a new moment its initial value in new memory.
 
         The initial value is 1 for ``mu_product``, ``initial_accumulator_value`` for ``sum``, and 0
-        for other keys.
+        for other keys. It has no dimensions for ``step`` and ``mu_product``, otherwise the shape of
+        the parameter.
         """
         if not self.is_new:
             value: torch.Tensor = self.optimizer.state[self.parameter][self.key]
@@ -792,7 +801,11 @@ class OptimizerState:
     """
 
     def __init__(self, joint: Joint, positions_on_storage: Collection[int] = ()) -> None:
-        """Record the positions of moments, rates and parameters, and the current groups."""
+        """Record the positions of moments, rates and parameters in the arguments of `joint`.
+
+        Also records the current groups with their settings, to find later changes.
+        `positions_on_storage` are those of the arguments with their home on storage.
+        """
         self._positions_on_storage = frozenset(positions_on_storage)
         self._joint = joint
         self._optimizer: Any = joint.optimizer
@@ -854,10 +867,11 @@ class OptimizerState:
             member._opt_called = True  # noqa: SLF001 - no other way
 
     def _errors(self, values: list[Any]) -> Iterator[str]:
-        """Yield an error per change of the optimizer or a parameter since the capture.
+        """Yield errors for changes of the optimizer or parameters since the capture.
 
-        Learning rates may change. `values` are the arguments of the next step: a parameter in them
-        must be the captured tensor itself. Also yields an error per parameter with a gradient.
+        These are `optimizer_errors`, one error if groups or settings except learning rates have
+        changed, and one for each parameter that is not the captured tensor itself in `values`, the
+        arguments of the next step. Also yields an error per parameter with a gradient.
         """
         yield from (f"optimizer: {error}" for error in optimizer_errors(self._optimizer))
         if self._current_groups() != self._groups:
@@ -918,7 +932,7 @@ class MomentSnapshot:
     def reset(self) -> None:
         """Restore moments and counts of updates; delete moments that the snapshot does not have.
 
-        Moments that the optimizer has are overwritten in place.
+        Moments that the optimizer has are overwritten in place; missing ones are stored as copies.
         """
         for name, moment in self._moments.items():
             if name not in self._reset_values:

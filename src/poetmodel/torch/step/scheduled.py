@@ -128,12 +128,12 @@ def min_budget_bytes(trace: Trace, *, decide_homes: bool = False) -> int:
 def coarsen(trace: Trace, *, kept_bytes: int, decide_homes: bool = False) -> ScheduledGraph:
     """Return the graph without its smallest computed tensors, of at most `kept_bytes` in total.
 
-    The omitted tensors are always kept: `reserves` counts them. Their nodes remain, and also count
-    them as workspace, because a recomputation writes them again. With negative `kept_bytes`, all
-    computed tensors remain. Inputs are omitted. State is always in RAM: it is omitted, or has 0
-    bytes and only orders readers before updates. With `decide_homes`, the homes of larger state are
-    decisions instead, and smaller state of at least `MIN_MOVABLE_BYTES` counts towards
-    `kept_bytes`, too.
+    Tensors of equal size are omitted all or not at all. The omitted tensors are always kept:
+    `reserves` counts them. Their nodes remain, and also count them as workspace, because a
+    recomputation writes them again. With negative `kept_bytes`, all computed tensors remain. Inputs
+    are omitted. State is always in RAM: it is omitted, or has 0 bytes and only orders readers
+    before updates. With `decide_homes`, the homes of larger state are decisions instead, and
+    smaller state of at least `MIN_MOVABLE_BYTES` counts towards `kept_bytes`, too.
     """
     storages = trace.step_graph.storages
     graph, operations = _decision_graph(trace)
@@ -233,9 +233,10 @@ def _decision_graph(trace: Trace, movable: Collection[int] = ()) -> tuple[Graph,
 
 
 def _resident_reserves(trace: Trace, movable: Collection[int] = ()) -> tuple[tuple[str, int], ...]:
-    """Return the reserves for state except `movable`, and for inputs, which are always in RAM [B].
+    """Return the reserves of state and inputs that are always in RAM, as (description, bytes) [B].
 
-    Each is (description, bytes). For a step without updates, returns ().
+    The first reserve is that of all state except the tensors with an index in `movable`, the second
+    that of inputs. For a step without updates, returns ().
     """
     graph = trace.graph
     inputs_bytes = [node.output_bytes for node in graph.nodes if node.phase == Phase.INPUT]

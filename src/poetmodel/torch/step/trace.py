@@ -42,11 +42,11 @@ class Trace:
 
     @cached_property
     def held_bytes(self) -> int:
-        """Bytes of storages with results that are returned only at the end of the step [B].
+        """Bytes of all storages that contain results returned at the end of the step [B].
 
-        Such results are all except gradients: the loss, outputs and, in a step without updates, new
-        buffer values. The graph frees these results after their last reader. A runtime holds them
-        until the end, so a budget must also cover them.
+        These results are all except gradients: the loss, outputs and, in a step without updates,
+        new buffer values. The graph frees these results after their last reader. A runtime holds
+        them until the end, so a budget must also cover them.
         """
         indices = {
             i
@@ -224,9 +224,9 @@ def _resident_bytes(joint: Joint, trained_tensors: Sequence[torch.Tensor]) -> di
     """Return the bytes that stay in RAM for the whole step: ``parameters`` and ``gradients`` [B].
 
     ``parameters`` counts all parameters and buffers of the captured module, also if they are frozen
-    or not read, and constants. Inputs are excluded: they belong to the caller. ``gradients`` counts
-    one ``.grad`` for each of `trained_tensors`, even if it is None now. New gradients are tensors
-    of the graph.
+    or not read, and constants, but each storage once. Inputs are excluded: they belong to the
+    caller. ``gradients`` counts one ``.grad`` for each of `trained_tensors`, even if it is None
+    now. New gradients are tensors of the graph.
     """
     resident_tensors = _distinct_storages(
         joint.value(argument)

@@ -98,7 +98,7 @@ class TrainingGraph(CapturedGraph):
         return Phase.UPDATE if is_custom else super().phase_of(node)
 
     def _finish_operations(self) -> None:
-        """Link updates to the state that they replace, and sort all operations.
+        """Link updates to the state that they replace, and sort operations by `_execution_order`.
 
         Sources without a reader are removed. Also sets `last_uses`, and `in_place` and workspace of
         operations that may run in place. Workspaces of updates remain as measured.

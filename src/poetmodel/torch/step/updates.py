@@ -189,10 +189,10 @@ class ParameterUpdate(Update):
         """Overwrite the parameter and its moments with their new values.
 
         `operands` are the gradients, which are summed, the learning rate, and the clipping factor
-        if there is one. If `writes_gradient`, the first gradient is overwritten with the option
-        ``owns_gradient``, otherwise a copy. A gradient whose strides are not those of the parameter
-        is always copied. The option ``is_first`` states that the moments have no value from an
-        earlier update.
+        if there is one. If `writes_gradient` returns True, the first gradient is overwritten with
+        the option ``owns_gradient``, otherwise a copy. A gradient whose strides are not those of
+        the parameter is always copied. The option ``is_first`` states that the moments have no
+        value from an earlier update. Both options are False by default.
         """
         gradients, rate, *factors = operands
         parameter = state[0]
@@ -270,10 +270,10 @@ class QuantizedUpdate(Update):
         draw_numbers: Callable[[int], RoundingDraws] | None = None,
         batches: int = 1,
     ) -> None:
-        """Store the settings; each update of weights without residuals calls `draw_numbers`.
+        """Store the settings; each update calls `draw_numbers`, unless it is None.
 
-        `site` is the number of the layer, the argument of `draw_numbers`. The gradients of
-        `batches` batches are summed before each update.
+        `draw_numbers` is None for weights with residuals. Its argument `site` is the number of the
+        layer. The gradients of `batches` batches are summed before each update.
         """
         super().__init__("quantized_sgd")
         self.settings = rule
@@ -390,7 +390,10 @@ def extend_with_optimizer(
 
 
 def _trained_parameters(joint: Joint) -> dict[int, _TrainedParameter]:
-    """Return the parameters with gradients by ``id``, in the order of the step's arguments."""
+    """Return the parameters whose gradients are results of the step, by the parameter's ``id``.
+
+    They have the order of the step's arguments.
+    """
     parameters: dict[int, _TrainedParameter] = {}
     for argument in joint.arguments_of(InputKind.PARAMETER):
         value = joint.value(argument)
@@ -539,7 +542,8 @@ class _OptimizerExtension:
     def extend(self, clip_grad_norm: float | None) -> Joint:
         """Add inputs and operations of the updates to the graph; return the extended step.
 
-        Its results are loss and outputs only; operators that no node reads any more are erased.
+        The step's results are loss and outputs only; operators that no node reads any more are
+        erased. Gradients are not clipped if `clip_grad_norm` is None.
         Raises `CaptureError` if a changed buffer has several names.
         """
         count = self._add_gradient_sums() if self.batches > 1 else None
@@ -586,7 +590,8 @@ class _OptimizerExtension:
     ) -> fx.Node:
         """Add a graph input for a value of the optimizer, or for state that only exported code has.
 
-        `name` is the name of the input. Returns the node of the input.
+        Its node is the first of the graph, and is returned; its specification, with `name`, is
+        appended to `new_arguments`.
         """
         with self.graph.inserting_before(next(iter(self.graph.nodes))):
             node = self.graph.placeholder(f"optimizer_{len(self.new_arguments)}")
@@ -610,7 +615,8 @@ class _OptimizerExtension:
     def _add_gradient_norm(self, max_norm: float) -> fx.Node:
         """Add the operation that computes the clipping factor; return its node.
 
-        Its gradients include the gradient sums of earlier batches.
+        The operation reads the gradients of all trained parameters and, if batches are summed, the
+        gradient sums of earlier batches.
         """
         gradients = [
             [*self.gradient_sums.get(key, ()), *trained_parameter.gradients]
@@ -643,10 +649,11 @@ class _OptimizerExtension:
         factors: tuple[fx.Node, ...],
         count: fx.Node | None,
     ) -> None:
-        """Add the update of a parameter, with graph inputs for its moments; int8 weights have none.
+        """Add the update of a parameter, with a graph input for each moment of `rule`.
 
-        `rate` is the node of the learning rate, and `factors` has the node of the clipping factor,
-        if any. `count` is the node of the batch count; None if batches are not summed.
+        If the parameter's gradients are those of int8 weights, calls `_add_quantized_update`
+        instead. `rate` is the node of the learning rate, and `factors` has the node of the clipping
+        factor, if any. `count` is the node of the batch count; None if batches are not summed.
         """
         layer = self.quantized_layers.get(id(trained_parameter.parameter))
         if layer is not None:

@@ -189,7 +189,8 @@ class _FractionalPoint:
     def _keep_values(self) -> NDArray[np.float64]:
         """Return the value of keeping each tensor into each group, shape (tensors, groups).
 
-        For state, adds the value of the home in RAM, 1 if the home has no column.
+        Free keeps have the value 1, other keeps without a column 0. For state, adds the value of
+        the home in RAM, 1 if the home has no column.
         """
         keep_values = np.zeros((len(self.graph.tensors), self.n_groups))
         for i, event_groups in enumerate(self.events.event_groups):
@@ -323,8 +324,9 @@ class _FractionalPoint:
     ) -> tuple[tuple[tuple[int, bool], ...], bool]:
         """Return `chain` and `ends_in_recomputation` of the `IntervalOrigin` of a cut from `i`.
 
-        The smaller side of each minimum at the point decides the next tensor. The chain also ends
-        with a tensor that is first made in the interval or whose node cannot be recomputed. Clears
+        The next tensor is the node's input with the smallest supply ``F``. If no supply is below
+        the sum of the node's recomputations, the chain ends in recomputation. It ends without one
+        at a tensor that is first made in the interval or whose node cannot be recomputed. Clears
         `supply_cache`, which is valid for one interval.
         """
         self.supply_cache.clear()

@@ -86,12 +86,12 @@ class RoundingSeparator:
     def _stage_cuts(self, t: int) -> Iterator[Cut]:
         """Yield the rounded rows of stage `t`, for growing sets of its largest tensors.
 
-        The tensors are those of `_crossing_columns`. The limit of a set is the usable RAM minus the
-        bytes of the stage's last step; the row has the `largest_sum` of the set within this limit.
-        Sets that fit together, or whose largest sum is the limit itself, have no row. Rows are
-        divided by the size of the largest tensor. Yields none if the last step of the stage alone
-        exceeds the RAM, and no further ones if `is_out_of_time` returns True. Raises
-        `TimeLimitError` if the time limit passes.
+        A set has the tensors of `_crossing_columns` from some size on. Its limit is the usable RAM
+        minus the bytes of the stage's last step; its row bounds its kept bytes by its `largest_sum`
+        within the limit, both divided by the size of its largest tensor. Sets within their
+        limit, or whose largest sum is the limit itself, have no row. Yields none if the last step
+        of the stage alone exceeds the RAM, and no further ones if `is_out_of_time` returns True.
+        Raises `TimeLimitError` if the time limit passes.
         """
         relaxation = self.relaxation
         graph = relaxation.problem.working_graph
