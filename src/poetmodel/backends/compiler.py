@@ -277,7 +277,7 @@ class _UnchangedRows:
     """Unchanged rows of a model from `build`, as arrays."""
 
     def __init__(self, model: Any) -> None:
-        """Read arrays, labels and fixed values of a model from `build`; find unchanged constraints.
+        """Read arrays, row labels and fixed values of a model from `build`; find unchanged rows.
 
         A constraint is unchanged if its expression is still the object that `build` made.
         """

@@ -413,10 +413,11 @@ def _generation_document(
 
 
 def _replay_keys(deployment: Deployment) -> dict[str, Any]:
-    """Return the key ``replay``: samples; RAM, instructions and nodes of two kinds of steps.
+    """Return the key ``replay``: sizes of samples and their groups, and two kinds of steps.
 
-    The steps are ``step``, on a batch, and ``stored_step``, on a stored sample. Their RAM includes
-    inputs, stack and runtime; their instructions are estimates. {} without replay.
+    The steps are ``step``, on a batch, and ``stored_step``, on a stored sample, each with RAM,
+    instructions and nodes. Their RAM includes inputs, stack and runtime; their instructions are
+    estimates. {} without replay.
     """
     replay, step = deployment.replay, deployment.step
     if replay is None:

@@ -474,8 +474,9 @@ _SUMS: Final = ("pm_mm", "pm_sum")
 def _find_contiguous_sequence(pairs: Iterable[tuple[int, int]], elements: int) -> tuple[int, int]:
     """Return (length of a contiguous sequence, distance to the next) in a buffer [elements].
 
-    `pairs` are the (stride, size) of loops over the buffer, sorted by stride. Without a next
-    sequence, the distance is `elements`, the size of the buffer.
+    `pairs` are the (stride, size) of loops over the buffer, sorted by stride; strides below the
+    length, and loops of size 1, are skipped. Without a next sequence, the distance is `elements`,
+    the size of the buffer.
     """
     length = 1
     for stride, size in pairs:

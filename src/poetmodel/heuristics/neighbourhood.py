@@ -324,9 +324,10 @@ class LargeNeighbourhoodSearch:
     def _accept_or_undo(self, trajectory: _Trajectory, score: Score) -> bool:
         """Accept a repaired partial schedule, or undo all changes since the last accepted one.
 
-        Accepts it if `score` is the best of the search so far, or if the trajectory `accepts` it.
-        Returns whether `score` is the best; if so, stores it and the restorations. If RAM is
-        minimized, a new best peak within the limits lowers the RAM limit of further repairs.
+        Accepts it if `score` is the best of the search so far, or if the trajectory `accepts` it,
+        but never the score `WORST` of a failed repair. Returns whether `score` is the best; if so,
+        stores it and the restorations. If RAM is minimized, a new best peak within the limits
+        lowers the RAM limit of further repairs.
         Increments the trajectory's `n_idle`, or sets it to 0 at the trajectory's best score.
         """
         partial, is_best = trajectory.partial, score < self.best_score

@@ -711,7 +711,7 @@ class PartialSchedule:
 
     @property
     def extra_bytes(self) -> NDArray[np.int64]:
-        """Excess of the highest step of each stage over its row in `row_bytes` [B].
+        """Excess of the highest step of each stage over its last step, in `row_bytes` [B].
 
         Evaluates stale stages first. The array is not a copy.
         """

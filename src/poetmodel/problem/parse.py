@@ -182,7 +182,7 @@ def _constraints_with_commits(problem: Problem) -> tuple[Constraint, ...]:
 
 
 def _type_faults(problem: Problem) -> Iterator[str]:
-    """Yield an error for each wrong type or value of graph, costs, commit and constraints."""
+    """Yield errors for objects that are no graph or costs, and for commit and constraints."""
     graph: Any = problem.graph
     costs: Any = problem.costs
     if not isinstance(graph, Graph):

@@ -490,7 +490,7 @@ class Machine:
         self.copies.append(copy)
 
     def _remove_copy(self, i: int) -> None:
-        """End the copy of a tensor: remove it from RAM, and its bytes from `ram_bytes`.
+        """Remove the copy of a tensor from RAM, and its bytes from `ram_bytes`; store its end.
 
         Bytes that an output overwrote in place count for that output already.
         """

@@ -434,7 +434,7 @@ def _tap_strides(n_pixels: int, pixel_stride: int) -> Numbers:
 
 
 def _write_channel_gradient(loops: Loops) -> Call | None:
-    """Convert loops to a gradient of a depthwise layer or a pool.
+    """Convert loops to a gradient of the input or the weights of a depthwise layer, or of a pool.
 
     None unless there are four loops, and the images of each tensor except weights and scales are
     adjacent.

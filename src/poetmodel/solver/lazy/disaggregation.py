@@ -322,7 +322,7 @@ class _Disaggregator:
         return self.grouping.last_stage[group] if i in self.kept_tensors[group + 1] else None
 
     def _add_span(self, group: int, i: int, stage: int, readers: dict[int, list[int]]) -> None:
-        """Add the span that keeps tensor `i` from `stage` on, if it is needed after `stage`.
+        """Add the span that keeps tensor `i` from stage ``stage + 1`` on, if it is needed there.
 
         The span ends at the first stage of the next group if the tensor is kept into that group,
         otherwise at the last stage of the group that reads the tensor (`readers`, by tensor).

@@ -71,8 +71,9 @@ class PrimalHeuristic:
         """Repair the schedule of a relaxation's solution; offer the best schedule to the session.
 
         Repairs only with the heuristic ``repair``, for at most `max_repair_s` or `due_s`, whichever
-        is longer. Unless the gap is small, a local search (`improve`) follows if `search_locally`.
-        Adds the time to `spent_s`. Raises `TimeLimitError` if the time limit passes.
+        is longer. Then, also without that heuristic, a local search (`improve`) follows if
+        `search_locally`, unless the gap is small. Adds the time to `spent_s`. Raises
+        `TimeLimitError` if the time limit passes.
         """
         neighbourhood, started_s = self.neighbourhood, now_s()
         if "repair" in self.session.params.heuristics:

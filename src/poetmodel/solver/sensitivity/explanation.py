@@ -358,7 +358,8 @@ def _explain_added_rows(
 ) -> Explanation | None:
     """Explain an infeasible model by the rows that were added to it, without remedies.
 
-    Solves the model's problem without these rows; returns None if no schedule was found. If the
+    Solves the model's problem without these rows; returns None if no schedule was found. Limits of
+    the problem may be in the conflict, too; rows without a decision are `unchecked`. If the
     conflict is not decided in time, the explanation has a note instead of constraints. `end_s` is a
     time on the processor clock [s]; each search has at least `MIN_CHANGE_S`.
     """

@@ -193,7 +193,8 @@ def _limit_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:
 def _min_ram_problem(problem: Problem, *, recompute: bool, paging: bool) -> Problem:
     """Return the problem that minimizes RAM within its storage limit, without other limits.
 
-    User-defined constraints are removed, and `recompute` and `paging` replace the permissions.
+    Removes the limits on RAM, time and energy, and user-defined constraints; `recompute` and
+    `paging` replace the permissions.
     """
     return problem.without_limits(
         Quantity.RAM,

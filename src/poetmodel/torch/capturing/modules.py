@@ -522,7 +522,7 @@ def _is_restorable(generator: _Generator) -> bool:
 
 
 def _find_generators(snapshot: ModuleSnapshot) -> Iterator[_Generator]:
-    """Yield the generators of Python and NumPy: the global ones, and instances in a snapshot.
+    """Yield the generators of Python, then of NumPy: the global one, then those in a snapshot.
 
     An instance of a class of NumPy that is in several containers is yielded several times.
     """

@@ -529,8 +529,9 @@ class StateFile:
         """Make the written tensors part of a new current generation, and map memories to it.
 
         The record also contains the current state of PyTorch's random generator. With two
-        generations, the medium has stored the generation on return, and the first commit renames
-        the file, so that `recover` finds it. With one generation, the record is not written.
+        generations, the medium has stored the generation on return, and the first commit finally
+        renames the file, so that `recover` finds it. With one generation, the record is not
+        written.
 
         Raises `PageError` if the record cannot be written. Raises `OSError` if the system refuses a
         mapping, or if the file cannot be renamed or its folder cannot be flushed; the generation is
