@@ -28,6 +28,7 @@ from poetmodel.backends.standard_form import (
     ROUNDING_TOLERANCE,
     Layout,
     StandardForm,
+    contains_zero,
     round_integers,
 )
 from poetmodel.clock import check_time_limit
@@ -129,11 +130,6 @@ def load_values(form: StandardForm, x: ArrayLike) -> None:
         variable.set_value(_allowed_value(variable), skip_validation=True)
 
 
-def _contains_zero(lower: float, upper: float) -> bool:
-    """Return whether 0 is between two bounds, within `ROUNDING_TOLERANCE`."""
-    return bool(lower <= ROUNDING_TOLERANCE and upper >= -ROUNDING_TOLERANCE)
-
-
 class _RowCollector:
     """Collects objective and constraints of a model as coefficient rows, in the model's order.
 
@@ -205,7 +201,7 @@ class _RowCollector:
         lower = -math.inf if lower is None else pyo.value(lower) - linear.constant
         upper = math.inf if upper is None else pyo.value(upper) - linear.constant
         if not linear.linear:
-            return _contains_zero(lower, upper)
+            return bool(contains_zero(lower, upper))
         self.constraints.append(constraint)
         self.lower.append(lower)
         self.upper.append(upper)
@@ -228,7 +224,7 @@ class _RowCollector:
         upper = source.model.row_upper[row] - constant
         columns, values = columns[is_unfixed], values[is_unfixed]
         if not columns.size:
-            return _contains_zero(lower, upper)
+            return bool(contains_zero(lower, upper))
         positions = [
             self._find_or_add_position(source.variables[column]) for column in columns.tolist()
         ]

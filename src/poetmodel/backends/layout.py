@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poetmodel.backends.standard_form import ROUNDING_TOLERANCE, Layout, StandardForm
+from poetmodel.backends.standard_form import Layout, StandardForm, contains_zero
 from poetmodel.clock import check_time_limit
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ def to_standard_form(model: Model) -> StandardForm:
     check_time_limit()
     has_columns = np.bincount(rows, minlength=n_rows) > 0
     labels = model.row_labels()
-    is_satisfied = (lower <= ROUNDING_TOLERANCE) & (upper >= -ROUNDING_TOLERANCE)
-    violated_rows = np.flatnonzero(~has_columns & ~is_satisfied)
+    violated_rows = np.flatnonzero(~has_columns & ~contains_zero(lower, upper))
     if violated_rows.size:
         form = StandardForm.from_arrays(
             np.zeros((1, 0)), [], row_lower=1.0, rows=(labels[violated_rows[0]],)

@@ -326,9 +326,7 @@ class StandardForm:
             for k in np.flatnonzero(lower > upper)[:1]:
                 return f"{name_of(k)}: no value is between {float(lower[k])} and {float(upper[k])}"
         has_no_terms = np.diff(self.matrix.indptr) == 0
-        is_violated = has_no_terms & (
-            (self.row_lower > ROUNDING_TOLERANCE) | (self.row_upper < -ROUNDING_TOLERANCE)
-        )
+        is_violated = has_no_terms & ~contains_zero(self.row_lower, self.row_upper)
         for i in np.flatnonzero(is_violated)[:1]:
             return f"{self.row_name(i)}: is violated for all values of the variables"
         return None
@@ -368,6 +366,14 @@ class StandardForm:
                 for k in np.flatnonzero(is_invalid)[:_MAX_ERRORS_PER_KIND]
             ]
         return errors
+
+
+def contains_zero(lower: Any, upper: Any) -> Any:
+    """Return whether 0 is between bounds, numbers or arrays, within `ROUNDING_TOLERANCE`.
+
+    A row without coefficients is satisfied by all values if so, otherwise by none.
+    """
+    return (lower <= ROUNDING_TOLERANCE) & (upper >= -ROUNDING_TOLERANCE)
 
 
 def round_integers(

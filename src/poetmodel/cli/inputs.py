@@ -135,7 +135,7 @@ def find_auto_tiles(
     from poetmodel.lowered.io import load_step
     from poetmodel.tiling.choice import candidate_tiles
 
-    name = source.model if source.graph is None else source.graph
+    name = source.graph_name
     if name is None or not is_step_file(name) or not TileChoice.parse(source.tile).is_auto:
         return None
     device = read_device(costing.device)
@@ -171,32 +171,27 @@ def resolve_sizes(
     tiles = find_auto_tiles(source, costing, limits)
     if tiles is not None:
         source = replace(source, tile=tiles.print_choice(*tiles.candidates[0]))
-    return source, resolve_ram_of_source(source, limits)
+    return source, resolve_ram(source, limits)
 
 
-def resolve_ram_of_source(source: GraphOptions, limits: LimitOptions) -> LimitOptions:
-    """Return the limits with a percentage of RAM replaced by a size, see `resolve_ram`.
+def resolve_ram(source: FileGraphOptions, limits: LimitOptions) -> LimitOptions:
+    """Return the limits with a percentage of RAM replaced by a size, if there is a tile size.
 
-    Without a graph, the limits are returned unchanged.
-    """
-    name = source.model if source.graph is None else source.graph
-    return limits if name is None else resolve_ram(limits, name, source.variant)
-
-
-def resolve_ram(limits: LimitOptions, name: str, shape: Variant) -> LimitOptions:
-    """Return the limits with a percentage of RAM replaced by a size, if `shape` has a tile size.
-
-    The percentage refers to the keep-all peak of the graph without tiles. Without a percentage or
-    a tile size, `limits` itself is returned. With a tile size, raises `BudgetError` for an invalid
-    ``--ram``, and the errors of `read_graph_by_name`.
+    The percentage refers to the keep-all peak of the graph without tiles. Without a graph, a
+    percentage or a tile size, `limits` itself is returned. With a graph and a tile size, raises
+    `BudgetError` for an invalid ``--ram``, and the errors of `read_graph_by_name`.
     """
     from poetmodel.budgets import Budget
     from poetmodel.graph import checkpoint_all_peak_bytes
 
-    if shape.tile is None or limits.ram is None or Budget.parse(limits.ram).fraction is None:
+    name, shape = source.graph_name, source.variant
+    if name is None or shape.tile is None or limits.ram is None:
+        return limits
+    budget = Budget.parse(limits.ram)
+    if budget.fraction is None:
         return limits
     keep_all_bytes = checkpoint_all_peak_bytes(read_graph_by_name(name, replace(shape, tile=None)))
-    return replace(limits, ram=str(Budget.parse(limits.ram).to_size(keep_all_bytes)))
+    return replace(limits, ram=str(budget.to_size(keep_all_bytes)))
 
 
 def read_given_step(graph_options: GraphOptions) -> LoweredStep | None:

@@ -35,13 +35,14 @@ from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.units import parse_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from poetmodel.device import Costs
     from poetmodel.graph import Graph
     from poetmodel.torch.target import OnnxStep
 
 _Group = TypeVar("_Group")
+_Value = TypeVar("_Value")
 
 REQUIRED: Final = MISSING
 """Default of required options and arguments."""
@@ -268,6 +269,14 @@ def parse_backend_name(text: str) -> str:
     return text
 
 
+def _parse_option(text: str) -> tuple[str, bool | int | float | str]:
+    """Parse a value of ``--solver-option``; raise `InputError` unless it is ``NAME=VALUE``."""
+    name, separator, value = text.partition("=")
+    if not (name and separator):
+        raise InputError(f"--solver-option: expected NAME=VALUE, got {text!r}")
+    return name, _parse_option_value(value)
+
+
 def _parse_option_value(text: str) -> bool | int | float | str:
     """Parse the value of a solver option: true or false in any case, a number, or else text."""
     if text.lower() in ("true", "false"):
@@ -375,6 +384,11 @@ class FileGraphOptions:
     )
 
     @property
+    def graph_name(self) -> str | None:
+        """The option ``--graph``; None without it."""
+        return self.graph
+
+    @property
     def variant(self) -> Variant:
         """The options for sizes, state, in-place operators, tiles (unparsed), layers to train."""
         return Variant(
@@ -401,6 +415,21 @@ class GraphOptions(FileGraphOptions):
         "A built-in network (see 'poetmodel models'), a graph file, or a step file, *.step.json: "
         "the graph of its exported kernels.",
     )
+
+    @property
+    def graph_name(self) -> str | None:
+        """The MODEL argument or ``--graph``, which has priority; None without both."""
+        return self.model if self.graph is None else self.graph
+
+
+def _collect_unique(option: str, pairs: Iterable[tuple[str, _Value]]) -> dict[str, _Value]:
+    """Return the values of a repeated option by name; raise `InputError` for repeated names."""
+    values: dict[str, _Value] = {}
+    for name, value in pairs:
+        if name in values:
+            raise InputError(f"{option}: {name} is given twice")
+        values[name] = value
+    return values
 
 
 def _parse_dimension(text: str) -> tuple[str, int]:
@@ -440,12 +469,7 @@ class OnnxOptions:
         """
         from poetmodel.torch.target import OnnxStep
 
-        dims: dict[str, int] = {}
-        for text in self.dim or ():
-            name, size = _parse_dimension(text)
-            if name in dims:
-                raise InputError(f"--dim: {name} is given twice")
-            dims[name] = size
+        dims = _collect_unique("--dim", map(_parse_dimension, self.dim or ()))
         return OnnxStep(loss=self.loss, batch=batch or self.batch, dims=tuple(dims.items()))
 
 
@@ -646,15 +670,7 @@ class SearchOptions:
 
         Raises `InputError` for options other than ``NAME=VALUE``, and for repeated names.
         """
-        options: dict[str, bool | int | float | str] = {}
-        for text in self.solver_option or ():
-            name, separator, value = text.partition("=")
-            if not (name and separator):
-                raise InputError(f"--solver-option: expected NAME=VALUE, got {text!r}")
-            if name in options:
-                raise InputError(f"--solver-option: {name} is given twice")
-            options[name] = _parse_option_value(value)
-        return options
+        return _collect_unique("--solver-option", map(_parse_option, self.solver_option or ()))
 
 
 @group

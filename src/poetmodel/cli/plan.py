@@ -130,9 +130,7 @@ def plan(
         stated_problem = document.problem
         if stated_problem is not None:
             costs = replace(costs, commit=stated_problem.commit)
-        limits = options.LimitOptions(ram=request.ram)
-        if source.graph is not None:
-            limits = resolve_ram(limits, source.graph, source.variant)
+        limits = resolve_ram(source, options.LimitOptions(ram=request.ram))
         budget = _tensor_ram_bytes(document, graph, costs, limits.ram)
         mode, mode_warnings = default_mode(
             costs.device, None if stated_problem is None else stated_problem.deadline_counts

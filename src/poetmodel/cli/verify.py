@@ -155,8 +155,7 @@ def _verify_schedule(
 
     document = parse_document(decode_text(content, source=str(path)), source=str(path))
     graph = resolve_graph(source, document.schedule.identity, source=path).graph
-    if source.graph is not None:
-        limits = resolve_ram(limits, source.graph, source.variant)
+    limits = resolve_ram(source, limits)
     try:
         verified = verify_document(document, graph, costing, limits)
     except ScheduleError as error:
@@ -238,8 +237,7 @@ def _verify_plan(
     from poetmodel.plan.simulation import false_claims
 
     document, graph = _read_plan(content, path, source)
-    if source.graph is not None:
-        limits = resolve_ram(limits, source.graph, source.variant)
+    limits = resolve_ram(source, limits)
     plan = document.plan
     try:
         check_identity(graph, plan)

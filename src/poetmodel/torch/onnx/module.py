@@ -26,6 +26,7 @@ from poetmodel.torch.onnx.reading import (
     FileRecord,
     InputRecord,
     NodeRecord,
+    append_underscores,
     read_constant,
     read_file,
 )
@@ -499,9 +500,9 @@ class _Constants:
             if not needs_copy or use is None:
                 continue
             if use.weights + use.statistics > 1:
-                copy_name = f"{name}_{use.weights + use.statistics}"
-                while copy_name in self.value_names:
-                    copy_name += "_"
+                copy_name = append_underscores(
+                    f"{name}_{use.weights + use.statistics}", self.value_names.__contains__
+                )
                 self.value_names.add(copy_name)
                 self.arrays[copy_name] = self.arrays[name].copy()
                 if name in self.initializer_names:
@@ -579,9 +580,12 @@ def _make_unique_name(module: nn.Module, name: str, *, is_prefix: bool) -> str:
 
     If `is_prefix`, an existing `_Prefix` of this name is also accepted.
     """
-    while hasattr(module, name) and not (is_prefix and isinstance(getattr(module, name), _Prefix)):
-        name += "_"
-    return name
+
+    def is_taken(name: str) -> bool:
+        is_existing_prefix = is_prefix and isinstance(getattr(module, name, None), _Prefix)
+        return hasattr(module, name) and not is_existing_prefix
+
+    return append_underscores(name, is_taken)
 
 
 def _is_uniform(value: np.ndarray) -> bool:

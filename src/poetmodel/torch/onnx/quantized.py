@@ -7,6 +7,7 @@ front. The nodes after it stay floating-point and train.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -18,7 +19,7 @@ from poetmodel.torch.errors import convert_exceptions
 from poetmodel.torch.int8.quantizing import HEADROOM, check_training, convert_network
 from poetmodel.torch.int8.training import ROUNDINGS
 from poetmodel.torch.onnx.operators import OPERATORS, OnnxNode, to_numbers
-from poetmodel.torch.onnx.reading import read_constant
+from poetmodel.torch.onnx.reading import append_underscores, read_constant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -207,9 +208,7 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
             self.register_buffer(self.buffer_names[name], torch.from_numpy(value.copy()))
         for node in self.records:
             if node.operator not in QUANTIZATION_OPERATORS:
-                module_name = node.name
-                while hasattr(self, module_name):
-                    module_name += "_"
+                module_name = append_underscores(node.name, partial(hasattr, self))
                 self.module_names[node.name] = module_name
                 self.add_module(module_name, OnnxNode(node, opset=record.opset))
 

@@ -258,6 +258,13 @@ def _find_needed_nodes(nodes: Sequence[Any], outputs: Iterable[str]) -> list[Any
     return needed_nodes[::-1]
 
 
+def append_underscores(name: str, is_taken: Callable[[str], bool]) -> str:
+    """Return a name with ``_`` appended until it is not taken."""
+    while is_taken(name):
+        name += "_"
+    return name
+
+
 def _make_node_records(protos: Iterable[Any]) -> tuple[NodeRecord, ...]:
     """Return records of nodes, with unique names that a `torch.nn.ModuleDict` accepts.
 
@@ -270,9 +277,8 @@ def _make_node_records(protos: Iterable[Any]) -> tuple[NodeRecord, ...]:
     records: list[NodeRecord] = []
     names = set(dir(nn.ModuleDict()))  # reserved by the container
     for proto in protos:
-        name = (proto.name or next(filter(None, proto.output))).replace(".", "_")
-        while name in names:
-            name += "_"
+        first_name = (proto.name or next(filter(None, proto.output))).replace(".", "_")
+        name = append_underscores(first_name, names.__contains__)
         names.add(name)
         is_standard = proto.domain in _DOMAINS
         graphs = [a for a in proto.attribute if a.type in (a.GRAPH, a.GRAPHS)]
