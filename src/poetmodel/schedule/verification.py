@@ -285,7 +285,7 @@ def _false_claims(
 ) -> Iterator[str]:
     """Yield a message for each claimed metric, bound, gap or optimality that is false.
 
-    Metrics whose key ends with ``bytes`` must be equal. All others must agree within
+    Metrics whose key ends with ``bytes`` must be equal. All other metrics must agree within
     `RELATIVE_TOLERANCE`, relative to the metric of their `exactness_key`, if any. Bounds must not
     exceed the simulated value by more than this tolerance. Also yields the messages of
     `_false_gap_claims` and `_false_proof_claims`. Ignores claims of None, unknown keys, and metrics

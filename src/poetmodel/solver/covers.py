@@ -67,8 +67,8 @@ def add_covers(
 
     `rows` are the indices of rows ``sum of coefficient * column <= limit``. Their columns have
     integer values in every schedule; in rows without an exact limit, only those with positive
-    coefficients must, and all others have an upper bound. A row gets no cut if no point satisfies
-    it, or if one of these integer columns can exceed 1.
+    coefficients must, and all further columns have an upper bound. A row gets no cut if no point
+    satisfies it, or if one of these integer columns can exceed 1.
 
     A row counts as violated if its excess is above rounding errors (see `MIN_EXCESS_RATIO`). If
     the verifier rejected the point (`is_rejected`), the point violates a limit. Then, if no row has

@@ -394,8 +394,8 @@ class _Constants:
         self.arrays = dict(record.initializers)
         """Constants by name."""
         self.initializer_names = set(self.arrays)
-        """Names of constants that are initializers or copies of them; all others come from Constant
-        nodes."""
+        """Names of constants that are initializers or copies of them; all further ones come from
+        Constant nodes."""
         self.value_names = {*self.arrays, *(value.name for value in record.inputs)}
         """Names of all values: constants, inputs, inputs and outputs of nodes, and copies."""
         for node in record.nodes:
