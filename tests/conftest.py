@@ -3,7 +3,9 @@
 import gc
 import os
 import re
+import shutil
 import signal
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -56,6 +58,17 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 os.environ.setdefault("POETMODEL_CACHE", "")
 """No test reads or writes the user's cache; those of caches give folders."""
 
+OWN_KERNELS = (
+    tempfile.mkdtemp(prefix="inductor-") if "TORCHINDUCTOR_CACHE_DIR" not in os.environ else None
+)
+"""The folder for Inductor's kernels of this run, which its processes share; None in these.
+
+Inductor takes a cached kernel also where other vector instructions are chosen than those it was
+made for (``ATEN_CPU_CAPABILITY``), and it then computes wrong numbers.
+"""
+if OWN_KERNELS:
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = OWN_KERNELS
+
 NEEDS_TORCH = bool(os.environ.get("POETMODEL_NEEDS_TORCH"))
 """Whether the environment is made to have PyTorch (``tox``)."""
 
@@ -80,6 +93,12 @@ def pytest_configure(config):
     if NEEDS_TORCH and find_spec("torch") is None:
         msg = "POETMODEL_NEEDS_TORCH is set, and PyTorch is not installed"
         raise pytest.UsageError(msg)
+
+
+def pytest_unconfigure():
+    """Remove the kernels of this run."""
+    if OWN_KERNELS:
+        shutil.rmtree(OWN_KERNELS, ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)

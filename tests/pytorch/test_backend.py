@@ -365,6 +365,37 @@ def test_inductor_compiles_where_pyomo_was_loaded_first(tmp_path):
     assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr
 
 
+OF_OTHER_INSTRUCTIONS = """
+import torch
+import poetmodel.torch as pmt
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(
+    torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64), torch.nn.GELU()
+)
+x = torch.randn(8, 64)
+back = pmt.backend("1MiB", kernels="inductor", cache=False)
+planned = torch.compile(lambda x: model(x).square().sum(), backend=back, fullgraph=True)(x)
+print(torch.allclose(planned, model(x).square().sum(), rtol=1e-4))
+"""
+
+
+@inductor
+def test_kernels_of_other_vector_instructions_are_compiled_again(tmp_path):
+    """Instead of taken from Inductor's cache, where a run with others has left them."""
+    for capability in ("avx512", "avx2"):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", OF_OTHER_INSTRUCTIONS],
+            env={
+                **os.environ,
+                "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
+                "ATEN_CPU_CAPABILITY": capability,
+            },
+            capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout.strip()) == (0, "True"), (capability, done.stderr)
+
+
 @inductor
 def test_a_partitioner_is_set_up_by_hand():
     """In Inductor's own settings."""
