@@ -239,10 +239,11 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:
-    """Write bytes to a file atomically; see `write_text` for links, devices and permissions.
+    """Write bytes to a file atomically, with the permissions of a new file.
 
-    The content is flushed to the disk before it replaces that of an existing file. Raises
-    `InputError` if the file cannot be written.
+    The target of a link is written; a device or pipe is written directly. The content is flushed to
+    the disk before it replaces that of an existing file. Raises `InputError` if the file cannot be
+    written.
     """
     path = _resolve_target(path)
     with raise_write_errors(path):
@@ -300,7 +301,8 @@ _MAX_PREFIX: Final = 50
 def _create_temporary(path: Path) -> Path:
     """Create an empty temporary file in the folder of `path`, with the permissions of a new file.
 
-    Raises `InputError` if the folder is missing or not writable, or no file can have the name.
+    Raises `InputError` if the folder is missing or not writable, or if the folder or the first
+    `_MAX_PREFIX` characters of the name contain a character that no path can have.
     """
     try:
         prefix = f".{path.name[:_MAX_PREFIX]}."

@@ -273,8 +273,9 @@ class _Service:
     def read_frames(self) -> None:
         """Handle frames of the parent process until it ends; then exit, even during a job.
 
-        Queues jobs. Passes messages to the last job that was received. A cancellation sets that
-        job's `cancelled`, and interrupts it if it is in progress after `CANCEL_GRACE_S`.
+        Queues jobs. Messages and cancellations are for the last job that was received: a message is
+        put into its `inbox`; a cancellation sets its `cancelled`, and interrupts it if it is in
+        progress after `CANCEL_GRACE_S`.
         """
         job = WorkerJob(lambda _: None)
         while (frame := _read_frame(self.source)) is not None:

@@ -250,7 +250,8 @@ class SolveResult:
     def bound(self) -> float | None:
         """Proven bound on the objective, in its unit; None without a schedule.
 
-        For `model_objective`, its bound, None if no bound is proven; otherwise at most `value`.
+        With `model_objective`, the user's objective of a model, its bound; None if none is proven.
+        For the problem's objective, a lower bound, baseline included, at most `value`.
         """
         if self.model_objective is not None:
             return self.model_objective.bound
@@ -277,8 +278,8 @@ class SolveResult:
     def gap(self) -> float | None:
         """(overhead - bound on the overhead) / overhead of the objective, as a fraction.
 
-        0 if the bound reaches the value; None without a schedule. For `model_objective`, see
-        `ModelObjective.gap`.
+        0 if the bound reaches the value; None without a schedule. With a `model_objective`, the gap
+        is its `ModelObjective.gap` instead.
         """
         if self.model_objective is not None:
             return self.model_objective.gap
@@ -305,10 +306,11 @@ class SolveResult:
 
     @property
     def proven_bound(self) -> float:
-        """Proven lower bound on the problem's objective: `objective_bound`, at least the baseline.
+        """Proven lower bound on the problem's objective, in its unit.
 
-        The baseline if `objective_bound` is None. Does not bound `model_objective`. May exceed the
-        value by a rounding error.
+        The maximum of `objective_bound` and `Objective.baseline`; that baseline if
+        `objective_bound` is None. Does not bound `model_objective`. May exceed the value by a
+        rounding error.
         """
         baseline = self.problem.objective.baseline
         return baseline if self.objective_bound is None else max(baseline, self.objective_bound)

@@ -185,8 +185,9 @@ def format_bytes(size_bytes: float) -> str:
 def format_seconds(time_s: float) -> str:
     """Format a time: ``12.3 ms``.
 
-    Times below 2 min are in ns to s with four significant digits (three below 1 ns), times below
-    2 h in minutes and other times in hours, both with three digits.
+    Times below 2 min are in ns to s with up to four significant digits (three below 1 ns), times
+    below 2 h in minutes and other times in hours, both with up to three digits. From 1000 h, the
+    format is scientific. Zero is ``0 s``; a negative time has the format of its absolute value.
     """
     if abs(time_s) >= _LONG_S:
         return f"{time_s / 3600:.3g} h"

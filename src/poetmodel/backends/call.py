@@ -44,7 +44,7 @@ class SolverCall:
         on_progress: OnProgress | None = None,
         stop: threading.Event | None = None,
     ) -> None:
-        """Store arguments and a copy of the options, but no start or basis; start the clock."""
+        """Store arguments and a copy of `limits.options`, no start or basis; start the clock."""
         self.form = form
         self.limits = limits
         self.options = dict(limits.options)
@@ -94,7 +94,7 @@ class SolverCall:
         read_values: Callable[[], NDArray[np.float64]],
         bound: float | None = None,
     ) -> bool:
-        """Record a bound, and the objective of a solution if it is the best; return `should_stop`.
+        """Record the best bound, and the objective of the best solution; return `should_stop`.
 
         A solution better than all recorded ones is passed to `on_progress`, with integers rounded,
         unless a callback has requested a stop or raised an exception. `read_values` returns the
@@ -112,9 +112,10 @@ class SolverCall:
     def report_progress(self, bound: float | None = None, nodes: float | None = None) -> bool:
         """Record bound and latest node count, call `on_progress`, and return `should_stop`.
 
-        None leaves the recorded value unchanged. `on_progress` is not called within 0.1 s of its
-        last call or of the start of this call, nor after a callback has requested a stop or raised
-        an exception. The bound is also stored as `root_bound` if `nodes` is at most 1.
+        None leaves the recorded value unchanged, as does a bound that is not tighter than the
+        recorded one. `on_progress` is not called within 0.1 s of its last call or of the start of
+        this call, nor after a callback has requested a stop or raised an exception. The bound is
+        also stored as `root_bound` if `nodes` is at most 1.
         """
         self._record_bound(bound)
         self._n_nodes = self._n_nodes if nodes is None else int(nodes)

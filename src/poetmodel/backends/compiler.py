@@ -141,7 +141,7 @@ class _RowCollector:
         """Collect the objective and the rows of all active constraints, up to a contradiction.
 
         A contradiction is a violated constraint without unfixed variables; its name is stored in
-        `contradiction`.
+        `contradiction`. Raises as `_linearize`, and `TimeLimitError` if the time limit passes.
         """
         self.variables: dict[int, Any] = {}
         """Registered variables, by `id`."""
@@ -189,7 +189,8 @@ class _RowCollector:
         """Append the rows of a constraint; stop and return False at a violated constant row.
 
         A constant row, one without unfixed variables, is not appended, nor is a constraint without
-        bounds. Only a constraint from `build` may have several rows.
+        bounds. A constraint that `build` made may have several rows, any other is one row. Raises
+        `InvalidExpressionError` if it is not linear.
         """
         if self.unchanged_rows is not None and id(constraint) in self.unchanged_rows.rows:
             rows = self.unchanged_rows.rows[id(constraint)]
@@ -273,9 +274,10 @@ class _UnchangedRows:
     """Unchanged rows of a model from `build`, as arrays."""
 
     def __init__(self, model: Any) -> None:
-        """Read arrays, row labels and fixed values of a model from `build`; find unchanged rows.
+        """Read arrays, row labels and fixed variables of a model from `build`; find unchanged rows.
 
-        A constraint is unchanged if its expression is still the object that `build` made.
+        A constraint, active or not, is unchanged if its expression, which includes the bounds, is
+        still the object that `build` made. Variables are fixed by `build` or the user.
         """
         self.model: Model = model.arrays
         self.variables: list[Any] = model.variables
@@ -334,7 +336,7 @@ _REMEDIES: Final = {
 def _check_components(model: Any) -> None:
     """Raise `ModelError` for unsupported active components, or else for unset variables.
 
-    An unset variable is fixed but has no value; it need not occur in an expression.
+    An unset variable is fixed but has no value, whether or not an expression contains it.
     """
     network_module = sys.modules.get("pyomo.network")
     valid = {pyo.Block, pyo.Constraint, pyo.Var, pyo.Param, pyo.Expression, pyo.Set, pyo.RangeSet}

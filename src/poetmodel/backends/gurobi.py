@@ -86,7 +86,10 @@ class Gurobi(Solver):
         return {"gurobi": ".".join(map(str, version_numbers)), "gurobipy": version("gurobipy")}
 
     def run(self, call: SolverCall) -> RawSolution:
-        """Solve a model that has columns and no trivial contradiction; see `Solver.run`."""
+        """Solve a model that has columns and no trivial contradiction; see `Solver.run`.
+
+        If the time is over once the model is built, return TIME_LIMIT without a solution.
+        """
         gurobipy = self.import_package()
         with _open_model(gurobipy, is_quiet=call.limits.log is None) as model:
             try:
@@ -142,7 +145,7 @@ def _set_options(gurobipy: Any, model: Any, call: SolverCall) -> None:
     """Set threads, seed, gaps, tolerances, presolve and objective limits, but no time limit.
 
     Then set the options of the call, which override these settings. Raises `UnknownOptionError` if
-    Gurobi rejects an option.
+    Gurobi rejects the name or the value of any of them.
     """
     limits = call.limits
     settings: dict[str, OptionValue] = {
@@ -208,7 +211,11 @@ def _make_callback(gurobipy: Any, columns: Any, call: SolverCall) -> Callable[[A
     codes = gurobipy.GRB.Callback
 
     def on_event(model: Any, where: int) -> None:
-        """Forward the event of code `where` to the call; stop Gurobi if the call should stop."""
+        """Forward the event of code `where` to the call; stop Gurobi if the call should stop.
+
+        Forwards log messages, solutions with the bound, and in ``MIP`` events bound and nodes. For
+        all other events calls `report_progress` without arguments.
+        """
         if where == codes.MESSAGE:
             call.write_log(model.cbGet(codes.MSG_STRING))
         elif where == codes.MIPSOL:
@@ -253,7 +260,7 @@ def _translate_error(gurobipy: Any, error: Any, model: Any) -> BackendError:
 def _read_result(model: Any, columns: Any, form: StandardForm, status: SolverStatus) -> RawSolution:
     """Return the solution, bound and nodes of a finished solve.
 
-    Without integers there are no nodes, and a bound only at the optimum.
+    Without integers, nodes are None, and so is the bound unless `status` is optimal.
     """
     x = np.array(columns.X) if model.SolCount else None
     if form.is_mip:

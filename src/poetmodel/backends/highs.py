@@ -204,9 +204,10 @@ class Highs(Solver):
 
         The feature is "presolve" if HiGHS logged a violation of the original model or returned an
         error code, "start" if `_has_returned_start`. An error code is ignored if the call should
-        stop; otherwise, with the option ``presolve``, it raises `BackendError`. If the time is over
-        once the model is built, return TIME_LIMIT without a solution. Raises `UnknownOptionError`,
-        and `BackendError` for a refused model, start or basis, or an unknown status.
+        stop; otherwise it raises `BackendError` if ``call.options`` has ``presolve``. If the time
+        is over once the model is built, return TIME_LIMIT without a solution. Raises
+        `UnknownOptionError`, and `BackendError` for a refused model, start or basis, or an unknown
+        status.
         """
         highspy, start = self.import_package(), call.start
         highs = create_quiet_highs(highspy)
@@ -252,7 +253,7 @@ class Highs(Solver):
         is not INFEASIBLE, above `_MAX_CONFIRMED_COLUMNS` columns, or with the option ``presolve``.
         If HiGHS fails, or the search is stopped or ends at a limit (`_MAX_CONFIRMATION_S`, the
         remaining time, or another one), log this, and return the outcome with status OTHER_LIMIT
-        and the search's bound, or the bound of the outcome if that is weaker.
+        and the search's bound, if any, or the bound of the outcome if that is weaker.
         """
         form, limits = call.form, call.limits
         is_confirmable = form.n_columns <= _MAX_CONFIRMED_COLUMNS and "presolve" not in call.options
@@ -299,7 +300,7 @@ class Highs(Solver):
     def _solve_without_presolve(
         self, call: SolverCall, time_s: float, target: float | None
     ) -> RawSolution:
-        """Search without presolve for one solution whose objective is at least as good as `target`.
+        """Search without presolve, up to `time_s`, for one solution at least as good as `target`.
 
         Without a target, solve to optimality. The search stops if `call` should stop. It does not
         use the start, the basis and the log of the call. If HiGHS reports an error, the status is
@@ -335,7 +336,7 @@ class _ReducedModel:
 
     @classmethod
     def from_form(cls, form: StandardForm) -> _ReducedModel:
-        """Return the reduced model of `form`: tiny costs of columns with finite bounds are 0.
+        """Return `form` without tiny costs of bounded columns, and the range of their sum.
 
         HiGHS returns wrong results for costs below `_MIN_COST` in magnitude.
         """
@@ -387,8 +388,9 @@ def reset_scheduler(highspy: Any) -> None:
 
     HiGHS has one scheduler per thread of the process, and a solve with a different number of
     threads than the first one fails silently. The reset affects only the calling thread, as the
-    method's name in highspy 1.16 states, so solves in other threads are safe. A solve that is
-    started in a callback must not reset the scheduler of the outer solve.
+    method's name in highspy 1.16 states (``resetThreadScheduler``; ``resetGlobalScheduler`` in
+    versions without it), so solves in other threads are safe. A solve that is started in a callback
+    must not reset the scheduler of the outer solve.
     """
     if _outer_thread_count() is None:
         highs_class = highspy.Highs
@@ -407,10 +409,10 @@ def _outer_thread_count() -> int | None:
 def _set_options(highspy: Any, highs: Any, call: SolverCall, reduced_model: _ReducedModel) -> None:
     """Set threads, seed, gaps, tolerances and objective limits, not presolve and the time limit.
 
-    Then set the options of the call, which override these settings. Objective limits are shifted
-    for the removed costs. A solve inside of a callback gets the thread count of the outer solve.
-    The presolve rule "enumeration" is turned off, and models without integers get a smaller cost
-    perturbation. Raises `UnknownOptionError` if HiGHS rejects an option.
+    Objective limits are shifted for the removed costs. A solve inside of a callback gets the thread
+    count of the outer solve. The presolve rule "enumeration" is turned off, and models without
+    integers get a smaller cost perturbation. The options of the call override all these settings.
+    Raises `UnknownOptionError` if HiGHS rejects the name or the value of an option.
     """
     limits = call.limits
     settings: dict[str, OptionValue] = {
@@ -473,12 +475,14 @@ def _subscribe_callbacks(
 ) -> None:
     """Forward HiGHS's bounds, nodes and log to the call; interrupt HiGHS if the call should stop.
 
-    Solutions are forwarded only if `on_progress` is set. Log messages about a solution that
-    violates the original model by more than `_MIN_VIOLATION` are appended to `violation_messages`.
+    Bounds are converted to those of the original model (``reduced_model.original_bound``); its
+    solutions have the same columns, and are forwarded only if `on_progress` is set. Log messages
+    about a solution that violates the original model by more than `_MIN_VIOLATION` are appended to
+    `violation_messages`.
     """
 
     def on_improvement(event: Any) -> None:
-        """Report a solution to the call, with objective and bound of the original model.
+        """Report a solution, with its value in `call.form` and the bound of the original model.
 
         `on_mip_step` interrupts HiGHS afterwards if the call should stop.
         """
@@ -525,7 +529,7 @@ def _reports_violation(message: str) -> bool:
 def _wrap_callback(threads: int, handle: Callable[[Any], None]) -> Callable[[Any], None]:
     """Wrap a callback so that `_outer_thread_count` returns `threads` during the callback.
 
-    A callback inside of another solve's callback leaves the count of the outer solve.
+    During a callback inside of another solve's callback, it returns the count of the outer solve.
     """
 
     def wrapper(event: Any) -> None:
@@ -558,9 +562,10 @@ def _read_basis(highspy: Any, highs: Any) -> Basis | None:
 def _read_result(
     highspy: Any, highs: Any, reduced_model: _ReducedModel, status: SolverStatus
 ) -> RawSolution:
-    """Return the solution of a finished solve, if feasible, with the bound of the original model.
+    """Return status, solution, nodes and basis of a solve, and the bound of the original model.
 
-    A linear model has no nodes, and bound and basis only at its optimum.
+    The solution is None unless it is feasible; both models have the same columns. Without integers,
+    nodes are None, and bound and basis are None unless `status` is optimal.
     """
     info = highs.getInfo()
     is_feasible = info.valid and info.primal_solution_status == _PRIMAL_FEASIBLE

@@ -225,7 +225,7 @@ def _add_columns_and_rows(pyscipopt: Any, model: Any, form: StandardForm) -> lis
 
 
 def _add_start(model: Any, variables: list[Any], start: NDArray[np.float64]) -> None:
-    """Add the start to SCIP's solutions. SCIP tries to complete a partial start."""
+    """Add the start to SCIP's solutions; SCIP tries to complete a start with NaN values."""
     is_partial = bool(np.isnan(start).any())
     solution = model.createPartialSol() if is_partial else model.createSol()
     for variable, value in zip(variables, start.tolist(), strict=True):
@@ -273,9 +273,10 @@ def _attach_event_handler(
 def _read_result(
     model: Any, variables: list[Any], form: StandardForm, status: SolverStatus
 ) -> RawSolution:
-    """Return the solution of a finished solve, with bound and nodes.
+    """Return status, best solution, bound and number of nodes of a finished solve.
 
-    There is no solution with status UNBOUNDED, and no number of nodes without integers.
+    The solution is None if there is none, or with status UNBOUNDED; the number of nodes is None
+    without integers. The objective is not filled in.
     """
     x = None
     if model.getNSols() and status is not SolverStatus.UNBOUNDED:

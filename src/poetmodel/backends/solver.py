@@ -234,9 +234,9 @@ class Solver(ABC):
         Raises
         ------
         BackendUnavailableError
-            If the package is not installed, or cannot be loaded.
+            If the import raises `ImportError`, as without the package. Other errors pass unchanged.
         KeyboardInterrupt
-            If Ctrl-C during the import caused the failure.
+            If Ctrl-C during the import caused the `ImportError`.
         """
         try:
             return importlib.import_module(self.package)

@@ -64,7 +64,8 @@ class Layout:
     ) -> NDArray[np.float64]:
         """Convert (column of the model, value) pairs to a partial solution of the form.
 
-        Columns without a pair are NaN; pairs of columns that the form does not have are ignored.
+        The result has the `n_columns` columns of the form, NaN without a pair. Pairs of columns
+        that the form does not have are ignored.
         """
         x = np.full(n_columns, np.nan)
         for column, value in values:
@@ -300,8 +301,9 @@ class StandardForm:
         """Return a new form with the rows of `matrix` appended, with their bounds and names.
 
         There must be one of each per new row. Coefficients of one entry are summed, in a copy of
-        `matrix`. Raises `ModelError` for a wrong number of bounds or names, and for unusable
-        coefficients or bounds.
+        `matrix`. Raises `ModelError` for a wrong number of bounds or names, for coefficients that
+        are not finite, and for bounds that are NaN, lower ones of ``inf`` and upper ones of
+        ``-inf``. Crossed bounds are no error.
         """
         from poetmodel.backends.sparse import csr_array, vstack
 

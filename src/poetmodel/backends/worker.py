@@ -63,8 +63,8 @@ def run_interruptibly(
     def wait_for_thread() -> None:
         """Wait until the thread has a result or an exception, or the deadline passes.
 
-        Meanwhile, the main thread restores the handler of Ctrl-C repeatedly, because Gurobi
-        replaces it: the handler of Gurobi prints to standard output, which may carry JSON.
+        Meanwhile, restores the handler of Ctrl-C repeatedly if called in the main thread, because
+        Gurobi replaces it: the handler of Gurobi prints to standard output, which may carry JSON.
         """
         sigint_handler = signal.getsignal(signal.SIGINT)
         is_main_thread = (

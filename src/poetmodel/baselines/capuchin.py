@@ -61,7 +61,7 @@ def capuchin(problem: Problem, rule: str = "", *, refined: bool = True) -> Sched
       overlap computations, the channel is occupied by the plan's previous transfers: page-outs
       directly after the first access, page-ins directly before the second one.
     - ``energy``: overheads are energies, and the free time of an interval is minus the energy of
-      its transfers.
+      its transfers, so that step 1 swaps only if they need no energy.
 
     The last two rules charge no page-out if the plan has written the tensor before. If `refined`,
     each of them is applied twice, and the better schedule is returned. First, the saving of an
@@ -78,7 +78,7 @@ def capuchin(problem: Problem, rule: str = "", *, refined: bool = True) -> Sched
     bytes. The paper keeps the latest ones while memory lasts ("collective recomputation"). The
     choices above do not anticipate this.
 
-    Homes of state are those of `schedule_with_best_homes`. There are O(intervals) choices, each of
+    `schedule_with_best_homes` chooses the homes of state. There are O(intervals) choices, each of
     which examines every interval and its recomputations.
 
     Raises `MethodNotApplicableError` if no rule has a schedule that meets the budget, ValueError
@@ -113,7 +113,8 @@ class _EvictionPlanner:
 
         Intervals of tensors of 0 bytes are excluded. With `caps_savings`, the saving of an interval
         is at most the largest excess of its stages over the budget, not always all bytes of its
-        tensor. Requests the permission to overwrite inputs (`may_overwrite_inputs`).
+        tensor. Requests the permission to overwrite inputs, so that `retry_with_overwrites` may
+        repeat the method; with the permission, there may be more intervals.
         """
         graph = problem.graph
         self.problem = problem
@@ -242,9 +243,10 @@ class _EvictionPlanner:
         return min(size, int(self.excess[relieved_stages(self.graph, interval)].max()))
 
     def _add_eviction(self, interval: IdleInterval, *, is_swap: bool) -> None:
-        """Add a swap or recomputation to the plan; update `excess`, `busy_times` and `storage`.
+        """Add a swap or recomputation to the plan; update `excess`, and `storage` by a swap.
 
-        An interval with a recomputation may be changed to a swap, which leaves `excess` unchanged.
+        A swap is also added to `busy_times` if the rule is ``time`` and hides transfers. An
+        interval with a recomputation may be changed to a swap, which leaves `excess` unchanged.
         """
         if interval not in self.evictions:
             self.excess[interval.before + 1 : interval.after] -= self.sizes[interval.tensor]
@@ -341,10 +343,12 @@ class _EvictionPlanner:
     def _keep_recomputed_tensors(self, schedule: Schedule) -> Schedule:
         """Return the schedule with recomputed tensors kept until their next use if RAM is free.
 
-        A kept tensor avoids recomputations. This frees RAM in which the next of up to `MAX_ROUNDS`
-        rounds keeps further tensors. If the schedule of a round exceeds the budget, it is
-        discarded, and later rounds keep fewer tensors that its exceeded stages recompute. Returns
-        the schedule of the last round within the budget, `schedule` itself without one.
+        Tensors stay in RAM from the stage that recomputes them to that of their next use, which
+        avoids recomputations. This frees RAM in which the next of up to `MAX_ROUNDS` rounds keeps
+        further tensors. If the schedule of a round exceeds the budget, it is discarded, and later
+        rounds keep fewer tensors that its exceeded stages recompute. Rounds end early if one keeps
+        no further tensor, or exceeds the budget only in stages exceeded before. Returns the
+        schedule of the last round within the budget, `schedule` itself without one.
         """
         kept_tensors, full_stages = frozenset[tuple[int, int]](), set[int]()
         for _ in range(MAX_ROUNDS):
@@ -415,9 +419,11 @@ class _KeepingExecution(EvictionExecution):
     ) -> None:
         """Start an execution of evictions, in which recomputed `kept_tensors` stay in RAM.
 
+        `evictions` are as in `execute_evictions`: True for a page-in, False for a recomputation.
         `kept_tensors` are pairs: the stage that recomputes, the tensor. The execution keeps further
-        ones that fit in `free_bytes` (of each stage), and subtracts their bytes from this array. A
-        tensor recomputed in one of `full_stages` must fit in this stage, too.
+        ones that fit in `free_bytes` (of each stage), and subtracts the bytes of only these further
+        ones from this array. If recomputed in one of `full_stages`, they must fit in this stage,
+        too.
         """
         super().__init__(problem, evictions)
         self.kept_tensors = frozenset(kept_tensors)
@@ -431,7 +437,7 @@ class _KeepingExecution(EvictionExecution):
         return super().retains(i) or self.kept_until.get(i, -1) > self.stage
 
     def _find_missing(self) -> tuple[set[int], set[int]]:
-        """Return the nodes that the stage computes, and the tensors that it pages in.
+        """Return the nodes that the stage computes, its own included, and the tensors to page in.
 
         Decides which recomputed tensors stay until their next use (`kept_until`): members of
         `kept_tensors`, and further tensors, the next used first, that fit in `free_bytes` until

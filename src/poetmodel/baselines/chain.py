@@ -130,7 +130,10 @@ class Chain:
         last_use = tuple(users[-1] if users else -1 for users in graph.users_of)
 
         def stays_after(t: int, i: int) -> bool:
-            """Return whether recomputable tensor `i` stays in RAM after stage `t`."""
+            """Return whether recomputable tensor `i` stays in RAM after stage `t`.
+
+            It stays by the rules that `to_schedule` describes.
+            """
             part_after = part_of[min(t + 1, len(part_of) - 1)]
             if (
                 part_after in freed_steps
@@ -236,7 +239,8 @@ class ChainMemory(Chain):
     def tape_completion_nodes(self, s: int) -> list[int]:
         """Return the nodes of step `s` that compute its tape if its own state is in RAM, ascending.
 
-        Nodes that only the state needs are excluded.
+        Its own state is `ChainStep.state`, which the next step reads. Nodes that only the state
+        needs are excluded.
         """
         step, graph = self.steps[s], self.graph
         nodes: set[int] = set()
@@ -251,10 +255,11 @@ class ChainMemory(Chain):
         return sorted(nodes)
 
     def tape_completion_bytes(self, s: int) -> int:
-        """Return the peak of computing the tape of step `s` if its state is in RAM [B].
+        """Return the peak of computing the tape of step `s` if `ChainStep.state` is in RAM [B].
 
-        The other tensors in RAM when part `s` of the backward pass begins count. Of the step's
-        state, only tensors of the tape count; the state before the step does not count.
+        The other tensors in RAM when part `s` of the backward pass begins count. Of this state,
+        which the next step reads, only tensors that are also in the tape count; the state before
+        the step does not count.
         """
         step, nodes = self.steps[s], self.tape_completion_nodes(s)
         return self._peak(
@@ -264,8 +269,9 @@ class ChainMemory(Chain):
     def peaks(self, s: int, t: int) -> StepPeaks:
         """Return the peaks of step `s` if it is executed before part `t` of the backward pass.
 
-        Before the last part, the step is executed in the forward pass. Before any other part, it is
-        recomputed, and the other tensors in RAM when part `t` begins are added to the peaks.
+        Before the last part, which the backward pass executes first, the step is executed in the
+        forward pass. Before any other part, it is recomputed, and the other tensors in RAM when
+        part `t` begins are added to the peaks.
         """
         if t == len(self.steps) - 1:
             return self.forward_peaks[s]
@@ -306,9 +312,10 @@ class ChainMemory(Chain):
     def _backward_bytes(self, s: int, freed_tensors: Collection[int]) -> int:
         """Return the peak of backward part `s`, 0 for an empty part [B].
 
-        Other tensors, the step's tape until its last readers in the part, outputs and workspaces
-        count; the state before the step does not. The bytes of `freed_tensors` are subtracted after
-        their last reader in the part; without one, throughout.
+        Other tensors (see `ChainMemory`), the step's tape until its last readers in the part,
+        outputs and workspaces count; the state before the step does not. The bytes of
+        `freed_tensors`, which do not count either, are subtracted after their last reader in the
+        part; without one, throughout.
         """
         backward_nodes, sizes = self.steps[s].backward, self.graph.tensor_bytes
         last_reader = {i: t for t in backward_nodes for i in self.graph.inputs_of[t]}
@@ -326,10 +333,10 @@ class ChainMemory(Chain):
         return peak
 
     def _step_peaks(self, s: int, input_state: frozenset[int], *, is_recomputed: bool) -> StepPeaks:
-        """Return the peaks of computing step `s`, with its tape and without.
+        """Return the peaks of computing step `s`, with its tape and without [B].
 
         `input_state`, the state before the step, counts only in `untaped_with_input_bytes`. A
-        recomputation computes only `recomputed_nodes`, and its peaks exclude other tensors.
+        recomputation computes only `recomputed_nodes`; its peaks exclude `other_tensor_bytes`.
         """
         step = self.steps[s]
         nodes = self.recomputed_nodes(s) if is_recomputed else step.nodes
@@ -357,9 +364,10 @@ class ChainMemory(Chain):
     ) -> int:
         """Return the peak of executing `nodes` in order, beginning with `live_tensors` in RAM [B].
 
+        Counts recomputable tensors, and all outputs and the workspace of the executed node.
         Recomputable tensors except `kept_tensors` are freed after their last reader among the nodes
-        `readers`, executed or not; at once without one. `other_bytes_by_stage` has the bytes of all
-        other tensors when each stage begins; None to omit them.
+        `readers`, executed or not; at once without one. `other_bytes_by_stage` has the bytes of
+        tensors that are not recomputable when the stage of each node begins; None to omit them.
         """
         last_reader = {i: k for k in readers for i in self.graph.inputs_of[k]}
         peak = 0

@@ -40,12 +40,13 @@ def griewank_walther(problem: Problem) -> Schedule:
     later; the sample uses the first slot. All steps have equal cost in this method. Reversing a
     step computes it once more if its part of the backward pass reads its outputs;
     `min_forward_steps` does not count this, as revolve does not count the taped step. The state
-    of a step stays in RAM if the next step's part has read it. If the schedule then exceeds the
-    budget, the state is freed and recomputed, as in revolve. The bisection takes time proportional
-    to the square of the number of nodes, times the logarithm of the number of steps.
+    of a step stays in RAM if the next step's part has read it. If the schedule for a number of
+    slots then exceeds the budget, it frees and recomputes the state of every step, as in revolve.
+    The bisection takes time proportional to the square of the number of nodes, times the logarithm
+    of the number of steps.
 
     Raises `MethodNotApplicableError` if the graph is no chain, or if state tensors and one slot
-    exceed the budget.
+    exceed the budget. Raises `TimeLimitError` if the time limit passes.
     """
     chain = Chain(problem.graph)
     best_schedule: Schedule | None = None
@@ -69,10 +70,11 @@ def griewank_walther(problem: Problem) -> Schedule:
 
 
 def revolve(chain: Chain, slots: int, *, frees_states: bool = False) -> Schedule:
-    """Return the schedule of revolve with `slots` slots, at least one; the sample uses the first.
+    """Return the schedule of revolve with `slots` slots, of which the sample uses the first.
 
-    With `frees_states`, the state of each step is freed before the step's part of the backward pass
-    and recomputed for it; otherwise it stays if the next step's part has read it.
+    There must be at least one slot, which is not checked. With `frees_states`, the state of each
+    step is freed before the step's part of the backward pass and recomputed for it; otherwise it
+    stays if the next step's part has read it. Raises `TimeLimitError` if the time limit passes.
     """
     tensors_of_part: dict[int, frozenset[int]] = {}
     pending_spans = [(0, len(chain.steps), slots, frozenset[int]())]
@@ -174,11 +176,11 @@ def rotor(problem: Problem) -> Schedule:
 
 
 def best_rotor_schedule(problem: Problem, table: ChainTable) -> Schedule:
-    """Bisect for the most memory with which `table.build_schedule` meets the budget.
+    """Bisect for the largest memory with which `table.build_schedule` meets the budget.
 
-    Returns the best of the schedules found that meet the budget in the simulator, by the problem's
-    objective; in ties, the first one. The first memory is `budget_units`, the maximum `max_units`.
-    Raises `MethodNotApplicableError` if no schedule meets the budget.
+    Begins with `budget_units`; all further memories are from 0 to `max_units`. Returns the best of
+    the schedules found that meet the budget in the simulator, by the problem's objective; in ties,
+    the first one. Raises `MethodNotApplicableError` if no schedule meets the budget.
     """
     best = bisect_budget(problem, table.build_schedule, table.budget_units, table.max_units)
     if best is None:
@@ -239,10 +241,10 @@ class ChainTable:
                 self.fill_span(s, s + span)
 
     def fill_span(self, s: int, t: int) -> None:
-        """Set `min_time_s` and `min_time_after_part_s` of ``s..t`` from those of shorter spans.
+        """Set `min_time_s` and `min_time_after_part_s` of steps ``s..t`` from shorter spans.
 
-        `min_time_s` is set without and with the state of `t` in memory, `min_time_after_part_s`
-        only if there is a step after `t`.
+        `min_time_s` gets two entries, without and with the state of step `t` in memory;
+        `min_time_after_part_s` gets one, only if there is a step ``t + 1``.
         """
         check_time_limit()
         for keeps_state in (False, True):
@@ -303,7 +305,7 @@ class ChainTable:
         """Return minimum times of steps ``s..t`` if the state of `t` stays after part `t + 1` [s].
 
         A copy of ``min_time_s[s, t, True]``: times for 0, 1, ... units of memory, which include the
-        state; inf where the state does not fit beside part ``t + 1``.
+        state; inf where the state does not fit beside part ``t + 1`` of the backward pass.
         """
         times = self.min_time_s[s, t, True].copy()
         times[: self.state_units(t) + self.to_units(self.chain.backward_bytes[t + 1])] = np.inf
@@ -314,7 +316,7 @@ class ChainTable:
 
         The first one tapes step `s`; each further one stores a checkpoint, before step ``s + 1``,
         ..., `t`. Decisions that need more than `max_units` are included. With `keeps_state`, the
-        state of step `t` is in memory, and counted.
+        `ChainStep.state` of step `t`, its outputs for the next step, is in memory, and counted.
         """
         kept_state_bytes = self.part_state_bytes(t) if keeps_state else 0
         chain, step = self.chain, self.chain.steps[s]
@@ -357,10 +359,11 @@ class ChainTable:
     ) -> tuple[dict[int, frozenset[int]], set[int]]:
         """Return the tensors in RAM when each part begins, and the steps whose state is freed.
 
-        The parts are those of steps `first` to `last`; `outer_tensors` are in RAM during all of
-        them, and included. The decisions are those of `best_decision` with `units` of memory, which
-        must suffice. A state is freed before its step's part, and recomputed for it, only if this
-        is faster. With `keeps_last_state`, the state of step `last` is in memory, and counted.
+        The parts are those of the backward pass, by step from `first` to `last`; `outer_tensors`
+        are in RAM during all of them, and included. The decisions are those of `best_decision` with
+        `units` of memory, which must suffice. A state (`ChainStep.state`) is freed before its
+        step's part, and recomputed for it, only if this is faster than to keep it. With
+        `keeps_last_state`, the state of step `last` is in memory, and counted.
         """
         steps = self.chain.steps
         tensors_of_part: dict[int, frozenset[int]] = {}
@@ -409,9 +412,10 @@ class ChainTable:
     def sequence_time_s(self, first: int, last: int, free_bytes: int) -> float:
         """Return the minimum time to recompute steps `first` to `last`, each for its part [s].
 
-        The part of the step after `last` was executed before. The state of `last` is freed or
-        stays, whichever is faster. `free_bytes` are rounded down to units; at most `max_units` are
-        used. Returns inf if they do not suffice.
+        A part is `ChainStep.backward`, the nodes of the backward pass that belong to a step; that
+        of the step after `last` was executed before. `ChainStep.state` of `last` stays in RAM if
+        that part has read it and this is faster, otherwise it is freed. `free_bytes` are rounded
+        down to units; at most `max_units` are used. Returns inf if they do not suffice.
         """
         units = min(free_bytes // self.unit_bytes, self.max_units)
         return math.inf if units < 0 else min(self._min_times_freed_and_kept(first, last, units))
@@ -421,9 +425,10 @@ class ChainTable:
     ) -> tuple[dict[int, frozenset[int]], set[int]]:
         """Follow the fastest decisions to recompute steps `first` to `last`, each for its part.
 
-        Returns the tensors in RAM when each of these parts begins, `outer_tensors` included, and
-        the steps whose state is freed before their own part and recomputed for it, because this is
-        faster. `free_bytes`, beside `outer_tensors`, must suffice: `sequence_time_s` is finite.
+        Returns, by step, the tensors in RAM when its part of the backward pass begins,
+        `outer_tensors` included; and the steps whose `ChainStep.state` is freed before their own
+        part and recomputed for it, because this is faster. `free_bytes`, beside `outer_tensors`,
+        must suffice: `sequence_time_s` is finite.
         """
         units = min(free_bytes // self.unit_bytes, self.max_units)
         freed_s, kept_s = self._min_times_freed_and_kept(first, last, units)
@@ -442,8 +447,9 @@ class ChainTable:
     def best_decision(self, s: int, t: int, max_units: int, *, keeps_state: bool) -> _Decision:
         """Return the fastest first decision for steps ``s..t`` with a memory of `max_units`.
 
-        The memory must suffice for one of them. In ties, the first one of `decisions` is returned.
-        With `keeps_state`, the state of step `t` is in memory, and counted.
+        The memory, in which the state before step `s` is not counted, must suffice for one of
+        `decisions`. In ties, the first of them is returned. With `keeps_state`, the state of step
+        `t` is in memory, and counted.
         """
         possible_decisions = (
             decision
@@ -460,11 +466,13 @@ class ChainTable:
     # -- memory of steps, in units ---------------------------------------------------------------
 
     def single_step_memory_and_time(self, s: int, *, keeps_state: bool) -> tuple[int, float]:
-        """Return the memory [units] for step `s` and its part alone, and the time of the step [s].
+        """Return the memory [units] for step `s` and its part alone, and the step's time [s].
 
         The state before the step is not counted. With `keeps_state`, the state of the step is in
-        memory, and only the rest of its tape is computed. Otherwise the time is 0 if the part reads
-        no tensor of the step, except for the last step, which the forward pass computes anyway.
+        memory, and only the rest of its tape is computed; of this state, only tensors of the tape
+        count. Otherwise the time is `forward_s`. It is 0, and only the part needs memory, if the
+        part reads no tensor of the step and the step is not the last, which the forward pass
+        computes anyway. The time of the part itself is never included.
         """
         part_bytes = self.chain.freeing_bytes[s]
         if keeps_state:

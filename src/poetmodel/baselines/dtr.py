@@ -121,9 +121,10 @@ def dtr_paging(problem: Problem) -> Schedule:
 def _schedule_with_paging(
     problem: Problem, *, score: str, free_transfers: bool, recompute: bool
 ) -> Schedule:
-    """Execute a training step without state once; without `recompute`, evict only to storage.
+    """Execute a training step; without `recompute`, evict only to storage.
 
-    `score` is ``full`` or ``msps``. With `free_transfers`, transfers cost 0. Raises
+    The graph must have no state. `score` is ``full`` or ``msps``. With `free_transfers`, transfers
+    cost 0 in the scores and in the choice between paging and recomputation. Raises
     `MethodNotApplicableError` if a node or a page-in cannot fit in RAM.
     """
     restricted_problem = problem if recompute else replace(problem, recompute=False)
@@ -277,8 +278,9 @@ class _LivenessExecution(StagedExecution):
     def retains(self, i: int) -> bool:
         """Return whether tensor `i` stays in RAM after its last reader in the stage; may pin it.
 
-        It stays if the node of a later stage reads it. It also stays, and is pinned, if it cannot
-        be recomputed and the recomputation of an evicted tensor with a further user needs it.
+        It stays if the node of a later stage reads it. Otherwise it stays, and is pinned, if it
+        cannot be recomputed and the recomputation of an evicted tensor with a further user needs
+        it, directly or through other evicted tensors.
         """
         if self.is_awaited(i):
             return True
@@ -292,8 +294,8 @@ class _LivenessExecution(StagedExecution):
     def compute(self, k: int) -> None:
         """Compute node `k`, update scores and clock, and evict unneeded members of `pinned`.
 
-        A member is needed if a step of the current stage reads it, or if the recomputation of an
-        evicted tensor with a further user needs it.
+        A member is needed if any step of the current stage reads it, even an earlier one, or if the
+        recomputation of an evicted tensor with a further user needs it.
         """
         super().compute(k)
         for i in self.graph.inputs_of[k]:
@@ -319,12 +321,16 @@ class _LivenessExecution(StagedExecution):
     def _make_recomputability_test(self) -> Callable[[int], bool]:
         """Return a predicate: whether a tensor can be recomputed from tensors that `_is_available`.
 
-        It caches results, so it is valid only until the available tensors change.
+        The node of an available tensor must be recomputable, too. The predicate caches results, so
+        it is valid only until the available tensors change.
         """
         graph, known_recomputable = self.graph, set[int]()
 
         def is_recomputable(i: int) -> bool:
-            """Return whether tensor `i` and all its unavailable ancestors can be recomputed."""
+            """Return whether `i` can be recomputed, recursively, from tensors that are available.
+
+            A tensor is available if `_is_available` returns True.
+            """
             check_time_limit()
             required_nodes, pending_nodes = set[int](), [graph.node_of[i]]
             while pending_nodes:
@@ -378,8 +384,8 @@ class _PagingExecution(_LivenessExecution):
 
         Candidates are the `evictable_candidates` of node `k` that can be recomputed, are on
         storage, or fit there. If paging is cheaper than recomputation, adds the tensor to
-        `paged_out`, so that its next use pages it in, and records the write unless it is on
-        storage.
+        `paged_out`, so that its next use pages it in, and to the content of `storage`, unless it is
+        there.
         """
         is_recomputable = self._make_recomputability_test()
         best: tuple[float, int, bool] | None = None
@@ -415,7 +421,7 @@ class _PagingExecution(_LivenessExecution):
         """Free tensor `i`, which is paged in or recomputed on its next use; write nothing.
 
         It is paged in if it is in `paged_out`. Adds it there if it is on storage and no later
-        stage's node reads it; then only recomputations may need it.
+        stage's node reads it. Other tensors are in `paged_out` only if `choose_victim` added them.
         """
         if i in self.storage.stored_tensors and not self.is_awaited(i):
             self.paged_out.add(i)
@@ -435,8 +441,9 @@ class _PagingExecution(_LivenessExecution):
     def _recomputation_cost(self, i: int) -> float:
         """Return the cost of recomputing tensor `i` and its evicted ancestors.
 
-        Includes the page-ins of inputs that were evicted to storage. If `counts_neighbourhood`,
-        adds the cost of recomputing its evicted descendants.
+        It is a time [s] if time is minimized, otherwise an energy [J]. Includes the page-ins of
+        inputs that were evicted to storage. If `counts_neighbourhood`, adds the cost of recomputing
+        its evicted descendants.
         """
         ancestors = self.scores.evicted_ancestors(i)
         paged_inputs = {
@@ -482,8 +489,8 @@ class Scores:
     ) -> None:
         """Start with no evicted tensor; `heuristic`, one of `HEURISTICS`, selects the score.
 
-        `node_costs` has a cost for each node. If `counts_nodes_once`, a total cost counts a node
-        once for all of its outputs.
+        `node_costs` has a cost for each node. If `counts_nodes_once`, `total_cost` counts a node
+        once for all of its outputs. Raises `KeyError` for another heuristic.
         """
         self.graph = graph
         self.sizes = graph.tensor_bytes
@@ -544,7 +551,10 @@ class Scores:
         return ancestors
 
     def evicted_descendants(self, i: int) -> set[int]:
-        """Return the evicted tensors, without `i`, whose recomputation needs tensor `i`."""
+        """Return the evicted tensors, without `i`, whose recomputation needs tensor `i`.
+
+        They need it directly, or through other evicted tensors.
+        """
         descendants: set[int] = set()
         pending_tensors = [i]
         while pending_tensors:
@@ -569,9 +579,9 @@ class Scores:
         )
 
     def _evicted_neighbours(self, i: int) -> list[int]:
-        """Return the evicted neighbours of tensor `i`.
+        """Return the neighbours of tensor `i` that are in `evicted`.
 
-        These are evicted inputs of the tensor's node, and evicted outputs of the tensor's readers.
+        They are inputs of the tensor's node, then outputs of the tensor's readers.
         """
         graph = self.graph
         input_tensors = graph.inputs_of[graph.node_of[i]]

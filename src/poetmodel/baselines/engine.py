@@ -41,7 +41,11 @@ _RULE_WATCH: Final[ContextVar[RuleWatch | None]] = ContextVar("rule_watch", defa
 
 @contextmanager
 def watch_rules() -> Iterator[RuleWatch]:
-    """Context manager: yield the `RuleWatch` of all `select_best_schedule` calls inside."""
+    """Context manager: yield a `RuleWatch` of the `select_best_schedule` calls inside.
+
+    Its `is_cut_short` becomes True if one of them returns a schedule after the time limit stopped a
+    rule.
+    """
     watch = RuleWatch()
     token = _RULE_WATCH.set(watch)
     try:
@@ -114,11 +118,11 @@ def bisect_budget(
 def select_best_schedule(problem: Problem, rules: Iterable[Callable[[], Schedule]]) -> Schedule:
     """Return the best schedule of the rules of a method, by the problem's objective.
 
-    A schedule without violations is better than any schedule with violations. Rules that raise
-    `MethodNotApplicableError` are skipped; if all do, the first error is raised. The rules have
-    nine tenths of the remaining time, because the caller verifies the schedule afterwards. If the
-    time limit stops a rule, the best schedule so far is returned, and the active `RuleWatch`
-    records the stop; without a schedule, `TimeLimitError` is raised.
+    A schedule without violations is better than any schedule with violations, whose number does not
+    matter. Rules that raise `MethodNotApplicableError` are skipped; if all do, the first error is
+    raised. The rules have nine tenths of the remaining time, because the caller verifies the
+    schedule afterwards. If the time limit stops a rule, the best schedule so far is returned, and
+    the active `RuleWatch` records the stop; without a schedule, `TimeLimitError` is raised.
     """
     candidates: list[Candidate] = []
     errors: list[MethodNotApplicableError] = []

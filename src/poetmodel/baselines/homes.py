@@ -46,7 +46,8 @@ def mark_forward_only(method: Scheduler[P]) -> Scheduler[P]:
 def put_state_in_ram(method: Scheduler[P]) -> Scheduler[P]:
     """Extend a method to graphs with state, with all state in RAM.
 
-    The method may be called several times: see `_schedule_avoiding_overwrites`.
+    The method may be called several times: with two graphs, and with both again after
+    `MethodNotApplicableError`. See `_schedule_avoiding_overwrites`.
     """
 
     @wraps(method)
@@ -60,7 +61,7 @@ def put_state_in_ram(method: Scheduler[P]) -> Scheduler[P]:
 
 
 def put_state_on_storage(method: Scheduler[P]) -> Scheduler[P]:
-    """Extend a method to graphs with state, with all state on storage.
+    """Extend a method to graphs with state; in each schedule, all state is on storage.
 
     The method may be called several times: see `_schedule_avoiding_overwrites`.
     """
@@ -105,11 +106,12 @@ def schedule_with_best_homes(
     """Return the best schedule of `rules`, over several assignments of homes to state.
 
     `rules` are called with problems without state. Each rule is tried with all state in RAM and
-    with all state on storage. If a rule has a schedule only with all state on storage, bisection
-    finds the maximum number of state tensors in RAM, in the order of `_sort_by_transfer_energy`. If
-    no attempt has a schedule, all attempts may be repeated: see `retry_with_overwrites`. If none
-    has a schedule then either, the first `MethodNotApplicableError` is raised. The time limit has
-    the effect that `select_best_schedule` describes.
+    with all state on storage; once if there is no state. If a rule has a schedule only with all
+    state on storage, bisection finds the maximum number of state tensors in RAM, in the order of
+    `_sort_by_transfer_energy`. If no attempt has a schedule, all attempts may be repeated with
+    permission to overwrite inputs that are read later: see `retry_with_overwrites`. If none has a
+    schedule then either, the first `MethodNotApplicableError` is raised. The time limit has the
+    effect that `select_best_schedule` describes.
     """
     state_tensors = _sort_by_transfer_energy(problem)
     extreme_numbers = dict.fromkeys((len(state_tensors), 0))
@@ -174,8 +176,9 @@ def _schedule_avoiding_overwrites(
 ) -> Schedule:
     """Return the schedule of `_schedule_with_resident_state`.
 
-    If that function finds none, it may be called again with permission to overwrite inputs that are
-    read later: see `retry_with_overwrites`.
+    If that function raises `MethodNotApplicableError`, it may be called again with permission to
+    overwrite inputs that are read later: see `retry_with_overwrites`. Raises the first error if no
+    call succeeds.
     """
     return retry_with_overwrites(
         problem.graph, partial(_schedule_with_resident_state, problem, resident, method)
@@ -357,8 +360,9 @@ def _stateless_costs(problem: Problem, graph: Graph) -> Costs:
 def _check_update_order(problem: Problem, schedule: Schedule) -> None:
     """Raise `MethodNotApplicableError` if state is used in a stage after its update.
 
-    A use is a computation of a node that reads or holds the state, or a page-in of the state. The
-    message names the first computation or, without one, the first page-in.
+    A use is a computation of the node of the state tensor or of a node that reads the tensor, or a
+    page-in of it. The message names the first such computation in ``R`` or, without one, the first
+    such page-in in ``M_in``.
     """
     graph = problem.graph
     late_nodes = [(t, k) for t, k in schedule.R if t > graph.last_stages[k]]

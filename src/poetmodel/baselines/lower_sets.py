@@ -92,11 +92,11 @@ def lower_sets(problem: Problem, family: str = "") -> Schedule:
     schedule_of: Callable[[frozenset[int]], Schedule] = cache(partial(recompute_once, graph))
 
     def search_within(limit_bytes: int) -> Schedule:
-        """Bisect the undominated chains within a limit by saved bytes; return the best schedule.
+        """Bisect `undominated_chains` within a limit by saved bytes; return the best schedule.
 
-        The limit is on the estimated peak [B]. The best schedule is that of the problem's
-        objective, among those seen that meet the budget. Raises `MethodNotApplicableError` without
-        one.
+        The limit is on the estimated peak [B]. The bisection searches for the maximum saved bytes
+        that meet the budget. The best schedule is that of the problem's objective, among those seen
+        that meet the budget. Raises `MethodNotApplicableError` without one.
         """
         chains = sets.undominated_chains(limit_bytes)[::-1]  # in ascending order of saved bytes
         best = bisect_budget(
@@ -278,7 +278,10 @@ class LowerSets:
         return sorted(masks, key=lambda mask: (mask.bit_count(), mask))
 
     def _list_all_masks(self) -> set[int] | None:
-        """Return the bit masks of all lower sets, or None if there are more than `MAX_SETS`."""
+        """Return the bit masks of all lower sets, the empty set and the set of all nodes included.
+
+        None if there are more than `MAX_SETS`. Raises `TimeLimitError` if the time limit passes.
+        """
         masks, pending_masks = {0}, [0]
         while pending_masks:
             check_time_limit()
@@ -318,9 +321,9 @@ def _select_undominated(
 ) -> NDArray[np.int64]:
     """Return the positions of the undominated labels, by ascending cost.
 
-    A label is a chain with a cost and saved bytes; of equal labels, one is returned. If
-    there are more than `max_labels`, the range of costs is divided into equal steps. The label with
-    the fewest saved bytes of each step, and the label of minimum cost, are selected.
+    A label is a chain with a cost and saved bytes; of equal labels, one is returned. If there are
+    more than `max_labels`, the range of costs is divided into ``max_labels - 1`` equal steps. The
+    label with the fewest saved bytes of each step, and the label of minimum cost, are selected.
     """
     order = np.lexsort((saved_bytes, costs))
     sorted_saved_bytes = saved_bytes[order]

@@ -132,7 +132,7 @@ def is_found_by_other_processes(name: str) -> bool:
 def list_method_files(entry: Method) -> tuple[Path, ...]:
     """Return the paths of a method's file and of the imported modules in its folder, sorted.
 
-    These are all modules in the folder, but not in its subfolders, that this process has imported.
+    These are all ``.py`` modules in the folder, not in its subfolders, that this process imported.
     Files of other methods are excluded unless they are imported as modules. Returns () for shipped
     methods, and for functions without a file.
     """
@@ -239,15 +239,16 @@ def _make_method(name: str, function: Any, *, summary: str = "", source: str = "
 
 
 def _add_checks(name: str, function: Callable[..., Any]) -> Callable[[Problem], Schedule]:
-    """Return a user's function with checks of its result and its exceptions: `call_function`."""
+    """Return a wrapper of a user's function that checks the type of its result.
+
+    During a call, standard output goes to stderr. The wrapper raises `UserMethodError`, with the
+    `name` of the method, for a result that is no `Schedule`, and for exceptions other than
+    `MethodNotApplicableError`, `TimeLimitError`, `TooLargeError` and `KeyboardInterrupt`.
+    """
 
     @wraps(function)
     def call_function(problem: Problem) -> Schedule:
-        """Call the user's function with its output on stderr; check the type of its result.
-
-        Raises `UserMethodError` for a result that is no `Schedule`, and for exceptions other than
-        `MethodNotApplicableError`, `TimeLimitError`, `TooLargeError` and `KeyboardInterrupt`.
-        """
+        """Call the user's function with its output on stderr; check the type of its result."""
         try:
             with redirect_stdout(sys.stderr):  # standard output may carry results of a command
                 schedule = function(problem)
@@ -273,11 +274,12 @@ def _raise_method_error(
 ) -> NoReturn:
     """Raise `UserMethodError` for an exception of a file or function, with file name and line.
 
-    `origin` is the path of the file, or the function. For a `SyntaxError`, the error states file
-    and line. For other exceptions, they are those of the traceback's last frame in the file of
-    `origin`. If the file has no frame, for example after a call with wrong arguments, they are
-    those of the last frame for a path, and those of the definition for a function; for a callable
-    object, they are omitted. The message begins with `context`.
+    `origin` is the path of the file, or the function; "" is a path without frames. For a
+    `SyntaxError`, the error states file and line. For other exceptions, they are those of the
+    traceback's last frame in the file of `origin`. If the file has no frame, for example after a
+    call with wrong arguments, they are those of the last frame for a path, and those of the
+    definition for a function; for a callable object, they are omitted. The message begins with
+    `context`.
     """
     file = origin if isinstance(origin, str) else _find_file(origin)
     if isinstance(error, SyntaxError):

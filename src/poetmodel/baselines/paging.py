@@ -69,9 +69,10 @@ def offload_all(problem: Problem) -> Schedule:
 
     @choose_homes
     def schedule(stateless: Problem) -> Schedule:
-        """Return the better schedule of both rules of `offload_all` for a problem without state.
+        """Return the best schedule of both rules of `offload_all`, by `select_best_schedule`.
 
-        Raises `MethodNotApplicableError` if neither schedule meets the RAM budget.
+        `stateless` is a problem without state. Raises `MethodNotApplicableError` if neither
+        schedule meets the RAM budget.
         """
         saved_intervals = _find_saved_intervals(stateless.graph)
         first_intervals = {interval.tensor: interval for interval in reversed(saved_intervals)}
@@ -91,7 +92,8 @@ def offload_all(problem: Problem) -> Schedule:
 def _find_saved_intervals(graph: Graph) -> list[IdleInterval]:
     """Return the idle intervals of forward tensors that end at a backward or update node.
 
-    Tensors of 0 bytes are excluded. The intervals are in the order of `find_idle_intervals`.
+    Samples and labels are forward tensors, state is not. Tensors of 0 bytes are excluded. The
+    intervals may begin in the backward pass. They are in the order of `find_idle_intervals`.
     """
     is_forward = [node.phase in FORWARD_PHASES for node in graph.nodes]
     return [
@@ -136,7 +138,8 @@ def _make_state_evictions(problem: Problem, graph: Graph) -> dict[IdleInterval, 
     """Return evictions of state, with page-ins, in all idle intervals between two readers.
 
     State is not evicted between its node and its first reader. The result is for
-    `execute_evictions`. `graph` is the graph of `problem` without state, with the same indices.
+    `execute_evictions`: each value is True, for a page-in. `graph` is the graph of `problem`
+    without state, with the same indices.
     """
     state_tensors = frozenset(problem.graph.state_tensors)
     return {
@@ -190,8 +193,9 @@ def eviction_costs(
 ) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
     """Return the costs of nodes, and of page-ins and page-outs of tensors, by a rule [s or J].
 
-    Times of transfers are 0 without storage, and with `CostRule.TIME` if the deadline counts only
-    computations. Hidden times are not subtracted.
+    With `CostRule.ENERGY`, costs are energies, otherwise times. Times of transfers are 0 without
+    storage; with `CostRule.TIME` also if the deadline counts only computations. Hidden times are
+    not subtracted.
     """
     table, energy = problem.table, problem.energy.coefficients
     if rule == CostRule.ENERGY:
@@ -207,7 +211,7 @@ def eviction_costs(
 def transfer_costs(problem: Problem) -> tuple[Sequence[float], Sequence[float]]:
     """Return page-in and page-out costs by tensor: time [s] if it is minimized, else energy [J].
 
-    Time is 0 without storage, or if the deadline counts only computations.
+    All costs are 0 without storage; times also if the deadline counts only computations.
     """
     rule = CostRule.TIME if problem.minimize == Quantity.TIME else CostRule.ENERGY
     _, page_in, page_out = eviction_costs(problem, rule)
@@ -272,9 +276,9 @@ def find_idle_intervals(graph: Graph, *, includes_overwritten: bool = False) -> 
     """Return all intervals between consecutive uses in stages that are not adjacent.
 
     They are ordered by tensor, then by stage. The first use of a tensor is its computation. Tensors
-    of 0 bytes are included. With `includes_overwritten`, requests the permission to overwrite
-    inputs (`may_overwrite_inputs`). If it is granted, intervals between adjacent stages are
-    included if the first node may overwrite the tensor.
+    of 0 bytes are included. With `includes_overwritten`, calls `may_overwrite_inputs`, which
+    registers a request. If that returns True, intervals between adjacent stages are included if the
+    first node can save bytes by overwriting the tensor (`Graph.shared_bytes_of`).
     """
     includes_overwritten = includes_overwritten and may_overwrite_inputs()
     return [
@@ -289,7 +293,8 @@ def relieved_stages(graph: Graph, interval: IdleInterval) -> slice:
     """Return the slice of stages that need less RAM if a tensor is evicted in an interval.
 
     These are the stages strictly between both uses. The stage of the first use is included if its
-    node may overwrite the tensor and `may_overwrite_inputs` permits this; requests the permission.
+    node may overwrite the tensor and `may_overwrite_inputs` returns True. Always calls
+    `may_overwrite_inputs`, which registers a request.
     """
     is_overwritten = (
         may_overwrite_inputs() and interval.tensor in graph.shared_bytes_of[interval.before]
@@ -312,7 +317,11 @@ class EvictionExecution(StagedExecution):
     """Execution in which tensors are evicted in given idle intervals; see `execute_evictions`."""
 
     def __init__(self, problem: Problem, evictions: Mapping[IdleInterval, bool]) -> None:
-        """Start an execution without a RAM limit; see `execute_evictions` for `evictions`."""
+        """Prepare an execution without a RAM limit; `execute_stages` executes it.
+
+        `evictions` maps an interval to True if its tensor is paged in afterwards, and to False if
+        it is recomputed.
+        """
         super().__init__(problem.graph)
         self.is_paged_in_after = {
             (interval.tensor, interval.before): is_paged_in

@@ -97,9 +97,10 @@ def pofo(problem: Problem, rule: str = "") -> Schedule:
     sequence if it is no worse in all of these. If there are more undominated prefixes than the
     width of the `Beam`, only the cheapest ones of each class of kept bytes are extended: for long
     chains, the method is a beam search. The dynamic program may count more RAM than the simulator
-    does. So bisection with the narrow beam finds the largest RAM of the dynamic program whose
-    schedule meets the budget. The wide beam searches once, within the budget. The better schedule
-    is returned. The run time is proportional to ``L * width**2 + L**3 * 500`` for `L` steps.
+    does. So for each rule, bisection with the narrow beam finds the largest RAM of the dynamic
+    program, maybe above the budget, whose schedule meets the budget. The wide beam searches once,
+    within the budget. The better schedule is that of the rule. The run time is proportional to
+    ``L * width**2 + L**3 * 500`` for `L` steps.
 
     Raises `ValueError` for an unknown rule, and `MethodNotApplicableError` if the graph is no chain
     or no schedule meets the budget.
@@ -120,8 +121,8 @@ def _schedule_with_rule(problem: Problem, rule: CostRule, table: ChainTable) -> 
 
     Both searches use the costs of `rule`. `table` is replaced by a table of these costs if they are
     not proportional to the compute times. Raises `MethodNotApplicableError` if no schedule meets
-    the budget, and `TimeLimitError` if the time limit stops the narrow search; if it stops the wide
-    search, the narrow search's schedule is returned.
+    the budget, and `TimeLimitError` if the time limit passes before the first schedule is found; if
+    it stops the wide search later, the narrow search's schedule is returned.
     """
     compute_costs, _, _ = eviction_costs(problem, rule)
     cost_per_second = sum(compute_costs) / (problem.pass_time_s or 1.0)
@@ -296,8 +297,8 @@ class ActionPrefix:
 
         Time is reversed: the part runs before the parts of the earlier steps in the prefix, and
         waits until pending page-ins leave it enough of `ram_bytes`; the wait is added to the cost.
-        The needed page-in is appended to the pending ones. Returns None if the part does not fit
-        even after all pending page-ins.
+        Then `needed_page_in`, that of the latest offloaded step if any, is moved to the pending
+        ones. Returns None if the part does not fit even after all pending page-ins.
         """
         held_bytes = self.kept_bytes + (self.needed_page_in[1] if self.needed_page_in else 0)
         wait = self.page_ins.wait_s(ram_bytes - held_bytes - layer.backward_bytes)
@@ -306,7 +307,8 @@ class ActionPrefix:
     def _advance_backward(self, elapsed: float) -> ActionPrefix:
         """Return the prefix with a time or cost of the backward pass added to `total_cost`.
 
-        Page-ins that end within `elapsed` are dropped. Then the needed one is moved to `page_ins`.
+        Page-ins that end within `elapsed` are dropped. Then `needed_page_in`, if any, is moved to
+        the end of `page_ins`.
         """
         page_ins = self.page_ins.pending_after(elapsed)
         if self.needed_page_in:
@@ -345,7 +347,8 @@ class ActionPrefix:
 
         `layer` is the last step of the sequence. Adds the costs of recomputation and of the
         backward parts. Recomputation may wait for pending page-ins, after which more RAM is free:
-        the sum of wait and cost is minimized. Appends the sequence with its RAM to `sequences`.
+        the sum of wait and cost is minimized. Page-ins that end by then are dropped, and
+        `needed_page_in` is moved to `page_ins`. Appends the sequence with its RAM to `sequences`.
         Returns None if the sequence, the kept bytes and the needed page-in do not fit in
         `ram_bytes`.
         """
@@ -371,7 +374,7 @@ class ActionPrefix:
     def with_action(self, action: Action, layer: Layer) -> ActionPrefix:
         """Return the prefix with `action`, KEEP or OFFLOAD, for `layer`, its next step.
 
-        KEEP adds the bytes of the activation to the kept bytes. OFFLOAD sets the needed page-in; it
+        KEEP adds the bytes of the activation to the kept bytes. OFFLOAD sets `needed_page_in`; it
         also appends a page-out if transfers are hidden, otherwise it adds the transfer cost.
         """
         actions = (*self.actions, action)
@@ -391,8 +394,9 @@ class ActionPrefix:
     def dominates(self, other: ActionPrefix) -> bool:
         """Return whether this prefix is no worse than `other`.
 
-        Compares `total_cost`, kept bytes and pending transfers; callers compare the last actions,
-        needed page-ins and starts of sequences.
+        Compares `total_cost`, kept bytes, and the pending bytes of transfers at each time
+        (`Transfers.frees_no_later`); callers compare the last actions, needed page-ins and starts
+        of sequences.
         """
         return (
             self.total_cost <= other.total_cost
@@ -466,10 +470,11 @@ def search_actions(
 def _prune(prefixes: list[ActionPrefix], beam: Beam) -> list[ActionPrefix]:
     """Return the undominated prefixes; above the beam width, the cheapest ones of each class.
 
-    Compares only prefixes with the same last action, needed page-in and start of the sequence. Of
-    prefixes with equal cost, a dominated one may remain. Classes are equal ranges of the kept bytes
-    of all undominated prefixes; each retains at most ``beam.width // beam.n_classes`` prefixes. The
-    cheapest ones have the smallest `_expected_total_cost`.
+    Compares only prefixes with the same last action, needed page-in and start of the sequence, by
+    `ActionPrefix.dominates`: cost, kept bytes and pending transfers. Of prefixes with equal cost, a
+    dominated one may remain. Classes are equal ranges of the kept bytes of all undominated
+    prefixes; each retains at most ``beam.width // beam.n_classes`` prefixes. The cheapest ones have
+    the smallest `_expected_total_cost`.
     """
     groups: dict[object, list[ActionPrefix]] = {}
     for prefix in sorted(prefixes, key=lambda prefix: prefix.total_cost):
@@ -532,7 +537,8 @@ def build_schedule(table: ChainTable, prefix: ActionPrefix) -> Schedule:
     """Return the schedule of the actions of a complete prefix.
 
     Activations of offloaded steps are paged out right after their first computation, and paged in
-    for the backward pass. Sequences are recomputed by `ChainTable.follow_sequence`.
+    when a part of the backward pass that needs them begins. Sequences are recomputed by
+    `ChainTable.follow_sequence`.
     """
     end_of_sequence = {first: (last, free_bytes) for first, last, free_bytes in prefix.sequences}
     tensors_of_part: dict[int, frozenset[int]] = {}

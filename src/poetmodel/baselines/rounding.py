@@ -201,7 +201,10 @@ def _solve_for_fractions(problem: Problem, ram_bytes: int) -> list[tuple[int, in
 
 
 def _pin_checkpoints(problem: Problem) -> Checkpoints:
-    """Return the checkpoints of tensors that cannot be recomputed, until the last possible read."""
+    """Return the checkpoints of tensors that cannot be recomputed, until `last_possible_reads`.
+
+    Shape (stages, tensors): True if the tensor must be in RAM when the stage begins.
+    """
     graph = problem.graph
     recomputable = {i for i, k in enumerate(graph.node_of) if problem.may_recompute(k)}
     checkpoints = np.zeros((len(graph.nodes), len(graph.tensors)), dtype=bool)
@@ -214,8 +217,9 @@ def _pin_checkpoints(problem: Problem) -> Checkpoints:
 def complete_schedule(graph: Graph, checkpoints: Checkpoints) -> Schedule:
     """Return the schedule with the fewest computations that make all checkpoints.
 
-    Then unused checkpoints, and recomputations that only these need, are dropped. Raises
-    `TimeLimitError` if the time limit passes.
+    ``checkpoints[t, i]`` states whether tensor `i` is in RAM when stage `t` begins. Finally, unused
+    checkpoints, and recomputations that only these need, are dropped. Raises `TimeLimitError` if
+    the time limit passes.
     """
     checkpoints_of_stage = [set(np.flatnonzero(row).tolist()) for row in checkpoints]
     nodes_of_stage = []

@@ -52,7 +52,8 @@ def run(problem: Problem, name: str, **options: Unpack[SolveKeywords]) -> SolveR
         a trivial lower bound on every schedule. The status is ``optimal`` if the gap between
         schedule and bound is at most ``gap``, else ``feasible``. It is ``infeasible`` if no
         schedule meets the limits, which only the default method proves with a solver. It is
-        ``unknown``, with a reason, if no schedule was found, for example within the time limit.
+        ``unknown``, with a reason, if the method stopped before it found a schedule within the
+        limits, for example at the time limit.
 
     Raises
     ------
@@ -85,11 +86,11 @@ def run(problem: Problem, name: str, **options: Unpack[SolveKeywords]) -> SolveR
 
 
 def _make_request(entry: Method, options: SolveKeywords) -> Request:
-    """Make a request from `poetmodel.solve` keywords, always without formulation and start.
+    """Make a request from `poetmodel.solve` keywords, without ``formulation`` and ``start``.
 
-    The default time limit is 60 s. Raises TypeError for unknown keywords, and `InputError` for
-    invalid values, or if a formulation, a start or solver options are passed to a method without a
-    solver.
+    Methods with a solver pass these two to `poetmodel.solve` themselves. The default time limit is
+    60 s. Raises TypeError for unknown keywords, and `InputError` for invalid values, or if a
+    formulation, a start or solver options are passed to a method without a solver.
     """
     keywords = SolveKeywords.__annotations__
     for unknown_name in sorted(options.keys() - set(keywords)):
@@ -119,10 +120,12 @@ def _solve_by_method(
 
     The default method returns the result of `solver.solve`. All other methods return the status
     ``infeasible`` only for a problem that is infeasible by inspection, which they do not solve.
-    The result of a method without a solver names no back end. Raises `MethodNotApplicableError` if
-    the method does not apply, has no schedule within the limits or one that violates a limit;
-    `VerificationError`, or `UserMethodError` for a user-defined method, if the schedule violates a
-    rule of execution; and the errors of the method and of `solver.solve`.
+    The result of a method without a solver names no back end. If the time limit stops the method,
+    that result has the best schedule found that meets all limits, or none; after Ctrl-C or a
+    `TooLargeError`, it has none. Raises `MethodNotApplicableError` if the method does not apply,
+    has no schedule within the limits or one that violates a limit; `VerificationError`, or
+    `UserMethodError` for a user-defined method, if the schedule violates a rule of execution; and
+    all other errors of the method and of `solver.solve`.
     """
     if entry.name == DEFAULT:
         return solver.solve(problem, **options)
@@ -287,8 +290,8 @@ def checkmate(problem: Problem) -> Problem:
     """Return the problem of Checkmate: minimum compute time by recomputation.
 
     From Jain et al., MLSys 2020, section 4. There is no paging, and time is compute time. Deadline
-    and energy budget are removed, because Checkmate has none; only the verifier checks them.
-    User-defined constraints remain.
+    and energy budget are removed, because Checkmate has none; only the verifier checks them. All
+    else remains, such as state, the RAM budget and user-defined constraints.
 
     Checkmate's stages are those of this package. Memory is counted by the rules of execution of
     this package: workspaces count, and tensors are freed after their last use in a stage.

@@ -91,8 +91,8 @@ class _GeneticSearch:
 
         Only intervals of tensors of more than 0 bytes that relieve a stage in which keep-all
         exceeds the budget are searched. With `hides_transfers`, only the time of transfers that
-        computations do not hide is charged. Requests the permission to overwrite inputs
-        (`may_overwrite_inputs`).
+        computations do not hide is charged. Requests the permission to overwrite inputs by calls of
+        `may_overwrite_inputs`.
         """
         graph = problem.graph
         self.problem = problem
@@ -172,7 +172,7 @@ class _GeneticSearch:
         return require_within_budget(self.problem, execute_evictions(self.problem, evictions))
 
     def search_intervals(self) -> list[IdleInterval]:
-        """Run the genetic algorithm; return the intervals of the individual of best fitness.
+        """Run the genetic algorithm; return the intervals of the fittest individual it found.
 
         Ends after `GENERATIONS`, or after `STALL_GENERATIONS` without an improvement. Raises
         `TimeLimitError` if the time limit passes.
@@ -225,8 +225,9 @@ class _GeneticSearch:
     def _compute_fitness(self, mask: Mask) -> Fitness:
         """Return the bytes above the storage limit, the cost that is not hidden, and all costs.
 
-        With `hides_transfers`, computations in its interval hide a swap, and a whole pass hides all
-        swaps together; otherwise no cost is hidden.
+        With `hides_transfers`, the cost that is not hidden is the larger of two times: the sum of
+        `unhidden_s` over the swaps, and all costs minus the time of a pass. Otherwise no cost is
+        hidden.
         """
         is_paged_out = np.zeros(len(self.page_out_costs), dtype=bool)
         is_paged_out[self.tensor_index[mask]] = True
@@ -249,7 +250,7 @@ class _GeneticSearch:
         The stage with the largest excess is relieved first, by the eviction whose interval ends
         last. If no further eviction relieves this stage, no more are added, and stages may still
         exceed the budget. Then an eviction is removed if all of its stages fit without it, the
-        costliest one first (`order_by_cost`).
+        costliest one first (`order_by_cost`). Raises `TimeLimitError` if the time limit passes.
         """
         mask = mask.copy()
         excess = self.excess - self.freed_bytes[mask].sum(axis=0)

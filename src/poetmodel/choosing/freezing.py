@@ -155,7 +155,7 @@ class Freezable:
 
     @cached_property
     def buffer_updates(self) -> frozenset[int]:
-        """The nodes that update buffers of the model, and the state nodes of these buffers."""
+        """The nodes whose outputs replace buffers of the model, and the state nodes of these."""
         nodes = enumerate(self.graph.nodes)
         updates = {
             k
@@ -168,7 +168,7 @@ class Freezable:
     def _max_updates_after(self) -> Counter[int]:
         """For each node, an upper bound on the number of buffer updates directly after it.
 
-        It holds in the step of any choice of parameters.
+        It holds in the node order of `graph_for`, for any choice of parameters.
         """
         graph = self.graph
         update_counts: Counter[int] = Counter()
@@ -183,7 +183,7 @@ class Freezable:
 
     @cached_property
     def updated_parameter_of(self) -> Mapping[int, str]:
-        """For each node that updates a parameter or its optimizer state, the parameter's name."""
+        """For each node that updates a parameter or its optimizer state, a key of `parameters`."""
         graph = self.graph
         parameter_of = {
             buffer: name for name, buffers in self.parameters.items() for buffer in buffers
@@ -196,7 +196,11 @@ class Freezable:
         }
 
     def _ancestors(self, roots: Collection[int]) -> frozenset[int]:
-        """Return `roots`, their ancestors except state, and the state nodes that they replace."""
+        """Return the nodes `roots`, their ancestors except state, and state that these replace.
+
+        The replaced state consists of the state nodes whose tensors an output of a root or of one
+        of these ancestors replaces.
+        """
         graph, found_nodes, unvisited_nodes = self.graph, set(roots), list(roots)
         while unvisited_nodes:
             for i in graph.inputs_of[unvisited_nodes.pop()]:
@@ -219,9 +223,9 @@ class Freezable:
         """Return `retained_nodes` by index, without outputs and inputs that are not needed.
 
         Outputs of backward nodes that no retained node reads are removed, except the loss, and with
-        them their in-place pairs and the inputs that only they need. Inputs that no retained node
-        makes are removed, too. For a node that loses outputs, their size is subtracted from its
-        bytes moved, and its instructions are estimated for the remaining outputs. FLOP and
+        them their in-place pairs and the inputs that only they need. Tensors that no retained node
+        makes are removed from all inputs. For a node that loses outputs, their size is subtracted
+        from its bytes moved, and its instructions are estimated for the remaining outputs. FLOP and
         workspace are unchanged.
         """
         graph = self.graph
@@ -286,9 +290,10 @@ def _empty_node(name: str) -> Node:
 def _capture_order(nodes: Sequence[Node]) -> Iterator[Node]:
     """Yield nodes in the order of a capture.
 
-    The update of a buffer comes directly after the computation of its new value or, if that is
-    later, after the last use of the outputs of the buffer's readers. State comes directly before
-    its first reader; state that no node reads is left out. All other nodes stay in order.
+    The update of a buffer comes directly after the last of these nodes: the one that computes its
+    new value, those that read the buffer, and those that read outputs of these. State comes
+    directly before its first reader; state that no node reads is left out. All other nodes stay in
+    order.
     """
     buffer_updates = [
         node for node in nodes if node.phase == Phase.UPDATE and node.op == BUFFER_UPDATE

@@ -95,8 +95,8 @@ class ChoiceRelaxation:
         """Solve the relaxation; return the best solution found, with an upper bound on scores.
 
         `selected_layers` returns the set of the solution. The bound is valid for all sets that no
-        row or cut excludes. `objective` and `bound` are divided by `unit`; each is None if the
-        solver returns none.
+        row or cut excludes. `objective` and `bound` of the result are sums of scores divided by
+        `unit`; each is None if the solver returns none.
         """
         from poetmodel.backends.protocol import Limits
         from poetmodel.backends.registry import backend as find_backend
@@ -161,9 +161,10 @@ class ChoiceRelaxation:
 
     @cached_property
     def min_inputs(self) -> Sequence[frozenset[int]]:
-        """For each node, the inputs that it reads in every step that has the node, as indices.
+        """For each node, the indices of the tensors that it reads in every step that has the node.
 
-        All inputs if no step that trains parameters of `layers` has the node.
+        Indices are those of the graph that trains all layers. All inputs if no step that trains
+        parameters of `layers` has the node.
         """
         full_graph = self.freezable.graph
         inputs_of = [frozenset(inputs) for inputs in full_graph.inputs_of]
@@ -325,7 +326,10 @@ class _Program:
             self._add_cut(cut)
 
     def to_standard_form(self) -> StandardForm:
-        """Return the program in standard form: maximize the sum of scores, divided by `unit`."""
+        """Return the program in standard form.
+
+        Its objective, with the sense `MAXIMIZE`, is the sum of scores / `relaxation.unit`.
+        """
         from poetmodel.backends.sparse import coo_array
         from poetmodel.backends.standard_form import MAXIMIZE, StandardForm
 
@@ -384,8 +388,8 @@ class _Program:
     def _add_resident_columns(self) -> dict[int, int]:
         """Return, by trained state tensor, the column that states whether its home is in RAM.
 
-        With paging, add a continuous column for each tensor, at most the column of its layer.
-        Without paging, use the column of its layer.
+        With paging, add a continuous column from 0 to 1 for each of these tensors, and a row that
+        limits it to the column of its layer. Without paging, use the column of its layer.
         """
         columns: dict[int, int] = {}
         for layer, state in self.relaxation.state_of.items():
@@ -473,17 +477,18 @@ class _Program:
     def _add_paging_costs(
         self, row: dict[int, float], page_in_costs: Sequence[float], page_out_costs: Sequence[float]
     ) -> None:
-        """Add the costs to page out and page in each tensor in `page_in_column_of` to `row`."""
+        """Set `row` at each column of `page_in_column_of` to the page-in plus page-out cost."""
         row |= {
             column: page_in_costs[i] + page_out_costs[i]
             for i, column in self.page_in_column_of.items()
         }
 
     def _time_row(self, excluded_layers: Collection[str] = ()) -> tuple[dict[int, float], float]:
-        """Return the row of the time of a single pass, and its upper bound.
+        """Return the row of the time of a single pass, and its upper bound [s].
 
-        A serial deadline counts transfers and commits of state, except that of `excluded_layers`.
-        All other deadlines count only computations here.
+        The bound is the deadline, or 0 without one, minus the times that do not depend on the
+        chosen layers. A serial deadline counts transfers and commits of state, except that of
+        `excluded_layers`. All other deadlines count only computations here.
         """
         table, transfers = self.problem.table, dict[int, float]()
         remaining_s = self.problem.deadline_s or 0.0
@@ -572,7 +577,8 @@ class _Program:
         The column must be 1 if the resident trained state has at least `state_bytes`. The sum of
         ``active_row`` minus ``active_bound`` is 1 if the cut applies; otherwise it can be 0 or
         less. Without `extra_s`, the row limits this difference to 0. With `extra_s`, the row is
-        that of the time, plus this difference times `extra_s`.
+        that of the time, without transfers and commits of the state of ``cut.layers``, plus this
+        difference times `extra_s`.
         """
         active_row = {self.train_column_of[layer]: 1.0 for layer in cut.layers}
         active_bound = len(active_row) - 1.0
@@ -689,8 +695,10 @@ class _Program:
     def _add_recompute_columns(self, tensors: Sequence[int]) -> dict[int, int]:
         """Add columns that state whether nodes are recomputed after the current limited node.
 
-        Returns the columns by node, only of nodes that make `tensors` and may be recomputed. Adds
-        nodes to `recompute_column_of` that it lacks, see `_add_later_restoration_column`.
+        Adds one for each node that makes some of `tensors` and may be recomputed; returns them by
+        node. For such nodes, also adds the columns that `recompute_column_of` lacks, which state
+        whether a node is recomputed after one of all limited nodes: see
+        `_add_later_restoration_column`.
         """
         columns: dict[int, int] = {}
         for k in dict.fromkeys(self.graph.node_of[i] for i in tensors):
@@ -699,11 +707,11 @@ class _Program:
         return columns
 
     def _add_later_restoration_column(self, total_columns: dict[int, int], key: int) -> int:
-        """Add a column that states if `key` is restored after one of `_limited_nodes`; return it.
+        """Add and return a column: whether `key` is restored after the current limited node.
 
         It is at most the column of `key` in `total_columns`, which states whether `key` is restored
-        after any of these nodes, and which is added if `total_columns` lacks it. `key` is the index
-        of a node to recompute or of a tensor to page in.
+        after at least one of `_limited_nodes`, and which is added if `total_columns` lacks it.
+        `key` is the index of a node to recompute or of a tensor to page in.
         """
         column = self._add_column()
         if key not in total_columns:

@@ -140,9 +140,9 @@ class _LayerSearch:
         scores: Mapping[str, float],
         request: Request,
     ) -> None:
-        """Make the relaxation of the problem, without layers of score 0.
+        """Make the relaxation of the problem, without layers of score 0, which are not trained.
 
-        Checks no set yet; the bound is the score of all layers.
+        Checks no set, so that there is no incumbent yet; the bound is the sum of all scores.
         """
         self.freezable, self.request = freezable, request
         self.problem = problem.resolved()
@@ -169,7 +169,8 @@ class _LayerSearch:
     def find_best_set(self) -> LayerSet:
         """Search until the gap is closed, time is up or no set is proposed; return the best set.
 
-        Ctrl-C ends the search, too. Raises `InputError` if all scores are 0.
+        If no set has a known schedule, the result has no layers, but a reason. Ctrl-C ends the
+        search, too. Raises `InputError` if all scores are 0.
         """
         if not self.relaxation.layers:
             raise InputError("scores: all are 0, so no set is better than another")
@@ -283,7 +284,7 @@ class _LayerSearch:
     # -- feasible sets -----------------------------------------------------------------------------
 
     def _try_first_sets(self) -> None:
-        """Check sets of the last layers of the model, then of layers with the best score density.
+        """Check sets of the last layers of a model, then of layers by descending `_score_density`.
 
         The first sets are found by bisection (`_try_prefixes`), the second grow by blocks
         (`_collect_layers`). Both leave out the `excluded_layers` of the relaxation.
@@ -440,9 +441,9 @@ class _LayerSearch:
         """Return a cut that excludes an infeasible set, and further sets if that can be proved.
 
         The cut is for supersets of a minimal refuted subset of `layers`: with `state_bytes` if the
-        refutation needs the state of the other layers in RAM, with `extra_s` if there is a
-        deadline. Without a refuted subset, the cut excludes only `layers`. It is not added to the
-        relaxation. Raises as `_solve`.
+        refutation needs the state of the other layers in RAM, with `extra_s` (a lower bound on the
+        extra time, see `SetCut`) if there is a deadline. Without a refuted subset, the cut excludes
+        only `layers`. It is not added to the relaxation. Raises as `_solve`.
         """
         subset = self._minimal_refuted_subset(layers)
         if subset is None:
@@ -510,10 +511,11 @@ class _LayerSearch:
         """Return a lower bound on the time beyond a single pass of steps that train `subset` [s].
 
         `other_state_bytes` is the RAM of the state of layers outside `subset`, which is subtracted
-        from the budget [B]; without paging, the common state is subtracted too. If `subset` is
-        proved infeasible within the reduced budget, returns the deadline, or 0 without one.
-        Otherwise the bound is that of a solve for the minimum time, without a deadline, within
-        `REFUTATION_FRACTION` of the remaining time. Raises as `_solve`.
+        from the budget [B]; without paging, `ChoiceRelaxation.common_state_bytes` are subtracted
+        too. If `subset` is proved infeasible within the reduced budget, returns the whole deadline,
+        or 0 without one. Otherwise the bound is that of a solve for the minimum time, without a
+        deadline, within `REFUTATION_FRACTION` of the remaining time; the pass time is subtracted,
+        and the difference reduced by the fraction `DEADLINE_TOLERANCE`. Raises as `_solve`.
         """
         ram = self.problem.ram_budget_bytes - other_state_bytes
         if not self.problem.can_page:

@@ -143,8 +143,8 @@ def _check_options(
 ) -> None:
     """Raise `InputError` for an invalid limit, tile size, file of scores or profile.
 
-    `device` is the device of the profile. These errors do not depend on the step, so they are
-    raised before PyTorch is imported.
+    One error has all invalid limits. `device` is the device of the profile. These errors do not
+    depend on the step, so they are raised before PyTorch is imported.
     """
     from poetmodel.choosing.search import GRADIENT_NORM
     from poetmodel.device import Costs
@@ -174,8 +174,8 @@ def _choose_layers(
 ) -> Choice:
     """Choose the layers and schedule their step; output of the user's model goes to stderr.
 
-    Raises `BackendUnavailableError` if PyTorch is missing, and the errors of `load_step`,
-    `load_batch` and `poetmodel.torch.choose`.
+    `onnx` has the options for a step that is an ONNX file. Raises `BackendUnavailableError` if
+    PyTorch is missing, and the errors of `load_step`, `load_batch` and `poetmodel.torch.choose`.
     """
     from poetmodel import torch as pmt
     from poetmodel.problem import Quantity
@@ -218,7 +218,7 @@ def _choose_layers(
 
 
 def _save_and_print(choice: Choice, files: ChoiceFiles, *, json: bool, total_s: float) -> None:
-    """Print the choice with its warnings; write the files of `ChoiceFiles` and print their paths.
+    """Print the choice; write the files of `ChoiceFiles`; print warnings and paths on stderr.
 
     With `json`, print JSON, else tables, but no tables without a schedule. Write ``out`` only with
     a schedule, ``step`` if a set of layers was found. `total_s` is the time of the command [s].

@@ -47,7 +47,7 @@ def complete_list(complete: Callable[[str], Suggestions]) -> Callable[[str], Sug
     """
 
     def complete_last(incomplete: str) -> Suggestions:
-        """Complete the name after the last comma, but not to a name that precedes it."""
+        """Return `incomplete` with each completion of its last name, except to a name before it."""
         earlier_names, comma, last = incomplete.rpartition(",")
         typed_names = earlier_names.split(",")
         return [

@@ -184,8 +184,8 @@ def _format_change(summary: DecisionSummary, amount: float) -> str:
 def _decision_facts(summary: DecisionSummary, decision: Decision) -> Iterator[Fact]:
     """Yield the facts about a tensor: size, decision, energy and time, and stages in RAM.
 
-    Then yield any stages on storage, any in-place uses, and the size times the number of full steps
-    (`steps_at_limit`) with the tensor in RAM.
+    Then yield the stages on storage and the in-place uses, if any, and always the size times the
+    number of full steps (`steps_at_limit`) with the tensor in RAM.
     """
     graph = summary.verified.graph
     size = graph.tensor_bytes[decision.tensor]
@@ -435,7 +435,7 @@ class DecisionSummary:
 
 
 def summarize_decisions(verified: VerifiedSchedule, tensor: str | None) -> DecisionSummary:
-    """Return decisions, full steps and in-place uses of a schedule, without alternatives.
+    """Return a decision per tensor, full steps and in-place uses, without alternatives.
 
     Full steps are those of `steps_at_limit`. The only main decision is that on `tensor`; if
     `tensor` is None, there are up to `MAX_DECISIONS`, most expensive first, and also groups. Raises

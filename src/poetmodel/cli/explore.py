@@ -159,9 +159,10 @@ def initial_state(
 
 
 def _is_built_in(source: options.GraphOptions) -> bool:
-    """Return whether the graph is built-in or not given; raise `InputError` for an unknown name.
+    """Return whether the graph is built-in, published or not given; False for a file.
 
-    A path that exists or ends in ``.json``, and any ``--graph``, is a file.
+    Any ``--graph`` is a file. Any other name is that of a built-in network or published graph, or
+    else a file if it exists as a path or ends in ``.json``. Raises `InputError` for other names.
     """
     from poetmodel.graph.catalogue import check_model_name, model_names
 

@@ -345,9 +345,10 @@ All targets also have the source, ``--target``, ``--out``, ``--optimizer`` and t
 
 
 def _options_on_command_line(context: typer.Context) -> dict[str, str]:
-    """Return the options and arguments on the command line: first spelling by parameter name.
+    """Return the options and arguments on the command line: spelling by parameter name.
 
-    They are in the order of their declaration. The spelling of an argument is its parameter name.
+    They are in the order of their declaration. The spelling of an option is the first declared one,
+    whichever was typed; that of an argument is its parameter name.
     """
     return {
         str(parameter.name): parameter.opts[0]
@@ -554,7 +555,7 @@ def _deployment_facts(deployment: Deployment) -> Iterator[Fact]:
 
 
 def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
-    """Yield number and storage of samples, then estimated instructions on a sample and on a batch.
+    """Yield two facts: number and bytes of samples; estimated instructions on a sample and a batch.
 
     Yield no facts without ``--replay``.
     """
@@ -579,7 +580,7 @@ def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
 
 
 def _flash_facts(deployment: Deployment) -> Iterator[Fact]:
-    """Yield the flash in use, then its use by region; no facts if the device states no flash."""
+    """Yield the flash in use, then that of each region; no facts if the device states no flash."""
     sizes = deployment.flash_map()
     if not sizes:
         return

@@ -74,7 +74,11 @@ def result_exit_status(result: SolveResult) -> ExitStatus:
 def report_error(error: PoetModelError | OSError) -> ExitStatus:
     """Print the message of an error, or its faults, on stderr; return its `ExitStatus`.
 
-    An `OSError` is BAD_INPUT; an error without a status of its own is FAILURE.
+    The status is BAD_INPUT for `InputError`, `OSError` and `UnknownOptionError`, but INFEASIBLE for
+    `FlashError`; NO_BACKEND for `BackendUnavailableError`; NO_SCHEDULE for
+    `MethodNotApplicableError`; REJECTED for a `UserMethodError` that is `refused`; by
+    `result_exit_status` for `NoScheduleError`; otherwise FAILURE. For a `VerificationError`, a
+    request to report the bug and the violations replace the message.
     """
     if isinstance(error, InputError):
         print_errors(error.faults)
@@ -115,7 +119,10 @@ def print_warnings(warnings: Iterable[str], *, kind: str = "warning") -> None:
 
 
 def _prefixed_lines(prefix: str, sentences: Iterable[str]) -> list[str]:
-    """Return up to `MAX_FAULTS` sentences with a prefix, then the number of any further ones."""
+    """Return up to `MAX_FAULTS` sentences with a prefix, then the number of any further ones.
+
+    The line with this number, ``and 3 more``, has no prefix.
+    """
     messages = list(sentences)
     lines = [
         f"{prefix}: {printable(' '.join(message.split()))}" for message in messages[:MAX_FAULTS]

@@ -163,10 +163,10 @@ def resolve_sizes(
 ) -> tuple[GraphOptions, LimitOptions]:
     """Return the options with ``--tile auto`` and a percentage of RAM replaced by sizes.
 
-    For a step file and a device, ``auto`` becomes the size of the first candidate of
-    `find_auto_tiles`, or ``none``; a hint on stderr states it. A percentage of RAM is replaced only
-    with ``--tile``; it refers to the keep-all peak of the graph without tiles. Raises the errors of
-    `find_auto_tiles` and `read_graph_by_name`.
+    For a step file and a device, ``auto`` becomes the first candidate of `find_auto_tiles`, a size
+    or ``none``, and a hint on stderr states it; otherwise ``auto`` stays. A percentage of RAM is
+    replaced only with ``--tile``; it refers to the keep-all peak of the graph without tiles. Raises
+    the errors of `find_auto_tiles` and `resolve_ram`.
     """
     tiles = find_auto_tiles(source, costing, limits)
     if tiles is not None:
@@ -280,9 +280,9 @@ def resolve_binary_graph(
     """Return the graph of a binary plan: ``--graph``, else the first built-in network that matches.
 
     `data` is the content of the file `source`, with a fingerprint of the graph, which is not
-    compared with ``--graph``. Raises `InputError` if no built-in network with the sizes and state
-    of the options has this fingerprint, `PlanError` for corrupt data, and with ``--graph`` the
-    errors of `read_graph_by_name`.
+    compared with ``--graph``. With ``--graph``, raises the errors of `read_graph_by_name`, and
+    ignores `data`. Otherwise raises `PlanError` for corrupt data, and `InputError` if no built-in
+    network with the sizes and state of the options has this fingerprint.
     """
     if graph_options.graph is not None:
         return read_graph_by_name(graph_options.graph, graph_options.variant)
@@ -359,7 +359,8 @@ def device_warnings(device: Device) -> tuple[str, ...]:
 def warn_about_kernels(graph: Graph, device: Device | None) -> None:
     """Print a warning if a graph has PyTorch's kernels, for which the device has too little RAM.
 
-    PyTorch needs `MIN_PYTORCH_BYTES`. Without a device, there is no warning.
+    PyTorch needs a `Device.ram_bytes` of at least `MIN_PYTORCH_BYTES`. If `device` is None, there
+    is no warning.
     """
     if device is None or graph.kernels != "pytorch" or device.ram_bytes >= MIN_PYTORCH_BYTES:
         return
@@ -398,8 +399,9 @@ def read_file_costs(
     """Return the costs for a file, and notes: one if no option states the costs, else [].
 
     Without such an option, the costs are the estimates for `device_name`, the device that the file
-    states. With ``--profile`` alone, this device, if known, is the device of the profile. Raises
-    `InputError` without such an option if this device is unknown or None.
+    states. With ``--profile`` alone, this device, if known, is the device of the profile. Prints
+    and raises as `read_costs`: `InputError` also without such an option if this device is unknown
+    or None.
     """
     default_device = find_named_device(device_name)
     costs = read_costs(graph, cost_options, default_device=default_device)
@@ -411,10 +413,10 @@ def read_file_costs(
 def costs_for_verification(
     device_name: str | None, graph: Graph, cost_options: CostOptions
 ) -> tuple[Costs | None, list[str]]:
-    """Return the costs for a file and notes, like `read_file_costs`.
+    """Return the costs for a file and notes: the results of `read_file_costs`, or None and a note.
 
-    A note about estimates also advises ``--profile``. If neither the options nor a known device of
-    the file state costs, return None and a note about this.
+    The costs are None if neither the options nor a known device of the file state them; the note
+    states this. `MEASURED_COSTS` ends each other note. Raises the errors of `read_costs`.
     """
     if find_named_device(device_name) is None and not cost_options.is_given:
         return None, [
@@ -448,9 +450,9 @@ def verify_document(
     the estimates for the device that the file states. If this device is unknown or not stated,
     times and energies have no limits, and only RAM metrics are compared.
 
-    Raises `ScheduleError` for another graph, and `InputError` for changed `limits` without costs,
-    and for invalid costs or limits. Violations are returned in the verdict; then pairs that the
-    graph lacks are dropped from the returned schedule.
+    Raises `ScheduleError` for another graph, and `InputError` for changed `limits` with neither
+    cost options nor a known device, and for invalid costs or limits. Violations are returned in the
+    verdict; then pairs that the graph lacks are dropped from the returned schedule.
     """
     from poetmodel.planner import verify
     from poetmodel.report.subject import VerifiedSchedule, drop_unknown_pairs
@@ -527,10 +529,10 @@ def read_valid_schedule(
     """Read a schedule file, and verify the schedule with its problem and costs.
 
     Stated metrics are not compared. If the file states no problem, only the RAM and storage of the
-    device are limits, or the RAM is `MAX_BYTES` without a device. Notes, each with the path, state
-    if the costs are estimates for the device of the file, and if the file states no problem. Raises
-    `ScheduleError` if the schedule is invalid, and `InputError` without a valid file, graph or
-    costs.
+    device are limits, or the RAM is `MAX_BYTES` without a device. The notes of the result, each
+    with the path, state if the costs are estimates for the device of the file, and if the file
+    states no problem. Raises `ScheduleError` if the file or its schedule is invalid, and
+    `InputError` without a valid graph or costs.
     """
     from poetmodel.planner import verify
     from poetmodel.problem import Problem

@@ -79,8 +79,8 @@ def make_job_result(job: Job, result: SolveResult, *, threads: int) -> JobResult
     If the result has a schedule, solves again without one of the limits at a time, to decide
     whether it binds: the RAM budget, then the deadline, then the energy budget, if stated. A limit
     on the minimized quantity never binds and needs no solve. Other limits are not examined. These
-    solves together may take `LIMITS_TIME_RATIO` of `SolveResult.time_limit_s`. A limit that is not
-    decided in this time has the state OPEN.
+    solves together may take `LIMITS_TIME_RATIO` of `SolveResult.time_limit_s`, but each at least
+    0.1 s. A limit that is not decided in this time has the state OPEN.
     """
     from poetmodel.solver.sensitivity import find_used_limits
 
@@ -120,8 +120,9 @@ class JobResult:
     def facts(self) -> Iterator[Fact]:
         """Yield samples, steps, limits, time and energy of the job, then `limits` of a step.
 
-        Each limit of a step has its state as value and the saving without it as note. Time and
-        energy are None without a schedule.
+        The fact ``limits`` lists the limits of a step for JSON. Then each limit has a fact with the
+        value ``binds``, ``does not bind`` or ``not decided in time``; if it binds, the note is the
+        saving without it. Time and energy are None without a schedule.
         """
         batch_size = self.result.problem.graph.batch_size
         batch = "one sample each" if batch_size == 1 else f"batches of {batch_size}"
@@ -154,7 +155,7 @@ class JobResult:
         return f"{problem.objective.format(saved)} less without it, a step"
 
     def infeasibility_notes(self) -> Iterator[str]:
-        """Yield one note with the time and energy that a step may take, if the job limits these."""
+        """Yield a note with a step's limits on time and energy, if the job sets at least one."""
         graph = self.result.problem.graph
         limit_texts = []
         if self.job.within_s is not None:

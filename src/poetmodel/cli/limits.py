@@ -157,9 +157,9 @@ def limit_values(
 
     The limits on RAM are in the object ``ram``, those on time and energy at the top level. The last
     three parameters are added at the top level unless None: `extra_bytes`, the RAM of exported C in
-    addition to its tensors [B], as ``reserved_bytes``; `min_ram_tiling`, the result of
-    `_min_ram_tiles`, as ``tile_bytes`` and ``tiled_floor_bytes``; and `evaluation_bytes`, the
-    minimum RAM of ``pm_evaluate`` [B], as ``evaluation_floor_bytes``.
+    addition to its tensors [B], as ``reserved_bytes``; `min_ram_tiling`, the tile size and minimum
+    RAM of `_min_ram_tiles` [B], as ``tile_bytes`` and ``tiled_floor_bytes``; and
+    `evaluation_bytes`, the minimum RAM of ``pm_evaluate`` [B], as ``evaluation_floor_bytes``.
     """
     graph = problem.graph
     min_ram = problem.floor
@@ -187,12 +187,14 @@ def _limit_facts(
     min_ram_tiling: tuple[int, int] | None,
     evaluation_bytes: int | None,
 ) -> Iterator[Fact]:
-    """Yield each limit with its proof and, except for exported C, its conditions and its peak.
+    """Yield each limit with its proof and, except for exported C, the other limits of its solve.
 
     The label of int8 results comes first, if the graph has one, then the limits on RAM, then the
-    deadline and the energy. The limit of exported C is followed by the minimum RAM with
+    deadline and the energy. A limit with a schedule is followed by node, stage and largest tensors
+    of the schedule's peak RAM. Instead, the limit of exported C is followed by the minimum RAM with
     ``pm_evaluate`` if the limit has a value and `evaluation_bytes` is given, and by the minimum RAM
-    in tiles if `min_ram_tiling` is given. The last three parameters are those of `limit_values`.
+    in tiles if `min_ram_tiling` is given; all three include `extra_bytes`. The last three
+    parameters are those of `limit_values`.
     """
     if problem.graph.exactness:
         yield text_fact("numbers", problem.graph.exactness)

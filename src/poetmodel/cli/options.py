@@ -250,9 +250,10 @@ parse_input_size = integer_parser(MAX_SIZE)
 
 
 def _parse_method(text: str) -> str:
-    """Return the name of a method.
+    """Return `text` if it is the name of a method for `poetmodel.baselines.method`.
 
-    Raises `typer.BadParameter` if it is unknown, or if the import of its file fails.
+    Imports the file of ``FILE.py:FUNCTION``. Raises `typer.BadParameter` if the name is unknown, or
+    if the import fails.
     """
     try:
         return method(text).name
@@ -278,7 +279,10 @@ def _parse_option(text: str) -> tuple[str, bool | int | float | str]:
 
 
 def _parse_option_value(text: str) -> bool | int | float | str:
-    """Parse the value of a solver option: true or false in any case, a number, or else text."""
+    """Parse the value of a solver option: true or false in any case, a number, or else text.
+
+    ``inf`` and ``nan`` are numbers.
+    """
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for number_type in (int, float):

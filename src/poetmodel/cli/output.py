@@ -142,7 +142,7 @@ def _set_column_widths(table: Table, width: int) -> int:
 
     `width` is that of the terminal. If the longest words do not fit, names and paths in the cells
     are wrapped after one of ``._/``, except in columns with `no_wrap`. If that does not fit either,
-    no word breaks, and the table is wider than the terminal.
+    neither names nor other words break, and the table is wider than the terminal.
     """
     columns = table.columns
     texts = [[str(column.header), *map(str, column.cells)] for column in columns]
@@ -291,7 +291,8 @@ def printable(text: str, *, max_characters: int = MAX_LINE, max_word: int = MAX_
     """Format a text for display: escape control characters, then shorten long words, then the text.
 
     Line breaks are escaped, too. The middle of a word longer than `max_word`, then that of a text
-    still longer than `max_characters`, is replaced by ``...``.
+    still longer than `max_characters`, is replaced by ``...``. Before the escapes, a text is
+    shortened likewise to ``4 * max_characters``.
     """
     escaped = escape_controls(_omit_middle(text, 4 * max_characters))
     shortened = re.sub(r"\S+", lambda match: _omit_middle(match[0], max_word), escaped)
@@ -326,7 +327,11 @@ class LiveLine:
         self._latest = progress
 
     def text(self) -> str:
-        """Return activity or incumbent and bound, then the gap if known and the elapsed seconds."""
+        """Return the text of the line, which ends with the gap if known and the elapsed seconds.
+
+        It begins with incumbent and bound or, without a problem or before the first progress, with
+        the activity.
+        """
         seconds = f"{time.monotonic() - self._start_s:.0f} s"
         latest = self._latest
         gap = "" if latest is None or latest.gap is None else f"gap {latest.gap:.2%}  "
@@ -380,7 +385,7 @@ def live_line(
 
 @contextmanager
 def progress_bar(*, enabled: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """Show the progress of a sweep on stderr: a bar on a terminal, else a line per run.
+    """Show the progress of a sweep on stderr: a bar on a terminal, else a line per report.
 
     Yields the progress callback; None if quiet or not `enabled`. The bar is removed at the end.
     """

@@ -166,9 +166,9 @@ def _tensor_ram_bytes(
 ) -> int | None:
     """Return the RAM budget of tensors [B]: of the option, else of the file, else of the device.
 
-    Resident bytes are subtracted from it if the problem of the file counts them. Return None if
-    none of the three states a budget. Raises `BudgetError` if the budget is invalid, or if resident
-    bytes leave no RAM for tensors.
+    Resident bytes of the graph are subtracted from any of these three if the problem of the file
+    counts them. Return None if none of the three states a budget. Raises `BudgetError` if the
+    budget is invalid, or if resident bytes leave no RAM for tensors.
     """
     stated_problem = document.problem
     if ram is None and stated_problem is None and costs.device is None:
@@ -214,7 +214,7 @@ def _save_and_print(plan_result: PlanResult, request: PlanOptions, *, json: bool
 def _plan_facts(plan_result: PlanResult) -> Iterator[Fact]:
     """Yield instructions, transfer mode, metrics, addresses, state and binary size of a plan.
 
-    Addresses and state are omitted if there are none.
+    Metrics of storage follow the addresses. Addresses and state are omitted if there are none.
     """
     from poetmodel.plan import Op, encode
     from poetmodel.plan.listing import describe_homes
@@ -357,9 +357,9 @@ class PlanResult:
         )
 
     def with_addresses(self) -> PlanResult:
-        """Return the plan with new addresses, aligned to `ALIGNMENT`, and their check.
+        """Return the result with new addresses, aligned to `ALIGNMENT`, and their `arena_check`.
 
-        A plan with violations is returned unchanged.
+        The plan and its check stay. A result whose plan has violations is returned unchanged.
         """
         if self.check.violations:
             return self
@@ -446,13 +446,14 @@ def save_plan_and_map(
     plot: Path | None,
     fitted: Fitted | None = None,
 ) -> Iterator[Path]:
-    """Write the plan and the map of a solve; yield each file after it was written.
+    """Write a solve's plan to `plan`, and its map of stages to `plot`; yield each written file.
 
-    The files are written while the caller iterates. The plan is that of `fitted`, with addresses;
-    if there is none, the schedule is planned without addresses. Without a schedule no file is
-    written. If the schedule has violations, a warning is printed in place of the plan, and the map
-    is written. If a plan is made, the warnings of `default_mode` are printed. Raises
-    `VerificationError` if the plan has violations, and `InputError` if a file cannot be written.
+    A path of None omits its file and warnings. The files are written while the caller iterates. The
+    plan is that of `fitted`, with addresses; if there is none, the schedule is planned without
+    addresses. Without a schedule no file is written. If the schedule has violations, a warning is
+    printed in place of the plan, and the map is written. If a plan is made, the warnings of
+    `default_mode` are printed. Raises `VerificationError` if the plan has violations, and
+    `InputError` if a file cannot be written.
     """
     problem = result.problem
     if result.schedule is None:

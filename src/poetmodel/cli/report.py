@@ -111,8 +111,8 @@ def _read_subject(
     """Read and verify a schedule file, and plan its schedule as `_plan_schedule` does.
 
     A schedule with violations is returned with them. `label` names it on the page. Raises
-    `ScheduleError` for a malformed file and one of another graph, and `InputError` for invalid
-    costs.
+    `ScheduleError` for a malformed file and one of another graph, and `InputError` for an
+    unreadable file and invalid costs.
     """
     from poetmodel.files import read_text
     from poetmodel.report.subject import Sources, Subject, VerifiedSchedule

@@ -390,7 +390,7 @@ def _explain_result(result: SolveResult, *, threads: int) -> Explanation | None:
     """Return the explanation of an infeasible result of the default method, with remedies.
 
     It may take `EXPLANATION_FRACTION` of the time limit of the solve. Return None for other results
-    and methods, and after Ctrl-C.
+    and methods, and if Ctrl-C ends the explanation.
     """
     from poetmodel.result import Status
 
@@ -420,7 +420,8 @@ def _save_and_print(
     """Write the schedule file, and print the result as JSON or tables.
 
     The command began at `start_s` on the monotonic clock, and read its inputs for `read_s` [s].
-    Without a schedule, no file is written, and the notes on a job are printed in place of tables.
+    Only the JSON contains `explanation`, and only the tables contain `arena`. Without a schedule,
+    no file is written, and the notes on a job are printed in place of tables.
     Warns if the step does not fit the device. If the file cannot be written, raises `InputError`
     after the result is printed.
     """

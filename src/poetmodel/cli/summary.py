@@ -55,9 +55,10 @@ TERMINATION_TEXTS: Final = {
 def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table:
     """Return the table of a result; raise `NoScheduleError` if it has no schedule.
 
-    Its parts are proof, RAM, decisions, storage, times, constraints and effort; without a
-    simulation, proof and effort. `total_s` is the time since the start of the command [s]. It
-    includes `read_s`, the time in which the program started and read graph, device and limits [s].
+    Its parts are proof, RAM, decisions, storage, times, constraints and effort. A result without a
+    simulation, which no solve returns, has only proof and effort. `total_s` is the time since the
+    start of the command [s]. It includes `read_s`, the time in which the program started and read
+    graph, device and limits [s].
     """
     schedule, simulation = result.require_schedule(), result.simulation
     problem = result.problem
@@ -79,10 +80,11 @@ def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table
 
 
 def proof_facts(result: SolveResult) -> Iterator[Fact]:
-    """Yield the status, why the solve stopped, and the minimized value with its bound and gap.
+    """Yield the status, noting why the solve stopped, and the minimized value, bound and gap.
 
-    `Graph.exactness` follows the status unless it is "". If another quantity than energy is
-    minimized, `_energy_facts` come last if `Problem.uses_energy`.
+    `Graph.exactness` follows the status unless it is "". The value and its bound are those of
+    `_energy_facts` or `_objective_facts`. If another quantity than energy is minimized,
+    `_energy_facts` come last if `Problem.uses_energy`.
     """
     reason = TERMINATION_TEXTS[result.termination]
     if result.termination == Termination.STALLED and _is_solved_model_proved(result):
@@ -130,8 +132,9 @@ def _is_solved_model_proved(result: SolveResult) -> bool:
     """Return whether the solver's solution is proved optimal for its model, within the tolerance.
 
     The model may differ from the problem: it is that of ``paper``, or a restriction of the problem.
-    A restriction is proved if its status is OPTIMAL. Otherwise, the relative gap between value and
-    bound of the model is compared with `requested_gap`; return False if the statistics lack one.
+    A restriction is proved if its `restricted_status` is OPTIMAL. Any other model is proved if the
+    relative gap between its value and bound is at most `requested_gap`; return False if the
+    statistics lack value or bound.
     """
     statistics = result.statistics
     value, bound = statistics.get("model_value"), statistics.get("model_bound")
@@ -242,9 +245,9 @@ def _memory_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
 def decision_facts(graph: Graph, schedule: Schedule, simulation: Simulation) -> Iterator[Fact]:
     """Yield facts about homes of state, recomputations, page-outs, page-ins and kept tensors.
 
-    The facts are counts and bytes. Page-ins include the first reads of state on storage. Kept
-    tensors have readers, are computed once, never paged, and not state: they stay in RAM until
-    their last use.
+    The facts are counts and bytes, also if they are 0; a graph without state has none about homes.
+    Page-ins include the first reads of state on storage. Kept tensors have readers, are computed
+    once, never paged, and not state: they stay in RAM until their last use.
     """
     recomputations = [k for t, k in schedule.R if k < t]
     recomputed = set(recomputations)

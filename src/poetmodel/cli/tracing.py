@@ -361,8 +361,8 @@ class EmulationOptions:
         `step_source` is a step file, or a step to capture. `tile` is the tile size; None for whole
         tensors. `costing` has the graph's name, and the device, by default `DEFAULT_DEVICE`, whose
         clock and power convert instructions to times and energies. The graph is that of the step in
-        tiles. Raises `InputError` if `tile` is ``auto``, and the errors of `read_or_capture_step`
-        and `measure_emulated`.
+        tiles. Raises `InputError` if `tile` is ``auto``, and the errors of `parse_tile`,
+        `read_or_capture_step` and `measure_emulated`.
         """
         from poetmodel.export.exporting import DEFAULT_DEVICE
         from poetmodel.export.measuring import measure_emulated, parse_emulation

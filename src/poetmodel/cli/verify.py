@@ -127,7 +127,7 @@ def _print_verdict(
 def _verdict_facts(
     graph: Graph, costs: Costs | None, violations: Sequence[str], notes: Sequence[str]
 ) -> Iterator[Fact]:
-    """Yield verdict, violations, notes, graph and source of costs; only JSON contains these."""
+    """Yield verdict, violations, notes, graph and source of costs (or None), only for JSON."""
     yield Fact("valid", not violations)
     yield Fact("violations", list(violations))
     yield Fact("notes", list(notes))
@@ -227,11 +227,11 @@ def _verify_plan(
 ) -> tuple[list[Fact], str, DeviceRam | None]:
     """Verify a plan; return its facts, the title of their table, and its use of device RAM.
 
-    Also checks addresses and stated metrics, if the file has any. The use of RAM is None without a
-    device. The RAM budget is ``--ram``, else that of the plan; with neither, the peak is not
-    checked, which a note states. The storage limit is ``--aux``, else that of the device.
-    ``--deadline`` limits the makespan. Raises `InputError` for a malformed
-    file, for a missing or another graph, and as `_plan_problem`.
+    The facts include the verdict and all violations. Also checks addresses and stated metrics, if
+    the file has any. The use of RAM is None without a device. The RAM budget is ``--ram``, else
+    that of the plan; with neither, the peak is not checked, which a note states. The storage limit
+    is ``--aux``, else that of the device. ``--deadline`` limits the makespan. Raises `InputError`
+    for a malformed file, a missing or another graph, or invalid costs, and as `_plan_problem`.
     """
     from poetmodel.plan import check_arena, check_plan
     from poetmodel.plan.simulation import false_claims

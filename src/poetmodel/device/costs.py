@@ -366,9 +366,10 @@ def _commit_cost(
     """Return the cost per step of a commit every `interval` steps, and of each write.
 
     The second result maps each of `Commit.replacements` to the cost per step of its write. In
-    flash, bytes are written at the flash's rate, and each commit erases all blocks of its
-    generation, even if generations share blocks. On other storage, a write costs a page-out, which
-    includes erases, and the transfer of checksum and padding.
+    flash, bytes are written at the flash's rate. These costs exclude erases: `Commit.other_cost`
+    has those of all blocks of the generation in each commit, even if generations share blocks. On
+    other storage, a write costs a page-out (of `page_outs`, by tensor), which includes erases, and
+    the transfer of checksum and padding, at no cost if no device states its rate.
     """
     layout, fraction = GenerationLayout.for_device(device), 1 / interval
     sizes = {i: graph.tensor_bytes[i] for i in sorted(graph.state_of)}
@@ -381,7 +382,7 @@ def _commit_cost(
 
         In flash, all bytes are written at the flash's rate. On other storage, the write costs one
         `page_out`, which includes `page_out_bytes`. The remaining bytes are written at the rate of
-        page-outs, or at no cost without a device.
+        page-outs, or at no cost if no device states this rate.
         """
         if flash is not None:
             time_s, power_w = flash.write_s(size_bytes, 0), flash.power_w
@@ -483,7 +484,8 @@ def _cost_fault(prefix: str, cost: Cost) -> Iterator[str]:
 def _graph_mismatch_faults(costs: Costs, graph: Graph) -> Iterator[str]:
     """Yield errors for missing costs, costs of unknown names, and compute costs of state nodes.
 
-    Yields at most one error of each kind. Page costs are not checked if `pages` is None.
+    Yields at most one error of each kind for compute costs, then for page costs. Page costs are not
+    checked if `pages` is None.
     """
     state_names = {graph.nodes[graph.node_of[i]].name for i in graph.state_tensors}
     computed_names = [name for name in graph.node_index if name not in state_names]

@@ -50,9 +50,9 @@ class GenerationLayout:
     def for_device(cls, device: Device | None, *, checksums: bool = True) -> GenerationLayout:
         """Return the layout of generations on a device.
 
-        Generations are in the device's flash if it commits there, else on its storage, with the
-        default write unit. If the storage states no erase block, or there is no storage, the erase
-        block is `DEFAULT_ERASE_BLOCK_BYTES`.
+        If the device commits to its flash, the layout has the write unit and the erase block of the
+        flash. Otherwise it has the default write unit, and the erase block of the storage, or
+        `DEFAULT_ERASE_BLOCK_BYTES` if the storage states none or there is no storage.
         """
         flash = None if device is None or not device.commits_to_flash else device.flash
         if flash is not None:
@@ -83,13 +83,13 @@ class GenerationLayout:
         return -(-self.size_bytes(sizes) // self.erase_block_bytes)
 
     def generations_per_block(self, sizes: Sequence[int]) -> int:
-        """Return the number of generations that can share an erase block: 1 or an even number.
+        """Return the number of generations that can share an erase block: an even number, or 1.
 
-        `sizes` are the sizes of the tensors of a generation [B]. Each generation also has
-        `WRITE_PADDING_BYTES` per write and begins at a flash page. A block is erased only before
-        its first generation is written. With two such blocks, the newest generation is then in the
-        block that is not erased. The number is even because a double-precision build stores half as
-        many generations in a block.
+        It is 1 if fewer than two fit. `sizes` are the sizes of the tensors of a generation [B].
+        Each generation also has `WRITE_PADDING_BYTES` for each write (record, tensor, seal), and
+        begins at a flash page. A block is erased only before its first generation is written. With
+        two such blocks, the newest generation is then in the block that is not erased. The number
+        is even because a double-precision build stores half as many generations in a block.
 
         ``PM_BLOCK_GENERATIONS`` of an exported folder is this number, but at most half of
         ``PM_GENERATIONS``, rounded down to an even number, or 1.

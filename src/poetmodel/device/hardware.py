@@ -64,8 +64,8 @@ def quantity_field(
 ) -> Any:
     """Return a dataclass field with a `DeviceQuantity` as metadata.
 
-    `name` is the display name. Quantities in bytes are integers, the rest integers or floats;
-    `is_positive` excludes 0. With the default None, the value may be None.
+    `name` is the display name. Quantities in bytes are integers, the rest integers or floats; they
+    are above 0 if `is_positive`, else at least 0. With the default None, the value may be None.
     """
     quantity = DeviceQuantity(name, unit, typical_range, is_positive, is_optional=default is None)
     return field(default=default, metadata={"quantity": quantity})
@@ -473,6 +473,7 @@ def _parse_table(
 def _unknown_key_faults(
     table: Mapping[str, Any], known_keys: tuple[str, ...], prefix: str
 ) -> list[str]:
+    """Return `prefix`, the key and the text of `unknown_key_message` for each unknown key."""
     return [
         f"{prefix}{key}: {unknown_key_message(key, known_keys)}"
         for key in table

@@ -194,7 +194,10 @@ class _ProfileParser:
 
 
 def _header_faults(columns: list[str], line: int) -> Iterator[str]:
-    """Yield a fault for each unknown or duplicate column, and one for all missing `COLUMNS`."""
+    """Yield one fault per unknown or duplicate name of columns, and one for all missing `COLUMNS`.
+
+    `COLUMNS` are the known columns, which are all required.
+    """
     for column in dict.fromkeys(columns):
         if column not in COLUMNS:
             yield f"line {line}: unknown column {quote(column)}; expected {', '.join(COLUMNS)}"

@@ -26,7 +26,11 @@ def sanity_warnings(device: Device) -> tuple[str, ...]:
 
 
 def _power_warnings(device: Device) -> Iterator[str]:
-    """Yield a warning if stated and implied power differ by a factor above `MAX_POWER_RATIO`."""
+    """Yield a warning if ``flops_per_s / flops_per_j`` and ``power_w`` contradict each other.
+
+    They do if one is more than `MAX_POWER_RATIO` times the other. There is no warning if
+    ``flops_per_j`` or ``power_w`` is None.
+    """
     compute = device.compute
     if compute.flops_per_j is None or compute.power_w is None:
         return

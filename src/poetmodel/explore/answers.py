@@ -181,9 +181,10 @@ def make_subject(job: dict[str, Any], context: JobContext) -> Subject:
 
 
 def command_line_sources(prepared: PreparedProblem, catalogue: Catalogue) -> Sources:
-    """Return graph, shape, device and profile of a prepared problem as on a command line.
+    """Return graph, shape, device and profile of a prepared problem for commands that reproduce it.
 
-    The file name of the schedule is that of its export.
+    Graph and device are names or paths, the profile is a path; `Catalogue.cost_options` selects
+    device and profile. `Sources.schedule` is the file name from `export_point`.
     """
     device, profile = catalogue.cost_options(prepared.settings)
     return Sources(

@@ -321,9 +321,9 @@ class Coordinator:
     async def _load_or_draw(self, open_problem: OpenProblem, point: Point) -> bytes | None:
         """Return the stored drawing of a point, or make it in a worker and store it.
 
-        The stored drawing of a provisional point is that of its lender; a new drawing is stored
-        under the point itself. Return None if no session requests the point any more when a worker
-        is free.
+        If the point has the provisional schedule of another point, its lender, the stored drawing
+        is the lender's. A new drawing is stored under the point itself. Return None if no session
+        requests the point any more when a worker is free.
         """
         digest = point.digest
         stored_id, stored_digest = point.id, digest
@@ -424,7 +424,9 @@ class Coordinator:
         Requests of sessions without listeners expire after `REQUEST_LIFETIME_S`; solves that no
         session requests any more are cancelled. Above `MAX_CACHED_SESSIONS`, also discard the
         sessions of expired requests. Above `MAX_CACHED_PROBLEMS`, also discard problems without
-        sessions and solves.
+        sessions and solves. Of each problem, `OpenProblem.discard_idle` discards unfinished points
+        without a schedule of their own that are neither being solved nor requested, except the last
+        `MAX_IDLE_POINTS`.
         """
         while True:
             await asyncio.sleep(1)

@@ -37,9 +37,9 @@ def _schedule_file(job: dict[str, Any], context: JobContext) -> Frame:
 
 
 def _plan_file(job: dict[str, Any], context: JobContext) -> Frame:
-    """Return the plan file of a point, without addresses, even if the plan has violations.
+    """Return the plan file of a point, without an arena, even if the plan has violations.
 
-    Raises `PlanError` if there is no plan.
+    Raises `VerificationError` if the schedule is invalid, and `PlanError` if it has no plan.
     """
     subject = make_subject(job, context)
     if subject.plan is None or subject.check is None:

@@ -99,7 +99,7 @@ class Point:
         return self.is_finished + self.is_proved
 
     def set_schedule(self, metrics: dict[str, Any], schedule: bytes) -> None:
-        """Set the metrics of a new schedule, and begin a new revision.
+        """Set the metrics of a new schedule, add 1 to `revision`, and update `digest`.
 
         A status of None, ``unknown`` or ``infeasible`` becomes ``feasible``; `provisional` and
         `bound` stay unchanged. `schedule` is packed, and only used for the digest.
@@ -120,9 +120,9 @@ class Point:
         Metrics and status are set if the value of the result is at most the present one; the status
         also if it is ``optimal`` or `schedule` is empty. The bound is raised to that of the result,
         but is at most the value. The schedule is no longer provisional. `schedule` is the packed
-        best schedule of the point, empty without one, for the digest. `reason` is emptied, or that
-        of the result without a schedule. `earlier_s`, the time of earlier solves [s], is added to
-        the times in `seconds` and `proof`.
+        best schedule of the point, empty without one, for the digest. `reason` is that of the
+        result if `schedule` is empty, otherwise it is emptied. `earlier_s`, the time of earlier
+        solves [s], is added to `seconds` and to ``solve_s`` of `proof`.
         """
         new_metrics = result.get("metrics")
         is_better = new_metrics is not None and (
@@ -151,9 +151,9 @@ class Point:
     def to_dict(self, baseline: float, *, minimize: str) -> dict[str, Any]:
         """Return the point as JSON values for the page, with `gap` and ``bound_j``.
 
-        `digest`, `lender` and `proof` are left out. `baseline` is that of the minimized quantity
-        `minimize`. ``bound_j`` is the bound on the energy [J]; None without a schedule, or if
-        another quantity is minimized.
+        `digest`, `lender` and `proof` are left out. ``bound_j`` is the bound on the energy [J],
+        `baseline` plus `bound`; None without a schedule, or unless `minimize` is ``energy``.
+        `baseline` is that of the minimized quantity; `gap` does not depend on it.
         """
         values = asdict(self)
         for name in ("digest", "lender", "proof"):
@@ -215,8 +215,8 @@ def merge_records(first: Point, second: Point, *, has_second_schedule: bool) -> 
     The record with the lower value is retained (None is the highest value); of equal values, that
     with the higher `proof_rank`, else `second`. `second` is retained only if its schedule is
     available (`has_second_schedule`) or all its metrics equal those of `first`. If the bound of the
-    other record, at most the retained value, is higher, a copy with only the bound changed is
-    returned, else the retained record itself.
+    other record, lowered to the retained value if above it, is higher, a copy with only this bound
+    changed is returned, else the retained record itself.
     """
     if first.value == second.value:
         is_available = has_second_schedule or all(
@@ -239,10 +239,11 @@ def best_neighbour(
 ) -> Point | None:
     """Return the other point with the lowest value whose schedule meets the limits of `point`.
 
-    The schedule may be provisional, and worse than that of `point`. Of equal values, the point with
-    the highest RAM budget is returned; None if no schedule meets the limits. With `overlaps`, time
-    is the makespan of a plan that overlaps transfers with computations. That plan may be slower
-    with less RAM: only points with at most the RAM budget of `point` are considered.
+    The limits are RAM budget and deadline. The schedule may be provisional, and worse than that of
+    `point`. Of equal values, the point with the highest RAM budget is returned; None if no schedule
+    meets the limits. With `overlaps`, time is the makespan of a plan that overlaps transfers with
+    computations. That plan may be slower with less RAM: only points with at most the RAM budget of
+    `point` are considered.
     """
     limit_s = math.inf if point.deadline_s is None else point.deadline_s
     fitting_points = [

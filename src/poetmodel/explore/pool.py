@@ -174,7 +174,7 @@ class WorkerPool:
     def release(self, worker: WorkerProcess) -> None:
         """Pass a process to the next waiting request, or mark it as free.
 
-        The next request is the oldest one, or with `newest_first` the latest.
+        The next request is the oldest one or, if `newest_first` of the pool is set, the latest.
         """
         while self.waiting_requests:
             future = self.waiting_requests.pop(-1 if self.newest_first else 0)
@@ -218,7 +218,8 @@ class WorkerPool:
 
         Replace a process that is dead, whose `reply` is None, or whose job does not end within
         `CANCEL_S`. A failed start is logged and repeated after 1 s; after `MAX_STARTS` of them the
-        pool has one process less. Waiting requests then fail if no process is left.
+        pool has one process less. Waiting requests then fail if no process is left, and no other
+        one is being replaced.
         """
         if reply is not None and worker.is_alive:
             worker.cancel()
@@ -256,7 +257,11 @@ def prepare_process(_: WorkerJob, niceness: int) -> None:
 
 
 def run_task(job: WorkerJob, catalogue: str, values: dict[str, Any], body: bytes) -> Frame:
-    """Run the task ``values["task"]`` with the `values` of a job, and return its reply."""
+    """Run the task ``values["task"]`` with the `values` of the job, and return its reply.
+
+    `catalogue` is in JSON. `body` is the packed schedule of the job, empty without one. `job` sends
+    the frames before the reply.
+    """
     from poetmodel.explore import answers, exports, tasks
     from poetmodel.explore.settings import Catalogue
 

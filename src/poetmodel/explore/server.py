@@ -136,7 +136,10 @@ def make_application(  # noqa: C901 - the routes, each a few lines
 
     @app.post("/api/problems")
     async def open_problem(settings: ExplorerSettings) -> Response:
-        """Open a problem; return its page data and the points with a schedule of their own."""
+        """Open a problem; return its page data and the points with a schedule of their own.
+
+        Points with a provisional schedule are omitted. Raises as `Coordinator.open`.
+        """
         loaded_problem = await coordinator.open(settings)
         points = [loaded_problem.describe(point) for point in loaded_problem.points_with_schedule()]
         points_json = json.dumps({"points": points}, allow_nan=False)
@@ -165,10 +168,11 @@ def make_application(  # noqa: C901 - the routes, each a few lines
     async def read_drawing(
         request: Request, point: Identifier, revision: int | None = None
     ) -> Response:
-        """Return the newest drawing of a point; redirect to it if `revision` is another one.
+        """Return the newest drawing of a point; redirect to it if another `revision` is stated.
 
-        Status 204 without a schedule, or if no session requests the point any more before it is
-        drawn; 304 if the page already has the drawing.
+        Waits until it is drawn. Status 204 without a schedule, or if no session requests the point
+        any more before it is drawn; 304 if the page already has the drawing; 410 for an unknown
+        point.
         """
         _, found_point = coordinator.find_point(point)
         if (

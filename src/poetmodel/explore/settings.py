@@ -163,9 +163,9 @@ class Catalogue:
     def cost_options(self, settings: ExplorerSettings) -> tuple[str | None, str | None]:
         """Return the values of ``--device`` and ``--profile`` for some settings; None to omit one.
 
-        If the device of the settings is a profile, ``--device`` is the device that was measured.
-        Otherwise it is the path of a device file in the catalogue, or else the name of the device,
-        which is not checked.
+        If the device of the settings is a profile, ``--device`` is the name or path of the device
+        that was measured, None if unknown. Otherwise it is the path of a device file in the
+        catalogue, or else the name of the device, which is not checked.
         """
         if settings.device in self.profiles:
             profile, device = self.profiles[settings.device]
@@ -218,10 +218,11 @@ def catalogue_with_files(
     device: str | None = None,
     profile: str | None = None,
 ) -> Catalogue:
-    """Return the catalogue of everything built in, and of the given files, which are not read.
+    """Return a catalogue whose mappings have only the given files, which are not read.
 
-    The arguments are paths. `device` may also be a built-in device. The costs in `profile` were
-    measured on `device`, or on an unknown one if that is None.
+    The arguments are paths, and become absolute. `device` may also be a built-in device, which gets
+    no entry. The costs in `profile` were measured on `device`, or on an unknown one if that is
+    None. Every catalogue also lists everything built in.
     """
     is_built_in = device in device_names()
     return Catalogue(

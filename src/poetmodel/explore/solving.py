@@ -210,10 +210,11 @@ class SolveManager:
         start_schedule = await self.load_schedule(point)
 
         def on_frame(frame: Frame) -> None:
-            """Update state, time, bound and schedule of the point by a report of the solver.
+            """Set the point's state to ``solving``; update time, bound and schedule by a report.
 
-            Ignores the report if the solve was cancelled. A better schedule is saved at once, a
-            bound alone at most every `SAVE_EVERY_S`. Notifies the listeners.
+            The bound never falls; the schedule is used and saved only as in `_use_if_better`. After
+            reports without a schedule, the point is saved at most every `SAVE_EVERY_S`. Notifies
+            the listeners. Ignores the report if the solve was cancelled.
             """
             nonlocal saved_s
             # The solve was cancelled, because no session requested the point any more.
@@ -253,10 +254,10 @@ class SolveManager:
     def _use_if_better(
         self, open_problem: OpenProblem, point: Point, metrics: dict[str, Any], schedule: bytes
     ) -> None:
-        """Use and save a worker's schedule if the point has none, or one of higher value.
+        """Use and save a worker's schedule if it is the point's first one or has a lower value.
 
-        At equal value, it replaces a provisional schedule. Notifies the listeners in any case, of
-        a new schedule only if the point had none or the value is lower.
+        At equal value, it replaces a provisional schedule. Notifies the listeners in any case, with
+        `has_new_schedule` only if the point had none or the value is lower.
         """
         is_better = point.value is None or metrics["value"] < point.value
         if is_better:
@@ -282,7 +283,7 @@ class SolveManager:
         self.notify(open_problem, point)
 
     async def _save(self, point: Point, schedule: bytes | None) -> None:
-        """Merge a point into the store if it is finished or has a schedule of its own.
+        """Merge a point into the store if it is finished or has a schedule that is not provisional.
 
         If `schedule` is None, the store retains its schedule of the point.
         """

@@ -63,8 +63,9 @@ class PointStore:
     def _open(self) -> sqlite3.Connection:
         """Open or create the file, folder and tables; return the connection in autocommit mode.
 
-        Only the user can read a new file. `load_token` writes the format. Raise `InputError` if
-        the file is not usable.
+        Only the user can read a new file, which has no format version until `load_token` writes
+        `FORMAT`. Raise `InputError` if the file cannot be written, is no store, or has another
+        format version.
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +88,7 @@ class PointStore:
     def _check_format(self, connection: sqlite3.Connection) -> None:
         """Raise `InputError` if the file lacks a table of a store, or has another `FORMAT`.
 
-        Accepts a file without any table or without a format. Does not write.
+        Accepts a file without any table, or with these tables but no format. Does not write.
         """
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         if not tables:

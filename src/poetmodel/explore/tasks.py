@@ -176,7 +176,7 @@ def to_gzipped_json(values: Any) -> bytes:
 def schedule_metrics(problem: Problem, simulation: Simulation) -> dict[str, Any]:
     """Return the metrics of a verified schedule, named in `points.METRICS`, for the page.
 
-    ``value`` is the minimized quantity minus its baseline.
+    ``value`` is the minimized quantity minus `Objective.baseline`.
     """
     return {
         "value": problem.objective.overhead_of(simulation),
@@ -238,7 +238,7 @@ class _Progress:
     """Time of the last frame on the monotonic clock [s]."""
 
     def __call__(self, progress: SolveProgress) -> bool:
-        """Raise `bound`; send a better schedule, or every `BOUND_EVERY_S` the bound alone.
+        """Raise `bound`; send a better valid schedule, or every `BOUND_EVERY_S` the bound alone.
 
         Return False, which stops the solve, if the gap is closed or the job is cancelled. A
         cancelled job sends no frame.
@@ -284,10 +284,10 @@ class _Progress:
 def solve_point(job: dict[str, Any], context: JobContext) -> Frame:
     """Task: solve a point, from the schedule of the job if this is valid; return the result.
 
-    Better schedules and bounds are sent during the solve. Bounds are relative to the baseline. The
-    bound of the result is the higher one of the job's and the solver's, at most the value; the
-    status is ``optimal`` if it closes the gap. Without a schedule, the result has no metrics and no
-    body, and its bound is that of the job.
+    Better schedules and bounds are sent during the solve. The baseline is subtracted from bounds
+    and from the value. The bound of the result is the higher one of the job's and the solver's, at
+    most the value; the status is ``optimal`` if it closes the gap. Without a schedule, the result
+    has no metrics and no body, and its bound is that of the job.
     """
     problem = load_job_problem(job, context)
     search = job["search"]

@@ -89,7 +89,7 @@ def require_programs(target: Target, *, emulate: bool = True) -> None:
 def build_program(
     folder: Path, target: Target, *, settings: Sequence[str] = (), time_limit_s: float = 600.0
 ) -> Path:
-    """Build the program of an exported folder with ``make``, and return its path below `folder`.
+    """Build the program of an exported folder with ``make``; return its path, ``folder/build/...``.
 
     ``CFLAGS`` and the flags of an outer ``make`` in the environment have no effect.
 
@@ -249,7 +249,8 @@ def run_program(
 ) -> ProgramResult:
     """Execute a program that was built from an exported folder, in QEMU if it is for a board.
 
-    A failed step raises no error: the result has its exit status.
+    A failed step, or a signal that ends a program of this machine, raises no error: the result has
+    the exit status.
 
     Parameters
     ----------

@@ -135,8 +135,9 @@ def _check_commit(board: Device) -> None:
 def min_weight_bytes(step: LoweredStep) -> int:
     """Return a lower bound on the weights in flash, for any tiles: all nonzero elements [B].
 
-    Counts state before the first step and constants, those of forward passes included. Elements
-    that are 0 do not count, because weights in flash omit slices of state that contain only zeros.
+    Counts state before the first step and constants, those of forward passes included; values that
+    passes share count once (`LoweredStep.values`). Elements that are 0 do not count, because
+    weights in flash omit slices of state that contain only zeros.
     """
     steps = (step, *step.forward_passes)
     return sum(

@@ -178,8 +178,8 @@ def _fuse_pair(
 
     Node `k` looks up real numbers, and node `reader` quantizes them. The new node has the name and
     the position of `reader`, and the FLOP of `k`. The buffer of the real numbers is removed, as is
-    the old table if no other call of the step reads it. `tables` and `shared_values` are those of
-    `_fuse_pairs`.
+    the old table if no other call of the step reads it. `fused_arguments` are those of
+    `_make_fused_arguments`; `tables` and `shared_values` are those of `_fuse_pairs`, and unchanged.
     """
     graph = step.graph
     (lookup_call,), (quantize_call,) = step.calls[k], step.calls[reader]

@@ -131,8 +131,9 @@ class Deployment:
         """Names of the slots: pages of the step and forward passes, then of one generation.
 
         Pages are paged-out tensors, gradients, and state (`_has_page_slot`), in this order. A
-        generation consists of a record, its state tensors (`saved_slot_name` in flash) and a seal.
-        All generations have the same names, none without commits; stored samples have no slot.
+        generation consists of a record, its state tensors and a seal. If `copies_to_flash`, all its
+        state tensors are named by `saved_slot_name`. All generations have the same names, none
+        without commits; stored samples have no slot.
         """
         if not self.generation_names:
             return tuple(self._page_bytes)
@@ -155,7 +156,10 @@ class Deployment:
 
     @cached_property
     def _page_bytes(self) -> dict[str, int]:
-        """Sizes of the slots outside of generations, by name, in the order of slots [B]."""
+        """Sizes of the slots outside of generations, by name, in the order of `slots` [B].
+
+        They are slots of paged-out tensors, also of forward passes, of gradients, and of state.
+        """
         buffers = self.step.buffers
         pages = {name: buffers[name].bytes for name in _list_paged_out(self.step, self.plan)}
         pass_pages = {
@@ -239,8 +243,9 @@ class Deployment:
     def _written_state_names(self) -> Iterator[str]:
         """Yield the names of state on storage in the order in which a step writes it.
 
-        A name is yielded once per write. For memory-mapped storage, also yields the names of all
-        other buffers that calls write, such as activations, except state in RAM.
+        A name is yielded once per write. For memory-mapped storage, yields the names of all buffers
+        that calls write, in the order of the calls, except state in RAM; the caller drops
+        activations.
         """
         graph = self.step.graph
         for op, i in self.plan.program:
@@ -261,8 +266,8 @@ class Deployment:
     def page_layout(self) -> GenerationLayout:
         """Write units and erase blocks of pages, which are the slots outside of generations.
 
-        Those of `layout`, except on volatile storage: it has no erase blocks, and the alignment of
-        the arena is used as their size.
+        Those of `layout`, except on volatile storage, which has no erase blocks: there the write
+        unit is the default, and the alignment of the arena is used as the size of an erase block.
         """
         if self.device is None or not self.device.is_volatile:
             return self.layout
@@ -348,7 +353,7 @@ class Deployment:
     def saved_bytes(self) -> int:
         """Size of the erase blocks of generations and samples in flash [B].
 
-        Includes the best generation. 0 unless commits copy state to flash.
+        Includes the best generation. 0, even with samples, unless commits copy state to flash.
         """
         if not self.copies_to_flash:
             return 0

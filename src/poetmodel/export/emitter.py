@@ -183,7 +183,7 @@ class ProgramSource:
                 yield from self._replay_lines(self._replay.front, op, index)
 
     def _instruction_lines(self, op: Op, index: int) -> Iterator[str]:
-        """Yield the C statements of one instruction of the plan.
+        """Yield the C statements of one instruction of the plan, on node or tensor `index`.
 
         A free marks memory by PM_FREE. It has no statement for tensors of 0 bytes, for state in RAM
         or on memory-mapped storage, and for inputs that the last computation overwrites in place.
@@ -212,10 +212,11 @@ class ProgramSource:
         """Yield the C statements of one instruction of a step with replay.
 
         On a stored sample (PM_STORED), nodes of the front are skipped, with the transfers and frees
-        of its inner tensors. In place of each computation of one of its outputs, recomputations
-        included, the output is read from the sample. A step that stores a sample (PM_KEEPS) writes
-        each output at its first computation, skips nodes outside of the front, with the transfers
-        and frees of their outputs, and returns after the last output.
+        of the tensors that they make, except outputs of the front. In place of each computation of
+        one of these outputs, recomputations included, the output is read from the sample. A step
+        that stores a sample (PM_KEEPS) writes each of these outputs at its first computation, skips
+        nodes outside of the front, with the transfers and frees of the tensors that they make, and
+        returns once all outputs of the front are written.
         """
         producer_index = index if op == Op.COMPUTE else self.graph.node_of[index]
         lines = list(self._instruction_lines(op, index))
@@ -240,10 +241,10 @@ class ProgramSource:
             yield f"if (PM_STORED) {read_call}"
 
     def _sample_write_lines(self, names: Sequence[str]) -> Iterator[str]:
-        """Yield the statements that write outputs of the front to a sample.
+        """Yield the statements that write `names`, outputs of the front, to a sample if PM_KEEPS.
 
-        Marks these outputs as computed. Once all outputs of the front are computed, also yields the
-        waits for pending transfers and the return of a step that stores a sample.
+        Marks these outputs as computed. The first time that all outputs of the front are computed,
+        also yields one statement with the waits for pending transfers and the return if PM_KEEPS.
         """
         for name in names:
             write_call = self._try_call(f"pm_sample_write({self._sample_arguments(name)})")
@@ -280,8 +281,8 @@ class ProgramSource:
     def _index_check_lines(self) -> Iterator[str]:
         """Yield the range checks of indices in inputs, also if kernels read copies of the inputs.
 
-        A step on a stored sample skips the checks of inputs that the sample lacks. Registers the
-        indices and their copies as checked.
+        Checks of inputs that a stored sample lacks are in a C block ``if (!PM_STORED)``. Registers
+        the indices and their copies as checked, and ``pm_within`` as a kernel.
         """
         writers = {
             tensor.name: [call for call in calls if tensor.name in call.buffers]
@@ -330,11 +331,12 @@ class ProgramSource:
 
         A state node has a page-in, or no statements if the state is in RAM or on memory-mapped
         storage. A node `on_aux`, which loads state for a forward pass, has page-ins with waits. A
-        call that copies elements onto themselves has no statement. The loss is checked and stored,
-        and gradients are paged out, after the first computation only. Counts the computation, and
-        registers the kernels of calls, offsets of paged-in state (`state_offsets`), and whether
-        state is updated. Raises `InputError` if memory-mapped storage cannot hold a new value,
-        `BudgetError` if the stack is too small for an update.
+        call that copies elements onto themselves has no statement. Calls that replace memory-mapped
+        state follow `_begin_generation_lines`. The loss is checked and stored, and the gradients
+        that the step returns are paged out, after the first computation only. Counts the
+        computation, and registers the kernels of calls, offsets of paged-in state
+        (`state_offsets`), and whether state is updated. Raises `InputError` if memory-mapped
+        storage cannot hold a new value, `BudgetError` if the stack is too small for an update.
         """
         node = self.graph.nodes[k]
         self._computation_counts[k] += 1
@@ -459,7 +461,11 @@ class ProgramSource:
         self._written_state.update(sum_names)
 
     def _heading_lines(self, k: int) -> Iterator[str]:
-        """Yield the comment before the calls of a node; in the step, after slice label and hook."""
+        """Yield the comment before a computation of node `k`; in the step, after label and hook.
+
+        For each computation in the step, adds 1 to `_slice_count`; the slice label ``PM_SLICE`` has
+        this count plus 1. The hook is ``PM_NODE(k)``.
+        """
         suffix = ", again" if self._computation_counts[k] > 1 else ""
         hook = ""
         if self.forward_pass is None:
@@ -499,8 +505,8 @@ class ProgramSource:
     def _storage_copy_line(self, node_name: str, call: Call) -> str:
         """Return the driver call for a kernel that copies a new value to memory-mapped state.
 
-        Marks the new value as written. Raises `InputError` unless the copy is of contiguous
-        elements in the same order.
+        Adds the state to `_written_state`. Raises `InputError`, which names the node, unless the
+        copy is of contiguous elements in the same order.
         """
         match call.arguments:
             case (Ref() as state_ref, Ref() as value_ref, (1, count, *strides)) if (
@@ -535,10 +541,11 @@ class ProgramSource:
     ) -> Iterator[str]:
         """Yield the update of the mapped state that one call writes, one tensor after the other.
 
-        The call is ``calls[call_index]``; `calls` are all calls of the node. Skips tensors that are
-        already written; yields no line if all are. Each other tensor is recomputed from old values,
-        by all `calls` on which its new value depends. State in RAM among `written_names`, the state
-        that the call replaces, is updated with the last tensor.
+        The call is ``calls[call_index]``; `calls` are all calls of the node, and `written_names`
+        the state that the call replaces. Skips tensors that are already written; yields no line if
+        all are. Each other tensor is recomputed from old values, by all `calls` on which its new
+        value depends, and marked as written. State in RAM among `written_names` is updated with the
+        last of these tensors. Registers the kernels.
         """
         names = (ref.buffer for ref in written_refs(calls[call_index]))
         targets = [
@@ -571,10 +578,11 @@ class ProgramSource:
     ) -> Iterator[str]:
         """Yield a loop that updates memory-mapped state in chunks on the stack.
 
-        The driver writes the chunks of `targets`, which are marked as written. All other mapped
-        state that the calls change, and the state in RAM in `preserved_names`, are updated in
-        copies only. Without rotating state, a second update of `targets` executes only under the
-        condition of its single call. Registers the kernels.
+        The driver writes the chunks of `targets`, which are added to `_written_state`. All other
+        mapped state that the calls change, and the state in RAM in `preserved_names`, are updated
+        in copies only. Without rotating state, a loop for `targets` that all are in
+        `_written_state` before executes only under the condition of its single call. Registers the
+        kernels.
 
         The first arguments of update kernels are pointers, which advance with the elements except
         for buffers of one element; the number of elements follows.
@@ -679,7 +687,8 @@ class ProgramSource:
     def _row_update_lines(self, call: Call) -> Iterator[str]:
         """Yield the update of a mapped matrix by a kernel that computes its gradient.
 
-        Each call updates at most `_CHUNK_ELEMENTS` elements of one row.
+        Each kernel call updates a copy of at most `_CHUNK_ELEMENTS` elements of one row, which are
+        then written to storage. Marks the weight as written.
         """
         weight, a, b, m, k, n, _, a_row, a_column, b_row, b_column, *update_numbers = call.arguments
         loops = (
@@ -695,12 +704,12 @@ class ProgramSource:
         )
 
     def _filter_update_lines(self, call: Call) -> Iterator[str]:
-        """Yield the update of a mapped convolution weight by a kernel that computes its gradient.
+        """Yield the update of a memory-mapped convolution weight; the kernel computes its gradient.
 
         Each call updates the windows of one output channel for some input channels. Their number
         divides that of all input channels; it is the largest whose windows have at most
-        `_CHUNK_ELEMENTS` elements, or 1. Raises `BudgetError` if the stack is too small for a
-        window.
+        `_CHUNK_ELEMENTS` elements, or 1. Marks the weight as written. Raises `BudgetError` if the
+        stack is too small for a window.
         """
         weight, x, dy, shape, batch, first, count, dy_step, x_step, *update_numbers = call.arguments
         if not isinstance(shape, tuple):
@@ -741,8 +750,9 @@ class ProgramSource:
 
         `loops` are the C headers of the outer and the inner loop, `n_expression` is the C
         expression for the elements of one call, `arguments_text` the C arguments after the pointer
-        to the weight. All writes except the last have `_CHUNK_ELEMENTS` elements, so that each
-        begins at a write unit of flash. Marks the weight as written. Raises `BudgetError` if
+        to the weight. Calls update copies in an array on the stack. All writes of this array except
+        the last have `_CHUNK_ELEMENTS` elements, whatever the size of a call, so that each begins
+        at a write unit of flash. Marks the weight as written. Raises `BudgetError` if
         `max_elements` exceeds `_CHUNK_ELEMENTS` and the stack is too small.
         """
         if not isinstance(weight, Ref):
@@ -864,9 +874,10 @@ class ProgramSource:
         yield from self._transfer_lines("in", name)
 
     def _page_out_lines(self, name: str) -> Iterator[str]:
-        """Yield the page-out of a tensor; none for mapped state.
+        """Yield the page-out of a tensor; no line for the replacement of memory-mapped state.
 
-        The write of a generation's record precedes the first page-out of rotating state.
+        Before the first write of `Deployment.rotating_state`, yields the write of the generation's
+        record (`_begin_generation_lines`).
         """
         # An update writes mapped state itself.
         if self._replaced_state.get(name, name) not in self._mapped_state:
@@ -904,7 +915,8 @@ class ProgramSource:
     def _result_lines(self, k: int) -> Iterator[str]:
         """Yield the check that the loss is finite, its assignment, and page-outs of gradients.
 
-        These are the results of node `k`; no lines if it computes neither loss nor gradients.
+        Each page-out is followed by its wait. Yields no lines if node `k` computes neither the loss
+        nor gradients that the step returns (`LoweredStep.gradients`).
         """
         outputs = {tensor.name for tensor in self.graph.nodes[k].outputs}
         if self.step.loss.buffer in outputs:
@@ -924,10 +936,11 @@ class ProgramSource:
                 yield self._try_call(f"pm_page_wait({slot})")
 
     def _try_call(self, call: str) -> str:
-        """Return the statement that executes a call, and returns its error if there is one.
+        """Return the statement that executes a call, and returns an error if the call fails.
 
-        If the lines already include an update, it returns PM_TORN instead. Before it returns, the
-        statement waits for pending transfers.
+        It returns the call's error, converted by ``pm_page_error``; PM_TORN if the lines already
+        include an update. If the call fails while transfers are pending, the statement first waits
+        for them.
         """
         macro = f"PM_TRY_{'TORN' if self._has_updated else 'PAGE'}"
         waits = self._pending_waits()

@@ -400,8 +400,8 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
 def _make_replay(step: LoweredStep, samples: int, device: Device, *, commit: bool) -> Replay | None:
     """Return the storage for `samples` samples of a step; None for 0 samples.
 
-    Raises `InputError` if storage is volatile without `commit`, or if the step has no optimizer or
-    no frozen front.
+    Raises `InputError` if the storage of `device` is volatile and `commit` is False, or if the step
+    has no optimizer or no frozen front.
     """
     if not samples:
         return None
@@ -418,8 +418,8 @@ def _load_migration_source(
 ) -> dict[str, Any] | None:
     """Load the layout of the generations in the folder of `migrate_from`; None without a folder.
 
-    Raises `InputError` unless both steps commit to storage that is not volatile, and the errors of
-    `load_generation_layout`.
+    Raises `InputError` unless this step (`commit`, `device`) and that of the folder commit to
+    storage that is not volatile, and the errors of `load_generation_layout`.
     """
     if folder is None:
         return None
@@ -467,10 +467,10 @@ def _deploy_tiles(
     *,
     make_replay: Callable[[LoweredStep], Replay | None],
 ) -> Deployment:
-    """Return `deployment` with a step in tiles of `tile_bytes`, and its plan of minimum flash.
+    """Return a copy of `deployment` with a step in tiles of `tile_bytes`.
 
-    The plan is only for sizes (`make_smallest_program`), which are not counted yet. `make_replay`
-    returns the storage for samples of the step.
+    Its plan and arena are those of `make_smallest_program`, and serve only to count sizes later.
+    `make_replay` returns the storage for samples of the step.
     """
     plan, arena = make_smallest_program(step)
     new_deployment = replace(deployment, step=step, tile_bytes=tile_bytes, replay=make_replay(step))
@@ -581,11 +581,12 @@ def _plan_forward_pass(
     device: Device,
     request: Request,
 ) -> ForwardPass:
-    """Solve and plan a forward pass, `captured_step`, in the RAM behind the state in RAM.
+    """Solve, plan and place a forward pass, `captured_step`, in the RAM behind the state in RAM.
 
-    State on storage that is not memory-mapped is paged in. Costs are estimates, the step's deadline
-    does not apply, and the `min_stored_bytes` of `deployment` are not available. Other limits are
-    those of `problem`, the problem of the step. `kind` is ``inference`` or ``evaluation``. Raises
+    This RAM is the usable RAM of `problem`, the problem of the step, minus the `resident_bytes` of
+    `deployment`. State on storage that is not memory-mapped is paged in. Costs are estimates, the
+    step's deadline does not apply, and the `min_stored_bytes` of `deployment` are not available.
+    Other limits are those of `problem`. `kind` is ``inference`` or ``evaluation``. Raises
     `BudgetError` if a node does not fit in this RAM, and the errors of `_solve_and_place`.
     """
     resident_bytes = deployment.resident_bytes
@@ -623,8 +624,9 @@ _OPTION_OF_PASS: Final = {"inference": "infer", "evaluation": "evaluate"}
 def _check_stored_bytes(deployment: Deployment, device: Device) -> None:
     """Raise `BudgetError` if pages, generations or samples do not fit the storage of a device.
 
-    At most two groups of generations count on storage. If commits copy state to flash, only pages
-    are on storage; all generations and samples must fit the flash for state.
+    On storage, at most two groups of `generations_per_block` generations count. If commits copy
+    state to flash, only pages are on storage; all generations and samples must fit the flash for
+    state. Storage of unknown size is not checked.
     """
     stores_samples, copies_to_flash = deployment.replay is not None, deployment.copies_to_flash
     _check_storage(
@@ -722,9 +724,10 @@ def _ram_hints(
     """Yield hints for options of `export_step` with which the step fits the RAM of the device.
 
     The options are ``tile``, unless it is already automatic, and ``paging``, if it is off and the
-    device has storage. There is no hint for an option that does not reduce `min_bytes`, the minimum
-    RAM for tensors with the given options [B]. Automatic tiles are chosen for the stated limit
-    `ram_bytes` [B], of which `reserved_ram_bytes` are outside of the arena [B].
+    device has storage. An option with which the step fits has no hint unless it also reduces
+    `min_bytes`, the minimum RAM for tensors with the given options [B]. Automatic tiles are chosen
+    for the stated limit `ram_bytes` [B], of which `reserved_ram_bytes` are outside of the arena
+    [B].
     """
 
     def choose_tile(tile_choice: TileChoice, *, paging: bool) -> tuple[int | None, int]:

@@ -150,7 +150,10 @@ def _flash_advice(deployment: Deployment, sizes: Mapping[str, int], missing_byte
 
 
 def ram_warning(deployment: Deployment) -> str | None:
-    """Return a warning if the RAM limit of a step exceeds the RAM of the device, otherwise None."""
+    """Return a warning if the RAM limit of a step exceeds the RAM of the device, otherwise None.
+
+    Also None if the device is unknown.
+    """
     device, ram_bytes = deployment.device, deployment.ram_bytes
     if device is None or ram_bytes <= device.ram_bytes:
         return None
@@ -240,7 +243,11 @@ def count_elements(deployment: Deployment, statements: Iterable[str]) -> Counter
 
 
 def _split_arguments(line: str, begin: int) -> list[str]:
-    """Return the non-empty arguments of a call; `begin` follows its opening bracket in `line`."""
+    """Return the arguments of a call; `begin` follows its opening bracket in `line`.
+
+    Arguments are stripped, and empty ones omitted. Without a closing bracket, the call ends with
+    the line.
+    """
     depth, arguments = 0, [""]
     for character in line[begin:]:
         depth += {"(": 1, ")": -1}.get(character, 0)
@@ -269,9 +276,9 @@ See ``pm_state.h``. An entry of state or gradients includes its entry of the tab
 def table_bytes(deployment: Deployment, source: StepSource) -> int:
     """Return the size of the tables of state, gradients and slots, and of the lists of a step [B].
 
-    Lists of forward passes count, too. Tables of inputs, samples, migrated state and commits to
-    flash are not counted. Lists of gradients count only after `StepSource.template_values`, which
-    adds them.
+    Lists are the integer arrays in flash that calls and tables refer to (`ProgramSource.lists`),
+    forward passes included. Tables of inputs, samples, migrated state and commits to flash are not
+    counted. Lists of gradients count only after `StepSource.template_values`, which adds them.
     """
     step = deployment.step
     pieces = [ref for tensor in step.states for ref in tensor.pieces]

@@ -59,8 +59,9 @@ _RESERVED_PREFIXES: Final = re.compile(
 def check_folder(folder: Path) -> None:
     """Raise `InputError` unless an export could be written to a folder.
 
-    The folder must not be inside another exported folder. Unless it contains an earlier export, it
-    must have no manifest, and no file with the path of a template.
+    It must be possible to write the folder or, if it is missing, create it; a temporary file checks
+    this. The folder must not be inside another exported folder. Unless it contains an earlier
+    export, it must have no manifest, and no file with the path of a template.
     """
     _check_folder_writable(folder)
     outer_folder = next(
@@ -78,8 +79,9 @@ def check_folder(folder: Path) -> None:
 def check_shared_folder(shared_folder: Path, folder: Path) -> None:
     """Raise `InputError` unless `shared_folder` can contain kernels of the step in `folder`.
 
-    It must be writable and differ from `folder`. Unless it contains shared kernels, it must have no
-    file with the path of a template of folders of shared kernels.
+    It must differ from `folder`, and it must be possible to write it or, if it is missing, create
+    it: a temporary file checks this. Unless it contains shared kernels, it must have no file with
+    the path of a template of folders of shared kernels.
     """
     _check_folder_writable(shared_folder)
     if shared_folder.resolve() == folder.resolve():
@@ -93,7 +95,11 @@ def check_shared_folder(shared_folder: Path, folder: Path) -> None:
 
 
 def _check_folder_writable(folder: Path) -> None:
-    """Raise `InputError` unless a folder can be written or, if it is missing, created."""
+    """Raise `InputError` unless a folder can be written or, if it is missing, created.
+
+    Creates and removes a temporary file in the folder or, if it is missing, in its nearest existing
+    ancestor. Does not create the folder.
+    """
     with raise_write_errors(folder):
         existing_folder = next(
             ancestor for ancestor in (folder, *folder.absolute().parents) if ancestor.exists()
@@ -367,9 +373,10 @@ def _cycle_keys(deployment: Deployment) -> dict[str, Any]:
 
 
 def _evaluation_keys(deployment: Deployment) -> dict[str, Any]:
-    """Return the key ``evaluation``: results of ``pm_evaluate``, whether ``pm_keep_best`` exists.
+    """Return the key ``evaluation`` of an export; {} without an exported evaluation.
 
-    {} without an exported evaluation.
+    Its ``gives`` lists the names of the results of ``pm_evaluate``: ``loss`` and, if it counts
+    correct classes, ``correct``. Its ``keeps_best`` is whether ``pm_keep_best`` exists.
     """
     if deployment.evaluation is None:
         return {}
@@ -491,10 +498,11 @@ def _tensor_keys(tensor: NamedTensor) -> dict[str, Any]:
 
 
 def _table_keys(step: LoweredStep, tensor: NamedTensor) -> dict[str, Any]:
-    """Return the key ``tables``, a list of the tables that convert a byte input; {} without any.
+    """Return the key ``tables``, a list of the tables that convert input `tensor`; {} without any.
 
     A table is a list of rows, one row or one per channel. A row has 256 numbers, real or int8; a
-    number that is not finite is a string. Tables of forward passes are omitted.
+    number that is not finite is a string. Omits tables that only the calls of the step's inference
+    or evaluation read.
     """
     if tensor.type is DataType.REAL:
         return {}

@@ -35,9 +35,10 @@ def front_identity(step: LoweredStep, front: Front) -> str:
     """Return the SHA-256 of a front's calls and of the order of a stored sample's tensors.
 
     It is in hexadecimal digits. A sample has outputs of the front, then inputs of the step such as
-    labels. Values of constants count. The tensors of a sample count by their position in the calls
-    and inputs, not by value. Samples with one identity have the outputs of the same front and the
-    same inputs of the step, in the same order.
+    labels. Values of constants count. The outputs count by the order of first use in the front's
+    calls, the inputs by their index in the step; the values and sizes of both do not count. Samples
+    with one identity have the outputs of the same front and the same inputs of the step, in the
+    same order.
     """
     encoder = _StepEncoder(step)
     calls = [encoder.encode_call(call) for k in sorted(front.nodes) for call in step.calls[k]]
@@ -83,7 +84,8 @@ class _StepEncoder:
         """Return the canonical name of a buffer; register its elements and type in `_buffers`.
 
         An input is named by its index, the workspace by its own name, any other buffer by
-        `_new_name`. The workspace is not registered.
+        `_new_name` in the first call; later calls return the same name. The workspace is not
+        registered.
         """
         if buffer == WORKSPACE:
             return buffer

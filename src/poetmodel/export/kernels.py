@@ -28,7 +28,7 @@ def make_kernel_header(kernels: Mapping[str, str], shared_names: Iterable[str] =
 
     `kernels` has the C source of each kernel by name. If there are `shared_names`, the
     header includes that of their folder, and defines each name as a macro for the name with
-    `SHARED_PREFIX`.
+    `SHARED_PREFIX` in place of ``pm``.
     """
     prototypes = [match for text in kernels.values() for match in find_prototypes(text)]
     lines = [f"{' '.join(prototype.split())};" for prototype in prototypes]

@@ -231,9 +231,10 @@ def _use_outputs(step: LoweredStep) -> LoweredStep:
     """Return a step whose gradients read outputs of activations in place of their inputs.
 
     Applies to hardtanh and leaky ReLU where output and input select equal slopes, and no gradient
-    reads values of the input. If several gradients compare the input, a mask of the input must also
-    save memory: gradients that do not read the output read this mask. The next layer often saves
-    the output for the gradient of its weights; then the input need not be saved.
+    reads values of the input. If several gradients compare the input, applies only if a mask is
+    smaller than the input: `_add_bit_masks` can then replace the input in gradients that do not
+    read the output. The next layer often saves the output for the gradient of its weights; then the
+    input need not be saved.
     """
     changes = _Changes(step=step)
     for k, node in enumerate(step.graph.nodes):
@@ -436,8 +437,9 @@ def _store_byte_positions(step: LoweredStep) -> LoweredStep:
 def _max_window_elements(windows: tuple[Argument, Argument], dilations: list[Argument]) -> int:
     """Return the number of elements of the largest window of a pool.
 
-    `windows` has the (begin, end) pairs of all rows of windows, and of all columns of windows, each
-    as a flat tuple. Raises `TypeError` if these are no tuples, or a dilation is no integer.
+    `windows` has the (begin, exclusive end) pairs of all windows along input rows, and along input
+    columns, each as a flat tuple; `dilations` has the steps within a window along both. Raises
+    `TypeError` if `windows` contains no tuples, or a dilation is no integer.
     """
     max_sizes = []
     for bounds, dilation in zip(windows, dilations, strict=True):

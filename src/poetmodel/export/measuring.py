@@ -149,7 +149,9 @@ def _measure_instructions(
     """Export, build and execute one step; return the mean instructions of a computation by node.
 
     The keys are the names of all nodes except those of state. QEMU executes the step with the batch
-    of `_make_random_batch`. The folder of the export is temporary.
+    of `_make_random_batch`. The folder of the export is temporary. `time_limit_s` limits the build,
+    and again the execution [s]. Raises the errors of `export_step` and `build_program`, and
+    `ToolchainError` if the execution fails or exceeds its time limit.
     """
     with tempfile.TemporaryDirectory(prefix="poetmodel-profile-") as folder_name:
         folder = Path(folder_name)
@@ -173,7 +175,7 @@ def _measure_instructions(
 
 
 def _export_for_board(step: LoweredStep, device: Device, folder: Path) -> Deployment:
-    """Export a step with RAM for 5/4 of the keep-all peak and for its `reserved_bytes`.
+    """Export a step with RAM for its `reserved_bytes` plus 5/4 of the keep-all peak.
 
     The RAM is at most that of the emulated board; if this is enough, few nodes are recomputed. No
     tensor is divided into tiles. The limits on flash and storage are those of `device`.

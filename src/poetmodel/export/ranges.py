@@ -37,7 +37,7 @@ class Indices:
         """Return whether it is certain that `other` indices are valid if these are.
 
         True if both have equal `ref` and `shape`, the range of `other` contains this range, and
-        `ignored` is in this range or equal to that of `other`; False otherwise.
+        ``self.ignored`` is in this range or equal to ``other.ignored``; False otherwise.
         """
         has_same_elements = (self.ref, self.shape) == (other.ref, other.shape)
         is_inside = other.low <= self.low and self.high <= other.high
@@ -73,8 +73,9 @@ def _make_canonical_indices(
 ) -> Iterator[Indices]:
     """Yield one `Indices` of the elements that loops from `ref` on access.
 
-    Yields none if `ref` is no `Ref` or a size is 0. `index_range` has the fields low, high and
-    ignored of `Indices`.
+    `Indices.ref` is the lowest element, `Indices.shape` the table of `_find_canonical_elements`.
+    Yields none if the argument `ref` is no `Ref` or a size is 0. `index_range` has the fields low,
+    high and ignored of `Indices`.
     """
     if isinstance(ref, Ref) and 0 not in sizes:
         first, shape = _find_canonical_elements(ref.offset, sizes, strides)
@@ -85,8 +86,10 @@ def _make_canonical_indices(
 def _find_canonical_elements(offset: int, sizes: Numbers, strides: Numbers) -> tuple[int, Numbers]:
     """Return (lowest element, canonical shape table) of the elements that loops access.
 
-    The loops start at element `offset`. Strides of the table are positive and ascending. Dimensions
-    of size 1 or stride 0 are omitted, contiguous dimensions merged.
+    The loops start at element `offset`. The table has the number of dimensions, then the size and
+    the stride of each; strides are positive and ascending. Dimensions of size 1 or stride 0 are
+    omitted, contiguous dimensions merged. If none is left, the table has one of size 1 and stride
+    0.
     """
     first = offset + sum(
         (size - 1) * stride for size, stride in zip(sizes, strides, strict=True) if stride < 0
@@ -105,9 +108,9 @@ def _find_canonical_elements(offset: int, sizes: Numbers, strides: Numbers) -> t
 def trace_copies(indices: Indices, writers: Mapping[str, Iterable[Call]]) -> Indices:
     """Return the original source of copied indices, following chains of ``pm_copy_int`` calls.
 
-    The permitted range is that of `indices`. Returns `indices` itself unless a single call computes
-    their buffer and copies exactly these elements. `writers` has, by buffer, the calls that access
-    the buffer in the node that computes it.
+    The permitted range is that of `indices`. Returns `indices` itself unless `writers` has a single
+    call for their buffer, which copies exactly these elements. `writers` has, by buffer, the calls
+    that read or write the buffer in the node that computes it.
     """
     calls = list(writers.get(indices.ref.buffer, ()))
     match calls:

@@ -219,8 +219,9 @@ def _make_front(
     """Return the front that consists of `nodes`.
 
     Its tensors are those that nodes outside of it read or the step returns: outputs of `nodes`, in
-    this order, and inputs of the step, by ascending index. `node_buffers` has the buffers of each
-    node's calls, `input_index_of` the index of each input of the step, by buffer.
+    this order, and inputs of the step, by ascending index, even if `nodes` do not read them.
+    `node_buffers` has the buffers of each node's calls, `input_index_of` the index of each input of
+    the step, by buffer.
     """
     graph, front_nodes = step.graph, frozenset(nodes)
     read_names: set[str] = set(step.returned_buffers)

@@ -51,9 +51,10 @@ class StepSource:
     """The generated C of a deployment, as values for the templates."""
 
     def __init__(self, deployment: Deployment, weights: Weights) -> None:
-        """Generate the C lines of step and forward passes, which share lists and kernels.
+        """Generate the C lines of the step, and of each of `Deployment.forward_passes`.
 
-        Raises the errors of `ProgramSource.generate_lines`.
+        All share the kernels and the C arrays of integers (`ProgramSource.lists`). Raises the
+        errors of `ProgramSource.generate_lines`.
         """
         self.deployment = deployment
         self.step = deployment.step
@@ -132,7 +133,7 @@ class StepSource:
         }
 
     def _replay_values(self) -> TemplateValues:
-        """Return the template values for stored samples (latent replay); 0 without replay."""
+        """Return the template values for stored samples (latent replay); each 0 without replay."""
         replay = self.deployment.replay
         if replay is None:
             names = ("REPLAY", "SAMPLE_OUTPUTS", "SAMPLE_INPUTS", "SAMPLE_INPUT_BYTES")
@@ -387,7 +388,7 @@ class StepSource:
         """Yield the C table of returned gradients, if there are any.
 
         A row has slot, elements of the buffer, first element of the gradient in it, and rank, shape
-        and strides, which are 0 for a dense gradient. Adds other shapes and strides to
+        and strides, all three 0 for a dense gradient. Adds other shapes and strides to
         `program.lists`.
         """
         slots = self.deployment.slots
@@ -467,7 +468,8 @@ def _make_macro_name(kind: str, name: str, used_names: set[str]) -> str:
     """Return a unique macro name, without ``PM_``, for a tensor; add it to `used_names`.
 
     It consists of `kind` and the words of the tensor's name in upper case, and of a number from 2
-    if the name is used. The first word ``inputs`` of an input is omitted if other words follow.
+    if the name is used. For the kind ``INPUT``, a first word ``inputs`` is omitted if other words
+    follow.
     """
     name_parts = re.sub(r"\W+|_+", " ", name.encode("ascii", "replace").decode()).split()
     if kind == "INPUT" and len(name_parts) > 1 and name_parts[0] == "inputs":

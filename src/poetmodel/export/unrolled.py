@@ -178,7 +178,11 @@ class _Division:
     """The tensors of a step to divide into pieces, and the divided calls of nodes that use them."""
 
     def __init__(self, step: LoweredStep) -> None:
-        """Find the tensors to divide, and divide the calls of the nodes that use them."""
+        """Find the tensors to divide, and divide the calls of the nodes that use them.
+
+        `pieces` gets the tensors of `_propose_stacks`, except those that `_divide_nodes` removes.
+        The divided calls are in `producer_calls` and `consumer_calls`.
+        """
         self.step = step
         self.graph = step.graph
         self._returned_buffers = step.returned_buffers
@@ -212,10 +216,10 @@ class _Division:
     # -- tensors to divide -----------------------------------------------------------------------
 
     def _is_divisible(self, name: str) -> bool:
-        """Return whether a tensor of real numbers may be divided.
+        """Return whether a tensor may be divided.
 
-        It must be used by a call, not returned, not state, and the only output of a recomputable
-        node without workspace.
+        It must have real numbers, be used by a call, not be returned, not be state, and be the only
+        output of a recomputable node without workspace. False for names that are not in the graph.
         """
         i = self.graph.tensor_index.get(name)
         if i is None or name in self._returned_buffers or name not in self._accessing_nodes:
@@ -264,8 +268,8 @@ class _Division:
     def _saves_memory(self, name: str, pieces: _Pieces) -> bool:
         """Return whether all sums over the pieces of a stack together have fewer bytes than it.
 
-        A sum (`_sums_pieces`) counts if it is the only call of its node; without any, returns
-        False.
+        A sum (`_sums_pieces`) counts, with the bytes of the buffer of its result, if it is the only
+        call of its node; without any, returns False.
         """
         sums = {
             call.arguments[0]
@@ -277,7 +281,7 @@ class _Division:
         return 0 < sum(sum_bytes) < self.step.buffers[name].bytes
 
     def _sums_pieces(self, call: Call, name: str, pieces: _Pieces) -> bool:
-        """Return whether a call sums pieces of a tensor, or their products with another tensor.
+        """Return whether a call sums `pieces` of tensor `name`, or their products with another one.
 
         The other tensor must not be state.
         """
@@ -312,9 +316,10 @@ class _Division:
         """Return, in a list, the division of a tensor by a slice that its first reader accesses.
 
         The slice has contiguous sequences of equal length and distance: the length is `inner` of
-        the division, and the pieces fill the distance. Only the first node that reads the tensor
-        counts, and of its accesses the first whose division has one of `counts` as its number of
-        pieces. Returns [] without such an access.
+        the division, distance / length the number of pieces, size of the tensor / distance `outer`;
+        both ratios must be whole. Only the first node that reads the tensor counts, and of its
+        accesses the first whose division has one of `counts` as its number of pieces. Returns []
+        without such an access.
         """
         elements = self.step.buffers[name].elements
         readers = [k for k in self._accessing_nodes[name] if k != self._find_producer(name)]
@@ -339,10 +344,10 @@ class _Division:
     def _divide_nodes(self) -> bool:
         """Divide the calls of all nodes that use divided tensors; return whether that succeeded.
 
-        Sets `producer_calls`, `consumer_calls` and `undivided_stacks` anew. On failure, removes
-        tensors from `pieces`, and the caller tries again: a result that cannot be computed in
-        pieces, all divided inputs of a node that cannot read pieces, or tensors whose pieces only
-        their own node accesses.
+        Sets `producer_calls`, `consumer_calls` and `undivided_stacks` anew. At the first failure,
+        removes tensors from `pieces` and ends, and the caller tries again: a result that cannot be
+        computed in pieces, or all divided inputs of a node that cannot read pieces; after all
+        nodes, the tensors whose pieces only the node that makes them accesses.
         """
         self.undivided_stacks, self.consumer_calls, self.producer_calls = set(), {}, {}
         accessed_names: set[str] = set()
@@ -429,7 +434,11 @@ class _Division:
         return self.is_copy(self._find_producer(name))
 
     def _divide_calls(self, k: int, names: Sequence[str]) -> list[_DividedCall] | None:
-        """Return the calls of a node divided by the pieces of `names`; None if impossible."""
+        """Return a `_DividedCall` for each call of node `k`, divided by the pieces of tensors.
+
+        `names` are the tensors, which must be in `pieces`. Returns None if a call cannot be divided
+        by them.
+        """
         key = (k, tuple((name, self.pieces[name]) for name in names))
         if key not in self._division_cache:
             calls = [_divide_call(call, dict(key[1])) for call in self.step.calls[k]]
@@ -474,9 +483,10 @@ _SUMS: Final = ("pm_mm", "pm_sum")
 def _find_contiguous_sequence(pairs: Iterable[tuple[int, int]], elements: int) -> tuple[int, int]:
     """Return (length of a contiguous sequence, distance to the next) in a buffer [elements].
 
-    `pairs` are the (stride, size) of loops over the buffer, sorted by stride; strides below the
-    length, and loops of size 1, are skipped. Without a next sequence, the distance is `elements`,
-    the size of the buffer.
+    `pairs` are the (stride, size) of loops over the buffer, sorted by stride. A stride equal to the
+    length multiplies the length by the loop's size; the first larger stride is the distance.
+    Smaller strides, and loops of size 1, are skipped. Without a larger stride, the distance is
+    `elements`, the size of the buffer.
     """
     length = 1
     for stride, size in pairs:
@@ -493,9 +503,10 @@ def _find_tensors_in_same_loop(
     """Yield (tensor, division) of other tensors that a call accesses in the loop over `pieces`.
 
     `pieces` is the division of tensor `name`. From one iteration of that loop to the next, the
-    access to the other tensor must advance by a positive distance, which is the size `inner` of its
-    division; `count` pieces of that size must divide it evenly. Yields none if the call accesses
-    only one piece of `name`, or cannot be divided by `pieces`. State is not excluded.
+    access to the other tensor must advance by a positive distance, the `inner` of the yielded
+    division. The `count` is that of `pieces`, and the size of the other tensor must be a multiple
+    of `count` times `inner`. Yields none if the call accesses only one piece of `name`, or cannot
+    be divided by `pieces`. State is not excluded.
     """
     loops = call_to_loops(call)
     if (
@@ -533,10 +544,10 @@ def _measure_piece_distance(piece_loops: Sequence[Loops], name: str) -> int:
 def _writes_each_piece(
     piece_calls: Sequence[_DividedCall], pieces: Mapping[str, _Pieces], outputs: set[str]
 ) -> bool:
-    """Return whether `outputs` is one tensor, and the calls write each piece of it, without sums.
+    """Return whether `outputs` is one tensor, and the calls together write each piece of it.
 
     `piece_calls` are all calls of a node. Every call must access a piece of the tensor; within one
-    divided call, no piece may occur twice.
+    divided call, no piece may occur twice, as it would in a sum over pieces of an input.
     """
     if len(outputs) != 1:
         return False
@@ -591,7 +602,10 @@ class _Rewriter:
         """Position in the old step after which each tensor can be computed; -1 if at once."""
 
     def make_step(self) -> LoweredStep:
-        """Add all nodes, and return the new step. Call this once: ordering removes late nodes."""
+        """Return the new step: new nodes replace divided ones and readers of pieces.
+
+        Nodes are ordered by `_order_nodes`. Call this once: it removes nodes from `late_nodes`.
+        """
         for k, node in enumerate(self.graph.nodes):
             if k in self.division.producer_calls:
                 self._add_piece_nodes(k)
@@ -696,8 +710,9 @@ class _Rewriter:
     ) -> tuple[tuple[Call, ...], dict[str, None]]:
         """Return the calls with the new names of pieces, and the names of the accessed buffers.
 
-        The names are those of inputs, results and workspace, as keys of a dict in the order of
-        access. A piece that is an alias has the name of the buffer that it aliases.
+        The names are those in the returned calls: of inputs, results and workspace, as keys of a
+        dict in the order of access. A piece that is an alias has the name of the buffer that it
+        aliases.
         """
         calls = []
         for piece_call in piece_calls:
@@ -753,8 +768,8 @@ class _Rewriter:
     def _add_consumer(self, k: int) -> None:
         """Replace node `k` by a node that reads pieces, or by a chain of nodes that sum pieces.
 
-        The chain replaces a node whose call sums pieces; see `_add_sum_chain`. Any other node is
-        added to `fixed_nodes`, with one or more calls for each old call.
+        The chain replaces a node whose call sums pieces; see `_add_sum_chain`. Any other new node
+        is stored as ``fixed_nodes[k]``, with one or more calls for each old call.
         """
         node, piece_calls = self.graph.nodes[k], self.division.consumer_calls[k]
         if any(len(call.piece_calls) > 1 and call.is_sum for call in piece_calls):
@@ -871,10 +886,10 @@ class _Rewriter:
     def _order_nodes(self) -> Iterator[_NewNode]:
         """Yield fixed nodes in the order of the old step, with early and late nodes between them.
 
-        After each fixed node follow all early nodes whose inputs can be computed. A late node comes
-        right before its first reader, or before an earlier replacement of state that it reads.
-        Removes the yielded nodes from `late_nodes`. Omits late nodes without a reader, unless they
-        read state that is replaced.
+        After each fixed node follow early nodes, until no early node is left whose inputs can be
+        computed. A late node comes right before its first reader, or before an earlier replacement
+        of state that it reads, also if the late node has no reader. Other late nodes without a
+        reader are omitted. Removes the yielded nodes from `late_nodes`.
         """
         computed: set[str] = set()
         pending_nodes = list(self.early_nodes)

@@ -24,7 +24,7 @@ def check_values(step: LoweredStep) -> None:
 
     There are three exceptions: values that the step does not replace may contain minus infinity, as
     attention masks do; tables of byte inputs may contain any value; and a momentum buffer before
-    the first step may consist of NaN. Forward passes are checked, too.
+    the first step may consist of NaN. Also checks `LoweredStep.forward_passes`.
     """
     steps = (step, *step.forward_passes)
     require_all_finite(

@@ -138,9 +138,10 @@ def describe_model(name: str) -> str:
 def load_model(name: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
     """Load a built-in network or published graph from ``graphs/``.
 
-    `shape` may be a `Variant`. With overrides, a built-in network is generated instead. Raises
-    `GraphError` if no network has this name, if the network lacks a setting or refuses its value,
-    or for any override of a published graph, and `InputError` if the installation has no graphs.
+    If `shape`, which may be a `Variant`, has overrides, a built-in network is generated with them,
+    and no file is read. Raises `GraphError` if no network has this name, if the network lacks a
+    setting or refuses its value, or for any override of a published graph. Without overrides,
+    raises `InputError` if the installation has no folder ``graphs/``.
     """
     from poetmodel.graph.structure import Graph
 
@@ -216,8 +217,8 @@ def _build_zoo_model(name: str, shape: InputShape) -> Graph:
 def _replace_argument_names(fault: str) -> str:
     """Replace argument names of a zoo function in an error message by command-line options.
 
-    Replaces a field name of `Variant` only before the first colon, but the parameter names in
-    `_PARAMETER_OF_FIELD`, such as ``batch_size``, everywhere.
+    Replaces a field name of `Variant` only if it is the whole text before the first colon, but the
+    parameter names in `_PARAMETER_OF_FIELD`, such as ``batch_size``, everywhere.
     """
     argument_name, colon, description = fault.partition(": ")
     if argument_name in Variant.__dataclass_fields__:
@@ -230,9 +231,9 @@ def _replace_argument_names(fault: str) -> str:
 def find_model_by_hash(name: str, sha256: str) -> tuple[Graph, InputShape] | None:
     """Return the variant of network `name` whose graph has this SHA-256, with its settings.
 
-    Tries the default sizes, common batch sizes without state, and at the default sizes every value
-    of `state` and of `in_place`, untiled and with all weights trained. Tries only the one size of a
-    published graph. Returns None if no variant matches or no network has this name.
+    Tries the default sizes, common batch sizes without state, and at the default sizes every
+    combination of `state` and `in_place`, untiled and with all weights trained. Tries only the one
+    size of a published graph. Returns None if no variant matches or no network has this name.
     """
     if name not in _DESCRIPTIONS:
         return None

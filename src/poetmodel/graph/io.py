@@ -133,7 +133,7 @@ def _tensor_to_dict(tensor: Tensor) -> dict[str, Any]:
 
 
 def _in_place_to_dict(pairs: object) -> object:
-    """Return in-place pairs as a JSON object that maps outputs to inputs.
+    """Return (output, input) pairs of names as a JSON object that maps outputs to inputs.
 
     If `pairs` is no tuple of pairs of names, or two pairs have the same output, returns a value
     that validation refuses.

@@ -74,7 +74,10 @@ class Node:
     accepted."""
 
     def __post_init__(self) -> None:
-        """Sort in-place pairs, also those of a mapping; make state nodes not recomputable."""
+        """Sort in-place pairs of a tuple or mapping; make state nodes not recomputable.
+
+        The pairs stay unchanged if one is no pair of names, or if they are in a list.
+        """
         pairs: object = self.in_place
         if isinstance(pairs, Mapping):
             pairs = tuple(pairs.items())

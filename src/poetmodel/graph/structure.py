@@ -201,8 +201,8 @@ class Graph:
     def step_bytes(self) -> tuple[int, ...]:
         """Working set of each node: inputs, outputs and workspace together [B].
 
-        A replacement uses the memory of its state tensor, and every output that may overwrite an
-        input uses the input's memory.
+        A replacement uses the memory of its state tensor. An output that may overwrite an input
+        adds only the bytes by which it is larger than the input.
         """
         sizes = self.tensor_bytes
         return tuple(
@@ -263,8 +263,9 @@ class Graph:
     def last_stages(self) -> tuple[int, ...]:
         """Last stage in which each node may be computed, by node.
 
-        For nodes that read or hold state with a replacement, the first stage in which any of it is
-        replaced; for all other nodes, the last stage of the training step.
+        For readers of state with a replacement, and for the node of this state tensor itself, the
+        first stage in which any of this state is replaced; for all other nodes, the last stage of
+        the training step.
         """
         last_stages = [len(self.nodes) - 1] * len(self.nodes)
         for old, new in self.replacement_of.items():
@@ -313,10 +314,10 @@ class Graph:
 
     @cached_property
     def shared_bytes_of(self) -> tuple[Mapping[int, int], ...]:
-        """For each node, the bytes saved by overwriting an input [B], by index of the input.
+        """For each node, the bytes saved by overwriting an input [B], by the input's tensor index.
 
-        They are the smaller size of output and input. A node saves them only if it is the last
-        reader of the input. Omits pairs that save 0 bytes.
+        They are the smaller size of output and input. A step saves them only if it is the last use
+        of the input's copy, which depends on the schedule. Omits pairs that save 0 bytes.
         """
         sizes = self.tensor_bytes
         return tuple(
@@ -394,8 +395,9 @@ class Graph:
         """Return the content of a graph file.
 
         With `defaults`, also include keys whose values are their defaults, except None, an empty
-        ``in_place``, and the keys in `STATE_DEFAULTS` of nodes that hold state. The content has
-        only JSON types and shares no mutable object with the graph.
+        ``in_place``, and the keys in `STATE_DEFAULTS` of nodes that hold state; a valid graph has
+        only the defaults there. The content has only JSON types and shares no mutable object with
+        the graph.
         """
         nodes: tuple[object, ...] = self.nodes  # Not validated yet if called by __post_init__.
         needs_version_2 = any(isinstance(node, Node) and node.needs_version_2 for node in nodes)

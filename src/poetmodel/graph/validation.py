@@ -248,7 +248,11 @@ def _replacement_pairs(node: Node) -> list[tuple[Tensor, str]]:
 
 
 def _version_2_keys(node: Node) -> Iterator[str]:
-    """Yield ``phase``, ``in_place`` and ``outputs.replaces`` if their values need version 2."""
+    """Yield the keys of a node whose values need version 2 of graph files.
+
+    These are ``phase`` of state, ``in_place`` unless it is (), and, once, ``outputs.replaces`` if
+    an output replaces state.
+    """
     if node.is_state:
         yield "phase"
     if node.in_place != ():
@@ -287,7 +291,7 @@ def _state_faults(nodes: Sequence[Node], maker_of: Mapping[str, int]) -> Iterato
 def _state_node_faults(nodes: Sequence[Node], k: int) -> Iterator[str]:
     """Yield a message for each violated rule of node `k`, which holds state.
 
-    It must have no input, 1 output, and the attributes in `STATE_DEFAULTS`.
+    It must have no input, 1 output, and the attribute values in `STATE_DEFAULTS`.
     """
     node, label = nodes[k], _node_label(nodes, k)
     for key, default in STATE_DEFAULTS.items():
@@ -348,7 +352,8 @@ def _in_place_faults(nodes: Sequence[Node], k: int, maker_of: Mapping[str, int])
     """Yield a message for each violated rule of the in-place pairs of node `k`.
 
     The output must be one of the node and no replacement. The input must be one of the node, no
-    state tensor, and in no other pair. Sizes may differ.
+    state tensor, and in no other pair of the node. Sizes may differ. `maker_of` maps tensor names
+    to the index of the node that makes the tensor.
     """
     node, label = nodes[k], f"{_node_label(nodes, k)}.in_place"
     outputs = [tensor.name for tensor in node.outputs]

@@ -68,9 +68,10 @@ class EarlierRecomputation:
         """Move a recomputation to the last earlier stage that lowers the total excess.
 
         Removes the recomputation, and restorations that serve only it. Returns False if this does
-        not lower the peak of the stage. Then tries earlier stages, the last one first: adds the
-        removed restorations there, but those of an even earlier stage in their own stage, and none
-        that `fits_limits` refuses. Returns True once the total excess is below `max_excess_bytes`.
+        not lower the peak of the recomputation's stage. Then tries earlier stages, the last one
+        first: adds the removed restorations there, but those of an even earlier stage in their own
+        stage; restorations that `fits_limits` refuses are left out. Returns True once the total
+        excess is below `max_excess_bytes`; otherwise undoes these additions before the next trial.
 
         Tries at most `MAX_STAGES` stages, all after the node's own, as long as the RAM rows between
         have room for the restored tensors. Skips stages that recompute the node already, or to

@@ -170,7 +170,8 @@ class Execution:
     def free(self, i: int) -> None:
         """Remove tensor `i` from RAM; raise KeyError if the tensor is not in RAM.
 
-        If the stage has not used the tensor, the schedule does not keep it into the stage.
+        If the current stage has not used the tensor, the schedule no longer keeps the tensor into
+        this stage; earlier stages do not change.
         """
         self.ram.remove(i)
         self.ram_bytes -= self.sizes[i]
@@ -207,8 +208,8 @@ class Execution:
     def schedule(self) -> Schedule:
         """Return the recorded stages as a schedule, in which all state has its home on storage.
 
-        Paged-in tensors are paged out right after their first computation, unless they start on
-        storage.
+        Adds page-outs right after first computations: of replacements of state, and of paged-in
+        tensors that do not start on storage.
         """
         return with_immediate_page_outs(
             self.graph,
@@ -312,8 +313,12 @@ class StagedExecution(Execution):
         """Execute the page-ins, computations and evictions of the current stage, in graph order.
 
         First frees the outputs of all nodes that the stage computes. A tensor is paged in at the
-        step of its node. After each step, evicts its inputs and outputs that no later step of the
+        step of its node. Before each page-in and computation, evicts tensors (`choose_victim`)
+        until it fits. After each step, evicts its inputs and outputs that no later step of the
         stage reads, if `retains` does not keep them or the step overwrites them.
+
+        Raises `MethodNotApplicableError` if a page-in or computation cannot fit, and
+        `TimeLimitError` if time runs out.
         """
         graph = self.graph
         computations, page_ins = self._find_missing()
@@ -358,10 +363,12 @@ class StagedExecution(Execution):
                 self.evict_until_fits(needed_bytes, k)  # raises the error
 
     def _overwritten_victim(self, k: int) -> int | None:
-        """Choose the input of node `k` to evict by overwriting it; always request permission.
+        """Choose an input to evict by overwriting it in node `k`; None without a victim.
 
-        Return None if there is no such input, if `choose_victim` returns None, or if overwriting is
-        not permitted, see `may_overwrite_inputs`.
+        Candidates are inputs that the node may overwrite, that no later step of the stage reads,
+        and that `_can_evict` refuses. Return None without a candidate, or if `choose_victim` does.
+        First calls `may_overwrite_inputs`, which registers the request, and returns None if that
+        is False.
         """
         if not may_overwrite_inputs():
             return None
@@ -442,7 +449,11 @@ class _Retention(StagedExecution):
         list_demanded: Callable[[int], Iterable[int]],
         stored_tensors: Collection[int],
     ) -> None:
-        """Store the rules, and find the evictable tensors and the last reads of all tensors."""
+        """Store the rules, and find the evictable tensors and the last reads of all tensors.
+
+        `is_kept` is called with a stage and an evictable tensor, `list_demanded` with a stage.
+        `stored_tensors` are paged, not recomputed.
+        """
         super().__init__(graph)
         self.is_kept, self.list_demanded, self.stored_tensors = (
             is_kept,
@@ -480,11 +491,12 @@ def recompute_once(
 ) -> Schedule:
     """Return the schedule that keeps `saved_tensors` and recomputes the rest in the backward pass.
 
-    Tensors that are not `evictable_tensors` are kept, too. Other tensors stay until their last
-    forward reader, see `last_forward_uses`. Every node is recomputed at most once: saved and
-    recomputed tensors stay while a later node may need them. `groups` are sets of nodes
-    that are recomputed together: if the backward pass reads a tensor of a group that is not saved,
-    all missing tensors of the group that this node or a later one reads are recomputed.
+    Tensors that are not `evictable_tensors` are kept, too; all state has its home on storage. Other
+    tensors stay until their last forward reader, see `last_forward_uses`. Every node is recomputed
+    at most once, because saved and recomputed tensors stay while a later node may need them; maybe
+    more often if nodes of phase update precede the backward pass. `groups` are sets of nodes that
+    are recomputed together: if a backward node reads an output of a group that is not saved, all
+    missing outputs of the group that this backward node or a later one reads are recomputed.
     """
     first_backward, last_forward_use = first_backward_node(graph), last_forward_uses(graph)
     last_use = tuple(users[-1] if users else -1 for users in graph.users_of)

@@ -42,8 +42,8 @@ def construct(problem: Problem, *, max_s: float = math.inf) -> Schedule | None:
 
     Per-stage constraints are not checked. Returns the schedule with the lowest objective found
     within `max_s` [s]. Until a schedule meets the limits, each schedule is made to fit in RAM
-    without a time limit, and unneeded restorations are dropped for at least `DROP_TIME_RATIO` of
-    that time.
+    without a time limit, and dropping its unneeded restorations may always take `DROP_TIME_RATIO`
+    of the time of this fit.
 
     Notes
     -----
@@ -65,10 +65,11 @@ def add_rewarded_decisions(
 ) -> Schedule:
     """Return a copy of a schedule with decisions added that constraints or the objective reward.
 
-    Decisions in `rewarded` are added first if they fit. Recomputations and page-ins are added in a
-    stage with the fewest missing inputs, not in their own. Then `Repair.satisfy_constraints` adds
-    and drops decisions to lower the excess over user-defined constraints, and adds rewarded
-    decisions with negative prices.
+    Decisions in `rewarded` are added first if they fit. The given stages of recomputations and
+    page-ins are ignored: of the stages in which the decision fits, a recomputation is added in that
+    with the fewest inputs not in RAM, which are kept there or restored, and a page-in in that with
+    the lowest peak RAM. Then `Repair.satisfy_constraints` adds and drops decisions to lower the
+    excess over user-defined constraints, and adds rewarded decisions with negative prices.
     """
     problem = objective.problem
     partial = objective.make_partial(list_restorations(problem.graph, schedule))
@@ -98,13 +99,14 @@ def refit(problem: Problem, schedule: Schedule, *, max_s: float = math.inf) -> S
 
 
 def page_everything(problem: Problem) -> Schedule | None:
-    """Return the schedule that pages in each tensor for every use, unless the stage before uses it.
+    """Return the schedule in which each stage pages in the tensors that its node reads.
 
-    Tensors that the stage before may overwrite are paged in, too. Paged-in tensors are paged out
-    right after their first computation, unless they start on storage. Every stage has only its own
-    working set in RAM, so the schedule fits in the minimum RAM, and is constructed without a
-    search. It may exceed other limits. All state has its home on storage. Return None if the
-    problem permits no paging.
+    A tensor that the stage before computes or reads stays in RAM instead, unless the node of that
+    stage may overwrite the tensor. State that the core reads in place is not paged in. Paged-in
+    tensors are paged out right after their first computation, unless they start on storage. Every
+    stage has only its own working set in RAM, so the schedule fits in the minimum RAM, and is
+    constructed without a search. It may exceed other limits. All state has its home on storage.
+    Return None if the problem permits no paging.
     """
     if not problem.can_page:
         return None
@@ -146,10 +148,11 @@ class _Greedy:
     def find_best(self) -> None:
         """Construct schedules to find the smallest sufficient penalty.
 
-        Tries penalty 0. If that does not suffice and limits have a price, tries an infinite one; if
-        that suffices, bisects. Then finds the smallest peak if a penalty suffices and RAM is
-        minimized. The best partial schedule is stored in `best`, which stays None if none meets all
-        limits.
+        Tries penalty 0. If that does not suffice and the problem has a deadline, an energy budget
+        or a constraint on several decisions (`PenalizedObjective.is_limited`), tries an infinite
+        one; if that suffices, bisects. Then finds the smallest peak if a penalty suffices and RAM
+        is minimized. The `PartialSchedule` with the lowest score is stored in `best`, which stays
+        None if none meets all limits except per-stage constraints.
         """
         usable_bytes = self.problem.usable_ram_bytes
         penalty = 0.0
@@ -185,8 +188,8 @@ class _Greedy:
         """Bisect for the smallest peak by constructing schedules; the best one is stored.
 
         Tries RAM limits between `Problem.floor` and the value of `best_score`, the lowest peak so
-        far, at the prices of `penalty`. Ends after `N_PEAKS` trials, when both bounds meet, or when
-        time runs out.
+        far, at the prices of `penalty`. A trial succeeds if its schedule meets all limits. Ends
+        after `N_PEAKS` trials, when both bounds meet, or when time runs out. `best` must be set.
         """
         low = self.problem.floor.bytes
         for _ in range(N_PEAKS):
@@ -200,10 +203,11 @@ class _Greedy:
     def _try_repair(self, penalty: float, limit_bytes: int) -> bool:
         """Repair keep-all within `limit_bytes`; return whether the result meets all limits.
 
-        Stores the result in `best` if it meets them and has the lowest score. Returns False if it
-        does not fit in RAM, or time runs out before it fits; this time is unlimited until a result
-        is stored. Prices are those of `penalty`. The repair ends with `Repair.satisfy_constraints`
-        and `Repair.drop_unneeded`, limited as `DROP_TIME_RATIO` states.
+        Per-stage constraints are not checked. Stores the result in `best` if it meets the limits
+        and has the lowest score. Returns False if it does not fit in RAM, or time runs out before
+        it fits; this time is unlimited while `best` is None. Prices are those of `penalty`. The
+        repair ends with `Repair.satisfy_constraints` and `Repair.drop_unneeded`, limited as
+        `DROP_TIME_RATIO` states.
         """
         partial = self.objective.make_partial()
         repair = Repair(self.problem, partial, self.objective.prices(penalty), limit_bytes)

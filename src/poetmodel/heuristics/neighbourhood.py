@@ -102,9 +102,10 @@ def improve_schedule(
 ) -> Schedule | None:
     """Search from a schedule that was made for the same RAM or more; return the best schedule.
 
-    Return None if no schedule was found that meets all limits; per-stage constraints are not
-    checked. The search ends after `max_s` [s], or after `MAX_IDLE_ITERATIONS` iterations without a
-    better schedule. It does not begin if no first repair fits in RAM.
+    The first candidate is `schedule` after a repair, so the result may equal `schedule`. Return
+    None if no candidate meets all limits; per-stage constraints are not checked. The search ends
+    after `max_s` [s], or after `MAX_IDLE_ITERATIONS` iterations without a better schedule. It does
+    not begin if no first repair fits in RAM.
 
     Raises `TimeLimitError` if a time limit of the calling context passes; its best schedule is then
     lost.
@@ -179,13 +180,14 @@ class LargeNeighbourhoodSearch:
         return self.objective.make_partial(self._best_restorations).schedule()
 
     def consider(self, restorations: Iterable[Restoration]) -> bool:
-        """Repair a partial schedule of `restorations`; return whether a result is the best so far.
+        """Repair a partial schedule of `restorations`; return whether any result is a new best.
 
-        The first trajectory continues from the result if it is the best, or if the trajectory has
-        accepted none before. If limits have a price, the repair is repeated at an infinite penalty,
-        unless the first result is the best so far or meets the limits. Until the first trajectory
-        has accepted a result, a call also sets the penalty by `PenalizedObjective.balance` if
-        limits have a price, and repairs the further trajectories, which begin with keep-all.
+        The first trajectory does the repair. If limits have a price, the repair is repeated at an
+        infinite penalty, unless the first result is a new best or meets the limits. The trajectory
+        continues from the last result if that is a new best, or if the trajectory had accepted none
+        before the call; otherwise from its partial schedule before the call. If it had accepted
+        none, the call also sets the penalty by `PenalizedObjective.balance` if limits have a price,
+        and repairs the further trajectories, which begin with keep-all.
 
         Raises `TimeLimitError` if a time limit of the calling context passes.
         """
@@ -236,11 +238,11 @@ class LargeNeighbourhoodSearch:
         return is_best
 
     def _select_trajectory(self) -> _Trajectory:
-        """Return the trajectory of the next iteration, and count the iteration.
+        """Return the trajectory whose turn is next, and count the iteration.
 
         Restart it from the overall best if it `is_behind` after more than `RESTART_ITERATIONS` idle
-        iterations; its best score is then the overall best, too.
-        Raises `TimeLimitError` if a time limit of the calling context passes.
+        iterations; its best score is then the overall best, too. A restart raises `TimeLimitError`
+        if a time limit of the calling context has passed.
         """
         trajectory = self._trajectories[self._n_iterations % len(self._trajectories)]
         self._n_iterations += 1
@@ -288,13 +290,13 @@ class LargeNeighbourhoodSearch:
     ) -> Score:
         """Repair the partial schedule of a trajectory; return the score of the result.
 
-        In prices, `penalty` is the factor on the use of limits. The score is `WORST` if the
-        schedule does not fit in RAM or time runs out before it fits; this adds half of
-        `RESTART_ITERATIONS` idle iterations. If the last accepted schedule exceeds limits, a failed
-        repair is repeated without regard to user-defined rows. `rng` adds noise to prices. If the
-        result fits, sets `_exceeds_limits`.
+        In prices, `penalty` is the factor on the use of limits; `rng` adds noise to prices. If the
+        last accepted schedule exceeds limits, or none was accepted, a failed repair is repeated
+        without regard to user-defined rows. If the schedule still does not fit in RAM, or not by
+        `until_s`, the score is `WORST`, and `n_idle` rises by half of `RESTART_ITERATIONS`. If it
+        fits, sets `_exceeds_limits` to whether it exceeds other limits.
 
-        Raises `TimeLimitError` if a time limit of the calling context passes.
+        Raises `TimeLimitError` if a time limit of the calling context (`check_time_limit`) passes.
         """
         partial = trajectory.partial
         repair = Repair(

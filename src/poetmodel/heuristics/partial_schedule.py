@@ -81,7 +81,7 @@ class PartialSchedule:
     ) -> None:
         """Begin with keep-all and add `restorations`; a repeated one is added once.
 
-        `working_graph` defaults to the working graph of `graph` if the core reads no state in
+        `working_graph` defaults to the working graph of `graph` for a core that reads no state in
         place. `row_use` and `exceeded_rows` track `rows`, the rows of user-defined constraints.
         """
         self.graph = graph
@@ -167,7 +167,10 @@ class PartialSchedule:
         self._add_initial(restorations)
 
     def _add_initial(self, restorations: Iterable[Restoration]) -> None:
-        """Count all links, add the absent ones of `restorations`, and commit."""
+        """Count the links of keep-all, add the absent ones of `restorations`, and commit.
+
+        Counting adds the links' bytes to `row_bytes`; see `_count_link`.
+        """
         for i in range(len(self.sizes)):
             check_time_limit()
             self._count_all_links(i, 1)
@@ -231,7 +234,10 @@ class PartialSchedule:
         return restoration.item in items[restoration.stage]
 
     def restorations(self) -> list[Restoration]:
-        """Return recomputations and page-ins by stage, then homes on storage, then `paged_out`."""
+        """Return recomputations and page-ins by stage, then homes on storage, then page-outs.
+
+        The page-outs are those of the tensors in `paged_out`, not those that only page-ins need.
+        """
         restorations = [
             Restoration(t, item, kind)
             for t in range(len(self.recomputed))
@@ -342,8 +348,9 @@ class PartialSchedule:
         """Return the highest row before stage `t` if tensor `i` were also kept for `t` [B].
 
         A *row* is the RAM use at the last step of a stage. Rows from `first_keeping_stage` to
-        ``t - 1`` count. The bytes of the tensor are added to them, so it must not be kept yet.
-        Return 0 if there is no such row.
+        ``t - 1`` count. The bytes of the tensor are added to them, so it must not be kept yet. If
+        the node of the first stage could overwrite the tensor, only the bytes that overwriting
+        would save are added to that row. Return 0 if there is no such row.
         """
         first, size = self.first_keeping_stage(i, t), self.sizes[i]
         row_bytes = self.row_bytes[first:t]
@@ -471,9 +478,9 @@ class PartialSchedule:
         self._peak_changes.clear()
 
     def _apply(self, restoration: Restoration, *, is_added: bool) -> None:
-        """Add or remove a restoration, and update the links of its tensors.
+        """Add or remove a restoration; update its tensors' links, `row_use` and `aux_used_bytes`.
 
-        Stale peaks are logged, but not the restoration.
+        Logs each peak that becomes stale, for `undo`. `add` and `drop` log the restoration.
         """
         t, item, kind = restoration
         graph, is_recomputation = self.working_graph, kind == RECOMPUTE
@@ -498,9 +505,10 @@ class PartialSchedule:
             self._change_need(i, t, is_added=is_added)
 
     def _apply_transfer(self, restoration: Restoration, *, is_added: bool) -> bool:
-        """Add or remove a page-in or page-out in all counts; return whether it is a page-out.
+        """Count an added or removed page-in or page-out; return whether it is a page-out.
 
-        Links do not change: the caller updates them for page-ins.
+        Updates `paged_out` or `page_ins`, then `aux_used_bytes`, `row_use` and `exceeded_rows`. The
+        caller updates `paged_in` and links for page-ins.
         """
         i, rows, change = restoration.item, self.rows, 1 if is_added else -1
         is_page_out = restoration.kind == PAGE_OUT
@@ -520,7 +528,9 @@ class PartialSchedule:
     def _apply_home(self, i: int, *, is_added: bool) -> None:
         """Move the home of state `i` to storage if `is_added`, otherwise to RAM.
 
-        Updates the state's links, `aux_used_bytes` and the use of user-defined rows.
+        Updates the state's links (with `row_bytes`), `resident`, `aux_used_bytes` and the use of
+        user-defined rows. Peaks of the node's stage and of stages where these links start become
+        stale.
         """
         k, n_stages = self.graph.node_of[i], len(self.recomputed)
         sources, needs = self._sources[i], self._needs[i]
@@ -593,10 +603,12 @@ class PartialSchedule:
             self._count_link(i, last, need, sign)
 
     def _change_source(self, i: int, t: int, *, is_added: bool) -> None:
-        """Add or remove stage `t` as a source of tensor `i`; update the tensor's links.
+        """Add or remove stage `t` as a source of tensor `i`; update the tensor's links (`_links`).
 
-        No link changes if the stage has another source of the tensor, or no step reads the tensor
-        from this one.
+        A source computes or restores the tensor. A new one removes the link that ends at `t`, if
+        stage `t` reads the tensor; otherwise the next link starts at `t` instead of at an earlier
+        stage. A removal reverses this. No link changes if the stage has another source of the
+        tensor, or no step reads the tensor from this one.
         """
         sources, needs = self._sources[i], self._needs[i]
         position = bisect_left(sources, t)
@@ -623,8 +635,9 @@ class PartialSchedule:
     def _change_need(self, i: int, t: int, *, is_added: bool) -> None:
         """Add or remove a step of stage `t` that reads tensor `i`; update the tensor's links.
 
-        No link changes if another step of the stage reads the tensor, or if the stage computes or
-        restores it.
+        A new reader splits the link (`_links`) across `t` in two, or else adds a link that ends at
+        `t`. A removal reverses this. No link changes if another step of the stage reads the tensor,
+        or if the stage computes or restores it.
         """
         sources, needs = self._sources[i], self._needs[i]
         position = bisect_left(needs, t)
@@ -652,8 +665,9 @@ class PartialSchedule:
         """Add a link of tensor `i` from stage `last` to reader `need` (sign 1), or remove it (-1).
 
         Updates the `row_bytes` of stages from `last` to ``need - 1`` (without `last` if its row
-        counts the tensor in any case), the tensor's `intervals` and `_links_from` stage `last`,
-        whose peak becomes stale.
+        counts the tensor in any case), the tensor's `intervals` and, unless `last` is -1,
+        `_links_from` stage `last`, whose peak becomes stale. If node `last` could overwrite the
+        tensor, row `last` changes only by the bytes that overwriting would save.
         """
         first = last + 1 if last in self._always_counting[i] else last
         if first < need:
@@ -672,9 +686,10 @@ class PartialSchedule:
     def _split_link(self, i: int, whole_link: tuple[int, int], t: int, sign: int) -> None:
         """Split `whole_link` of tensor `i` at reader `t` (sign 1), or merge its two halves (-1).
 
-        Updates the tensor's `intervals` and `_links_from` stage `t`, whose peak becomes stale. Row
-        `t` of `row_bytes` changes only if it counts the tensor in any case, or if node `t` could
-        overwrite the tensor.
+        Updates the tensor's `intervals` and `_links_from` stage `t`, whose peak becomes stale. A
+        split reduces row `t` of `row_bytes` in two cases: by the tensor's size if the row always
+        counts the tensor (`_always_counting`), and by this size minus the bytes that overwriting
+        saves if node `t` could overwrite the tensor. A merge adds the same number.
         """
         always_counting, intervals, (last, need) = (
             self._always_counting[i],

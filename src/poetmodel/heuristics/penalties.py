@@ -24,7 +24,7 @@ divisor."""
 def total_price(coefficients: Coefficients, partial: PartialSchedule) -> float:
     """Return the sum of the coefficients of the decisions that a partial schedule adds to keep-all.
 
-    Includes the page-outs that follow from page-ins.
+    Includes homes on storage, and the page-outs that follow from page-ins.
     """
     recompute_price = sum(
         coefficients.compute[k] for recomputed in partial.recomputed for k in recomputed
@@ -137,9 +137,10 @@ class PenalizedObjective:
     def score(self, partial: PartialSchedule) -> Score:
         """Return the score of a partial schedule.
 
-        The excess counts deadline, energy budget and user-defined constraints, but not the RAM
-        budget, storage and per-stage constraints. The value is the minimized quantity minus that of
-        keep-all and `rewards`; the peak if RAM is minimized [B].
+        The excess is the sum of the relative excesses (`Score.excess`) over deadline, energy budget
+        and user-defined constraints, but not over the RAM budget, storage and per-stage
+        constraints. The value is the minimized quantity minus that of keep-all, minus `rewards`;
+        the peak if RAM is minimized [B].
         """
         excess = 0.0
         for prices, slack in self.limits:

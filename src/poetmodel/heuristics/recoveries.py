@@ -92,9 +92,10 @@ class Recoveries:
         """Return the cheapest recovery of tensor `i` for stage `t`, and cache it.
 
         Return None if no recovery with at most `max_chain` nested recomputations costs less than
-        `max_price`. Once a recovery is found, the search is not repeated; after None, only with a
-        higher `max_price`. So the result may be that for another `max_chain`, or a page-in although
-        a recomputation costs less.
+        `max_price`. A search that finds a recovery is not repeated: later calls return that
+        recovery, or None if it does not cost less than `max_price`. After a search that finds none,
+        the next one needs a higher `max_price`. So the result may be that for another `max_chain`,
+        or a page-in or None although a recomputation costs less.
         """
         recovery, failed_price = self._cache.get((i, t), (None, -1.0))
         if recovery is None and failed_price < max_price:
@@ -169,11 +170,12 @@ class Recoveries:
     ) -> Recovery | None:
         """Return the recovery that recomputes node `k` in stage `t` and restores missing inputs.
 
-        Return None if `RecoveryRules.fits_limits` refuses the recomputation, or if missing inputs
-        cannot be restored with at most ``max_chain - 1`` nested recomputations and a total price
-        below `max_price`. `fits_limits` is called only if the partial schedule has user-defined
-        rows, and `max_price` is ignored if no input is missing. Callers check whether the problem
-        permits the recomputation.
+        Return None if `RecoveryRules.fits_limits` refuses the recomputation, or if `find_cheapest`
+        finds no recovery of a missing input: with chains of at most ``max_chain - 1``
+        recomputations, each of which reads the one before, and a total price, that of node `k`
+        included, below `max_price`. `fits_limits` is called only if the partial schedule has
+        user-defined rows, and `max_price` is ignored if no input is missing. Callers check whether
+        the problem permits the recomputation.
         """
         recomputation = Restoration(t, k, RECOMPUTE)
         if self._has_user_rows and not self.rules.fits_limits(recomputation):

@@ -81,7 +81,7 @@ class Repair:
     problem: Problem
     partial: PartialSchedule
     prices: Coefficients
-    """Prices of decisions."""
+    """Prices of decisions, from `PenalizedObjective.prices`."""
     limit_bytes: int
     """RAM limit of every step [B]."""
     rng: Random | None = None
@@ -143,11 +143,12 @@ class Repair:
     def _find_best_recoveries(self, stage: int, excess: np.ndarray) -> list[Recovery]:
         """Return recoveries of tensors kept across a stage; those with most relief per price first.
 
-        The relief is that of all stages above the limit; prices have noise. There is at most one
-        recovery for each `candidates_per_relief` tensors that could be evicted, but at least one if
-        any is possible. The recovery of a tensor is searched only if its lowest possible price
-        could make it one of the best. If at most one may be returned, the search has an upper
-        bound on the price.
+        The relief is that of all stages above the limit; in the ranking, prices have noise. There
+        is at most one recovery for each `candidates_per_relief` tensors that could be evicted, but
+        at least one if any is possible. The recovery of a tensor is searched only if its lowest
+        possible price could make it one of the best. If at most one may be returned, it is searched
+        only up to the price at which it ranks equal to the best known recovery (page-ins included),
+        unless that one costs 0 or less.
         """
         partial = self.partial
         recoveries = Recoveries(self, stage)
@@ -325,10 +326,11 @@ class Repair:
     def satisfy_constraints(self) -> None:
         """Add decisions that constraints or the objective reward; drop some to meet constraints.
 
-        Each move of `_lower_excess` adds or drops a decision to lower the excess over user-defined
-        constraints. Returns early if no move lowers it. Ends at `until_s`. When no constraint is
-        exceeded, rewarded decisions with negative prices are added, lowest price first, each as
-        often as it fits without raising the excess. Without rewards, no decision changes.
+        Has no effect if no decision is rewarded, even if a constraint is exceeded. Each move of
+        `_lower_excess` adds or drops a decision to lower the excess over user-defined constraints.
+        Returns early if no move lowers it. Ends at `until_s`. When no constraint is exceeded,
+        rewarded decisions with negative prices are added, lowest price first, each as often as it
+        fits without raising the excess.
         """
         rows, partial = self.partial.rows, self.partial
         if rows is None or rows.rewards is None:
@@ -365,8 +367,9 @@ class Repair:
 
         A move adds a rewarded decision or drops a restoration. If it cannot be applied or does not
         lower the excess, it is undone, and the next one is tried. Prices have noise. An addition is
-        repeated while it lowers the excess; from the second repetition on, only if it lowers the
-        excess as much as before.
+        repeated in further stages while it lowers the excess; from the second repetition on, only
+        if its own amounts (`_row_amounts`) lower the excess at least as much as those of the first
+        repetition.
         """
         partial = self.partial
         moves: list[tuple[float, int, Restoration]] = []
@@ -566,10 +569,10 @@ class Repair:
         return -price / max(1, sum(self.partial.sizes[i] for i in restored_tensors))
 
     def _price(self, restoration: Restoration, *, is_added: bool = False) -> float:
-        """Return the price, without noise, of a present restoration or, if `is_added`, a new one.
+        """Return the price in `prices` of a present restoration or, if `is_added`, of a new one.
 
-        A page-out is included if it is needed only for this restoration, and for a present home on
-        storage the page-ins of the state.
+        The price has no noise. A page-out is included if it is needed only for this restoration,
+        and for a present home on storage the page-ins of the state.
         """
         prices, item, partial = self.prices, restoration.item, self.partial
         if restoration.kind == RECOMPUTE:
@@ -607,8 +610,9 @@ class Repair:
     def _is_blocked(self, restoration: Restoration) -> bool:
         """Return whether dropping a restoration would still exceed the RAM limit at its obstacle.
 
-        The obstacle is the entry in `obstacles`. Return False without an entry, or if the
-        intervals of the restored tensors have changed since.
+        The obstacle is the entry in `obstacles`; the estimated RAM use is the present peak of its
+        stage plus its `rise_bytes`. Return False without an entry, or if the intervals of the
+        restored tensors have changed since.
         """
         obstacle, partial = self.obstacles.get(restoration), self.partial
         if obstacle is None or obstacle.intervals != self._intervals_of(restoration):
@@ -627,8 +631,8 @@ class Repair:
 
         A row is the RAM use at the last step of a stage. Other steps are not checked, and each
         tensor is checked alone. The inputs of a recomputation count as freed. For a home on
-        storage, only stages before the state's node and after its last reader are checked. Return
-        True for a page-out.
+        storage, only stages before the state's node and after its last reader are checked, or all
+        stages if the core reads the state in place. Return True for a page-out.
         """
         partial, graph, t = self.partial, self.problem.graph, restoration.stage
         freed_bytes = 0
@@ -676,6 +680,7 @@ class _Relief:
     def total_bytes(self, intervals: Iterable[tuple[int, int]], size_bytes: int) -> int:
         """Return the total relief of the stages above the limit if intervals free `size_bytes` [B].
 
+        The relief of a stage is `size_bytes` or, with `is_limited_by_excess`, at most its excess.
         An interval (first, end) excludes stage `end`. A stage in two intervals counts twice.
         """
         total_bytes = 0

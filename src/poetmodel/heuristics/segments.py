@@ -55,12 +55,13 @@ If no node begins within this distance, the segment begins at the next node, if 
 
 
 def checkpoint_segments(problem: Problem) -> Schedule | None:
-    """Return the schedule with the lowest `Score` of all segmentations and their repairs.
+    """Return the schedule with the lowest `Score` among segmentations and repairs of one of them.
 
-    It meets the RAM budget and all limits on sums (`Problem.linear_limits`); per-stage constraints
-    and makespans are not checked. Return None if none was found, if the graph has fewer than
-    `MIN_NODES` nodes, or if keep-all fits in RAM and RAM is not minimized. Raises `TimeLimitError`
-    if time runs out before a schedule is complete.
+    `_SegmentSearch.find_best` chooses the one to repair. The returned schedule meets the RAM budget
+    and all limits on sums (`Problem.linear_limits`); per-stage constraints and makespans are not
+    checked. Return None if none was found, if the graph has fewer than `MIN_NODES` nodes, or if
+    keep-all fits in RAM and RAM is not minimized. If time runs out, return the best schedule so
+    far, or raise `TimeLimitError` if there is none.
     """
     keep_all_bytes = checkpoint_all_peak_bytes(problem.graph)
     keep_all_fits = keep_all_bytes <= problem.usable_ram_bytes and problem.objective.is_sum
@@ -95,9 +96,10 @@ class _SegmentSearch:
         """Evaluate all segmentations, and store the best schedule within the limits in `best`.
 
         Then drop unneeded restorations of this schedule or, if there is none, repair the one with
-        the smallest peak. If RAM is minimized, repair for smaller peaks instead. Repair none if no
-        peak is below the keep-all peak. Raises `TimeLimitError`; `best` then has the best schedule
-        so far.
+        the smallest peak to fit in RAM. If RAM is minimized, call `_minimize_peak` in place of
+        both. Each result replaces `best` if it is within the limits and better. Ends after the
+        evaluation if no peak is below the keep-all peak. Raises `TimeLimitError`; `best` then has
+        the best schedule so far.
         """
         started_s = now_s()
         for restorations in _segmentations(self.problem):
@@ -145,8 +147,8 @@ class _SegmentSearch:
     def _minimize_peak(self) -> None:
         """Bisect for the smallest peak, by at most `MAX_PEAKS` repairs.
 
-        Each starts from the schedule with the smallest peak so far, and calls `_store_if_best`.
-        Ends at `until_s`.
+        Each starts from the schedule with the smallest peak so far, and calls `_store_if_best` if
+        it succeeds. Ends at `until_s`.
         """
         low = self.problem.floor.bytes
         for _ in range(MAX_PEAKS):
@@ -181,10 +183,11 @@ def _segmentations(problem: Problem) -> Iterator[list[Restoration]]:
 def _segment_starts(problem: Problem, forward_count: int, count: int) -> list[int]:
     """Return the first node of each segment except the first segment, ascending.
 
-    Segments produce nearly equal bytes. Each begins near (`START_RANGE_RATIO`) an equal division,
-    at the node before which the fewest bytes exist that this or a later forward node reads; of
-    several, the nearest to the equal division, then the first. There may be fewer than `count`
-    segments.
+    Segments produce nearly equal bytes. Each begins within `START_RANGE_RATIO`, a fraction of the
+    bytes of an equal segment, of an equal division: at the node before which the fewest bytes exist
+    that this or a later forward node reads; of several, the nearest to the equal division, then the
+    first. If no node begins in this range, it begins at the next node. There may be fewer than
+    `count` segments.
     """
     graph = problem.graph
     produced_bytes = [0, *accumulate(graph.output_bytes[:forward_count])]
@@ -220,9 +223,10 @@ def _segment_recomputations(problem: Problem, bounds: list[int]) -> list[Restora
     """Return the recomputations of all segments except the last one.
 
     `bounds` are the first nodes of the segments and the end of the forward pass. Tensors that later
-    segments read are kept. The other tensors of a segment that the backward pass needs are
-    recomputed together, in the first backward stage that reads one of them. Nodes that may not be
-    recomputed, or not in that stage, are left out: their tensors are kept.
+    segments read are kept. The other tensors of a segment that the backward pass reads are
+    recomputed together, with those of the segment from which they are computed, in the first
+    backward stage that reads one of them. Nodes that may not be recomputed, or not in that stage,
+    are left out: their tensors are kept.
     """
     graph = problem.graph
     segment_of = [

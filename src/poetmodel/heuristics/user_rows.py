@@ -78,10 +78,10 @@ class UserRows:
 
     @classmethod
     def from_problem(cls, problem: Problem) -> Self | None:
-        """Return the rows of a problem.
+        """Return the rows of a problem's user-defined constraints on totals.
 
-        Return None if the problem has no user-defined constraints on totals, and its objective
-        rewards no decision.
+        The objective has no row; if only the objective rewards decisions, there are no rows. Return
+        None if the problem has no such constraints, and its objective rewards no decision.
         """
         limits = [limit for limit in problem.linear_limits if limit.name == USER_CONSTRAINTS]
         has_rewards = any(min(column, default=0) < 0 for column in problem.objective.coefficients)
@@ -110,7 +110,7 @@ class UserRows:
         """Return whether adding `row_amounts` to `row_use` exceeds no row of `has_only_positive`.
 
         Several amounts of a row are summed. Unlike in `is_exceeded`, there is no tolerance. Rows
-        with a negative coefficient may be exceeded.
+        without an amount, or with a negative coefficient, may be exceeded.
         """
         return all(
             row_use[row] + amount <= self.upper_limits[row]

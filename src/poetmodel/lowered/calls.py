@@ -42,7 +42,7 @@ class DataType(StrEnum):
 
     @property
     def c_name(self) -> str:
-        """Name of the type in C."""
+        """Name of the type in C: ``pm_real``, ``int32_t``, ``uint8_t`` or ``int8_t``."""
         return {
             DataType.REAL: "pm_real",
             DataType.INT32: "int32_t",

@@ -132,8 +132,9 @@ def split_fused_updates(step: LoweredStep) -> LoweredStep:
 def _make_gradient_call(kernel: str, gradient: Ref, operands: Sequence[Argument]) -> Call:
     """Return the call of `kernel` that writes `gradient`, its first argument.
 
-    The operands of a fused call follow. ``pm_mm`` has 0 as last argument, the flag that it does
-    not add to `gradient`. Other kernels lack the last operand, the batch stride of the input.
+    The `operands` of a fused call follow. For ``pm_mm``, a 0 is appended, the flag that it does not
+    add to `gradient`. For other kernels, the last operand, the batch stride of the input, is
+    dropped.
     """
     if kernel == "pm_mm":
         return Call(kernel, (gradient, *operands, 0))
@@ -143,7 +144,7 @@ def _make_gradient_call(kernel: str, gradient: Ref, operands: Sequence[Argument]
 def _split_int8_call(fused_call: Call, gradient: str) -> tuple[Call, Call]:
     """Split a fused call into the call that writes buffer `gradient`, and the update that reads it.
 
-    Both calls are unconditional.
+    Neither call has a condition, even if `fused_call` has one.
     """
     kernel, update = _SEPARATE_INT8_KERNELS[fused_call.kernel]
     n_state, n_size_arguments = (
@@ -182,7 +183,8 @@ def _split_node(
 
     The update reads `state` and the gradient, the node of the gradient all other inputs. The update
     has `UPDATE_FLOPS` for each of `count` elements, at most all FLOP of the node; the gradient has
-    the remaining FLOP.
+    the remaining FLOP. All other fields of the update are those of `node`; the node of the gradient
+    is a backward ``mm`` with the only output `gradient`, without workspace.
     """
     flops = min(node.flops, UPDATE_FLOPS * count)
     gradient_node = Node(
@@ -233,8 +235,9 @@ def _is_fusible_gradient(step: LoweredStep, k: int, gradient: str, weight: str, 
     """Return whether node `k` only computes the whole gradient of a weight, in the weight's layout.
 
     The node must consist of one call of a supported kernel, with one output, no workspace and no
-    in-place pairs. The buffers of gradient and weight must have `count` elements. The gradient of a
-    float convolution must also be at least as large as each operand.
+    in-place pairs. The buffers of gradient and weight must have `count` elements, those of the
+    update. The gradient of a float convolution must also have at least the bytes of each tensor
+    that the node reads.
     """
     node = step.graph.nodes[k]
     if len(node.outputs) != 1 or node.workspace_bytes or node.in_place:

@@ -87,7 +87,7 @@ def _copied_buffers(call: Call) -> tuple[str, str] | None:
 def estimate_call_instructions(call: Call) -> float:
     """Return the estimated instructions of a call, as if its condition, if any, were true.
 
-    The costs are those of the key of `count_work`, otherwise of the kernel, otherwise of
+    The costs are those of the key that `count_work` returns, otherwise of the kernel, otherwise of
     `OTHER_KERNELS`. Units without a cost count 0.
     """
     name, counts = count_work(call)
@@ -116,9 +116,10 @@ def count_work(call: Call) -> tuple[str, Counter[str]]:
 def _count_elements(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count elements and, if arguments state their numbers, rows, planes or outputs of reductions.
 
-    A row is one execution of the innermost loop. The numbers are those of the argument ``shape``,
-    ``outer``, ``batch``, ``m`` or ``n``, the first that the call has. Without any of them, count
-    one element.
+    Adds to `counts`. A row is one execution of the innermost loop. The first of the arguments
+    ``shape``, ``outer``, ``batch``, ``m`` and ``n`` that the call has determines all these numbers,
+    with the sizes that belong to it; a call with only ``n`` has ``n`` elements. Without any of the
+    five, counts one element.
     """
     if "shape" in arguments:
         sizes = _loop_sizes(arguments["shape"])
@@ -162,7 +163,7 @@ def _count_planes(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
 
     A plane is one channel of one sample. Windows are those of pooling kernels; their rows and
     elements (``seen``) are counted by `_sum_window_sizes`. If there is an argument ``plane``, the
-    elements of a plane, count only planes, their elements, and the channels (``result``).
+    elements of a plane, count only planes, their elements, and the channels as ``result``.
     """
     planes = arguments["batch"] * arguments.get("channels", arguments.get("count", 1))
     counts.update(plane=planes)
@@ -185,10 +186,10 @@ def _count_planes(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
 def _sum_window_sizes(arguments: Mapping[str, Any], axis: str) -> int:
     """Return the number of rows or columns that a window visits, summed over all windows.
 
-    `axis` is ``row`` or ``column``. The arguments ``rows`` and ``columns`` have begin and exclusive
-    end of each window, and a third number, which is ignored, unless there is an argument
-    ``row_step``: then windows visit every ``row_step``-th row and ``column_step``-th column,
-    otherwise all.
+    `axis` is ``row`` or ``column``. With an argument ``row_step``, ``rows`` and ``columns`` have
+    begin and exclusive end of each window, which visits every ``row_step``-th row and every
+    ``column_step``-th column. Otherwise, a third number, which is ignored, follows each end, and
+    windows visit all.
     """
     window_limits, n_limits = arguments[f"{axis}s"], 2 if "row_step" in arguments else 3
     starts, ends, stride = (
@@ -281,9 +282,12 @@ def _count_correlation(
 
     A block has four of the `results` computed channels or one, at four positions or one. Four
     positions are adjacent in a row, with whole windows and a stride of 1 or 2. A line is an output
-    row of four computed channels or one. `channels` is the number of channels that are summed.
-    Names such as ``4x1`` are channels by positions; the stride or ``sliding`` may follow.
-    `is_sliding` is whether the taps are consecutive elements.
+    row of four computed channels or one. `channels` is the number of channels that are summed. Only
+    rows and taps inside the input count.
+
+    Names such as ``4x1`` are channels by positions. If `is_sliding` (the taps are consecutive
+    elements), ``sliding`` follows ``4x1``, and ``4x4`` of stride 1 with a window in `_SLIDING`.
+    Otherwise the stride follows four positions: ``4x4 by 2``.
     """
     n_row_taps, n_positions = sum(down.tap_counts), len(down.tap_counts)
     whole_windows = [taps == across.window for taps in across.tap_counts]
@@ -313,9 +317,10 @@ def _count_correlation(
 
 
 def _count_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count a convolution as correlations, one for each sample and group.
+    """Count the units of `_count_correlation` for each sample and group of a convolution.
 
-    In a pointwise one, the taps are the summed channels; with stride 1, the plane is one row.
+    For a pointwise convolution without padding, the taps are the summed channels; with stride 1,
+    the plane is one row.
     """
     sizes = ConvolutionSizes(*arguments["shape"])
     channels = sizes.group_channels
@@ -353,9 +358,11 @@ def _list_group_sizes(first: int, count: int, group_size: int) -> Iterator[int]:
 
 
 def _count_input_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count an input gradient as correlations, one per sample, group and phase of the strides.
+    """Count the units of `_count_correlation` for an input gradient.
 
-    In a pointwise one, the taps are the summed channels; with stride 1, the plane is one row.
+    There is one correlation per sample, group and phase of the strides. For a pointwise convolution
+    without padding, the taps are the summed channels; if its strides are also 1, the plane is one
+    row.
     """
     sizes = ConvolutionSizes(*arguments["shape"])
     channels, axes = sizes.group_channels, sizes.directions
@@ -435,12 +442,12 @@ def _list_tap_counts(sizes: ConvolutionSizes) -> Iterator[tuple[int, int]]:
 
 
 def _count_weight_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count taps of each group, and blocks of 4x4, 1x4 and 1x1 weights per tap.
+    """Count taps of each group (``tap``), and ``4x4``, ``1x4``, ``1x1`` blocks of weights per tap.
 
-    For each block, also counts the output rows (``row``) and elements (``place``) of the batch that
-    it visits; rows that are contiguous in input and output count as one. A tap that multiplies a
-    single element of each channel counts single weights (``point``). A tap whose columns are all
-    outside the input has no rows.
+    For each block, also counts the output rows (``4x4 row``) and elements (``4x4 place``) of the
+    batch that it visits; rows that are contiguous in input and output count as one. A tap that
+    multiplies a single element of each channel counts single weights (``point``) instead of blocks.
+    A tap whose columns are all outside the input has no rows.
     """
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     channels = sizes.group_channels
@@ -540,7 +547,8 @@ def _count_q8_pool(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count output pixels, and the work on words of four channels and on single channels.
 
     The work is the outputs, window rows and window elements. If the largest window of a mean has
-    more than 256 elements, all channels count as single ones.
+    more than 256 elements, all channels count as single ones. Outputs are also counted as in
+    `_count_clamped_results`.
     """
     arguments = {"row_step": 1, "column_step": 1, "low": -128, "high": 127, **arguments}
     n_positions = arguments["batch"] * arguments["height"] * arguments["width"]
@@ -561,8 +569,8 @@ def _count_q8_pool(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
 def _count_q8_pointwise(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count pairs of output channels, and blocks of a pair by two pixels with their dot products.
 
-    Blocks of two by two are ``2x2``, those with a single channel or a single pixel ``1x2``. Dot
-    products are counted as in `_count_dot_products`, outputs as in `_count_clamped_results`.
+    Blocks of two by two are ``2x2``, those with a single channel, a single pixel or both ``1x2``.
+    Dot products are counted as in `_count_dot_products`, outputs as in `_count_clamped_results`.
     """
     (result_pairs, single_results), (pixel_pairs, single_pixels) = (
         divmod(arguments["results"], 2),
@@ -596,9 +604,10 @@ def _count_q8_convolution(counts: Counter[str], arguments: Mapping[str, Any]) ->
     ``2x2`` are pairs at two pixels of a row whose windows are inside the image; an odd last pixel
     counts as two. ``1x2`` are pairs at single pixels whose windows are cut by an edge. Also counts,
     for each pair, the calls (``inside``) and output rows (``line``) of whole windows and, once for
-    all pairs, the positions with cut windows (``place``). A ``run`` is a contiguous sequence of
-    elements in a window; its dot products are counted in words and remaining elements (``word``,
-    ``rest``). Outputs count as ``limited`` if they are clamped to other limits than those of int8.
+    all pairs, the positions with cut windows (``place``). For each unit ``2x2`` or ``1x2``, also
+    counts the contiguous sequences of elements in one window (``2x2 run``), and their words and
+    remaining elements (``2x2 word``, ``2x2 rest``). Outputs count as ``limited`` if they are
+    clamped to other limits than those of int8.
     """
     sizes = ConvolutionSizes(*arguments["shape"])
     n_pairs = arguments["batch"] * sizes.groups * -(-arguments["count"] // sizes.groups // 2)
@@ -633,10 +642,12 @@ def _count_q8_convolution(counts: Counter[str], arguments: Mapping[str, Any]) ->
 def _count_q8_depthwise_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count words of four channels, at whole and at cut windows, and single channels.
 
-    These have the units ``3x3`` or ``whole``, ``edge``, and ``1``; except for ``3x3``, their window
-    rows and taps are counted, too. Also counts output positions (``place``), positions that are
-    computed one at a time, for single channels or a cut window (``made``), and, for each word, the
-    calls (``inside``) and output rows (``line``) of whole windows.
+    Words at whole windows have the unit ``3x3`` if windows have this size, otherwise ``whole``;
+    words at cut windows have ``edge``, single channels ``1``. For each of these units but ``3x3``,
+    also counts window rows and taps in the image (``edge row``, ``edge tap``). Also counts output
+    positions (``place``), positions that are computed one at a time, for single channels or a cut
+    window (``made``), and, for each word, the calls (``inside``) and output rows (``line``) of
+    whole windows. Outputs are also counted as in `_count_clamped_results`.
     """
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     window, (channel_words, single_channels) = sizes[6:8], divmod(arguments["count"], _BLOCK)
@@ -677,7 +688,7 @@ def _count_q8_pointwise_dx(counts: Counter[str], arguments: Mapping[str, Any]) -
     """Count blocks of four input channels at four pixels (``4x4``) or one (``1x4``), and the rest.
 
     The rest are single channels of a pixel (``1``). For each unit, also counts the output channels
-    that it sums (``result``).
+    that it sums (``4x4 result``, ``1x4 result``, ``1 result``).
     """
     (pixel_blocks, single_pixels), (channel_blocks, single_channels) = (
         divmod(arguments["pixels"], _BLOCK),
@@ -706,9 +717,10 @@ def _find_q8_gradient_sizes(arguments: Mapping[str, Any]) -> tuple[ConvolutionSi
 def _count_q8_convolution_dx(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count input pixels, and the work on words of four input channels and on single channels.
 
-    Each word or channel of a group counts once for each input pixel. Each visit of a tap counts
-    once for each block of up to four output channels of the group (``tap``), and once for each of
-    its output channels (``result``).
+    Each word (``4``) or channel (``1``) of every group counts once for each input pixel. For each
+    word or channel, each tap visit, as in `_find_q8_gradient_sizes`, counts once for each block of
+    up to four output channels of its group (``4 tap``, ``1 tap``), and once for each output channel
+    of its group (``4 result``, ``1 result``).
     """
     sizes, pixels, n_visits = _find_q8_gradient_sizes(arguments)
     groups, results = sizes.groups, arguments["results"] // sizes.groups
@@ -730,7 +742,11 @@ def _count_q8_depthwise_dx(counts: Counter[str], arguments: Mapping[str, Any]) -
 
 
 def _count_q8_pool_dx(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count input pixels and elements, output elements, and the elements that windows visit."""
+    """Count input and output elements of the pooling, and the elements that its windows visit.
+
+    ``pixel`` and ``x`` are its input pixels and elements, ``element`` its output elements, and
+    ``seen`` the input elements, without padding, in its windows, once for each window.
+    """
     sizes, pixels, n_visits = _find_q8_gradient_sizes(arguments)
     counts.update(
         pixel=pixels,
@@ -743,10 +759,10 @@ def _count_q8_pool_dx(counts: Counter[str], arguments: Mapping[str, Any]) -> Non
 def _count_q8_weight_blocks(
     counts: Counter[str], results: int, channels: int, n_rows: int, n_positions: int
 ) -> None:
-    """Count the blocks of ``pm_q8_dw``, and their `n_rows` rows and `n_positions` positions each.
+    """Add the blocks of ``pm_q8_dw`` to `counts`, and their rows and positions.
 
-    A block has four output channels (of `results`) or one, by four input channels (of `channels`)
-    or one.
+    Each block counts `n_rows` rows and `n_positions` positions. A block has four output channels
+    (of `results`) or one, by four input channels (of `channels`) or one.
     """
     (result_blocks, single_results), (channel_blocks, single_channels) = (
         divmod(results, _BLOCK),
@@ -772,10 +788,10 @@ def _count_q8_pointwise_dw(counts: Counter[str], arguments: Mapping[str, Any]) -
 
 
 def _count_q8_convolution_dw(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count weights, taps of each group and, for each of them, the blocks of weights.
+    """Count weights (``weight``), taps of each group (``tap``), and the blocks of each tap.
 
-    `_count_q8_weight_blocks` counts the blocks, with the output rows and positions of the batch
-    that the tap visits.
+    For each tap of each group, `_count_q8_weight_blocks` counts the blocks of weights, with the
+    output rows and positions of the batch that the tap visits.
     """
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     results = arguments["count"] // (sizes.group_channels * sizes.window)
@@ -791,7 +807,9 @@ def _count_q8_convolution_dw(counts: Counter[str], arguments: Mapping[str, Any])
 def _count_q8_depthwise_dw(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count weights, taps and, for each tap, the words of four channels and the single channels.
 
-    For both, also counts the output rows and positions of the batch that the tap visits.
+    These have the units ``4`` and ``1``. For each word or channel, also counts the output rows
+    (``4 row``, ``1 row``) and positions (``4 place``, ``1 place``) of the batch that the tap
+    visits.
     """
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     # Kernels that also update weights have all channels; their count is the number of weights.

@@ -248,6 +248,7 @@ def _step_from_json(document: _StepFile, outer_values: Collection[str] = ()) -> 
 
 
 def _call_from_json(entry: _CallEntry) -> Call:
+    """Convert a parsed call; raise `InputError` for an argument of a type that no call has."""
     condition = None
     if entry.where is not None:
         counter = entry.where.counter
@@ -349,8 +350,9 @@ def _find_tensor_errors(step: LoweredStep) -> Iterator[str]:
 def _find_named_tensor_errors(step: LoweredStep, tensor: NamedTensor) -> Iterator[str]:
     """Yield contradictions between a named tensor and its buffers in pieces, type, strides or size.
 
-    If a piece is outside its buffer, or the buffer is missing, only these errors are yielded. One
-    buffer may be larger than the tensor; several must have its size.
+    If a piece is outside its buffer, or the buffer is missing, only these errors are yielded. A
+    buffer's size counts from the offset of the piece. A single buffer may be larger than the
+    tensor; several must add up to its size.
     """
     errors = [error for ref in tensor.pieces for error in _find_ref_errors(step, ref)]
     yield from errors
@@ -397,8 +399,8 @@ def _find_argument_errors(
     """Yield the errors of a call's condition, index range and arguments, in this order.
 
     The arguments must match the kernel's parameters, and the call may only write the buffers
-    `writable_names` and read `readable_names`. An unknown kernel is the only error; arguments are
-    not checked if their number is wrong.
+    `writable_names` and read `readable_names`. For an unknown kernel, only that error is yielded. A
+    wrong number of arguments is an error in place of those of single arguments.
     """
     if call.kernel not in kernel_names():
         yield "there is no such kernel"
@@ -442,10 +444,11 @@ def _find_condition_errors(
 def _is_accepted(step: LoweredStep, parameter_type: str, argument: Argument) -> bool:
     """Return whether a kernel's parameter accepts an argument.
 
-    A pointer parameter accepts the workspace, and buffers that the step does not have, which
-    `_find_ref_errors` reports. A ``const uint8_t *`` accepts int8 buffers, too. The number 0 is a
-    null pointer. Integers must be below 2**31 in magnitude; a ``pm_real`` accepts them, too, and a
-    ``const int32_t *`` a tuple of them.
+    A pointer parameter accepts buffers of its element type, the workspace, buffers that the step
+    does not have, which `_find_ref_errors` reports, and the integer 0 as null pointer. In addition,
+    a ``const uint8_t *`` accepts int8 buffers, and a ``const int32_t *`` a tuple of integers. A
+    parameter that is no pointer accepts integers, and a ``pm_real`` also floats and learning rates.
+    Integers must be below 2**31 in magnitude.
     """
     is_pointer = parameter_type.endswith("*")
     if isinstance(argument, Ref):

@@ -117,9 +117,10 @@ def is_elementwise(call: Call) -> bool:
 
 
 def _loop_kind(call: Call) -> str:
-    """Return a call's key in `_CONVERTERS`: its kernel, ``each`` if elementwise, otherwise "".
+    """Return a call's key in `_CONVERTERS`, or "" if it has none.
 
-    A call is elementwise by its arguments (`is_elementwise`), whichever kernel it calls.
+    The key is the call's kernel if that is a key, else ``each`` if the call is elementwise by its
+    arguments (`is_elementwise`), whichever kernel it calls.
     """
     if call.kernel in _CONVERTERS:
         return call.kernel
@@ -209,8 +210,9 @@ def merge_dimensions(columns: Sequence[Numbers]) -> list[list[int]]:
 def make_shape_table(columns: Sequence[Numbers]) -> Numbers | None:
     """Return a shape table with merged dimensions; None if more than `MAX_RANK` are left.
 
-    `columns` are the sizes, the innermost first, then the strides of each tensor. If all sizes are
-    1, the table has one dimension.
+    `columns` are the sizes, the innermost first, then the strides of each tensor. The table has the
+    number of dimensions, then the size and the strides of each dimension, the innermost first. If
+    all sizes are 1, the table has one dimension.
     """
     rows = merge_dimensions(columns) or [[1] * len(columns)]
     return (
@@ -245,9 +247,10 @@ def _read_product(call: Call) -> Loops:
 
 
 def _write_product(loops: Loops) -> Call | None:
-    """Return the call of a product's loops over `_PRODUCT_DIMENSIONS`.
+    """Return the ``pm_mm`` call of a product's loops; None if one call cannot compute them.
 
-    None unless there are three loops, and the output has contiguous columns or a single one.
+    One call computes three loops, those of `_PRODUCT_DIMENSIONS`, if the output's rows have
+    contiguous elements or a single one.
     """
     if len(loops.sizes) != len(_PRODUCT_DIMENSIONS) or (
         loops.strides[0][2] != 1 and loops.sizes[2] > 1
@@ -306,7 +309,7 @@ def _read_filled_rows(call: Call) -> Loops:
 
 
 def _write_filled_rows(loops: Loops) -> Call | None:
-    """Return the call of loops that write the same values to each row of the output.
+    """Return the ``pm_fill_rows`` call of its loops, which write the same values to each row.
 
     None unless there are two loops (`_FILLED_ROW_DIMENSIONS`), and the output's rows have
     contiguous elements or a single one.

@@ -79,7 +79,7 @@ class LoweredStep:
     def with_nodes(
         self, nodes: Iterable[Node], calls: Iterable[tuple[Call, ...]], **changes: Any
     ) -> LoweredStep:
-        """Return the step with other nodes, whose instructions are estimated, and their calls.
+        """Return the step with other nodes and calls, and instructions estimated from the calls.
 
         Nodes that replace state follow the node of the loss where `defer_updates` permits, so that
         a step whose loss is not finite can return with unchanged state. `changes` are other fields.
@@ -152,9 +152,9 @@ class Weights:
     def from_step(cls, step: LoweredStep) -> Weights:
         """Return the values of a step, and the constants of its forward passes.
 
-        Buffers are in the order of `DataType`, and aligned to `ALIGNMENT`. State tensors of the
-        training graph whose bytes are all 0 are omitted; constants and all other state are
-        included.
+        `data` has one buffer per state tensor or constant, in the order of `DataType`; each begins
+        at a multiple of `ALIGNMENT`. State tensors of the training graph whose bytes are all 0 are
+        omitted; constants and all other state are included.
         """
         steps = (step, *step.forward_passes)
         values_of_steps = [

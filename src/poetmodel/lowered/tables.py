@@ -38,7 +38,8 @@ _TYPES: Final = {str(kind): kind for kind in (DataType.UINT8, DataType.INT8)}
 def find_tables(step: LoweredStep, tensor: NamedTensor) -> tuple[str, ...]:
     """Return the buffers of the tables that convert an input, in the order of their first use.
 
-    Empty if no call of `step` converts the input by a table. Forward passes are not searched.
+    Empty if no call of `step` converts the input by a table. The `forward_passes` of the step are
+    not searched.
     """
     tables: dict[str, None] = {}
     for call in (call for calls in step.calls for call in calls):

@@ -206,7 +206,7 @@ class Model:
         """Make `family` the family of all rows that are added next.
 
         No effect if it already is. Rows of a family are consecutive, so callers must not begin a
-        family again after another one.
+        family again after another one; this is not checked.
         """
         if not self._first_rows or next(reversed(self._first_rows)) != family:
             self._first_rows[family] = len(self.keys)

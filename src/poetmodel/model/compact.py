@@ -91,7 +91,7 @@ VARIABLES = Component(
 
 
 def source_columns(m: Model, t: int, i: int) -> list[int]:
-    """Return the columns of the keep, recomputation and page-in of tensor `i` at `t`.
+    """Return the columns of the keep up to `t`, recomputation and page-in at `t`, of tensor `i`.
 
     Omits decisions that do not exist. The tensor is in RAM at `t` only if it is resident or one of
     these columns is 1. `t` is an event of the tensor: a stage, or a group of stages in a
@@ -208,12 +208,14 @@ KEEPING = Component(
 
 
 def _add_from_storage_rows(m: Model) -> None:
-    """Allow page-ins only of tensors that were paged out, and of state whose home is storage.
+    """Forbid page-ins of tensors that were not paged out, and of state whose home is RAM.
 
     ::
 
         M_in[t,i] <= paged_out[i]         i is not on storage from the start
         M_in[t,i] <= 1 - resident[i]      i is state
+
+    Other tensors that are on storage from the start have no row.
     """
     graph = m.problem.working_graph
     m.begin_rows("from_storage")
@@ -298,23 +300,25 @@ STORAGE = Component(
 
 
 def _add_stage_limits(m: Model) -> None:
-    """Add the rows of the per-stage user constraints; a relaxation adds only the enforced ones.
+    """Add one row for each per-stage user constraint; in a relaxation only if it is enforced.
 
-    Groups end where coefficients of an enforced constraint change, so its coefficients are equal in
-    all stages of a group. `l` is a group; with groups of one stage, the stage::
+    Each row sums over all groups `l` of stages, in ``compact`` one stage each. Groups end where
+    coefficients of an enforced constraint change, so its coefficients are equal in all stages of a
+    group::
 
-        sum(coefficient * recomputed[l,k]) + sum(coefficient * paged_in[l,i])  <=  upper
+        sum(coefficient[l,k] * recomputed[l,k]) + sum(coefficient[l,i] * paged_in[l,i])  <=  upper
     """
     add_stage_limit_rows(m, StepView(m), m.grouping.user_rows)
 
 
 def add_stage_limit_rows(m: Model, view: StepView, positions: Iterable[int]) -> None:
-    """Add the rows of the per-stage user constraints at `positions`.
+    """Add one row for each per-stage user constraint at `positions`, over all its stages.
 
-    `positions` are positions in `Problem.stage_limits`; `view` maps decisions to columns. Registers
-    the limits for cover cuts. Coefficients are 0 or more, so a row with a negative upper bound
-    becomes an infeasible row. A row that cannot bind is omitted. The terms of a decision in all
-    stages of a group have the same coefficient, and become one term.
+    `positions` are positions in `Problem.stage_limits`; `view` maps decisions to columns.
+    Coefficients are 0 or more, so a row with a negative upper bound becomes an infeasible row. A
+    row that cannot bind is omitted. Registers the limits for cover cuts, except those of infeasible
+    and omitted rows. The terms of a decision in all stages of a group have the same coefficient,
+    and become one term.
     """
     column_getters = {"recomputed": view.recompute_column, "paged_in": view.page_in_column}
     m.begin_rows("stage_limits")

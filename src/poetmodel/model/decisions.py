@@ -66,9 +66,10 @@ class Decisions:
         return LinearRow.from_terms(terms, upper=row.upper, name=row.name, key=row.key)
 
     def terms(self, coefficients: Coefficients) -> list[Term]:
-        """Return a term (coefficient, column) for each decision, merged by `merge_terms`.
+        """Return one term (coefficient, column) per column of decisions; omit coefficients of 0.
 
-        `coefficients` are by node or tensor. The single pass has no columns, and so no terms.
+        `coefficients` are by node or tensor; `merge_terms` sums those of the same column. The
+        single pass has no columns, and so no terms.
         """
         return merge_terms(
             (coefficient, column)

@@ -53,7 +53,7 @@ class Events:
 
     @cached_property
     def free_keeps(self) -> frozenset[tuple[int, int]]:
-        """Segments ``(i, a)`` that end at an event in `present_groups`: free keeps."""
+        """Free keeps: segments ``(i, a)`` with ``event_groups[i][a]`` in ``present_groups[i]``."""
         return frozenset(
             (i, a)
             for i, groups in enumerate(self.present_groups)
@@ -64,9 +64,9 @@ class Events:
     def keep_index(self, i: int, first_group: int, group: int) -> int | None:
         """Return the index `a` of the segment of tensor `i` in which `group` begins.
 
-        The segment ends at event `a`. If the tensor is kept in it, the tensor is in RAM when
-        `group` begins. None up to `first_group`, the group of the tensor's first computation, and
-        after its last event.
+        The segment ends at ``event_groups[i][a]``. If the tensor is kept in it, the tensor is in
+        RAM when `group` begins. None up to `first_group`, the group of the tensor's first
+        computation, and after the tensor's last event.
         """
         events = self.event_groups[i]
         if group <= first_group or not events or group > events[-1]:
@@ -109,7 +109,8 @@ def paging_dominates(problem: Problem, k: int, *, is_limiting: bool | None = Non
     recomputation. This needs no inputs, and no more RAM at any step. Paging dominates if the
     replacement does not cost more in any quantity that is minimized or limited. The replacement
     adds written bytes, so paging never dominates if these are minimized or storage is limiting.
-    Paging does not dominate either if time is a makespan, because page-ins delay other transfers.
+    Paging does not dominate either if a makespan is minimized or limited, because page-ins delay
+    other transfers.
 
     Each row states ``sum <= limit``, lower limits with all signs reversed, so the sum must not
     grow. If `r >= 1` recomputations are removed, *at most* `r` page-ins and one page-out of each
@@ -229,7 +230,7 @@ def mark_dominated_keeps(
 ) -> Events:
     """Find the keeps and page-ins of tensors that the outputs of their only reader can replace.
 
-    Return the events without these page-ins, and with these keeps, except free keeps, in
+    Return the events without these page-ins, and with these keeps, except `Events.free_keeps`, in
     `Events.dominated_keeps`. If a makespan is limited or minimized, return `events` itself.
     `allows_moves` returns for a group whether no memory row depends on the stage of the group in
     which a node is recomputed. Raises `TimeLimitError`.
@@ -349,7 +350,10 @@ class _EventFinder:
         self.recompute_groups: list[tuple[int, ...]] = [()] * len(self.graph.nodes)
 
     def find(self) -> Events:
-        """Return the events of all nodes and tensors. Raises `TimeLimitError`."""
+        """Return the events of all nodes and tensors, as groups of `group_of`.
+
+        Raises `TimeLimitError` if the time limit passes.
+        """
         for k in range(len(self.graph.nodes) - 1, -1, -1):
             check_time_limit()
             self._find_node_events(k)
@@ -407,7 +411,7 @@ class _EventFinder:
         """Return the groups in which the recomputable node `k` may be recomputed, ascending.
 
         They are after its own group, up to that of its last stage. Unless recomputations of the
-        node are rewarded, only groups in which a recomputation can help, up to the last one of
+        node are rewarded, only groups that `_select_useful_groups` selects, up to the last one of
         `use_groups`, are returned. `use_groups` are the groups with uses of its outputs.
         """
         first_group = self.group_of[k]
@@ -467,10 +471,10 @@ class _EventFinder:
     def _find_present_groups(self, i: int, event_groups: tuple[int, ...]) -> frozenset[int]:
         """Return the `event_groups` at whose beginning `i` can be in RAM in all solutions for free.
 
-        These are the events up to which keeping `i` is free (`is_free`), from the previous event
-        or, for the first event, from the group of the first computation. A tensor with rewarded
-        page-ins has no such event: it must be absent before each page-in. Without `is_free`, the
-        result is empty.
+        An event is returned if keeping `i` to it from the previous event or, for the first event,
+        from the group of the first computation is free (`is_free`), also if an earlier keep is not.
+        A tensor with rewarded page-ins has no such event: it must be absent before each page-in.
+        Without `is_free`, the result is empty.
         """
         if self.is_free is None or self._rewards_page_in(i):
             return frozenset()

@@ -99,8 +99,8 @@ class Formulation:
     def populate(self, model: object, *, omitted_names: Collection[str] = ()) -> None:
         """Build all components but those of `omitted_names` into a model, in order.
 
-        A model of a shipped formulation is a `poetmodel.model.arrays.Model`. Raises
-        `TimeLimitError`.
+        Names of no component are ignored. A model of a shipped formulation is a
+        `poetmodel.model.arrays.Model`. Raises `TimeLimitError`.
         """
         for component in self.components:
             check_time_limit()

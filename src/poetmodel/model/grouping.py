@@ -73,7 +73,7 @@ class Grouping:
 
     @cached_property
     def steps(self) -> Mapping[int, Collection[int]]:
-        """Steps with enforced rows, by stage; omits stages without enforced rows."""
+        """Steps ``k`` with enforced memory rows, by stage ``t``; omits stages without such rows."""
         if self.enforces_all_steps:
             return {t: range(t + 1) for t in range(self.n_stages)}
         rows: dict[int, set[int]] = {q: {q} for q in self.stage_rows}
@@ -84,10 +84,10 @@ class Grouping:
     def is_free(self, graph: Graph, i: int, begin: int, end: int) -> bool:
         """Return whether keeping tensor `i` from group `begin` to `end` adds to no enforced row.
 
-        Groups `begin` to ``end - 1`` must each end at a stage that makes or reads `i`: the row of
-        that stage counts `i` anyway, unless an output may overwrite `i`. No step row may be
-        enforced in that stage or the next one, because such rows may count `i`. A tensor of 0 bytes
-        is always free to keep.
+        Groups `begin` to ``end - 1`` must each end at a stage whose node makes or reads `i`, and
+        has no output that may overwrite `i`: the row of that stage counts `i` anyway. No step row
+        may be enforced in that stage or the next one, because such rows may count `i`. A tensor of
+        0 bytes is always free to keep.
         """
         if graph.tensor_bytes[i] == 0:
             return True
@@ -113,8 +113,8 @@ class Grouping:
         """Return a grouping that enforces the rows of this one and the given rows.
 
         `ends_of_user_row` maps the position of each given per-stage user constraint to its
-        `coefficient_change_stages`. Not for `one_group_per_stage`: `enforces_all_steps` of the
-        result is False.
+        `coefficient_change_stages`, which are added to `user_row_ends`: groups end there. Not for
+        `one_group_per_stage`: `enforces_all_steps` of the result is False.
         """
         ends_of_user_row = ends_of_user_row or {}
         return Grouping(

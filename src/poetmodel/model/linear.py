@@ -31,9 +31,9 @@ solvers ignore them."""
 def literal_limit(row: LinearRow, upper_bounds: Sequence[float]) -> float:
     """Return the limit of a row rewritten as a sum of *literals* with absolute coefficients.
 
-    The literal of a positive value is its variable `x`, that of a negative value ``1 - x``, or ``u
-    - x`` for a count up to `u`. For real numbers, the possible rounding error is added.
-    `upper_bounds` has the upper bound of each column.
+    The literal of a positive coefficient is its variable `x`, that of a negative one ``u - x`` with
+    the upper bound `u` of the column from `upper_bounds`. If `row.upper` is a float, the possible
+    rounding error of the added products is added, too.
     """
     negated_sum: float = sum(
         -value * round(upper_bounds[column]) for value, column in row.terms if value < 0
@@ -139,9 +139,9 @@ def scale_signed_limit(row: LinearRow, upper_bounds: Sequence[float]) -> LinearR
 
     The limit is scaled as a row over literals (`literal_limit`); a count up to `u` is `u` equal
     literals. `literal_limit` of the row must be 0 or more. Returns None if the limit cannot bind:
-    positive values together do not exceed it. A negative value that would be dropped as negligible
-    has a tiny coefficient, so that the row has the variable and covers can count it. `upper_bounds`
-    has the upper bound of each column.
+    the sum of positive values, each times its maximum count, is at most `row.upper`. A negative
+    value that would be dropped as negligible has a tiny coefficient, so that the row has the
+    variable and covers can count it. `upper_bounds` has the upper bound of each column.
     """
     terms = list(row.terms)
     counts = [round(upper_bounds[column]) for _, column in terms]
@@ -170,7 +170,7 @@ def scale_signed_limit(row: LinearRow, upper_bounds: Sequence[float]) -> LinearR
 
 
 def scale_and_register_limit(m: Model, limit: LinearRow) -> LinearRow | None:
-    """Return the scaled row of a limit, and register the unscaled limit for cover cuts.
+    """Return a limit scaled by `scale_signed_limit`; register the unscaled limit for cover cuts.
 
     Return None, and do not register the limit, if it cannot bind. The limit is over columns; its
     `literal_limit` must be 0 or more.

@@ -137,7 +137,7 @@ class _StageTerms:
     """
 
     def __init__(self, generator: MemoryRowGenerator, t: int) -> None:
-        """Collect the terms of stage `t` before its first step."""
+        """Collect bytes and columns of the tensors of nodes before `t`, for the first step."""
         self.generator, self.t = generator, t
         graph, view = generator.graph, generator.view
         n_older_tensors = bisect_left(graph.node_of, t)
@@ -265,9 +265,9 @@ class _StageTerms:
     def _select_counted_homes(self, k: int) -> NDArray[np.bool_]:
         """Return the mask of the state tensors that count at step `k` by their resident column.
 
-        The other state tensors count anyway, as a copy or as resident state: those of nodes before
-        `k` that the stage's node reads and, if `k` is the stage's node, those that it makes (unless
-        the core reads state in place).
+        The mask is over `generator.home_nodes`. If the core reads state in place, all state counts
+        by this column. Otherwise, state of nodes before `k` that the stage's node reads and, if `k`
+        is the stage's node, state that it makes count anyway, as a copy or as resident state.
         """
         nodes = self.generator.home_nodes
         is_counted_as_copy = self.is_home_read & (nodes < k)
@@ -443,8 +443,8 @@ def memory_values(
     """Yield (column, value) of the liveness columns and of the peak, for a start solution.
 
     A liveness column has its lower bound at `values`, the values of the decisions' columns
-    (`LivenessBounds.min_value`). The peak is simulated, and divided by the useful RAM; it is
-    omitted if the model has no column of the peak.
+    (`LivenessBounds.min_value`). The peak is simulated, and divided by
+    `Problem.useful_ram_bytes`; it is omitted if the model has no column of the peak.
     """
     for bounds, column in zip(m.live_bounds, m.live.values() if m.live_bounds else (), strict=True):
         yield column, bounds.min_value(values)
@@ -457,7 +457,7 @@ def _limit_or_peak_row(m: Model, limit_row: LinearRow, constant_bytes: int) -> L
     """Return the scaled row of a step; `Model.peak` replaces the budget if the model has it.
 
     The `upper` of `limit_row` is the budget minus `constant_bytes`. Registers `limit_row` for cover
-    cuts. Without `Model.peak`, returns None and registers no limit if the row cannot bind.
+    cuts. But without `Model.peak`, returns None and registers no limit if the row cannot bind.
     """
     if m.peak is None:
         row = scale_limit(limit_row)

@@ -28,8 +28,7 @@ beside larger ones."""
 def _add_objective(m: Model) -> None:
     """Minimize the cost of all decisions beyond the single pass.
 
-    The unit is `Objective.unit`, such as a thousandth of the baseline; the constant is omitted
-    here::
+    The unit is `Objective.unit`, such as a thousandth of the baseline::
 
         sum(R * compute) + sum(M_in * page_in) + sum(M_out * page_out)
         + sum((1 - resident) * (page_in + page_out of the replacement))
@@ -37,10 +36,10 @@ def _add_objective(m: Model) -> None:
     On memory-mapped storage, state has no page-in. Page-outs that a commit includes cost 0 here.
 
     Coefficients are energies, times, bytes written or user-defined; or the objective is the peak
-    RAM variable. If coefficients are negative, a constant makes the objective 0 or more: the
-    largest possible reward. Costs are truncated to a million units, or to twice the `reference` of
-    the problem's objective if it has one. Bounds remain valid, and solutions better than the
-    reference have their true cost.
+    RAM variable. If coefficients are negative, the largest possible reward is added as a constant,
+    which makes the objective 0 or more. The magnitude of each coefficient is truncated to a million
+    units, or to twice the `reference` of the problem's objective if it has one. Bounds remain
+    valid, and solutions better than the reference have their true cost.
     """
     m.objective_unit = m.problem.objective.unit
     m.costs, m.offset = objective_terms(m, m.problem)
@@ -48,7 +47,7 @@ def _add_objective(m: Model) -> None:
 
 
 def objective_terms(m: Model, problem: Problem) -> tuple[list[Term], float]:
-    """Return the objective of `problem` in its unit: terms over columns of `m`, and a constant.
+    """Return the objective of `problem` in its `Objective.unit`: terms over `m`, and a constant.
 
     The constant makes the sum 0 or more if there are rewards (negative terms), else it is 0; the
     single pass is not included. `m` is a model of the problem, or of the stated problem if
@@ -77,7 +76,7 @@ OBJECTIVE = Component("objective", _add_objective, "POET (ICML 2022), equation 2
 
 
 def _add_deadline_rows(m: Model) -> None:
-    """Meet the deadline.
+    """Add the rows of the deadline to a model; none without a deadline, or if it cannot bind.
 
     Transfer times are included only if the deadline counts them::
 
@@ -105,7 +104,7 @@ DEADLINE = Component(
 
 
 def _add_energy_budget_row(m: Model) -> None:
-    """Meet the energy budget.
+    """Add the row of the energy budget to an array model; none without a budget that can bind.
 
     ::
 
@@ -169,10 +168,10 @@ LIMITS_AND_OBJECTIVE: Final = (DEADLINE, ENERGY_BUDGET, USER_TOTALS, OBJECTIVE)
 
 
 def add_limit(m: Model, limit: LinearRow) -> None:
-    """Add the scaled row of a limit on totals to the family of its name, unless it cannot bind.
+    """Add the scaled row of a limit on totals to the family of its name.
 
-    Registers the limit for cover cuts. If no decisions can meet the limit, instead adds an
-    infeasible row and registers no limit.
+    Also registers the limit for cover cuts. Does neither if the limit cannot bind. If no decisions
+    can meet the limit, instead adds an infeasible row and registers no limit.
     """
     reduced_limit = reduce_coefficients(m.decisions.row_over_columns(limit), m.upper)
     if literal_limit(reduced_limit, m.upper) < 0:

@@ -155,6 +155,7 @@ class NodeRelations(TriangleRelations):
         """Return the column of entry ``name[t,k]``; `ZERO` for a tensor without readers.
 
         `k` is a node for ``R``, otherwise a tensor. All read tensors of a node share a column.
+        Raises KeyError if the entry has no column.
         """
         if name == "R":
             return self.m.R[t, k]
@@ -181,7 +182,7 @@ class NodeRelations(TriangleRelations):
 def _add_inputs_resident_rows(m: Model) -> None:
     """Require the inputs of a computed node in RAM.
 
-    For every edge ``(i, j)`` and stage ``t >= j``::
+    For every node ``j``, node ``i`` whose only tensor it reads, and stage ``t >= j``::
 
         R[t,j] <= R[t,i] + S_RAM[t,i]
     """
@@ -253,6 +254,8 @@ def _add_freeing_rows(m: Model) -> None:
 
         H[t,i,k] = (1 - R[t,k]) + S_RAM[t+1,i] + sum(R[t,j] for readers j > k of i, j <= t)
         1 - FREE[t,i,k] <= H[t,i,k] <= h_max * (1 - FREE[t,i,k])
+
+    In the last stage, `H` has no summand ``S_RAM``.
     """
     graph = m.problem.graph
     n = len(graph.nodes)

@@ -73,7 +73,11 @@ class Relation(Mapping[tuple[int, int], Any]):
         return self._parse_index(index) is not None
 
     def _parse_index(self, index: object) -> tuple[int, int] | None:
-        """Return an index as plain integers; None if it is not in the triangle."""
+        """Return an index (stage, node or tensor) as plain integers.
+
+        Returns None if it is no pair of integers, or not in the triangle: for each node or tensor,
+        the stages from its first one in `first_stages`.
+        """
         if not isinstance(index, tuple) or len(index) != 2:  # noqa: PLR2004
             return None
         try:
@@ -105,10 +109,11 @@ def _declare_relations(m: Model) -> None:
     (`Graph.last_stages`), and page-ins and page-outs without paging, are fixed to 0. Samples on
     storage have S_AUX = 1. The home of state tensor `w` is RAM (``resident[w]``) or storage:
     `declare_homes` adds these variables and their rows. Of state, all entries of ``M_out`` and all
-    entries after the stage of its replacement are fixed to 0; on memory-mapped storage, all entries
-    but those of ``S_AUX``. Of a replacement, all entries are fixed to 0 but that of ``M_out`` in
-    the stage that makes it. Sets `Model.decisions` to columns that are not fixed, without page-outs
-    of replacements, which the homes count.
+    entries after the stage of its replacement are fixed to 0; on memory-mapped storage, also all
+    other entries but those of ``S_AUX``. Of a replacement, all entries are fixed to 0 but that of
+    ``M_out`` in the stage that makes it. Sets `Model.decisions` to the columns of recomputations,
+    page-ins, page-outs and storage homes that are not fixed, without page-outs of replacements,
+    which the homes count.
     """
     problem = m.problem
     graph = problem.working_graph
@@ -206,8 +211,9 @@ class TriangleRelations(StepView):
     def column_values(self, schedule: Schedule) -> Iterator[tuple[int, float]]:
         """Yield (column, value) of the columns of ``compact-unreduced``, for a schedule.
 
-        These are entries, the family `stored` (1 if a tensor is paged out), homes, liveness columns
-        and the peak. Not for ``paper``.
+        These are all entries of `RELATIONS` (1.0 or 0.0), the family `stored` (1.0 if a tensor is
+        paged out), homes, and, if the model has them, liveness columns and the peak. Not for
+        ``paper``.
         """
         values: dict[int, float] = {}
         for name in RELATIONS:
@@ -240,7 +246,8 @@ class CompactRelations(StepView):
     def S_AUX(self, t: int, i: int) -> int:
         """Return the column of ``S_AUX[t,i]``, or `ZERO` or `ONE`.
 
-        For state, the column of its home on storage, but `ZERO` after the stage of its replacement.
+        For state, its column in `storage_home` (without one, `ZERO`), but `ZERO` after the stage of
+        its replacement.
         """
         if i in self.m.resident:
             home = self.m.storage_home.get(i, ZERO)
@@ -298,8 +305,9 @@ class CompactRelations(StepView):
     def column_values(self, schedule: Schedule) -> Iterator[tuple[int, float]]:
         """Yield (column, value) of the columns of ``compact``, for a schedule.
 
-        These are decisions, liveness columns and the peak. A keep is 1 if the tensor is in RAM when
-        each of its `segment_stages` begins. Entries of the schedule without a column are ignored.
+        These are decisions, also those that are 0, liveness columns and the peak. A keep is 1 if
+        the tensor is in RAM when each of its `segment_stages` begins. Entries of the schedule
+        without a column are ignored.
         """
         m = self.m
         in_ram_entries = set(schedule.S_RAM)

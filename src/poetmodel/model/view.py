@@ -78,7 +78,8 @@ def to_pyomo(
 def _add_variables(m: pyo.ConcreteModel, model: Model) -> list[Any]:
     """Add the variables of all families to the Pyomo model; return the variable of each column.
 
-    Fixes the variables of fixed columns.
+    Fixes the variables of fixed columns. Raises `TimeLimitError` if a time limit of the calling
+    context passes.
     """
     variables: list[Any] = []
     for name, columns in model.families.items():
@@ -131,7 +132,10 @@ def _replace_memory_rows(m: pyo.ConcreteModel) -> None:
 
 
 def _add_constraint(m: pyo.ConcreteModel, name: str, rows: range) -> None:
-    """Add the rows of a family as a Pyomo constraint, and their expressions to `stated_rows`."""
+    """Add rows as the Pyomo constraint `name`, and their expressions as ``m.stated_rows[name]``.
+
+    Both are indexed by the keys of the rows; the constraint has no index if the only key is None.
+    """
     model, variables = m.arrays, m.variables
     relations = {}
     for number in rows:

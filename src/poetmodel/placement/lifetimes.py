@@ -47,7 +47,9 @@ class Block:
 def list_blocks(graph: Graph, plan: Plan, alignment: int) -> list[Block]:
     """Return all blocks of a valid plan, in the order of their first copies or workspaces.
 
-    Raises `PlanError` if the plan is for another graph, and `TimeLimitError`.
+    A copy made in place of another is in the block of that copy. Sizes are rounded up to
+    `alignment` [B]. Raises `PlanError` if the plan is for another graph, and `TimeLimitError` if a
+    time limit of the calling context passes.
     """
     blocks: list[Block] = []
     latest_block_of: dict[int | None, Block] = {}
@@ -95,8 +97,9 @@ def ram_by_position(blocks: Iterable[Block], length: int) -> list[int]:
 def split_overlaps(spans: Sequence[Span]) -> list[Span]:
     """Split the spans of a block at every begin and end, so that none overlap.
 
-    The result is in order. Each new span has the size of the largest span that covers it, or 0
-    bytes between two spans; adjacent spans of one size are not merged.
+    The result is sorted by begin, and empty without spans. Each new span has the size of the
+    largest span that covers it, or 0 bytes between two spans; adjacent spans of one size are not
+    merged.
     """
     if len(spans) == 1:
         return list(spans)

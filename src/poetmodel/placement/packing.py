@@ -104,7 +104,10 @@ class PackingProblem:
         )
 
     def lowest_offset(self, index: int, offsets: Integers) -> int:
-        """Return the lowest offset at which block `index` fits among the placed blocks [B]."""
+        """Return the lowest offset at which block `index` fits among the placed blocks [B].
+
+        `offsets` has the offset of each block, `UNPLACED` for blocks that are not placed.
+        """
         conflicts = self.conflicts_of[index]
         if not conflicts.indices.size:
             return 0
@@ -135,7 +138,8 @@ def search_offsets(
     """Return offsets of `blocks` with the smallest arena found; `problem` is their packing problem.
 
     The search stops if the arena has `bound` bytes, a lower bound, at `until_s` of the monotonic
-    clock [s], or at the maximum number of placements (`MAX_PLACEMENTS`).
+    clock [s], or after `MAX_PLACEMENTS` placements; after a tenth of them if at most
+    `MAX_SHORT_SEARCH_PAIRS` pairs of blocks conflict.
 
     Blocks are placed one by one at the lowest offset where they fit: first in the greedy order,
     then within a target size, halfway between the bound and the smallest arena so far. A block that
@@ -161,7 +165,10 @@ class _OrderSearch:
         bound: int,
         rng: Random,
     ) -> None:
-        """Sort the blocks in the greedy order of `LIFETIME_POWERS`, highest first; place none."""
+        """Sort the blocks by ``height * lifetime ** LIFETIME_POWERS[0]``, largest first.
+
+        Places no block.
+        """
         self.problem, self.bound, self.rng = problem, bound, rng
         self.lifetimes = [sum(end - begin for begin, end, _ in block.spans) for block in blocks]
         self.powers = cycle(LIFETIME_POWERS)

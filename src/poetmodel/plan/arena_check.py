@@ -85,11 +85,11 @@ def check_arena(graph: Graph, plan: Plan, arena: Arena) -> ArenaCheck:
     Notes
     -----
     Each copy (a first computation, a recomputation, a page-in, a first read of state, resident
-    state) and each workspace has exactly one aligned offset and ends inside the arena. Copies that
-    are in RAM together do not overlap, except an output that overwrites an input in place: both
-    have the same offset. A replacement uses the memory of its state tensor. Offsets of copies that
-    the program does not make are violations. Stated sizes equal the simulated ones, and the arena
-    fits the budget of the plan.
+    state) and each workspace has exactly one aligned offset and ends inside the arena. Copies and
+    workspaces that are in RAM together do not overlap, except an output that overwrites an input in
+    place: both have the same offset. A replacement has no offset: it uses the memory of its state
+    tensor. Offsets of copies that the program does not make are violations. Stated sizes equal the
+    simulated ones, and the arena fits the budget of the plan.
     """
     checker = _ArenaChecker(graph, plan, arena)
     for _, copies in groupby(list_stays(graph, plan), key=attrgetter("begin")):
@@ -107,9 +107,10 @@ class _ArenaChecker:
     """Checks offsets instruction by instruction, and collects rectangles and violations."""
 
     def __init__(self, graph: Graph, plan: Plan, arena: Arena) -> None:
-        """Index the offsets of the arena by position, content and index.
+        """Store the offsets of the arena in `unused_offsets`, by position, `Content` and index.
 
-        Adds a violation for each duplicate; the last offset counts.
+        The index is that of a tensor or, for a workspace, of a node. Adds a violation for each
+        repeated key; its last offset counts.
         """
         self.graph, self.plan, self.arena = graph, plan, arena
         self.rectangles: list[Rectangle] = []
@@ -129,7 +130,11 @@ class _ArenaChecker:
     def check_copies(self, copies: Sequence[Stay]) -> None:
         """Add the rectangles of the copies made at one position, and violations of their offsets.
 
-        Drops live rectangles that end at or before the position, and raises `lower_bound_bytes`.
+        `copies` must not be empty; a workspace is one, too. An offset must exist, be aligned, be
+        inside the arena without overlap of a live rectangle, and equal that of an input overwritten
+        in place. Drops live rectangles that end at or before the position. Raises
+        `lower_bound_bytes` to the sum of all live sizes, each rounded up to the alignment, if that
+        is larger; overwritten bytes count once. Updates `unused_offsets` and `end_bytes`, too.
         """
         position = copies[0].begin
         self.live_rectangles = [
@@ -172,8 +177,9 @@ class _ArenaChecker:
     def _pop_offset(self, copy: Stay) -> int | None:
         """Return the offset of a copy, and remove it from `unused_offsets`.
 
-        Adds violations of the alignment and of the size of the arena, and raises `end_bytes`. If
-        the arena has no offset for the copy, adds a violation and returns None.
+        Adds violations of the alignment and of the size of the arena, and raises `end_bytes` to the
+        end of the copy, rounded up to the alignment. If the arena has no offset for the copy, adds
+        a violation and returns None.
         """
         key = (copy.begin, copy.content, copy.index)
         offset = self.unused_offsets.pop(key, None)

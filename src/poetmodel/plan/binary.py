@@ -226,7 +226,7 @@ class _IndexPredictor:
     """Predicts the index of the next record, identically in encoder and decoder."""
 
     def __init__(self, homes: Homes) -> None:
-        """Start without a record of any operation; exclude the `first_reads` of `homes`."""
+        """Start without records; computing a node in `homes.first_reads` always needs a record."""
         self.node_of = homes.graph.node_of
         self.new_nodes = [k for k in range(len(homes.graph.nodes)) if k not in homes.first_reads]
         """Nodes in graph order, except nodes of first reads."""
@@ -239,10 +239,10 @@ class _IndexPredictor:
     def predict_index(self, op: Op) -> int:
         """Return the predicted index of an operation.
 
-        For ``compute``, the index of its last record plus 1; for ``page_out``, the first tensor
-        that the last computed node or a later one makes; otherwise the index of the last record of
-        the operation. Before the first record of an operation, its last index is -1 for ``compute``
-        and 0 for every other operation.
+        For ``compute``, the index of its last record plus 1; computations without a record do not
+        count. For ``page_out``, the first tensor of the last computed node, with or without a
+        record (node 0 before any), or of a later node if it makes none. Otherwise the index of the
+        operation's last record. Each operation but ``page_out`` has 0 before its first record.
         """
         if op == Op.COMPUTE:
             return self._last_index_of[op] + 1
@@ -275,7 +275,8 @@ class _IndexPredictor:
 def _encode_steps(homes: Homes, steps: Iterable[Instruction]) -> bytes:
     """Return the records of steps, as bytes.
 
-    First computations in graph order have no record: the next record has their number.
+    First computations in graph order, except first reads of state, have no record. The next record
+    counts those since the record before it; those after the last record are not counted.
     """
     encoded = bytearray()
     predictor = _IndexPredictor(homes)
@@ -293,9 +294,11 @@ def _encode_steps(homes: Homes, steps: Iterable[Instruction]) -> bytes:
 
 
 def _decode_steps(homes: Homes, reader: _ByteReader) -> Iterator[Instruction]:
-    """Yield the steps of all records, and the first computations before, between and after them.
+    """Yield the instruction of each record, and the computations without a record.
 
-    Raises `PlanError` for a record that does not fit the graph.
+    These compute the nodes of `_IndexPredictor.new_nodes`, in order. A record states the number of
+    them that directly precede it; the rest follow the last record. Raises `PlanError` for a record
+    that is incomplete or does not fit the graph.
     """
     predictor = _IndexPredictor(homes)
     new_nodes, n_tensors = predictor.new_nodes, len(homes.graph.tensors)
@@ -333,7 +336,9 @@ def _read_resident(graph: Graph, reader: _ByteReader) -> Iterator[int]:
 
 
 def _parse_header(data: bytes) -> tuple[int, int, bytes, bytes]:
-    """Return version, flags, fingerprint, and the remaining bytes: length of the body, and body.
+    """Return version, flags, fingerprint, and the bytes from there to the checksum, not decoded.
+
+    These are the length of the body, and the body.
 
     Raises `PlanError` if start, version, flags or checksum are wrong, or if bytes are missing.
     """

@@ -163,8 +163,8 @@ def strip_derived_instructions(
     """Return the steps from which `add_waits_and_frees` derives a program; its inverse.
 
     The steps are computations, transfers (also first reads of state), and waits for page-outs that
-    cannot be derived. Returns None if these rules do not restore the program: it waits or frees
-    elsewhere, or is not valid.
+    cannot be derived. Returns None if these rules do not restore the program, such as one that
+    waits or frees elsewhere. Whether the program is valid is not checked.
     """
     original = tuple(program)
     steps = _remove_derived_instructions(homes, homes.expand_first_reads(original))
@@ -176,9 +176,10 @@ def _remove_derived_instructions(
 ) -> tuple[Instruction, ...]:
     """Return a program without frees, and without waits except underivable ones for page-outs.
 
-    First reads of state are page-ins in `program`. A wait for a page-out is derivable if no step is
-    retained between the tensor's latest use and the wait, and the next instruction frees the tensor
-    or pages it out.
+    First reads of state must be page-ins in `program`, and remain. A wait for a page-out is
+    derivable if the result has no instruction between the wait and the latest computation or
+    transfer that uses the tensor, and the next instruction of `program` frees the tensor or pages
+    it out.
     """
     steps: list[Instruction] = []
     n_steps_at_last_use: dict[int, int] = {}

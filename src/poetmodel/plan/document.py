@@ -42,7 +42,7 @@ def parse_document(text: str, *, source: str) -> PlanDocument:
 
 
 def _to_document(file: PlanFile) -> PlanDocument:
-    """Convert the validated content of a plan file to a plan, metrics and an arena."""
+    """Convert a validated plan file to its plan, stated metrics and, if it has one, arena."""
     return PlanDocument(
         plan=Plan.from_file(file),
         stated_metrics={

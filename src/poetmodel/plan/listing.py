@@ -104,7 +104,10 @@ def describe_homes(graph: Graph, plan: Plan) -> str:
 def _instruction_lines(
     graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None
 ) -> Iterator[str]:
-    """Yield the table head and one line per instruction; `plan_listing` describes the columns."""
+    """Yield the table head and one line per instruction; `plan_listing` describes the columns.
+
+    With an arena, the remark of a line includes the offsets of new copies.
+    """
     factor, unit = _time_unit(check.makespan_s or 0.0)
     time_head = f"time [{unit}]"
     text = InstructionText(graph, plan)
@@ -178,7 +181,7 @@ class InstructionText:
         self.is_mapped = plan.memory_mapped
 
     def format_verb(self, step: Instruction, *, is_repeated: bool) -> str:
-        """Return the verb of an instruction, such as ``page in`` or ``recompute``.
+        """Return the verb of an instruction, such as ``page in``, ``wait for`` or ``recompute``.
 
         `is_repeated` is whether an equal instruction was executed before. The ``compute`` of state
         is ``read`` if it is a first read, otherwise ``hold``.
@@ -230,7 +233,10 @@ class InstructionText:
         return f"{write_back_text}{self._format_transfer(index, record)}"
 
     def _format_transfer(self, i: int, record: InstructionRecord) -> str:
-        """Return the bytes and duration of a transfer of tensor `i` and, for DMA, its bus delay."""
+        """Return the bytes and duration of a transfer of tensor `i`.
+
+        For DMA, also the time that the transfer waits for the bus, if above 0.
+        """
         size = format_bytes(self.graph.tensor_bytes[i])
         delay_s = record.start_s - record.issued_s
         delay_text = (

@@ -116,7 +116,7 @@ class Plan:
     def save(
         self, path: str | Path, check: PlanCheck | None = None, arena: Arena | None = None
     ) -> None:
-        """Write a ``*.plan.json`` file with the content of `to_dict`.
+        """Write the content of `to_dict` as JSON; by convention, `path` ends with ``.plan.json``.
 
         Raises
         ------

@@ -159,10 +159,10 @@ def _limit_violations(
 
 
 def _written_bytes(machine: Machine, sizes: Sequence[int]) -> int:
-    """Return the bytes that page-outs and, on average per step, commits write [B].
+    """Return the bytes that page-outs write, plus `Commit.written_bytes`, an average per step [B].
 
     Page-outs of `Commit.replacements` count only in the commits. Without costs, commits are
-    omitted.
+    omitted, and all page-outs count.
     """
     commit = None if machine.table is None else machine.table.commit
     replacements, committed_bytes = (

@@ -101,9 +101,9 @@ def _metadata_event(name: str, args: dict[str, Any], track: int) -> Event:
 
 
 def _plan_metrics(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
-    """Return graph, device, mode, budget and metrics of a plan, for the key ``otherData``.
+    """Return graph, device, `StorageMode`, budget and metrics of a plan, for ``otherData``.
 
-    Values that are unknown are None.
+    The graph is stated by name and hash. Values that are unknown are None.
     """
     return {
         "graph": graph.name,
@@ -135,10 +135,11 @@ class _TrackEvents:
         self.text = InstructionText(graph, plan)
 
     def events(self) -> Iterator[Event]:
-        """Yield the events of each instruction in program order, with the peak and the flows.
+        """Yield the events of instructions in program order, with the peak and the flows.
 
-        The peak precedes the event of its instruction; a flow follows the event of its page-in and
-        comes from the latest page-out of the tensor.
+        `_instruction_event` states which instructions have no event. The peak precedes the event of
+        its instruction. The two events of a flow follow the event of its page-in; the flow comes
+        from the latest page-out of the tensor. Without a page-out, there is no flow.
         """
         executed_steps: set[Instruction] = set()
         latest_page_out: dict[int, tuple[int, InstructionRecord]] = {}
@@ -227,8 +228,8 @@ class _TrackEvents:
     def _transfer_arguments(self, i: int, record: InstructionRecord) -> dict[str, Any]:
         """Return the arguments of the event of a transfer of tensor `i`.
 
-        These are its name and bytes, the time for which it waits for the bus [us] and, for a
-        replacement, the name of the state tensor that it writes back.
+        These are its name and bytes, the time for which it waits for the bus [us], which may be 0,
+        and, for a replacement, the name of the state tensor that it writes back.
         """
         tensor = self.graph.tensors[i]
         arguments: dict[str, Any] = {

@@ -92,7 +92,7 @@ def make_plan(
     TooLargeError
         If spans with invalid entries of the schedule have more than `MAX_PAIRS` pairs.
     TimeLimitError
-        If a time limit of the calling context passes.
+        If a time limit of the calling context passes, except during improvements with `time_limit`.
     """
     simulation = simulate(graph, costs, schedule)
     if simulation.violations:
@@ -114,8 +114,9 @@ def _make_unchecked_plan(
 ) -> Plan:
     """Make the plan of a schedule without checking the schedule.
 
-    `peak_bytes` is the peak of the schedule and the minimum budget of a ``dma`` plan [B]; `limit_s`
-    is the `time_limit` of `make_plan` [s]. May raise `TimeLimitError`.
+    `peak_bytes` is the peak of the schedule [B]. The budget of a ``dma`` plan is the larger of
+    `ram_budget_bytes` and this peak, or the peak if `ram_budget_bytes` is None. `limit_s` is the
+    `time_limit` of `make_plan` [s]. Raises `TimeLimitError` as `make_plan` does.
     """
     from poetmodel.plan import Plan
 
@@ -172,7 +173,8 @@ def _improve_timing(
 
     First a search chooses the transfers' intervals; its result is yielded if it fits in the budget
     and is faster. Then up to `_MAX_DELAY_PASSES` passes delay page-ins of the best timing, without
-    more RAM; they end when a pass moves no page-in or makes the program slower.
+    more RAM; they end when a pass moves no page-in or makes the program slower. Raises
+    `TimeLimitError` if the time limit passes.
     """
     from poetmodel.planner.search import choose_transfers
     from poetmodel.planner.timing import Timing, delay_page_ins
@@ -287,7 +289,7 @@ def verify(
     TooLargeError
         If spans with invalid entries of the schedule have more than `MAX_PAIRS` pairs.
     TimeLimitError
-        If a time limit of the calling context passes.
+        If a time limit of the calling context passes, except during planning with `planning_s`.
     """
     if not problem.is_overlapping:
         return check_schedule(problem, schedule, stated=stated)
@@ -321,11 +323,12 @@ def verify(
     def plan_metrics(simulation: Simulation) -> PlanMetrics:
         """Return the makespan of the checked plan and, if RAM is minimized, its RAM.
 
-        The RAM is the peak of `plan`; without `plan`, the smallest budget that was found. Adds
+        The RAM is the peak of `plan`; without `plan`, the result of `_min_ram_bytes`. Adds
         violations of the plan to `plan_violations`. Without `plan`, increases both metrics to the
-        values in `stated`. Without a valid schedule or enough time, the makespan is that of a plan
-        without overlap, and the RAM is None. Raises `TimeLimitError` if an outer time limit has
-        passed and `planning_s` is None.
+        values in `stated`, but at most to the makespan without overlap and the usable RAM. Without
+        a valid schedule or enough time, also if `plan` is given, the makespan is that of a plan
+        without overlap, the RAM is None, and `plan_violations` is unchanged. Raises
+        `TimeLimitError` if an outer time limit has passed and `planning_s` is None.
         """
         blocking_metrics = PlanMetrics(simulation.makespan_s)
         if simulation.violations:  # no program can execute the schedule

@@ -145,7 +145,10 @@ class _BeamSearch:
     """
 
     def __init__(self, windows: TransferWindows, parameters: SearchParameters) -> None:
-        """Prepare the search over the intervals of `windows`; `search_round` does one round."""
+        """Make masks, by interval, of the windows that are open and of those that close there.
+
+        Also prepares the estimates of makespans. `search_round` does one round of the search.
+        """
         self.windows, self.parameters = windows, parameters
         n_intervals = len(windows.nodes) + 1
         self.closing_page_ins = _make_window_masks(
@@ -179,8 +182,9 @@ class _BeamSearch:
     def search_round(self, width: int, max_choices: int) -> BestTransfers:
         """Search all intervals with a beam width; return the transfers with the smallest makespan.
 
-        After each transfer, at most `max_choices` transfers of each kind are tried next. Resets the
-        attributes that describe the round. Raises `TimeLimitError` if the time limit passes.
+        After each transfer, at most `max_choices` transfers of each kind are tried next. Each label
+        has an extension, so there is always a result. Resets the attributes that describe the
+        round. Raises `TimeLimitError` if the time limit passes.
         """
         self.n_labels = 0
         self.max_choices = max_choices
@@ -225,7 +229,7 @@ class _BeamSearch:
 
         The first label begins only the transfers that must begin. A further transfer is tried
         only if the bus is idle before the core reaches the next interval. Sets `is_exhaustive` to
-        False if `max_continuations` stops the enumeration.
+        False if `max_continuations`, `max_choices` or `max_page_ins` limits the enumeration.
         """
         # Drop the page-outs that have finished.
         if label.pending_outs and label.pending_outs[0][1] <= label.core_s:
@@ -254,9 +258,9 @@ class _BeamSearch:
     def _begin_closing_transfers(self, label: _Label, interval: int) -> _Label:
         """Begin the transfers whose window closes with an interval; return the new label.
 
-        Skips transfers that have begun. Begins all page-outs first. Then the core waits for the
-        page-outs that the page-ins read, and once for RAM, and all page-ins begin. Each kind begins
-        in index order.
+        Skips transfers that have begun. Begins such page-outs first, in index order. Then, for each
+        such page-in, `_store_source` begins the page-out that it reads, if that has not begun, and
+        waits for it. After one wait for RAM, the page-ins begin in index order.
         """
         for page_out in _bit_indices(self.closing_page_outs[interval] & ~label.begun_outs):
             label = self._begin_page_out(label, page_out, interval)
@@ -328,10 +332,11 @@ class _BeamSearch:
             yield index
 
     def _execute_computation(self, label: _Label, interval: int) -> _Label:
-        """Execute computation `interval`, the one after this interval; return a new label.
+        """Execute the computation at the end of `interval`, with its index; return a new label.
 
-        First the core waits for page-ins that it reads, for page-outs of tensors that it computes
-        again, and for RAM. The mark of a page-in without a reader takes no compute time.
+        First the core waits for page-ins that the computation reads, for page-outs of tensors that
+        it computes again, and for RAM (`_wait_for_ram`); too little RAM after that is no error. The
+        mark of a page-in without a reader takes no compute time.
         """
         page_ins = self.windows.page_ins
         core_s, pending_ins, pending_outs = label.core_s, label.pending_ins, label.pending_outs
@@ -382,10 +387,11 @@ class _BeamSearch:
         return label
 
     def _begin_page_in(self, label: _Label, index: int, interval: int) -> _Label:
-        """Begin a page-in on the bus and add it to `pending_ins`; return the new label.
+        """Begin a page-in on the bus; return the new label, with (index, end) in `pending_ins`.
 
         Before, `_store_source` begins the page-out that the page-in reads, if necessary, and waits
-        for it. `index` is that of the page-in in `TransferWindows.page_ins`. Does not wait for RAM.
+        for it. `index` is that of the page-in in `TransferWindows.page_ins`; `interval` is the
+        current one, for the trail. Does not wait for RAM.
         """
         label = self._store_source(label, index, interval)
         page_in = self.windows.page_ins[index]
@@ -399,7 +405,7 @@ class _BeamSearch:
         )
 
     def _begin_page_out(self, label: _Label, index: int, interval: int) -> _Label:
-        """Begin a page-out on the bus, after all earlier transfers; return the new label.
+        """Begin a page-out in `interval`, after earlier transfers on the bus; return the new label.
 
         `index` is its index in `TransferWindows.page_outs`. The page-out becomes pending.
         """
@@ -416,7 +422,7 @@ class _BeamSearch:
     # -- RAM ---------------------------------------------------------------------------------
 
     def _page_in_fits(self, label: _Label, index: int, interval: int) -> bool:
-        """Return whether a page-in that begins now fits in RAM until its use.
+        """Return whether page-in `index`, begun in `interval`, fits in RAM until its use.
 
         RAM must also hold all page-ins that have begun and whose reader has not been executed. RAM
         that unfinished page-outs hold is not counted.
@@ -444,11 +450,11 @@ class _BeamSearch:
         return True
 
     def _wait_for_ram(self, label: _Label, interval: int, extra_bytes: int) -> _Label:
-        """Wait for page-outs until the next computation and `extra_bytes` fit in RAM.
+        """Wait for page-outs until computation `interval` and `extra_bytes` fit in RAM.
 
         RAM must also hold the pending page-ins that later computations read. Begins further
-        page-outs if those that have begun do not free enough. Returns the new label, also if all
-        page-outs together do not free enough.
+        page-outs, in index order, if those that have begun do not free enough. Returns the new
+        label, also if all page-outs together do not free enough.
         """
         page_ins, page_outs = self.windows.page_ins, self.windows.page_outs
         excess = self.windows.min_ram_bytes[interval] + extra_bytes - self.windows.budget_bytes
@@ -464,10 +470,11 @@ class _BeamSearch:
         return label if excess <= 0 else self._free_ram(label, interval, excess)
 
     def _free_ram(self, label: _Label, interval: int, excess: int) -> _Label:
-        """Wait for page-outs that hold RAM until `excess` bytes are free; return the new label.
+        """Wait for page-outs until they have freed `excess` bytes; return the new label.
 
-        Waits first for those that have begun, in bus order; then begins further ones, in index
-        order, and waits for them. If all together free less, returns the label after all waits.
+        Waits only for page-outs that hold RAM in `interval`: first for those that have begun, in
+        bus order; then begins further ones, in the order of `TransferWindows.page_outs`, and waits
+        for them. If all together free less, returns the label after all waits.
         """
         page_outs, held_by_page_outs = self.windows.page_outs, self.held_by_page_outs[interval]
         core_s, pending_outs = label.core_s, []
@@ -506,7 +513,7 @@ class _Estimates:
     """Estimates of the makespan of labels: the remaining transfers are executed in due order."""
 
     def __init__(self, windows: TransferWindows, lookahead: int) -> None:
-        """Sort the transfers of `windows` in due order, and sum times over this order.
+        """Sort page-ins and page-outs together in due order; fill `preceding_s` and `remaining_s`.
 
         A page-in is due in its last interval, a page-out in its `due_interval`. Estimates simulate
         the next `lookahead` transfers one by one.
@@ -594,9 +601,9 @@ def _add_if_undominated(group: list[_Label], label: _Label) -> None:
 def _dominates(label: _Label, other: _Label) -> bool:
     """Return whether `label` dominates `other`, which has begun the same page-ins.
 
-    Both are labels of the same interval. If True, `label` has begun all page-outs of `other`, no
-    time of `label` is later than that of `other`, and page-outs that are pending only in `label`
-    end no later than the core time of `other`.
+    Both are labels of the same interval. `label` dominates exactly if it has begun all page-outs of
+    `other`, no time of `label` is later than that of `other`, and page-outs that are pending only
+    in `label` end no later than the core time of `other`.
     """
     if (
         label.core_s > other.core_s

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 def extract_actions(homes: Homes, schedule: Schedule) -> Program:
     """Return computations and transfers of a schedule in execution order, without idle page-outs.
 
-    First reads of state are page-ins; other state stays a ``compute``. A page-out is idle if no
-    page-in of the tensor follows, or if the tensor is already on storage. The page-out of a state
-    replacement is never idle. Invalid entries are omitted as in `compile_schedule`.
+    First reads of state are page-ins; state in RAM or on memory-mapped storage stays a ``compute``.
+    A page-out is idle if no page-in of the tensor follows, or if the tensor is already on storage.
+    The page-out of a state replacement is never idle. Invalid entries are omitted as in
+    `compile_schedule`.
     """
     program = homes.expand_first_reads(compile_schedule(homes, schedule).program)
     last_page_in = {i: position for position, (op, i) in enumerate(program) if op == Op.PAGE_IN}
@@ -54,7 +55,7 @@ def move_page_ins_to_readers(homes: Homes, actions: Sequence[Instruction]) -> Pr
 
     `actions` is the result of `extract_actions`. Page-ins before the same computation are in
     ascending order of tensors. Page-ins without a reader do not move, nor do page-outs and
-    computations.
+    computations. No waits and frees are added.
     """
     unread_positions = find_unread_page_ins(homes, actions)
     steps: list[Instruction] = []

@@ -123,8 +123,8 @@ class Timing:
         Also waits for page-outs of dead copies of its outputs. The node may overwrite those inputs
         that are in `ended_tensors`, the tensors whose last use is this step. If the page-out of
         such an input has finished or must free RAM, adds a wait for it to `steps`; otherwise a
-        pending page-out prevents overwriting. The caller adds the step itself, and frees
-        `ended_tensors` or registers them as dead.
+        pending page-out prevents overwriting. Waits for page-ins are not added to `steps`. The
+        caller adds the step itself, and frees `ended_tensors` or registers them as dead.
         """
         for i in self.homes.inputs[k]:
             if i in self._page_in_ends:
@@ -162,7 +162,8 @@ class Timing:
         """Begin a transfer on the bus, after the core has waited for other transfers of tensor `i`.
 
         Before a page-in, which allocates its RAM, the core also waits for page-outs of dead tensors
-        until tensor `i` fits, or none is left. The caller adds the transfer itself to `steps`.
+        until tensor `i` fits, or none is left. Of the waits, only those of `_free_dead` are added
+        to `steps`; the caller adds the transfer itself.
         """
         if i in self._dead_tensors:
             self._free_dead(i)
@@ -191,11 +192,11 @@ class Timing:
         self.peak_ram_bytes = max(self.peak_ram_bytes, self._ram_bytes + size_bytes)
 
     def _free_dead(self, i: int) -> None:
-        """Wait for the page-out of a dead tensor and free the tensor.
+        """Wait for the page-out of a dead tensor and subtract its bytes from the RAM in use.
 
-        Inserts the wait into `steps`, before the page-ins at their end, so that these begin after
-        the wait. Omits a wait right after the last use of the tensor: `add_waits_and_frees` adds
-        it.
+        Inserts the wait into `steps`, before the page-ins at their end, which follow the page-out
+        on the bus. Omits a wait right after the last use of the tensor, and the ``free``:
+        `add_waits_and_frees` adds them.
         """
         self._wait(i, self._page_out_ends)
         position = len(self.steps)
@@ -249,7 +250,7 @@ class _BusTransfer:
 
 
 def delay_page_ins(timing: Timing) -> tuple[Instruction, ...]:
-    """Return the input steps with page-ins moved later, without delaying any computation.
+    """Return `Timing.input_steps` with page-ins moved later, without delaying any computation.
 
     Each page-in that a computation reads, from the last on the bus to the first, moves to the last
     position for which the start times of all computations stay the same, within rounding. If two
@@ -359,8 +360,9 @@ def _find_ends_after_move(
     """Return the ends of transfers from `old_index` on after a move, in the new bus order [s].
 
     None if a transfer ends after its `max_end_s` plus `tolerance_s`. The transfer moves from
-    `old_index` to `index` of the bus order, and begins no earlier than the core reaches input step
-    `new_position`. The list stops after the first end behind `index` that the move does not change.
+    `old_index` to `index` of the bus order, the same or a later one, and begins no earlier than the
+    core reaches input step `new_position`. The list stops after the first end behind `index` that
+    the move does not change.
     """
     free_s = transfers[old_index - 1].end_s if old_index else 0.0
     order = [*range(old_index + 1, index + 1), old_index, *range(index + 1, len(transfers))]

@@ -84,10 +84,11 @@ class TransferWindows:
         actions: Sequence[Instruction],
         ram_budget_bytes: int,
     ) -> None:
-        """Find the windows of the transfers in `actions`, for a RAM budget.
+        """Find the window of each transfer in `actions`: the intervals in which it may begin.
 
-        `actions` is the result of `extract_actions`. A budget below the maximum of `min_ram_bytes`
-        is raised to it. Raises `TimeLimitError` if the time limit passes.
+        Interval `g` precedes computation `g`. `actions` is the result of `extract_actions`. A RAM
+        budget below the largest entry of `min_ram_bytes`, which has one for each computation, is
+        raised to this entry. Raises `TimeLimitError` if the time limit passes.
         """
         self._homes, self._table = homes, table
         unread_positions = find_unread_page_ins(homes, actions)
@@ -157,8 +158,8 @@ class TransferWindows:
         """Register a copy's change of RAM and, with their windows, its page-in and page-out.
 
         The windows follow from lifetimes of copies; `_limit_by_ram` narrows them. If the copy is
-        computed and the older copy was paged out, closes the window of that page-out. `intervals`
-        has the interval of each action.
+        computed and the preceding copy of the tensor was paged out, closes the window of that
+        page-out. `intervals` has the interval of each action.
         """
         i, interval, end = copy.tensor, intervals[copy.begin], len(self.nodes)
         size, table = self._homes.sizes[i], self._table
@@ -208,7 +209,7 @@ class TransferWindows:
             )
 
     def _find_min_ram(self) -> list[int]:
-        """Return the RAM at each computation [B], if page-ins begin as late as possible.
+        """Return the RAM at each entry of `nodes` [B], if page-ins begin as late as possible.
 
         Includes resident state, outputs and workspace; bytes overwritten in place count once.
         Page-outs take no time.

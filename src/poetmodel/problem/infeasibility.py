@@ -142,9 +142,9 @@ def insufficient_ram_message(
     are never sufficient; 0 if no lower bound is known. `sufficient_bytes` is None if no sufficient
     budget is known; the message then omits `needed_bytes`, too. If `sufficient_bytes` is at most
     `needed_bytes`, the message calls it the minimum. `base_bytes` is 100 % of a budget that was
-    stated as a percentage, else None; without it, the message may end with `missing_unit_hint`. If
-    `is_proved` is False, the time of a search has passed, and the message suggests a longer one
-    instead of this hint.
+    stated as a percentage, else None; with it, only `sufficient_bytes` is also stated in percent;
+    without it, the message may end with `missing_unit_hint`. If `is_proved` is False, the time of a
+    search has passed, and the message suggests a longer one instead of this hint.
     """
     message = f"ram: {format_bytes(budget_bytes)} is too little for {computation}"
     hint = "" if base_bytes else missing_unit_hint(budget_bytes, needed_bytes)
@@ -166,7 +166,8 @@ def insufficient_ram_message(
 def missing_unit_hint(budget_bytes: int, min_bytes: int) -> str:
     """Return a hint that a budget lacks its unit if it is small and far below the minimum, else "".
 
-    The hint begins with a semicolon. See `MAX_BYTES_WITHOUT_UNIT` and `MISSING_UNIT_RATIO`.
+    The budget must be below `MAX_BYTES_WITHOUT_UNIT`, and the minimum above `MISSING_UNIT_RATIO`
+    times the budget. The hint begins with a semicolon.
     """
     if budget_bytes >= MAX_BYTES_WITHOUT_UNIT or min_bytes <= MISSING_UNIT_RATIO * budget_bytes:
         return ""
@@ -234,7 +235,7 @@ def _deadline_fault(problem: Problem) -> str | None:
 
 
 def _commit_hint(problem: Problem, amount_text: str) -> str:
-    """Return a hint to commit half as often, or less often; "" without commits.
+    """Return a hint to commit at most half as often; "" without commits.
 
     The hint begins with a semicolon. `amount_text` is the formatted time or energy of commits.
     """

@@ -70,9 +70,10 @@ def load_constraints(path: str | Path, problem: Problem) -> Problem:
 
 
 def parse_constraints(text: str, problem: Problem, *, source: str) -> Problem:
-    """Return a problem with the constraints and the objective of a text; see `load_constraints`.
+    """Add the constraints of a text to a problem, and minimize its objective if the text has one.
 
-    `source` is the prefix of errors, which are raised as `InputError`.
+    Returns a new problem; see `load_constraints`. `source` is the prefix of errors, which are
+    raised as `InputError`.
     """
     with convert_errors(InputError, source):
         reader = _ConstraintReader(problem)
@@ -121,9 +122,9 @@ class _ConstraintReader:
         """Owner of each constraint's name, for messages: the problem, or a location in the file."""
 
     def read(self, document: dict[str, Any]) -> None:
-        """Parse the content of a file: add to `rows` and `faults`, and set `objective`.
+        """Parse the content of a TOML file: add to `rows` and `faults`, and set `objective`.
 
-        Also adds an error if the file has neither constraints nor an objective.
+        If the file has neither constraints nor an objective, and no other error, adds an error.
         """
         self._check_keys(document, _TABLES, "")
         tables = document.get("constraint", [])
@@ -150,7 +151,7 @@ class _ConstraintReader:
             self.faults.append("expected [[constraint]] or [objective], got neither")
 
     def _read_objective(self, table: object) -> None:
-        """Parse the table of the objective: set `objective`, and add errors to `faults`.
+        """Parse ``sum`` in the table of the objective: set `objective`, add errors to `faults`.
 
         `objective` becomes the valid terms, or the constant 0 if there are none or all cancel out.
         It stays None if the value is no table.
@@ -167,9 +168,10 @@ class _ConstraintReader:
         """Parse a constraint table; add one constraint, or one per match of ``each``, to `rows`.
 
         With ``each``, the constraints are named ``name[match]``. If the table has errors, adds
-        these to `faults` instead, prefixed by `label` or by the name of the constraint. Registers
-        the names, if there are any, in both cases. `default_name` is the name of a constraint
-        without a valid name.
+        these to `faults` instead: those that `Constraint` raises are prefixed by the constraint's
+        name, all others by `label`. A name that is already registered is an error. Registers the
+        names in both cases; there are none if ``each`` has an error, or without exactly one of
+        ``sum`` and ``each``. `default_name` is the name of a constraint without a valid name.
         """
         n_faults = len(self.faults)
         self._check_keys(table, _CONSTRAINT_KEYS, f"{label}.")
@@ -213,12 +215,13 @@ class _ConstraintReader:
                 self.faults += error.faults
 
     def _parse_sum(self, value: object, label: str, *, allows_constant: bool = False) -> Terms:
-        """Return the terms of a sum, with one term per match of each pattern.
+        """Return the terms of a sum; a key with a pattern has one term for each matching name.
 
-        Adds the weights of equal keys, omits keys whose weights cancel out, and converts whole
-        weights to ints. With `allows_constant`, the key `CONSTANT` is valid. Adds an error to
-        `faults` for each invalid term, which is omitted. If the value is empty or no table, adds
-        an error and returns ().
+        Patterns match names of the graph as in `_expand_pattern`; one without a match is an invalid
+        term. Adds the weights of equal keys, omits keys whose weights cancel out, and converts
+        whole weights to ints. With `allows_constant`, the key `CONSTANT` is valid. Adds an error to
+        `faults` for each invalid term, which is omitted. If the value is empty or no table, adds an
+        error and returns ().
         """
         if not isinstance(value, dict) or not value:
             actual_text = "an empty table" if value == {} else quote(value)
@@ -248,9 +251,10 @@ class _ConstraintReader:
         )
 
     def _parse_each(self, value: object, label: str) -> list[str]:
-        """Return the keys of the counts that the pattern of ``each`` matches.
+        """Return the keys of the counts that the pattern of ``each`` matches, in graph order.
 
-        Adds a fault and returns [] if the pattern is a total, is invalid or matches no name.
+        A key is, for example, ``recomputations:conv1``. Adds a fault and returns [] if the pattern
+        is the key of a `Total`, is invalid or matches no name.
         """
         if not isinstance(value, str):
             self.faults.append(f"{label}: expected {_EACH_EXAMPLE}, got {quote(value)}")
@@ -303,7 +307,7 @@ class _ConstraintReader:
     def _parse_limits(
         self, table: dict[str, Any], unit: str, label: str, *, is_unit_known: bool
     ) -> dict[str, float]:
-        """Return the bounds of a constraint by field of `Constraint`.
+        """Return the bounds by field of `Constraint`; ``equals`` sets both ``lower`` and ``upper``.
 
         `unit` is the unit of the constraint's sum; `is_unit_known` is False if ``sum`` or ``each``
         has an error. Adds a fault for each invalid bound, which becomes 0, and one if there is no

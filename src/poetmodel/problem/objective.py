@@ -128,8 +128,8 @@ class UserSum:
     def overhead_of(self, simulation: SimulatedMetrics) -> float:
         """Return the excess of the sum over its baseline, 0 or more.
 
-        The baseline is the value of a single pass plus `rewards`. An excess within the rounding
-        error is 0.
+        The baseline is the value of a single pass plus `rewards`, which is 0 or less. An excess
+        within the rounding error is 0.
         """
         excess = simulation.total(self.graph, self.terms, only_excess=True)
         overhead = excess - self.rewards
@@ -212,8 +212,8 @@ class Objective:
     def overhead_of(self, simulation: SimulatedMetrics) -> float:
         """Return the excess of a simulated schedule over the baseline; searches minimize it.
 
-        0 or more; 0 for an energy or time without costs. With `time_sum` or `user_sum`, the excess
-        is of that sum, and 0 within the rounding error.
+        0 or more; 0 for an energy or time that is None in `simulation`. With `time_sum` or
+        `user_sum`, the excess is of that sum, and 0 within the rounding error.
         """
         if self.user_sum is not None:
             return self.user_sum.overhead_of(simulation)
@@ -258,10 +258,10 @@ def linear_limits(problem: Problem) -> Iterator[LinearRow]:
 
 
 def stage_limits(problem: Problem) -> Iterator[LinearRow]:
-    """Yield a row over (stage, item) decisions for each per-stage user constraint.
+    """Yield one row over (stage, item) decisions for each per-stage user constraint.
 
-    Each row has only the upper bound, since a lower bound is never above 0: the bound is rounded
-    down if all coefficients are ints, else increased by a tolerance.
+    Each row has only the upper bound, rounded down if all coefficients are ints, else increased by
+    a tolerance. A lower bound is at most 0 and always met.
 
     A term such as ``page_ins@3:conv1`` has its coefficient at stage 3. The row also lists, with
     coefficient 0, the other stages of the node or tensor after its first computation, up to
@@ -514,7 +514,10 @@ def _writes_objective(problem: Problem) -> Objective:
 
 
 def _user_objective(problem: Problem) -> Objective:
-    """Return the user-defined objective; its baseline includes `UserSum.rewards`."""
+    """Return the user-defined objective.
+
+    Its baseline is the value of a single pass plus `UserSum.rewards`, which is 0 or less.
+    """
     coefficients, baseline = expand_totals(problem, problem.user_objective)
     rewards = min_negative_sum(problem.graph, coefficients)
     return Objective(
@@ -632,9 +635,9 @@ def _add_state_transfers(
 
     The columns `compute`, `page_in` and `page_out` are returned unchanged. The transfers are one
     page-in of the state, its first read, unless storage is memory-mapped, and one page-out of its
-    replacement. A page-out that writes a replacement for a commit is excluded, since the baseline
-    includes its cost, unless the coefficients count page-outs (`are_counts`).
-    `home` has further costs of a home on storage, by tensor.
+    replacement. If the problem has commits, page-outs of `Commit.replacements` are excluded, since
+    the baseline includes their cost, unless the coefficients count page-outs (`are_counts`). `home`
+    has further costs of a home on storage, by tensor.
     """
     graph, commit = problem.graph, problem.table.commit
     excluded_replacements = () if commit is None or are_counts else commit.replacements

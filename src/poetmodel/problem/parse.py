@@ -182,7 +182,11 @@ def _constraints_with_commits(problem: Problem) -> tuple[Constraint, ...]:
 
 
 def _type_faults(problem: Problem) -> Iterator[str]:
-    """Yield errors for objects that are no graph or costs, and for commit and constraints."""
+    """Yield errors for wrong types of graph, costs, commit and constraints.
+
+    `commit` must be None or an integer from 1. Each entry of a tuple or list of constraints that is
+    no `Constraint` has an error.
+    """
     graph: Any = problem.graph
     costs: Any = problem.costs
     if not isinstance(graph, Graph):

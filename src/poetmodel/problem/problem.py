@@ -242,8 +242,8 @@ class Problem:
         ----------
         rule : callable
             As in `subject_to`, but returns an expression, which is minimized. The gap is relative
-            to the excess over a single pass, in which terms with negative coefficients count with
-            their largest possible value.
+            to the excess over `Objective.baseline`: the value of a single pass plus a lower bound,
+            0 or less, on the sum of the terms with negative coefficients.
 
         Raises
         ------
@@ -451,9 +451,10 @@ class Problem:
     def make_objective(self, quantity: str) -> Objective:
         """Make the objective that minimizes `quantity`, as this problem counts that quantity.
 
-        If the problem minimizes `quantity`, the objective's `reference` is the `reference_value` of
-        `surrogate_options`, except for peak RAM or if that is None. In a surrogate of a makespan,
-        the objective for time has `time_sum`, and as `baseline` its value for a single pass.
+        `quantity` is a key of `OBJECTIVES`. If the problem minimizes `quantity`, the objective's
+        `reference` is the `reference_value` of `surrogate_options`, except for peak RAM. In a
+        surrogate of a makespan, the objective for time has the problem's `time_sum`, a weighted sum
+        of compute and transfer time, and as `baseline` the value of this sum for a single pass.
         """
         objective, reference = OBJECTIVES[quantity](self), self.surrogate_options.reference_value
         if quantity == Quantity.TIME and self.surrogate_options.transfer_weight is not None:
@@ -555,10 +556,10 @@ class Problem:
         """Return the problem whose minimized bytes must be below `value`.
 
         These are written bytes, or the peak RAM without resident bytes; the objective must be
-        ``writes`` or ``ram``. The limit on these bytes becomes ``value - 1``; for ``ram`` it is the
-        budget, to which resident bytes that count are added. Written bytes of a graph with state
-        become a constraint instead, since the storage limit also counts state that is not written;
-        the constraint replaces that of an earlier call.
+        ``writes`` or ``ram``, which is not checked. ``value - 1`` replaces the limit on these
+        bytes; for ``ram`` it is the budget, to which `resident_bytes` are added. Written bytes of a
+        graph with state become a constraint instead, since the storage limit also counts state that
+        is not written; the constraint replaces that of an earlier call.
         """
         quantity = self.objective.quantity
         if quantity == Quantity.WRITES and self.graph.state_tensors:

@@ -58,8 +58,9 @@ class SinglePass:
     def time_s(self) -> float:
         """Time that the deadline counts [s].
 
-        For ``compute`` the compute time. ``serial`` adds the time of `commit_cost`; ``overlap``
-        adds only that of `Commit.other_cost`, whose actions follow all other actions of a step.
+        For ``compute`` the compute time. ``serial`` adds the time of `commit_cost`, since a single
+        pass has no other transfers; ``overlap`` adds only that of `Commit.other_cost`, whose
+        actions follow all other actions of a step.
         """
         commit = self.table.commit
         if commit is None or self.deadline_counts == DeadlineCounts.COMPUTE:

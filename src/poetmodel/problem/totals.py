@@ -170,8 +170,9 @@ class Constraint:
     def __post_init__(self) -> None:
         """Validate name, limits and coefficients; convert numbers to int if whole, else to float.
 
-        Copies `terms`. Raises `InputError` for the first error. Empty `terms` and unknown keys are
-        accepted; see `term_faults`.
+        Copies `terms`. Raises `InputError` for the first of the errors that the class lists, which
+        include those of per-stage constraints. Empty `terms` and unknown keys are accepted; see
+        `term_faults`.
         """
         label = f"constraint {quote(self.name)}"
         if not self.name:
@@ -376,9 +377,10 @@ class TotalsBlock:
     ) -> Callable[[Any, int], Any]:
         """Return a function of (stage, item) that returns the binary variable of one stage.
 
-        The function creates the variable on first access, and raises `InputError` for an unknown
-        stage. An item is the index of a node or tensor; `index` has the index of each by name. Adds
-        an empty indexed variable for the count to the block.
+        The function creates the variable on first access and registers its key. It raises
+        `InputError` for an unknown stage. A stage is the name or index of a node, an item the index
+        of a node or tensor. `index`, the index of each by name, gives the names for keys and
+        messages. Adds an empty indexed variable for the count to the block.
         """
         import pyomo.environ as pyo
 
@@ -491,10 +493,11 @@ class TotalsBlock:
             ) from None
 
     def _parse_terms(self, expression: Any, label: str) -> Terms:
-        """Return the nonzero terms of a Pyomo expression, the constant last; () if all are 0.
+        """Return the nonzero terms (key, coefficient) of a Pyomo expression; () if all are 0.
 
-        Raises `InputError` if it is not linear, or has variables that are no totals, or numbers
-        that are not finite. Whole coefficients are ints.
+        A constant other than 0 is the last term, with the key `CONSTANT`. Raises `InputError` if
+        the expression is not linear, or has variables that are no totals, or numbers that are not
+        finite. Whole coefficients are ints.
         """
         from pyomo.repn import generate_standard_repn
 

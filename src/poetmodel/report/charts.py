@@ -71,8 +71,8 @@ def list_ram_kinds() -> list[dict[str, str]]:
 def graph_chart(graph: Graph) -> dict[str, Any]:
     """Return the data about the graph that the charts of a page need.
 
-    ``nodes``: node names. ``tensors``: name, bytes, index of the node that computes it, and kind
-    (see `tensor_kind`).
+    ``nodes``: list of node names. ``tensors``: for each tensor the list [name, bytes, index of the
+    node that computes it, kind], with the kind of `tensor_kind`.
     """
     return {
         "nodes": [escape_controls(node.name) for node in graph.nodes],
@@ -200,7 +200,7 @@ def address_chart(subject: Subject) -> dict[str, Any] | None:
 def _rectangles_with_kinds(
     graph: Graph, plan: Plan, arena_check: ArenaCheck
 ) -> Iterator[tuple[Kind, Rectangle]]:
-    """Yield (kind, rectangle) for all contents of the arena, with or without an address.
+    """Yield (kind, rectangle) for each rectangle of `arena_check`, also those without an offset.
 
     The kind of a workspace is `Kind.WORKSPACE`. The kind of a copy of a tensor is its origin:
     `Kind.KEPT` if it is in RAM when the program begins, `Kind.PAGED_IN` for a page-in or a first

@@ -137,8 +137,8 @@ def _bound_facts(subject: Subject) -> dict[str, Any]:
 
     If energy was minimized, or no objective is stated, ``gap`` is that between the stated bound and
     the simulated value of the overhead; None without costs or bound. If another quantity was
-    minimized, ``gap`` is the stated one of that quantity, and both energy bounds are None unless
-    the stated bound on the overhead is above 0.
+    minimized, ``gap`` is the stated one of that quantity, and ``bound_j`` and ``overhead_bound_j``
+    are None unless the stated bound on the overhead is above 0.
     """
     stated_metrics, simulation = subject.document.stated_metrics, subject.simulation
     overhead_j, overhead_bound_j = simulation.overhead_j, stated_metrics.get("overhead_bound_j")
@@ -161,7 +161,7 @@ def _bound_facts(subject: Subject) -> dict[str, Any]:
 
 
 def _problem_facts(stated: ProblemEntry, subject: Subject) -> dict[str, Any]:
-    """Return the stated problem, without empty constraints, weights and solver options.
+    """Return the stated problem; omit each empty one of constraints, weights, solver options.
 
     The budget of a compiled step includes the reserved bytes.
     """
@@ -236,6 +236,9 @@ def _plan_facts(subject: Subject) -> dict[str, Any] | None:
 def _decision_counts(subject: Subject) -> dict[str, Any]:
     """Return the numbers of tensors by treatment, of recomputations and of transfers.
 
+    Keys: ``tensors`` (a dict by `treatment_names`; a tensor has one treatment), ``recomputations``,
+    ``page_outs`` and ``page_ins``.
+
     Page-ins include first reads of state, and page-outs include its write-backs.
     """
     counts = Counter(row["choice"] for row in decision_rows(subject.problem, subject.schedule))
@@ -251,8 +254,9 @@ def _decision_counts(subject: Subject) -> dict[str, Any]:
 def _device_facts(subject: Subject) -> dict[str, Any] | None:
     """Return the source of the costs, and all fields of the device; None without costs.
 
-    Without a device, ``name`` is None. ``cycles`` is a text about the cycles of the compute times;
-    absent if none is known. An empty key, core or source becomes None.
+    Without a device, ``name`` is None and its other fields are absent. ``cycles`` is a text about
+    the cycles of the compute times; absent if none is known. An empty key, core or source becomes
+    None.
     """
     costs = subject.costs
     if costs is None:
@@ -394,7 +398,8 @@ def decision_rows(problem: Problem, schedule: Schedule) -> Iterator[dict[str, An
     """Yield one row of decisions for each tensor, in the order of the graph.
 
     Keys: names of ``tensor`` and ``node``, ``size_bytes``, ``choice`` (of `TREATMENT_NAMES`),
-    ``first_stage`` (of the first computation), ``last_stage`` in RAM (the first if never there),
+    ``first_stage`` (of the first computation), ``last_stage`` (the last one with the tensor in RAM
+    at some step; ``first_stage`` for state that is read in place),
     ``ram_stages`` (number of stages that begin with the tensor in RAM), the counts ``recomputed``,
     ``paged_out`` and ``paged_in``, ``energy_j`` and ``time_s``.
 

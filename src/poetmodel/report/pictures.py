@@ -115,8 +115,9 @@ def stage_actions(
 ) -> dict[tuple[int, int], dict[Kind, tuple[int, ...]]]:
     """Return the tensors that each action affects, by (stage, node) and kind of action.
 
-    The node is the one that makes the tensors. A state node counts as page-in, even if the core
-    reads storage in place, or as kept if its tensor is resident.
+    The node is the one that makes the tensors. The computation of a state node, in its own stage,
+    counts as page-in, even if the core reads storage in place, or as kept if its tensor is
+    resident.
     """
     actions: defaultdict[tuple[int, int], dict[Kind, tuple[int, ...]]] = defaultdict(dict)
     resident = set(schedule.resident)

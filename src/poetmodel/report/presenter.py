@@ -84,11 +84,11 @@ def device_ram_facts(device_ram: DeviceRam | None) -> Iterator[Fact]:
 
 
 def gauge_fact(key: str, name: str, device_ram: DeviceRam | None) -> Fact:
-    """Return a fact with the values of `make_gauge`, displayed as the free or missing RAM.
+    """Return a fact with the gauge of `make_gauge`, displayed as the free or missing RAM.
 
     `key` is that in JSON, `name` that in tables. The note lists the RAM in use by kind, and
-    mentions resident bytes if these are included. The value is None without a device, and if the
-    kinds are unknown.
+    mentions resident bytes if these are included. Without a device, or if the kinds are unknown,
+    the value is None, and tables omit the fact.
     """
     sizes = make_gauge(device_ram)
     note = "" if sizes is None else format_gauge(sizes)[1]
@@ -169,7 +169,7 @@ def metric_facts(
     notes : mapping of str to str, optional
         Notes for the reader, by key.
     unlisted_keys : collection of str
-        Keys of metrics that the table omits.
+        Keys of further metrics that the table omits: their facts have no name.
     """
     notes = notes or {}
     for metric in metrics_at(display, *groups):
@@ -201,10 +201,10 @@ def wear_facts(display: Display, simulation: Simulation) -> Iterator[Fact]:
 
 
 def wear_fact(steps: float | None, written_bytes: int) -> Fact:
-    """Return a fact about the number of steps until storage is worn out, without text for None.
+    """Return a fact about the number of steps until storage is worn out.
 
-    `steps` is None if unknown or unlimited. The note states `written_bytes`, the bytes written in
-    each step [B].
+    `steps` is None if unknown or unlimited; tables then omit the fact. The note states
+    `written_bytes`, the bytes written in each step [B].
     """
     return Fact(
         "steps_until_worn",
@@ -385,8 +385,9 @@ def format_count(value: float | None) -> str:
 def format_device_quantity(value: float, *, unit: str) -> str:
     """Format a device quantity with its unit for display.
 
-    Watts, writes and times (`unit` ``times``) have no metric prefix. Bytes are exact, and rounded
-    in brackets. Seconds have the format of `format_seconds`; other units have a metric prefix.
+    Watts, writes and times (`unit` ``times``) have no metric prefix. Bytes are exact, and from
+    1 KiB also rounded in brackets. Seconds have the format of `format_seconds`; other units have a
+    metric prefix.
     """
     if unit == "B":
         return format_exact_bytes(value)

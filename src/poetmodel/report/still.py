@@ -255,7 +255,9 @@ def stack_bands(graph: Graph, chart: Mapping[str, Any]) -> Iterator[tuple[str, B
 def keep_all_curve(chart: Mapping[str, Any]) -> list[tuple[float, float]]:
     """Return the points (time, RAM) of keep-all, in the units of the chart.
 
-    RAM is constant from one point to the next; the last point is the end of the plan.
+    Each point has the time at which the chart's plan issues the first computation of a node, except
+    of state, and the RAM of keep-all at this node. RAM is constant from one point to the next; the
+    last point is at the end of the plan.
     """
     positions, ram_values = chart["ghost"]
     points = [
@@ -286,7 +288,8 @@ def _lane_bars(
 ) -> list[tuple[Kind, float, float]]:
     """Return (kind, start, length) of the bars of a lane, in program order.
 
-    Each instruction that takes time and whose letter is in `kind_by_letter` has a bar.
+    Each instruction that takes time and whose letter is in `kind_by_letter` has a bar. Times are in
+    the chart's ``unit``.
     """
     return [
         (kind_by_letter[letter], start, end - start)
@@ -296,9 +299,10 @@ def _lane_bars(
 
 
 def _draw_lanes(axes: Any, lanes: Mapping[str, Sequence[tuple[Kind, float, float]]]) -> None:
-    """Draw one row of bars for each lane, by name, the first on top; stalls are hatched.
+    """Draw one row of bars for each lane, the first on top; stalls are hatched.
 
-    Sets limits and ticks of the y axis. Hides the ticks of the x axis, and the frame.
+    `lanes` has the bars (kind, start, length) of each lane by its name. Sets the limits of the y
+    axis and its ticks, labelled with these names. Hides the ticks of the x axis, and the frame.
     """
     for lane_index, lane_bars in enumerate(lanes.values()):
         for kind in dict.fromkeys(kind for kind, *_ in lane_bars):
@@ -320,10 +324,11 @@ def _draw_lanes(axes: Any, lanes: Mapping[str, Sequence[tuple[Kind, float, float
 
 
 def _draw_stack(axes: Any, graph: Graph, chart: Mapping[str, Any]) -> None:
-    """Draw the RAM of keep-all, in front of it the bands of `stack_bands`, and any budget.
+    """Draw the RAM of keep-all as an area behind the bands of `stack_bands`, and lines in front.
 
-    Sets the labels of the axes, and limits that include 0, keep-all, all bands and the budget. Sets
-    labels of the drawn objects for a legend, which it does not draw.
+    The lines are the RAM of keep-all and any budget. Sets the labels of the axes, and limits that
+    include 0, keep-all, all bands and the budget. Sets labels of the drawn objects for a legend,
+    which it does not draw.
     """
     from matplotlib.collections import PolyCollection
 

@@ -90,10 +90,10 @@ def measured_rows(step: Facts) -> Iterator[tuple[Fact, ...]]:
 def graph_rows(graph: Facts, *, includes_reserved: bool) -> Iterator[Fact]:
     """Yield facts about the graph as texts: name, sizes, FLOP, keep-all peak, minimum RAM, state.
 
-    Then resident bytes by kind, and the hash. The facts have no key in JSON.
-    `graph` has the facts of `poetmodel.report.facts.graph_facts`. `includes_reserved` is whether
-    RAM values include the reserved bytes of a compiled step; the name of the minimum RAM then
-    states this.
+    Then resident bytes by kind, and the hash. State is omitted if there is none. The facts have no
+    key in JSON. `graph` has the facts of `poetmodel.report.facts.graph_facts`. `includes_reserved`
+    is whether RAM values include the reserved bytes of a compiled step; the name of the minimum RAM
+    then states this.
     """
     yield text_fact("network", graph["name"])
     yield text_fact("nodes", f"{graph['nodes']:,}")

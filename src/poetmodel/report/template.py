@@ -87,9 +87,11 @@ def packed_plotly() -> str:
 
 @cache
 def _environment(package: str) -> Any:
-    """Return the jinja2 environment with filters and the assets of a package, else shared ones.
+    """Return the jinja2 environment for the templates of a package, with filters.
 
-    An undefined value of a template is an error. Environments are cached.
+    Templates and the styles and scripts that they include are files in the folder ``assets`` of the
+    package, else of `SHARED_PACKAGE`. Values are escaped for HTML; an undefined value is an error.
+    Environments are cached.
     """
     import jinja2
 

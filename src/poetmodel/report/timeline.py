@@ -54,12 +54,13 @@ def timeline_chart(subject: Subject) -> dict[str, Any] | None:
 
 
 def _add_reserved_bytes(subject: Subject, chart: dict[str, Any]) -> dict[str, Any]:
-    """Return a timeline with all RAM curves raised by the reserved bytes of the compiled step.
+    """Return a copy of a compiled step's timeline with all RAM curves raised by its reserved bytes.
 
-    The reserved bytes, if there are any, are the lowest band; its index is below those of all
-    workspaces. This band is omitted if RAM has no other content. The keep-all curve is capped at
-    the step's keep-all peak; if its maximum is lower, because operations are divided into pieces,
-    ``ghost_name`` is `DIVIDED_KEEP_ALL`. Budget and unit of the RAM axis are those of the step.
+    The reserved bytes, if there are any, are the lowest band: an entry of ``stays`` with an index
+    below those of all workspaces. It is omitted if RAM has no other content. The raised keep-all
+    curve is capped at the step's keep-all peak; if its maximum is below this peak, because
+    operations are divided into pieces, ``ghost_name`` is `DIVIDED_KEEP_ALL`. Budget and unit of the
+    RAM axis are those of the step.
     """
     reserved_bytes, n_instructions = subject.reserved_bytes, len(chart["ops"])
     positions, keep_all_ram = chart["ghost"]
@@ -109,8 +110,8 @@ def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
           and end; an index of `ORIGINS`; 1 if it was copied to storage, else 0; position (-1 for
           none) and bytes of an overwrite in place; index of the tensor that replaced it (-1 for
           none); and the positions of the computations that read it.
-        - ``ghost``: positions of the first computations of nodes, except of state, and the RAM of
-          keep-all there [B].
+        - ``ghost``: positions of the first computations of nodes, without nodes that hold state,
+          and the RAM of keep-all there [B].
         - ``peak``: position of the peak; 0 without one.
         - ``size``, ``scale``: unit of the RAM axis, and its bytes.
         - ``budget``, ``budget_name``: RAM budget [B] and its label; None and empty without one.
@@ -182,7 +183,12 @@ def _instruction_letters(graph: Graph, plan: Plan) -> Iterator[str]:
 
 
 def _stay_values(stay: Stay) -> list[int]:
-    """Return a copy or workspace as an entry of ``stays`` of `plan_chart`."""
+    """Return a copy or workspace as an entry of ``stays`` of `plan_chart`.
+
+    The numbers are: tensor, or -1 - k for the workspace of node k; bytes; begin; end; origin;
+    whether it was paged out; position and bytes of an overwrite; tensor that replaced it; and the
+    positions of reads. A missing position or tensor is -1.
+    """
     return [
         stay.index if stay.content == Content.OUTPUT else -1 - stay.index,
         stay.bytes,
@@ -200,8 +206,9 @@ def _stay_values(stay: Stay) -> list[int]:
 def _keep_all_profile(graph: Graph, ops: str, item_indices: list[int]) -> dict[str, Any]:
     """Return the entry ``ghost`` of `plan_chart`: positions of first computations, RAM of keep-all.
 
-    Computations of state are omitted. `ops` and `item_indices` are the entries ``ops`` and ``of``
-    of `plan_chart`.
+    Positions are indices in `ops`; the RAM is that in use at each of these nodes under keep-all
+    [B]. Computations of state are omitted. `ops` and `item_indices` are the entries ``ops`` and
+    ``of`` of `plan_chart`.
     """
     profile = checkpoint_all_profile(graph)
     first_positions = [
@@ -221,7 +228,8 @@ def _keep_all_profile(graph: Graph, ops: str, item_indices: list[int]) -> dict[s
 def _budget_values(budget_bytes: int | None, peak_bytes: int) -> dict[str, Any]:
     """Return ``budget``, ``budget_name``, ``size`` and ``scale`` of `plan_chart`.
 
-    The larger of budget and peak determines the unit of the RAM axis.
+    ``size`` and ``scale`` are name and bytes of the RAM axis's unit, which the larger of budget and
+    peak determines. Without a budget, ``budget`` is None and ``budget_name`` empty.
     """
     scale, unit_name = size_unit(max(peak_bytes, budget_bytes or 0))
     return {

@@ -38,9 +38,10 @@ class Answer:
 
 
 def schedule_answers(schedule: Facts) -> tuple[Answer, Answer, Answer]:
-    """Answer whether a schedule fits and is proven optimal, and how much it costs.
+    """Answer, in this order, whether a schedule fits, is proven optimal, and how much it costs.
 
-    `schedule` has the facts of `poetmodel.report.facts.schedule_facts`.
+    It fits if it is valid, and if the device's RAM, if known, suffices. `schedule` has
+    the facts of `poetmodel.report.facts.schedule_facts`.
     """
     return (
         Answer("Does it fit?", *_fit_answer(schedule)),
@@ -52,6 +53,7 @@ def schedule_answers(schedule: Facts) -> tuple[Answer, Answer, Answer]:
 def step_answers(step: Facts) -> tuple[Answer, Answer, Answer]:
     """Answer whether a step equals eager PyTorch and meets its budget, and how long it takes.
 
+    Without a certificate in `step`, the words are ``Not verified`` and twice ``Not measured``.
     `step` has the facts of ``step.report()`` of `poetmodel.torch`.
     """
     return (
@@ -169,9 +171,10 @@ def _proof_answer(schedule: Facts) -> AnswerTexts:
 def _cost_answer(schedule: Facts) -> AnswerTexts:
     """Return (word, text, mood): energy and time that the schedule needs beyond a single pass.
 
-    The word is the additional time if time is minimized or the problem does not use energy
-    (`Problem.uses_energy`), else the additional energy. Both are in percent, with an empty mood.
-    Without costs, the word is ``Unknown`` (mood ``warn``).
+    The word is the additional time in percent if time is minimized or the problem does not use
+    energy (`Problem.uses_energy`), else the additional energy in percent. The text has the totals,
+    without energy if the problem does not use it. The mood is empty. Without costs, the word is
+    ``Unknown``, the text a hint at options, and the mood ``warn``.
     """
     energy_j, baseline_j = schedule["energy_j"], schedule["baseline_energy_j"]
     if energy_j is None or schedule["makespan_s"] is None:

@@ -71,7 +71,7 @@ class _PresenceTracker:
     """Tracks the tensors that one relation, ``S_RAM`` or ``S_AUX``, lists in the current stage."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
-        """Fill `tensors_from` and `tensors_until`, before the first stage."""
+        """Fill `tensors_from` by first and `tensors_until` by last stage; enter no stage yet."""
         self.tensors_from: Rows = defaultdict(list)
         """Tensors of the spans that begin with each stage."""
         self.tensors_until: Rows = defaultdict(list)
@@ -87,7 +87,8 @@ class _PresenceTracker:
     def enter_stage(self, t: int, present_tensors: Container[int]) -> list[int]:
         """Move to the next stage, `t`; return its listed tensors that are not in `present_tensors`.
 
-        They are ascending. A tensor that stays absent is returned for each stage that lists it.
+        A stage lists the tensors of the spans that contain it. The result is ascending. A tensor
+        that stays absent is returned for each stage that lists it.
         """
         self.listed_tensors.difference_update(self.tensors_until.get(t - 1, ()))
         new_tensors = self.tensors_from.get(t)
@@ -116,7 +117,8 @@ class _Compiler:
 
         Adds a fault for each resident tensor that is not state, each of `Homes.schedule_faults`,
         each entry with an invalid stage or index, and each recomputation of a node that is not
-        recomputable. `compile_stage` compares entries with the content of RAM and storage.
+        recomputable. `compile_stage` compares entries with the content of RAM and storage. Raises
+        the errors of `Homes.schedule_faults`.
         """
         self.homes, self.graph, self.node_of = homes, homes.graph, homes.graph.node_of
         self.program: list[Instruction] = []
@@ -146,8 +148,9 @@ class _Compiler:
     ) -> Rows:
         """Return the valid indices of each stage; add a fault for each invalid entry.
 
-        A forbidden recomputation is returned although it adds a fault. Entries of `state_faults`
-        are omitted; their faults are registered already.
+        `pairs` have no repeats; the indices are in their order. A forbidden recomputation is
+        returned although it adds a fault. Entries of `state_faults` are omitted; their faults are
+        registered already.
         """
         rows: Rows = defaultdict(list)
         nodes, lists_nodes = self.graph.nodes, relation == "R"
@@ -166,9 +169,10 @@ class _Compiler:
     def _valid_spans(
         self, relation: str, spans: Sequence[Span], state_faults: Mapping[Entry, str]
     ) -> Sequence[Span]:
-        """Return the spans of all valid entries, in any order; add a fault for each invalid entry.
+        """Return spans of all valid entries, in any order; add a fault for each invalid entry.
 
-        Entries of `state_faults` are omitted; their faults are registered already.
+        Spans with an invalid entry are split. Entries of `state_faults` are omitted like invalid
+        ones; their faults are registered already.
         """
         faulty_tensors = {i for name, _, i in state_faults if name == relation}
         valid_spans: list[Span] = []
@@ -245,7 +249,7 @@ class _Compiler:
             self.in_ram.difference_update(freed_tensors)
 
     def _enter_stage(self, t: int) -> None:
-        """Move both trackers to stage `t`.
+        """Move both trackers to stage `t`; the content of RAM and storage is unchanged.
 
         Adds a fault for each tensor that the schedule lists in RAM or on storage when the stage
         begins, but that is absent from RAM or storage.

@@ -115,10 +115,10 @@ class Decision:
 def find_decisions(
     problem: Problem, schedule: Schedule, limit_steps: Iterable[MemoryPoint] = ()
 ) -> tuple[Decision, ...]:
-    """Return the decision of a valid schedule on each tensor, by index.
+    """Return a `Decision` for each tensor of the graph, by index; the schedule must be valid.
 
-    `limit_steps` are the steps at the RAM limit, counted in `Decision.bytes_at_limit`; see
-    `steps_at_limit`.
+    `limit_steps` are the steps at the RAM limit (`steps_at_limit`). `Decision.bytes_at_limit`
+    counts the size of a tensor once for each of them at which the tensor is in RAM.
     """
     stages, points = _StagesByItem(problem, schedule), tuple(limit_steps)
     return tuple(
@@ -133,7 +133,8 @@ def steps_at_limit(
 
     At these steps, free RAM is smaller than one of these tensors, if it is absent in the stage:
 
-    * a tensor that the schedule restores in a later stage, since it cannot be kept instead;
+    * a tensor, computed in an earlier stage, that the schedule restores in a later one, since it
+      cannot be kept instead;
     * state on storage that is read into RAM or written back, since it cannot be resident.
 
     Returns () if free RAM suffices at every step. If the schedule has neither kind of tensor,
@@ -221,7 +222,8 @@ class _StagesByItem:
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
         """Collect the set of stages of each node or tensor in each relation, and the state by home.
 
-        `computed` includes first computations.
+        The relations are ``R`` (`computed`, with first computations), ``S_RAM`` (`kept`), ``S_AUX``
+        (`stored`), ``M_in`` and ``M_out``.
         """
         graph = problem.graph
         self.graph = graph
@@ -251,11 +253,12 @@ class _StagesByItem:
         return self.kept[i] | self.computed[self.graph.node_of[i]] | self.paged_in[i]
 
     def is_in_ram_at(self, t: int, k: int, i: int) -> bool:
-        """Return whether tensor `i` is in RAM at step `k` of stage `t`; False for replacements.
+        """Return whether tensor `i` is in RAM at step `k` of stage `t`.
 
-        Requires that the tensor is in RAM at some step of stage `t`. It is there from its node's
-        step, or from the beginning if ``S_RAM`` lists it in stage `t`. It stays until its last use
-        in the stage (its node's step without one), or to the end if the next stage lists it.
+        Always True for resident state, and False for replacements. Any other tensor must be in RAM
+        at some step of stage `t`. It is there from its node's step, at which it is computed or
+        paged in, or from the beginning if ``S_RAM`` lists it in stage `t`. It stays until its last
+        use in the stage (its node's step without one), or to the end if the next stage lists it.
         """
         if i in self.resident or i in self.state_of:
             return i in self.resident  # A replacement allocates no memory.

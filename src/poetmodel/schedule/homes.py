@@ -175,7 +175,7 @@ class Homes:
         }
 
     def expand_first_reads(self, program: Iterable[Instruction]) -> Program:
-        """Return `program` with a page-in of state for each ``compute`` of `first_reads`."""
+        """Return `program`; page-ins of state replace the ``compute`` of nodes in `first_reads`."""
         reads = self.first_reads
         return tuple(
             Instruction(Op.PAGE_IN, reads[step.index])
@@ -217,9 +217,9 @@ class Homes:
         """Return why rules of state forbid a transfer, wait or free of a tensor; "" if allowed.
 
         `access` lists earlier accesses. Forbidden are all instructions on resident state. On state
-        on storage, these are forbidden: a page-out; a page-in before the first read, which is a
-        ``compute``; all instructions if `is_mapped`, or after the state was replaced. For
-        replacements, see `_replacement_fault`.
+        on storage, these are forbidden: a page-out; a page-in before the ``compute`` of the state's
+        node, which reads it first; all instructions if `is_mapped`, or after the state was
+        replaced. For replacements, see `_replacement_fault`.
         """
         if i in self.graph.state_of:
             return self._replacement_fault(op, i, access)
@@ -298,7 +298,7 @@ class Homes:
     def _pairs_of_suspect_spans(
         self, relation: str, spans: Iterable[Span], state_and_replacements: Collection[int]
     ) -> tuple[Pair, ...]:
-        """Return all pairs of the spans of state, or of replacements, whose last pair is invalid.
+        """Return the sorted pairs of all spans of state or replacements with an invalid last pair.
 
         Other spans have no invalid pair: an entry forbidden in one stage is so in all later ones.
 
@@ -314,7 +314,11 @@ class Homes:
         )
 
     def _late_reads(self, computations: Sequence[Pair]) -> Iterator[tuple[Entry, str]]:
-        """Yield (entry, message) for each computation after the stage that replaces an input."""
+        """Yield (entry of ``R``, message) for each computation that reads replaced state.
+
+        This is a computation after the stage that replaces an input of its node. The message names
+        the input that is replaced first.
+        """
         replacement, node_of = self.graph.replacement_of, self.graph.node_of
         # For each node, the input that is replaced first.
         first_replaced_input: dict[int, int] = {}

@@ -45,8 +45,8 @@ Number = Annotated[Any, BeforeValidator(_require_finite)]
 def _parse_history_entry(value: object) -> object:
     """Return a list [seconds, value, bound] as a tuple.
 
-    All are finite numbers. Seconds are 0 or more; value and bound may be None. Raises a validation
-    error for other values.
+    All are finite numbers, not booleans. Seconds are 0 or more; value and bound may be None. Raises
+    a validation error for any other object, including a tuple.
     """
     if isinstance(value, list) and len(value) == 3 and is_finite_number(value[0]):  # noqa: PLR2004
         seconds, *pair = value
@@ -210,7 +210,7 @@ class GraphFile(Strict):
     tensors: list[str]
 
     def identity(self) -> GraphIdentity:
-        """Return the graph identity that the file states; it is compared with no graph."""
+        """Return the graph's name and hash, and the names of nodes and tensors, from the file."""
         return GraphIdentity(
             name=self.graph.name,
             sha256=self.graph.sha256,

@@ -180,9 +180,10 @@ class Machine:
         """Make the copies of resident state, then execute all instructions in order.
 
         Adds to `records`, `copies` and `faults`, and advances the clocks. Skips instructions with
-        unknown indices, and transfers, waits and frees that the rules for state tensors forbid.
-        Executes all other instructions, even if they violate rules. At the end, adds the faults of
-        `_check_end`. Raises `TimeLimitError` if the time limit passes.
+        unknown indices, and transfers, waits and frees that the rules for state tensors forbid;
+        each of these has a fault, and a record without time. Executes all other instructions, even
+        if they violate rules. At the end, adds the faults of `_check_end`. Raises `TimeLimitError`
+        if the time limit passes.
         """
         for i in sorted(self.homes.resident):
             self._add_copy(i, Origin.RESIDENT)
@@ -311,11 +312,11 @@ class Machine:
         )
 
     def _replace_state(self, k: int) -> None:
-        """Register the state that node `k` replaces, in `state_access` and in the state's copy.
+        """Register that node `k` replaces state, in `state_access` and the copy's `replaced_by`.
 
-        If the home of the state is storage, its copy in RAM becomes the copy of the replacement. If
-        the state has no copy in RAM, the replacement gets a new one, whose size is added to
-        `ram_bytes`, but which is not listed in `copies`.
+        If the home of the state is RAM, `ram` does not change. If it is storage, the copy becomes
+        that of the replacement in `ram`; without a copy, the replacement gets a new one, whose size
+        is added to `ram_bytes`, but which is not listed in `copies`.
         """
         for new in self.graph.outputs_of[k]:
             old = self.graph.state_of.get(new)
@@ -352,10 +353,11 @@ class Machine:
             self.last_first_computed = k
 
     def _read_inputs(self, k: int) -> None:
-        """Register the current instruction as a reader of the copies of node `k`'s inputs.
+        """Register the current instruction as a reader of each input of node `k` in RAM.
 
-        Adds a fault for each input that was replaced, is not in RAM (unless it is unmoved state),
-        or has a pending page-in.
+        Adds a fault for each input that was replaced, is not in RAM (unless it is in
+        `Homes.unmoved_state`), or has a pending page-in. Inputs in RAM with a fault are registered,
+        too.
         """
         homes, position = self.homes, (self.position,)
         for i in self.graph.inputs_of[k]:
@@ -385,10 +387,10 @@ class Machine:
         return self._page_into_ram(i)
 
     def _page_into_ram(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Count and start a page-in; add a copy and its RAM unless the tensor is in RAM already.
+        """Count a page-in in `counts` and start it; add a copy and its RAM if `i` is not in RAM.
 
         The caller checks whether the page-in is valid. Returns start and end [s], maximum RAM [B],
-        and ().
+        and (): it overwrites no tensors.
         """
         self.counts[Op.PAGE_IN][i] += 1
         if i not in self.ram:
@@ -456,8 +458,9 @@ class Machine:
     def _free(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
         """Free a tensor, even during its transfer.
 
-        Adds a fault if the tensor is not in RAM or has a pending transfer. Returns the core's clock
-        twice [s], the RAM before the free [B], and ().
+        Adds a fault if the tensor has a pending transfer. If it is not in RAM, only adds a fault.
+        Returns the core's clock twice [s], the RAM before the free [B], and (): it overwrites no
+        tensors.
         """
         peak_bytes = self.ram_bytes
         if i in self.pending_transfers:
@@ -528,6 +531,7 @@ class Machine:
     ) -> None:
         """Add a fault of the current instruction, whose message ends with `description`.
 
+        `index` is that of the node of a computation, else of the tensor; the graph may lack it.
         `missing_input` is the input that a computation lacks in RAM; None for other faults.
         """
         is_compute, label = op == Op.COMPUTE, ""

@@ -349,7 +349,8 @@ def metrics_at(display: Display, *groups: Group) -> tuple[Metric, ...]:
 def simulated_metrics(display: Display, simulation: object) -> dict[str, float | None]:
     """Return the simulated metrics of a display, by key; omit metrics that only a solve claims.
 
-    `simulation` is a `Simulation` or, for a display of plans, a `PlanCheck`.
+    `simulation` is a `Simulation` or, for a display of plans, a `PlanCheck`. A value is None if
+    `simulation` has None for it, such as energies and times without costs.
     """
     return {
         metric.key: metric.value_of(simulation)

@@ -81,7 +81,7 @@ class Schedule:
         """Validate and sort pairs and resident tensors, and replace two relations by their spans.
 
         The pairs of `S_RAM` and `S_AUX` become `kept` and `stored`, and are deleted. Raises
-        `ScheduleError` for anything except pairs of integers.
+        `ScheduleError` unless relations have pairs of integers, and `resident` has integers.
         """
         for name in RELATIONS:
             entries: Iterable[Pair] = getattr(self, name)
@@ -308,7 +308,8 @@ def format_document(document: dict[str, Any]) -> str:
 def _stages_of_order(graph: Graph, order: list[int]) -> list[Pair]:
     """Return the (stage, node) pairs of an execution order; a first computation ends a stage.
 
-    Raises `ScheduleError` for missing, unknown or misplaced nodes.
+    Raises `ScheduleError` for missing or unknown nodes, first computations out of graph order,
+    recomputations of one stage out of graph order, and nodes after the last first computation.
     """
     names = [node.name for node in graph.nodes]
     pairs: list[Pair] = []
@@ -402,7 +403,7 @@ def with_immediate_page_outs(
     """Return a schedule that pages out each paged-in tensor right after its first computation.
 
     Tensors that start on storage need no page-out. Parameters are those of `Schedule.from_spans`.
-    The spans on storage are those of `storage_entries`, and `M_out` may contain further page-outs.
+    The spans on storage are those of `storage_entries`; further page-outs in `M_out` add no spans.
     Replacements of state that is not resident are paged out where they are made.
     """
     page_ins, homes = tuple(M_in), set(resident)
@@ -467,7 +468,9 @@ def count_pairs(spans: Iterable[Span]) -> int:
 
 
 def pairs_of_spans(spans: Sequence[Span]) -> tuple[Pair, ...]:
-    """Return the sorted (stage, tensor) pairs of spans that are disjoint and sorted by tensor.
+    """Return the (stage, tensor) pairs of spans, sorted by stage, then by tensor.
+
+    The spans must be disjoint, and sorted by tensor.
 
     Raises
     ------

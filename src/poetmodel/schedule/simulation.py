@@ -381,9 +381,10 @@ def replace_makespan(
 ) -> Simulation:
     """Return a copy of the simulation with the times and energies of a plan with this makespan.
 
-    The schedule is not simulated again: its RAM, storage, counts and violations do not depend on
-    the makespan. As in `simulate`, the makespan is ignored unless ``overlap`` counts.
-    `planned_ram_bytes` becomes `ram_bytes`: the RAM of that plan if RAM is minimized, else None.
+    The schedule is not simulated again: its RAM, storage, counts and violations, which exclude
+    exceeded limits, do not depend on the makespan. As in `simulate`, the makespan is ignored unless
+    `deadline_counts`, by default that of the device, is ``overlap``. `planned_ram_bytes` becomes
+    `ram_bytes`: the RAM of that plan if RAM is minimized, else None.
     """
     compute_counts = _count_items(schedule.R, len(graph.nodes))
     transfer_counts = Counter(simulation.page_ins), Counter(simulation.page_outs)
@@ -433,8 +434,9 @@ def _find_peak_content(
     """Return the tensors in RAM at the step of the peak, ascending, and the RAM use by kind.
 
     The tensors are in RAM at any time from the first computation or transfer of the step to its
-    last. The RAM use counts both copies of a tensor that is computed while it is in RAM. If the
-    program neither computes nor transfers at that step, returns no tensors and a use of 0 bytes.
+    last. The RAM use counts all of them, both copies of a tensor that is computed while it is in
+    RAM, and the workspace; memory of an input that an output overwrites counts once. If the program
+    neither computes nor transfers at that step, returns no tensors and a use of 0 bytes.
     """
     graph, step = machine.graph, (peak.stage, peak.node)
     active_positions = [
@@ -476,9 +478,9 @@ def _time_and_energy_metrics(
 ) -> dict[str, Any]:
     """Return times, energies and cost parameters as fields of `Simulation`; {} without costs.
 
-    Times are those of computations, transfers (commits included), recomputations and the makespan,
-    the time that the deadline counts, and overtime. Energies are the total, the baseline and the
-    overhead.
+    Times are those of computations, transfers (commits included) and recomputations, the time that
+    the deadline counts, overtime, and `planned_s`: `makespan_s` if the deadline counts ``overlap``,
+    else None. Energies are the total, the baseline and the overhead.
 
     `transfer_counts` are the numbers of page-ins and of page-outs of each tensor. `deadline_counts`
     and `makespan_s` are as in `simulate`. Raises `CostError` if the costs do not match the graph.

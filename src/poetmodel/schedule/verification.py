@@ -92,8 +92,9 @@ class ConstraintValue:
 def constraint_values(problem: Problem, simulation: Simulation) -> tuple[ConstraintValue, ...]:
     """Return the values of a problem's user-defined constraints in a simulated schedule, in order.
 
-    An int has the tolerance 0, any other value `RELATIVE_TOLERANCE` times the largest absolute
-    value of a limit or of a term (coefficient times total).
+    The tolerance is 0 if `Simulation.total` returns the value as an int; otherwise it is
+    `RELATIVE_TOLERANCE` times the largest absolute value of a limit or of a term (coefficient times
+    total).
     """
     values = []
     for row in problem.constraints:
@@ -320,9 +321,9 @@ def _false_gap_claims(
 ) -> Iterator[str]:
     """Yield a message if `bound_j`, a claimed bound on the overhead, exceeds the overhead.
 
-    Otherwise, yields a message if the claimed `gap`, unless None, is not that between this bound
-    and the simulated overhead. The tolerance is `RELATIVE_TOLERANCE` times the energy. Without a
-    bound or costs, yields no message.
+    Otherwise, yields a message if the claimed `gap`, unless None, times the simulated overhead is
+    not the overhead minus this bound (at least 0). The tolerance of both comparisons is
+    `RELATIVE_TOLERANCE` times the energy [J]. Without a bound or costs, yields no message.
     """
     overhead_j, energy_j = simulation.overhead_j, simulation.energy_j
     if bound_j is None or overhead_j is None or energy_j is None:
@@ -347,10 +348,10 @@ def _false_proof_claims(
 ) -> Iterator[str]:
     """Yield a message for each false claim about the objective's gap; none if no gap is claimed.
 
-    If a bound is claimed, the gap must be the difference of simulated value and bound, as a
-    fraction of the overhead. It is not compared if energy is minimized and it equals the metric
-    ``gap``, which `_false_gap_claims` checks. If `stated` has a `GAP_TOLERANCE`, the claim that the
-    schedule is optimal, the gap must be at most this tolerance.
+    If a bound is claimed, the gap must be the difference of simulated value and bound, limited to
+    the range from 0 to the overhead, as a fraction of the overhead. It is not compared if energy is
+    minimized and it equals the metric ``gap``, which `_false_gap_claims` checks. If `stated` has a
+    `GAP_TOLERANCE`, the claim that the schedule is optimal, the gap must be at most this tolerance.
     """
     objective, gap = problem.objective, stated.get(OBJECTIVE_GAP)
     if gap is None:

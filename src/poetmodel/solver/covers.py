@@ -121,10 +121,10 @@ def _find_cover(
     """Return the literals of a cover cut, ordered by column, and its right-hand side.
 
     The cover consists of literals that are 1 at the point `x` and together exceed the limit: as few
-    as possible, consecutive by size, and the smallest of these sets. All literals of at least its
-    largest size join the cut. The right-hand side is that of a sum of columns, in which complements
-    count as ``-column``. Returns None if the point, rounded, meets the limit, if the limit is
-    negative, or if the column of a literal can exceed 1.
+    as possible, consecutive by size, and the smallest of these sets. All of `literals` of at least
+    its largest size, 0 or 1 at `x`, join the cut. The right-hand side is that of a sum of columns,
+    in which complements count as ``-column``. Returns None if the point, rounded, meets the limit,
+    if the limit is negative, or if the column of any of `literals` can exceed 1.
     """
     sorted_literals = sorted(literals, key=lambda literal: -literal.size)
     true_literals = [literal for literal in sorted_literals if literal.is_one(x)]

@@ -79,8 +79,8 @@ class ModelTask(Task):
     def from_model(cls, model: pyo.ConcreteModel, formulation: str | None) -> ModelTask:
         """Return the task of a model, which is solved as it was built.
 
-        Logs a warning if the graph has `MIN_WARNED_NODES` or more nodes and the task has a
-        `rules_call`. Raises `InputError` for an object without a problem, or if `formulation` is
+        Logs a warning if the graph has `MIN_WARNED_NODES` or more nodes and `restate_as_call`
+        returns a call. Raises `InputError` for an object without a problem, or if `formulation` is
         neither None nor a prefix of the name of the model's formulation.
         """
         problem = getattr(model, "problem", None)
@@ -120,8 +120,9 @@ class ModelTask(Task):
         """The problem against which plans are verified: by default, the problem of the task.
 
         If added rows or an added objective have variables of page-outs (`has_added_page_outs`), it
-        is a surrogate with `rewards_page_outs`. No row then limits the transfer time, because plans
-        may omit page-outs that no page-in needs.
+        is a surrogate with `rewards_page_outs`. If time is a makespan, no row of the surrogate
+        limits the transfer time alone (`Problem.deadline_sums`), because plans may omit page-outs
+        that no page-in needs.
         """
         if has_added_page_outs(self.model):
             return self.problem.surrogate(rewards_page_outs=True)
@@ -226,10 +227,10 @@ class ExtendedProof(ModelProof):
 
         Both arguments are in units of the form's objective, the result is in the unit of the user.
         Returns None without a value, or if the model has the problem's objective. The bound of the
-        objective is that of the solver, weakened by its maximum error. A bound within that error of
-        the value counts as the value. So does a bound beyond the value by at most
-        `EQUALITY_TOLERANCE` times ``max(1, abs(value))``. A bound further beyond the value is no
-        proof and becomes None, as does an infinite one.
+        objective is that of the solver, weakened by its maximum error. A bound of the solver within
+        that error of the value counts as the value. So does one beyond the value (above it if the
+        objective is minimized) by at most `EQUALITY_TOLERANCE` times ``max(1, abs(value))``. A
+        bound further beyond the value is no proof and becomes None, as does an infinite one.
         """
         if self.is_problem_objective or value is None:
             return None
@@ -273,8 +274,8 @@ def has_added_page_outs(model: pyo.ConcreteModel) -> bool:
 def _reduction_hint(formulation: Formulation | None, rules_call: str | None) -> str:
     """Return the hint for an infeasible model of ``compact`` with reductions.
 
-    It suggests `rules_call` or, if that is None, a model without reductions. Returns "" for other
-    formulations and for None.
+    It suggests `rules_call` or, if that is None, a model without reductions. Returns "" for None
+    and for other formulations, also for ``compact`` without reductions.
     """
     if formulation != COMPACT:
         return ""
@@ -291,10 +292,12 @@ def restate_form(
     """Return a model's form, changed to state `problem`, a surrogate of the model's problem.
 
     The surrogate may have another objective, unit of the objective, or limit on time, RAM or
-    written bytes. Changed limits on time and written bytes become additional rows. The objective is
-    only replaced if `is_problem_objective`: the form minimizes the objective of the model's
-    problem. For the model's problem itself, returns `form`. Raises `ValueError` if the form has no
-    layout.
+    written bytes. Changed limits on time and written bytes become additional rows, and a smaller
+    RAM budget changes `form` as `_lower_peak_limits` describes. Rows that limit the transfer time
+    are removed unless `Problem.plans_all_transfers`. The objective is only replaced, in the unit of
+    the surrogate's, if that `is_sum` and if `is_problem_objective`: the form minimizes the
+    objective of the model's problem. For the model's problem itself, returns `form`. Raises
+    `ValueError` if the form has no layout.
     """
     model = require_layout(form).model
     model_problem, objective = model.problem, problem.objective
@@ -347,7 +350,7 @@ def _drop_transfer_deadline(form: StandardForm, problem: Problem) -> StandardFor
 
 
 def _add_limit_row(form: StandardForm, limit: LinearRow) -> StandardForm:
-    """Return a form with a row for a limit on totals; the layout has the exact limit.
+    """Return a form with a scaled row for a limit on totals; `Layout.limits` has it unscaled.
 
     Returns `form` itself if all points satisfy the limit. If no decisions can satisfy the limit,
     the row has no coefficients and a lower bound of 1, so that the form is infeasible.

@@ -146,8 +146,9 @@ def _check_capabilities(solver: Solver) -> None:
 
 
 def _make_task(problem_or_model: Problem | pyo.ConcreteModel, formulation: str | None) -> Task:
-    """Return the task of a problem and a formulation, or of a model as it was built.
+    """Return the task of a problem and a formulation, or of a model from `build`.
 
+    A model has the formulation of its `build`, and its task includes the additions of the user.
     Raises `InputError` if the formulation does not fit the problem or model, or if the object is
     neither a problem nor a model. May log the warning of `ModelTask.from_model`.
     """

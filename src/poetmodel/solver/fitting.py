@@ -104,11 +104,11 @@ def fit_arena(
     -------
     Fitted
         Result, plan and arena. The bound of the result is that of the stated problem, so its gap
-        includes the cost of the arena. Without a valid schedule, plan and arena are None. A result
-        without a schedule has the reason; its status is ``infeasible`` if it is proved that there
-        is no schedule, or that no arena fits. In the latter case, the problem of the result has
-        sizes rounded up to multiples of the alignment, so that its explanation suggests RAM that
-        is enough for these.
+        includes the cost of the arena. Without a valid schedule, plan and arena are None. If no
+        arena that fits was found, the result has no schedule either. A result without a schedule
+        has the reason; its status is ``infeasible`` if it is proved that there is no schedule, or
+        that no arena fits. In the latter case, the problem of the result has sizes rounded up to
+        multiples of the alignment, so that its explanation suggests RAM that is enough for these.
 
     Raises
     ------
@@ -262,8 +262,10 @@ class _FittingSearch:
     def find_fitting(self, max_solves: int) -> Fitted:
         """Solve, with smaller RAM budgets if the first arena is too large; see `fit_arena`.
 
-        If the first arena fits, the remaining time may be used to improve the schedule. Returns the
-        first result without plan and arena if it has no valid schedule.
+        If the first arena fits, one more solve may improve the schedule in the remaining time.
+        Otherwise, there are at most `max_solves` solves, the first one included. Returns the first
+        result without plan and arena if it has no valid schedule. Returns a result without a
+        schedule, plan and arena if no arena fits.
         """
         first_result = self._solve_within(self.problem, FIRST_SOLVE_RATIO, self.start)
         if first_result.schedule is None or first_result.violations:
@@ -378,9 +380,9 @@ class _FittingSearch:
 
         Three attempts, in this order: the first schedule repaired, a greedy schedule, and one that
         pages every tensor. The RAM is `too_large_bytes`, a budget known to be too large, minus its
-        quotient by the first of `QUICK_DIVISORS`; for the greedy schedule, by the second. Return
-        None if none fits without a violation, or if the first result is that of a published method
-        (of `poetmodel.baselines`).
+        quotient by the first of `QUICK_DIVISORS`; for the greedy schedule alone, by the second.
+        Return None if no attempt fits without a violation. If the first result is that of a
+        published method (of `poetmodel.baselines`), return None without an attempt.
         """
         # A result of a published method must have the schedule of that method.
         if first_result.method != "optimal":
@@ -441,9 +443,10 @@ class _FittingSearch:
     ) -> SolveResult:
         """Search for a schedule with less RAM near the first one, for half of the remaining time.
 
-        The result is `first_result` with the smaller problem, the new schedule and times of 0. No
-        bound is computed, because a bound for less RAM does not hold for the problem. The result
-        has no schedule, and the status UNKNOWN, if none is found that meets all limits.
+        The result is `first_result`, with its bound and status, but with the smaller problem, the
+        new schedule and times of 0. No bound is computed, because a bound for less RAM does not
+        hold for the problem. The result has no schedule, and the status UNKNOWN, if none is found
+        that meets all limits of the smaller problem.
         """
         max_s = max((self.request.remaining_s() - self.plan_and_place_s) / 2, 1e-3)
         schedule, seed = None, self.options.get("seed", 0)
@@ -527,10 +530,11 @@ class _FittingSearch:
     def _no_fit_result(
         self, first_result: SolveResult, *, last_termination: Termination = Termination.STALLED
     ) -> SolveResult:
-        """Return the first result without its schedule, with the reason and hints.
+        """Return the first result without its schedule, and with a reason.
 
-        Its status becomes UNKNOWN. Its termination becomes INTERRUPTED if that is the termination
-        of the last solve, else STALLED.
+        The reason contains hints, unless the last solve was interrupted. The status becomes
+        UNKNOWN. The termination becomes INTERRUPTED if that is the termination of the last solve,
+        else STALLED.
         """
         excess_bytes = self._min_excess_bytes()
         is_late = self.request.remaining_s() <= 2 * self.plan_and_place_s

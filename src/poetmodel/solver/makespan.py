@@ -79,8 +79,8 @@ class TransferWeightSearch:
         limits, surrogates that minimize time follow, except for a user's model. Ends early when the
         gap is closed, the time limit passes or a solve is interrupted.
 
-        Raises `TooLargeError` if spans with invalid entries of `start` have more than `MAX_PAIRS`
-        pairs, and the errors of `Task.solve_problem`.
+        Raises `TooLargeError` if the spans of `start` (`Span`) that contain invalid (stage, tensor)
+        pairs have more than `MAX_PAIRS` pairs, and the errors of `Task.solve_problem`.
         """
         relaxation_ratio = RELAXATION_RATIO if self._is_timed else 1.0
         try:
@@ -121,10 +121,10 @@ class TransferWeightSearch:
         """Solve surrogates that minimize time, without the deadline, with each of `TIME_WEIGHTS`.
 
         They have no deadline because a plan may meet a deadline that the surrogate's sum misses. If
-        the task cannot restate its problem, objective and deadline stay. If another quantity is
-        minimized, the first schedule whose plan meets all limits ends the loop; if one is known, no
-        surrogate is solved. The loop also ends if the search is done (`_is_done`). Raises the
-        errors of `_try_weight`.
+        the task cannot restate its problem, objective and deadline stay. If the stated problem does
+        not minimize time, the first schedule whose plan meets all limits ends the loop; if one is
+        known, no surrogate is solved. The loop also ends if the search is done (`_is_done`). Raises
+        the errors of `_try_weight`.
         """
         problem, minimizes_time = self.problem, self.problem.minimize == Quantity.TIME
         if self.task.can_restate:
@@ -190,9 +190,10 @@ class TransferWeightSearch:
     def _raise_bound(self, weight: float, bound: float) -> None:
         """Raise the bound on all plans to the one that the bound of a surrogate implies.
 
-        The bound of the relaxation (weight 0) holds directly. Bounds of other surrogates imply one
-        only if time is minimized and plans execute all transfers: then no makespan is below the
-        mean of compute and transfer time with weights 1 and `weight`.
+        Each bound is on the value minus the baseline of its own problem. The bound of the
+        relaxation (weight 0) holds directly. Bounds of other surrogates imply one only if time is
+        minimized and plans execute all transfers: then no makespan is below the mean of compute and
+        transfer time with weights 1 and `weight`.
         """
         if weight == 0:
             self.bound = max(self.bound, bound)
@@ -210,11 +211,13 @@ class TransferWeightSearch:
         """Verify a schedule with its plan, and store it if it is the best.
 
         Return whether schedule and plan are valid within all limits. Reports a new best schedule if
-        the makespan matters, and updates `min_late_makespan_s` if the plan violates limits.
+        `_is_timed`. If the verifier finds violations although the simulation is valid, lowers
+        `min_late_makespan_s` to the makespan.
+
         `model_objective` is the schedule's user-defined objective, with the bound of the surrogate
         with transfer weight `weight`. At weight 0, this bound is stored as `model_bound`, and it
-        replaces the bounds of later surrogates, because it holds for every plan. Raises the errors
-        of `_make_candidate`.
+        replaces the bounds of later surrogates, because it holds for every plan. A schedule with
+        `model_objective` replaces a `best` without one. Raises the errors of `_make_candidate`.
         """
         if model_objective is not None:
             self.model_bound = model_objective.bound if weight == 0 else self.model_bound
@@ -245,8 +248,8 @@ class TransferWeightSearch:
         """Verify a schedule with its plan; return the candidate, with the violations of both.
 
         The plan has no overlapping transfers if the remaining time plus `GRACE_S` does not suffice
-        to plan. Raises `TooLargeError` if spans with invalid entries have more than `MAX_PAIRS`
-        pairs, and the errors of `make_candidate`.
+        to plan. Raises `TooLargeError` if the spans of the schedule (`Span`) that contain invalid
+        (stage, tensor) pairs have more than `MAX_PAIRS` pairs, and the errors of `make_candidate`.
         """
         planning_s = self.request.remaining_s() + GRACE_S
         return make_candidate(self.problem, schedule, planning_s=planning_s)
@@ -296,10 +299,10 @@ class TransferWeightSearch:
     def _make_outcome(self) -> Outcome:
         """Return the outcome of all solves so far: the best schedule and the bound on all plans.
 
-        The statistics are those of the first solve, with all weights as ``shares``. The termination
-        is the first that applies: INTERRUPTED if a solve was interrupted, TIME_LIMIT if no time
-        remains, PROVED if the gap is closed, TIME_LIMIT if a solve reached its limit, STALLED. It
-        is STALLED without a solve, too.
+        The statistics are those of the first solve, with all tried weights as ``transfer_weights``.
+        The termination is the first that applies: INTERRUPTED if a solve was interrupted,
+        TIME_LIMIT if no time remains, PROVED if the gap is closed, TIME_LIMIT if a solve reached
+        its limit, STALLED. It is STALLED without a solve, too.
         """
         if not self.weight_outcomes:
             return Outcome(termination=Termination.STALLED, candidate=self.best)

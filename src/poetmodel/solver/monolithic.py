@@ -75,15 +75,17 @@ def prove_formulation(
 ) -> Outcome:
     """Build and solve the model of a formulation, and verify its solution.
 
+    If the verifier rejects a solution, except one of ``paper``, cover cuts exclude it, and the
+    model is solved again.
+
     The outcome has the valid schedule `start` if `start` decides all columns and satisfies the
     model, and if the solver finds no schedule or a worse one; ``paper`` ignores `start`. The
     outcome has no schedule, not even `start`, if building the model takes longer than the remaining
     time or is estimated to take longer.
 
-    Raises `VerificationError` if the verifier rejects a solution that no cover cut excludes, except
-    one of ``paper``. Raises `ModelError` if ``paper`` cannot state the problem, `InputError` for an
-    unknown formulation, `TooLargeError` if a schedule has too many entries, and the errors of the
-    solver.
+    Raises `VerificationError` if no cover cut excludes a rejected solution, `ModelError` if
+    ``paper`` cannot state the problem, `InputError` for an unknown formulation, `TooLargeError` if
+    a schedule has too many entries, and the errors of the solver.
     """
     expected_s = estimate_build_s(problem, formulation)
     if expected_s > request.remaining_s():

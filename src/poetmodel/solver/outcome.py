@@ -100,7 +100,8 @@ def make_candidate(
 
     If the plan is not found within `planning_s` of wall time [s], the verifier uses a plan without
     overlapping transfers; None is no limit. Raises `ScheduleError` for a schedule of another graph,
-    and `TimeLimitError` after the time limit of a caller.
+    `TooLargeError` as `verify`, and `TimeLimitError` after the time limit of a caller. If that
+    limit passes while a plan is made within `planning_s`, planning ends without this error.
     """
     started_s = time.monotonic()
     verdict = verify(problem, schedule, planning_s=planning_s)
@@ -127,8 +128,8 @@ def make_valid_candidate(problem: Problem, schedule: Schedule | None) -> Candida
 def better_candidate(first: Candidate | None, second: Candidate | None) -> Candidate | None:
     """Return the candidate with the smaller `value`; `first` if their values are equal.
 
-    Ignores user-defined objectives of models. Return the other candidate if one is None, and None
-    if both are.
+    Ignores `Candidate.model_objective`. Return the other candidate if one is None, and None if both
+    are.
     """
     if first is None or second is None:
         return first or second
@@ -147,8 +148,9 @@ def safe_bound(problem: Problem, bound: float) -> float:
 def is_tight(problem: Problem, value: float, bound: float) -> bool:
     """Return whether a bound reaches a value within rounding errors; both exclude the baseline.
 
-    A rounding error in bytes is below `BYTES_TOLERANCE`. In another unit, it is within both
-    `EQUALITY_TOLERANCE` and `TOTAL_TOLERANCE`.
+    A rounding error in bytes is below `BYTES_TOLERANCE`. In another unit, it is at most
+    `EQUALITY_TOLERANCE` times the value, and at most `TOTAL_TOLERANCE` times the sum of the value
+    and the absolute baseline.
     """
     if bound >= value:
         return True
@@ -208,16 +210,19 @@ def reported_bound(problem: Problem, candidate: Candidate, bound: float) -> floa
 def make_result(
     problem: Problem, request: Request, outcome: Outcome, *, formulation: str
 ) -> SolveResult:
-    """Convert an outcome to a result, without a proof that the outcome's schedule refutes.
+    """Convert an outcome to a result; drop a proof that the outcome's valid schedule contradicts.
+
+    Such a proof is infeasibility, or a bound above the value of the schedule. After a drop, the
+    bound is the one known without a solve, and the reason is `REFUTED`.
 
     With a schedule, the status is OPTIMAL and the termination PROVED if the gap is at most that of
     the request and there are no violations; otherwise the status is FEASIBLE. Without a schedule,
     the status is INFEASIBLE or UNKNOWN. The termination PROVED becomes STALLED unless the status is
     OPTIMAL or INFEASIBLE.
 
-    The bound of a schedule with violations is at most the baseline. The result has no bound without
-    a schedule, nor for the user-defined objective of a model, whose gap is `ModelObjective.gap`. A
-    caller adds method, reduction and history.
+    The bound of a schedule with violations is at most the baseline. `objective_bound` is None
+    without a schedule and for the user-defined objective of a model, whose gap is
+    `ModelObjective.gap`. A caller adds method, reduction and history.
     """
     base_result = SolveResult(
         problem=problem,

@@ -113,7 +113,7 @@ class Request:
         """Raise `InputError` if the time limit, gap, threads or seed are invalid.
 
         The time limit must be finite and above 0, the gap finite and at least 0. Threads are a
-        whole number from 1, the seed a whole number from 0.
+        whole number from 1, the seed a whole number from 0. None is invalid for all of them.
         """
         errors = []
         if not _is_real(self.time_limit_s) or self.time_limit_s <= 0:
@@ -183,9 +183,9 @@ class History:
     def record(self, progress: SolveProgress) -> bool | None:
         """Add an entry if a report improves the overhead or bound, and call `on_progress`.
 
-        A report with an infinite value or without values has no entry. A report whose schedule has
-        the smallest overhead so far becomes `best`. The callback receives every report, with
-        `baseline`. Return the callback's result; None without a callback.
+        A report with an infinite value, or with neither overhead nor bound, has no entry. A report
+        whose schedule has the smallest overhead so far becomes `best`. The callback receives a copy
+        of every report with `baseline` set. Return the callback's result; None without a callback.
         """
         overheads = (progress.overhead, progress.overhead_bound)
         known_values = [value for value in overheads if value is not None]
@@ -201,9 +201,9 @@ class History:
     def complete_history(self, result: SolveResult) -> tuple[HistoryEntry, ...]:
         """Return the entries before the end of a solve, and its result as the last entry.
 
-        Earlier values are corrected to be no better than the result, because a solver may revise
-        its reports. Return () if a model's objective replaced the problem's, and all entries as
-        they are if there is no schedule.
+        Earlier overheads below the result's are raised to it, and earlier bounds above the result's
+        are lowered to it, because a solver may revise its reports. Return () if a model's objective
+        replaced the problem's, and all entries as they are if there is no schedule.
         """
         model_objective, simulation = result.model_objective, result.simulation
         if model_objective is not None or simulation is None:

@@ -100,7 +100,10 @@ def _added_rows(model: pyo.ConcreteModel) -> dict[str, list[Any]] | None:
 
 
 def _has_changed_variables(model: pyo.ConcreteModel) -> bool:
-    """Return whether, since `build`, variables were fixed or unfixed, or their bounds changed."""
+    """Return whether, since `build`, variables were fixed or unfixed, or their bounds changed.
+
+    Values of variables that `build` fixed are not compared.
+    """
     arrays = model.arrays
     for column, variable in enumerate(model.variables):
         if variable.fixed != (column in arrays.fixed):
@@ -111,7 +114,7 @@ def _has_changed_variables(model: pyo.ConcreteModel) -> bool:
 
 
 def _counted_variables(model: pyo.ConcreteModel) -> dict[int, _CountKey]:
-    """Return the count, item and stage of each counted variable, by the `id` of the variable.
+    """Return the key of each variable that counts recomputations or transfers, by its ``id``.
 
     Includes the variables of resident state; omits the variables of ``decisions.storage_homes``.
     """
@@ -139,7 +142,7 @@ class _TotalsWriter:
     """Writes linear expressions over the variables of a model as sums of totals or stage counts."""
 
     def __init__(self, model: pyo.ConcreteModel, count_key_of: Mapping[int, _CountKey]) -> None:
-        """Store the keys of variables, and count the unfixed variables per count and item."""
+        """Store `count_key_of`, the keys of variables by ``id``, and fill `n_variables`."""
         self.model = model
         self.graph = model.problem.graph
         self.count_key_of = count_key_of
@@ -174,10 +177,10 @@ class _TotalsWriter:
     def write_constraint(self, row: Any) -> str | None:
         """Return a row as a Python relation or, with two limits, as (lower, sum, upper).
 
-        `MAX_TERMS` limits the terms. If totals cannot state the row, it is written with counts in
-        stages. Counts in stages can only state an upper limit on a sum without negative
-        coefficients, and omit a lower limit of 0 or less. Return None if the row has no counts, or
-        if neither totals nor counts in stages can state it.
+        "..." replaces the terms after the first `MAX_TERMS`. If totals cannot state the row, it is
+        written with counts in stages. Counts in stages can only state an upper limit on a sum
+        without negative coefficients, and omit a lower limit of 0 or less. Return None if the row
+        has no counts, or if neither totals nor counts in stages can state it.
         """
         count_sum = self._parse_sum(row.body)
         if count_sum is None or not count_sum.terms:
@@ -201,8 +204,9 @@ class _TotalsWriter:
     def minimizing_call(self, objective: Any) -> str | None:
         """Return a call of `minimizing` with an objective, for display, without its constant.
 
-        A maximized objective is negated. Return None if the objective has no counts, or if totals
-        cannot state the objective.
+        A maximized objective is negated, and `MAX_TERMS` limits the terms. Return None if the
+        objective is constant or not linear, or has variables or coefficients that totals cannot
+        state.
         """
         count_sum = self._parse_sum(objective.expr)
         if count_sum is None or not count_sum.terms:
@@ -237,10 +241,10 @@ class _TotalsWriter:
     def _write_totals(self, terms: Mapping[_CountKey, float]) -> str | None:
         """Return a sum in totals, which have no stages, as Python code.
 
-        `terms` has the coefficient of each count in the sum, and `MAX_TERMS` limits the terms in
-        the code. Return None if the coefficients of an item differ between stages, or if the sum
-        omits an unfixed variable of an item. Also return None for page-ins of state, because totals
-        include first reads, which variables of page-ins do not count.
+        `terms` has the coefficient of each count in the sum. In the code, "..." replaces the terms
+        after the first `MAX_TERMS`. Return None if the coefficients of an item differ between
+        stages, or if the sum omits an unfixed variable of an item. Also return None for page-ins of
+        state, because totals include first reads, which variables of page-ins do not count.
         """
         items: dict[Count, dict[int, list[float]]] = {}
         for key, value in terms.items():
@@ -290,8 +294,8 @@ class _TotalsWriter:
     def _write_stage_terms(self, terms: Mapping[_CountKey, float]) -> str | None:
         """Return a sum over counts in single stages as Python code.
 
-        `MAX_TERMS` limits the terms in the code. Return None if a term has a count that is not in
-        `STAGE_COUNTS`.
+        "..." replaces the terms after the first `MAX_TERMS`. Return None if a term has a count that
+        is not in `STAGE_COUNTS`.
         """
         if any(key.kind not in STAGE_COUNTS for key in terms):
             return None
@@ -309,7 +313,7 @@ class _TotalsWriter:
 def _write_sum(terms: Iterable[tuple[float, str]]) -> str:
     """Return (coefficient, expression) terms as a Python sum for display.
 
-    "..." replaces the terms after the first `MAX_TERMS`. The sum is empty without terms.
+    "..." replaces the terms after the first `MAX_TERMS`. Returns "" without terms.
     """
     text, n_terms = "", 0
     for n_terms, (value, expression) in enumerate(terms, start=1):

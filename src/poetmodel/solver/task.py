@@ -84,13 +84,13 @@ class Task:
         return describe_reduction(self.problem.graph) or ""
 
     def solve_problem(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
-        """Solve `problem`, that of the task or a surrogate, from `start` or a heuristic's schedule.
+        """Solve `problem`, that of the task or a surrogate, and return the outcome.
 
-        An invalid `start` is ignored. Raises the errors of `prove` except `TimeLimitError` and
-        `TooLargeError`, after which the outcome has a reason. After Ctrl-C, the outcome has the
-        termination INTERRUPTED. If a verified schedule refutes the proof, the problem is solved
-        again without presolve. If a schedule refutes the second proof, too, or no time remains for
-        it, the outcome has no proof.
+        Starts from the best of `start` and the heuristics' schedules; an invalid `start` is
+        ignored. Raises the errors of `prove` except `TimeLimitError` and `TooLargeError`, after
+        which the outcome has a reason. After Ctrl-C, the outcome has the termination INTERRUPTED.
+        If a verified schedule refutes the proof, the problem is solved again without presolve. If a
+        schedule refutes the second proof, too, or no time remains for it, the outcome has no proof.
         """
         outcome = self._solve_once(problem, request, start)
         if not is_refuted(problem, outcome):
@@ -192,12 +192,14 @@ class Task:
     ) -> Outcome:
         """Prove a bound, and repeat with finer units of the objective while the gap is open.
 
-        A solver resolves the objective to an absolute tolerance. If the first value is too small or
-        too large for the unit of the objective, that value becomes the reference of the unit,
-        unless the task has a user's model. While the gap is open, the problem is solved again:
+        A solver resolves the objective to an absolute tolerance. If the value of `first_candidate`
+        is too small or too large for the unit of the objective, that value becomes the reference of
+        the unit, unless the task has a user's model. While the gap is open, the problem is solved
+        again:
 
         - If the best value is less than half of the reference, or there is no reference, the best
-          value becomes the reference. This excludes a peak, whose unit has no reference.
+          value becomes the reference, also for a user's model. This excludes a peak, whose unit has
+          no reference.
         - Otherwise, if the quantity is in bytes, the next solve searches for a schedule that saves
           at least one byte. The loop ends if neither schedule nor bound changes.
         - Otherwise, the loop ends.
@@ -251,10 +253,11 @@ class Task:
     ) -> Outcome:
         """Solve `problem` by the formulation, from the valid schedule `start` if there is one.
 
-        ``lazy`` also starts from `bound`, an earlier `Outcome.bound`, raises `TimeLimitError` if it
-        exceeds the time limit by more than `GRACE_S`, and may fall back to ``compact``. Raises
-        `VerificationError` if the verifier rejects a solution of ``compact`` or of a user's model
-        that no cover cut excludes, and the other errors of `prove_formulation`.
+        ``lazy`` also starts from `bound`, an earlier `Outcome.bound`, and may fall back to
+        ``compact``. Raises `TimeLimitError` if ``lazy`` exceeds the time limit by more than
+        `GRACE_S`, `VerificationError` if the verifier rejects a solution of ``compact`` or of a
+        user's model and no cover cut excludes this solution, and the other errors of
+        `prove_formulation`.
         """
         if self.formulation == "lazy":
             from poetmodel.solver import lazy
@@ -317,12 +320,13 @@ def _is_resolvable(problem: Problem, value: float) -> bool:
 
 
 def _with_known_progress(request: Request, known_candidate: Candidate, bound: float) -> Request:
-    """Return a request that never reports a worse schedule or bound than the known ones."""
+    """Return a request that reports the known schedule and bound in place of worse ones."""
 
     def report_best(progress: SolveProgress) -> bool | None:
         """Report the better of the progress and the known schedule, and the higher bound.
 
-        With the known schedule, the reported bound is at most its value.
+        If the known schedule is reported, the reported bound is at most its value. Return the
+        result of `Request.report`: False requests the end of the solve.
         """
         overhead, overhead_bound = progress.overhead, progress.overhead_bound
         overhead_bound = bound if overhead_bound is None else max(overhead_bound, bound)
@@ -344,7 +348,8 @@ def _merge_outcomes(
 
     Return the second outcome with the better of its schedule and `known_candidate`, the higher
     bound, the total build time and both logs. The second bound counts only up to the value of
-    `known_candidate`. If the second solve is infeasible, that value is the second bound.
+    `known_candidate`. If the second solve is infeasible, that value is the second bound, and
+    `is_infeasible` becomes False.
     """
     bound = (
         known_candidate.value
@@ -360,9 +365,10 @@ def _merge_outcomes(
 
 
 def _segment_candidate(problem: Problem, request: Request) -> Candidate | None:
-    """Return the schedule of `checkpoint_segments`; None if it is invalid, too large or too late.
+    """Return the schedule of `checkpoint_segments`; None if there is none, or it is not valid.
 
-    It may be completed up to `GRACE_S` after the time limit.
+    Also None if construction and verification raise `TooLargeError`, or together take longer than
+    the remaining time plus `GRACE_S`.
     """
     try:
         with time_limit(request.remaining_s() + GRACE_S):
@@ -375,8 +381,8 @@ def _greedy_candidate(problem: Problem, request: Request) -> Candidate | None:
     """Return the better schedule of keep-all and `construct`; None if neither is valid.
 
     `construct` is not called if keep-all reaches the bound known without a solve. Its schedule is
-    ignored if it is too large, or not verified within `MAX_GREEDY_TIME_RATIO` of the remaining time
-    or `GRACE_S`, whichever is longer.
+    ignored if `TooLargeError` is raised, or if construction and verification together take longer
+    than both `GRACE_S` and `MAX_GREEDY_TIME_RATIO` of the remaining time.
     """
     keep_all = make_valid_candidate(problem, keep_all_if_within_budgets(problem))
     if keep_all is not None and is_tight(problem, keep_all.value, problem.objective.known_bound):

@@ -178,11 +178,12 @@ class _LibraryWriter:
         self._cost_files: dict[tuple[str, str], tuple[str, Costs]] = {}
 
     def write_problem(self, instance: Instance) -> dict[str, Any]:
-        """Write the files of a problem, except files written before; return its line of the index.
+        """Write the files of a problem, and return its line of the index.
 
-        Raises `InputError` if a graph, costs or a device cannot be written, if the device is not a
-        shipped one, or if the problem does not minimize energy or time, and the errors of
-        `_write_mps`.
+        Graph, costs and device are not written again if an earlier problem has the same ones.
+        Raises `InputError` if one of them cannot be written, if the costs differ from those written
+        for the same graph and device, if the device is not a shipped one, or if the problem does
+        not minimize energy or time, and the errors of `_write_mps`.
         """
         problem = instance.problem
         if problem.minimize not in {Quantity.ENERGY, Quantity.TIME}:
@@ -207,7 +208,7 @@ class _LibraryWriter:
         }
 
     def _write_graph(self, graph: Graph) -> str:
-        """Write a graph, once for its SHA-256; return the path of its file in the library."""
+        """Write a graph, once for its SHA-256; return the file's path relative to the library."""
         digest = graph.sha256
         if digest not in self._graph_files:
             name = f"graphs/{file_name(graph.name, digest[:8])}.graph.json"
@@ -247,7 +248,7 @@ class _LibraryWriter:
     def _write_mps(self, instance: Instance) -> dict[str, Any] | None:
         """Write the MPS file of ``compact`` for a problem; return ``file`` and ``objective_unit``.
 
-        ``file`` is the path in the library. Return None, without a file, for a problem of
+        ``file`` is the path relative to the library. Return None, without a file, for a problem of
         `MPS_NODES_BELOW` nodes or more that is not requested by name. Raises `TooLargeError` if the
         memory rows have more than five million terms, and `OSError` if the file cannot be written.
         """
@@ -418,7 +419,11 @@ class _ProblemReader:
         self._costs: dict[tuple[str, str | None], Costs] = {}
 
     def read_problem(self, line: Mapping[str, Any]) -> Problem:
-        """Return the problem of a line of the index; raise `InputError` for invalid files."""
+        """Return the problem of a line of the index.
+
+        Raises `InputError` if the problem in the line is invalid, or if a file of the line is
+        missing, invalid or outside of the library. Checksums are not compared.
+        """
         entry = validate_model(ProblemEntry, line["problem"], kind="library")
         graph_file, costs_key = line["graph"], (line["costs"], line["device"])
         if graph_file not in self._graphs:

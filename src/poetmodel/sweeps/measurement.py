@@ -124,10 +124,11 @@ def measure_run(run_fields: dict[str, Any], start: dict[str, Any] | None = None)
     """Solve a run and return its record.
 
     Arguments and record are JSON values, so that they can be sent to other machines. `run_fields`
-    are those of `Run.to_dict`. `start` has the relations of a schedule of the same problem with
-    less RAM; methods without a solver ignore it. The ``schedule`` of the record is the content of a
-    schedule file, or None. A `PoetModelError` is recorded as ``status`` and ``reason``, all other
-    exceptions are raised. Measured times do not include `load_inputs`, which is called first.
+    are those of `Run.to_dict`. `start` has a schedule of the same problem with less RAM, by key of
+    a schedule file (``R``, ``S_RAM``, ...); methods without a solver ignore it. The ``schedule`` of
+    the record is the content of a schedule file, or None. A `PoetModelError`, also of invalid
+    inputs, is recorded as ``status`` and ``reason``, all other exceptions are raised. Measured
+    times do not include `load_inputs`, which is called first.
     """
     run = Run.from_dict(run_fields)
     load_inputs(run)

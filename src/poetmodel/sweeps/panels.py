@@ -26,9 +26,9 @@ def figure_panels(
 ) -> tuple[Panel, ...] | tuple[Map, ...]:
     """Return the pictures of a figure of the paper: maps for ``figure2``, times for ``table3``.
 
-    All other names have panels of the overhead. `rows` come from `poetmodel.sweeps.tables.rows`.
-    For maps, `schedule_of` returns the content of a run's schedule file by the key of the run; a
-    run has no map if it returns None.
+    Times are makespans, against peak RAM. All other names have panels of the overhead. `rows` come
+    from `poetmodel.sweeps.tables.rows`. For maps, `schedule_of` returns the content of a run's
+    schedule file by the key of the run; a run has no map if it returns None.
     """
     if name == "figure2":
         return tuple(_maps(rows, schedule_of))
@@ -64,8 +64,9 @@ def overhead_panels(rows: Sequence[Row]) -> tuple[Panel, ...]:
     """Return the energy overhead against the RAM budget: a panel per model, device and deadline.
 
     Each method is a line, or each pair of method and solver if `rows` have several solvers; points
-    of several formulations are on one line. Overheads are in percent of the baseline, budgets in
-    KiB, ascending. Rows without a schedule or with the baseline 0 have no point.
+    of several formulations are on one line. Panels and lines are in the order of their first rows;
+    they may have no point. Overheads are in percent of the baseline, budgets in KiB, ascending.
+    Rows without a schedule or with the baseline 0 have no point.
     """
     panels = []
     has_several_solvers = len({row["backend"] for row in rows} - {None}) > 1
@@ -96,8 +97,9 @@ def overhead_panels(rows: Sequence[Row]) -> tuple[Panel, ...]:
 def pareto_panels(front: Sequence[Row]) -> tuple[Panel, ...]:
     """Return the Pareto front: overhead [%] against peak RAM [KiB], a panel per model and device.
 
-    `front` has rows of `poetmodel.sweeps.tables.pareto`, sorted by RAM. Rows whose overhead is not
-    below that of all earlier rows are left out: they are on the front because of their time.
+    `front` has rows of `poetmodel.sweeps.tables.pareto`, sorted by RAM. Rows without an
+    `overhead_ratio` are left out. So are rows whose overhead is not below that of all earlier rows
+    of the panel: they are on the front because of their time.
     """
     panels = []
     for (model, device), panel_rows in group_rows(front, "model", "device").items():

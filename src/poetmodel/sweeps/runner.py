@@ -169,9 +169,10 @@ def sweep_queue(
     warm: bool,
     on_progress: Callable[[Progress], None] | None,
 ) -> RunQueue[Run]:
-    """Return a queue that executes the unfinished runs of a sweep; parameters as in `sweep`.
+    """Return a queue for the unfinished runs of a sweep; parameters as in `sweep`.
 
-    A run is unfinished if it has no record, or if its record is that of a failure.
+    `RunQueue.execute` executes the runs. A run is unfinished if it has no record, or if its record
+    is that of a failure.
     """
     runs_of_axis: dict[Run, list[Run]] = {}
     for run in runs:
@@ -258,7 +259,8 @@ class RunQueue(Generic[AnyRun]):
     def __post_init__(self) -> None:
         """Group unfinished runs by chain in `remaining_chains`; count finished ones in `n_skipped`.
 
-        Runs with a failed record are unfinished; stores these records in `earlier_failures`.
+        A chain is a list of the runs with the same `chain_of`, in the order of `runs`. Runs with a
+        failed record are unfinished; stores these records by key in `earlier_failures`.
         """
         finished = self.store.finished_records()
         chains: dict[Hashable, list[AnyRun]] = {}
@@ -325,7 +327,11 @@ class RunQueue(Generic[AnyRun]):
             raise self._lost_error(error) from error
 
     def _lost_error(self, error: BaseException | None) -> WorkersLostError:
-        """Return the exception for a pool that raised `error`; None stands for a cancelled run."""
+        """Return the exception for a lost pool; its message names the cause `error`.
+
+        For None, the cause in the message is that the pool cancelled the runs in progress. The
+        message also has the number of recorded runs.
+        """
         reason = "the runs in progress were cancelled" if error is None else _describe(error)
         n_recorded = self.n_skipped + self.n_done
         return WorkersLostError(
@@ -336,8 +342,9 @@ class RunQueue(Generic[AnyRun]):
     def _claim_chains(self, max_chains: int) -> list[list[AnyRun]]:
         """Claim the first run of each of at most `max_chains` chains, and return these chains.
 
-        Removes these chains from `remaining_chains`. If another process has recorded the first runs
-        of a chain, removes and counts these runs. Stores the claims in `claims`.
+        Removes the returned chains from `remaining_chains`. If another process has recorded the
+        first runs of a chain, removes these runs and counts them as done (`n_done`). Stores the
+        claims in `claims`.
         """
         claimed_chains: list[list[AnyRun]] = []
         other_chains: list[list[AnyRun]] = []
@@ -390,9 +397,10 @@ class RunQueue(Generic[AnyRun]):
 
         `future` is that of the first run. The record of a run that raised an exception is that of
         `failure`. Adds the fields of `identity_of` and the name of the pool. Releases the claim of
-        the run, and reports the progress. If the process of the run has died, but fewer than
-        `MAX_ATTEMPTS` times, only counts this in `death_counts`, and returns the whole chain.
-        Raises `WorkersLostError` if the pool broke or cancelled the run.
+        the run, and reports the progress. If the process of the run has died (`ProcessEndedError`),
+        but fewer than `MAX_ATTEMPTS` times including this one, only counts this in `death_counts`,
+        and returns the whole chain. Raises `WorkersLostError` if the pool cancelled the run, or
+        broke otherwise.
         """
         if _is_lost(future):
             raise self._lost_error(None if future.cancelled() else future.exception())

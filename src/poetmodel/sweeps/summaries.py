@@ -153,8 +153,9 @@ def _pofo_summaries(rows: Sequence[Row]) -> Iterable[Summary]:
 
     Peak, makespan and overhead of POFO precede those of ``optimal`` without a deadline. A row has
     only the budget and POFO's status if one of these two has no schedule for the budget. The last
-    two columns describe the schedule of ``optimal``, with any budget or deadline, that has the
-    smallest peak and a makespan of at most POFO's.
+    two columns have the smallest peak of the schedules of ``optimal``, with any budget or deadline,
+    whose makespan is at most POFO's, and the percentages of RAM and time that this schedule saves
+    over POFO; "none" and an empty cell without such a schedule.
     """
     for (model, device), device_rows in group_rows(rows, "model", "device").items():
         optimal_rows = [

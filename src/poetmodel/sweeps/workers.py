@@ -144,10 +144,10 @@ class ShippingPool(Executor):
 def read_run_files(run_fields: dict[str, Any]) -> dict[str, Files]:
     """Read the files that a run names as model, device and method; return them by field.
 
-    Omits fields that name no file or an invalid method. Imports the file of a method; its files
-    include the imported modules of its folder. Raises `InputError` if the file of a model or device
-    cannot be read, and `UserMethodError` if the file of a method raises an exception when it is
-    imported.
+    Omits fields that name no file, and a method that `lookup.method` does not find. Imports the
+    file of a method; its files include the imported modules of its folder. Raises `InputError`
+    if the file of a model or device cannot be read, and `UserMethodError` if the file of a method
+    raises an exception when it is imported.
     """
     files_by_field: dict[str, Files] = {}
     for field, names in ((_MODEL, model_names()), (_DEVICE, device_names())):

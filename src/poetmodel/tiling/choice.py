@@ -50,8 +50,8 @@ def parse_tile(tile: str | int | TileChoice | None) -> TileChoice:
 def divide_step(step: LoweredStep, tile: str | int | TileChoice | None) -> LoweredStep:
     """Divide a step into tiles of a stated size; return `step` itself if no tensor is divided.
 
-    For ``none``, no tensor is divided. Raises the errors of `parse_tile`, and `InputError` for
-    ``auto``.
+    For ``none`` or None, no tensor is divided. Raises the errors of `parse_tile`, and `InputError`
+    for ``auto``.
     """
     tile_bytes = parse_tile(tile).require_size()
     return step if tile_bytes is None else tile_step(step, tile_bytes)
@@ -65,9 +65,9 @@ def choose_tiles(
     ``auto`` chooses the largest of 1, 1.5, 2, 3, 4, 6 … KiB for which `needed_bytes` is at most
     `ram_bytes`. Returns (None, `step`) if the undivided step fits, or if no tiles need less RAM. If
     no size fits, the size that needs the least RAM is chosen, the largest of several. The search
-    descends, and ends at the first size with more than `MAX_NODES` nodes. A stated size, or None
-    for ``none``, is returned with the result of `divide_step`, even if that is `step` itself.
-    Raises the errors of `divide_step` for these.
+    descends, and ends before the first size whose step has more than `MAX_NODES` nodes. A stated
+    size, or None for ``none``, is returned with the result of `divide_step`, even if that is `step`
+    itself. Raises the errors of `divide_step` for these.
     """
     if not choice.is_auto:
         return choice.size_bytes, divide_step(step, choice)

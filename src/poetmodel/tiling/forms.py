@@ -121,7 +121,9 @@ def _read_bits(call: Call) -> Loops:
 
 
 def _write_bits(loops: Loops) -> Call | None:
-    """Convert loops to a call with a mask; None if merged loops exceed the rank of a shape table.
+    """Convert loops to a call that reads or writes a mask, by setting its shape table.
+
+    None if the loops, after merging, exceed the rank of a shape table.
 
     The strides of the mask are not checked.
     """
@@ -153,9 +155,10 @@ def _read_planes(call: Call) -> Loops:
 
 
 def _write_planes(loops: Loops) -> Call | None:
-    """Convert loops to a call on planes; None unless ``steps`` has a stride per loop and tensor.
+    """Convert loops to a call on planes; None unless they are as many as those of `loops.call`.
 
-    The length of ``steps`` is that in `loops.call`: loops with a split dimension do not fit.
+    That call has in ``steps`` one stride per loop and tensor of `_PLANE_KERNELS`, so loops with a
+    split dimension do not fit. Sets ``steps``, and ``channels`` to the size of the second loop.
     """
     strided_names, stride_list = (
         _PLANE_KERNELS[loops.call.kernel],
@@ -176,7 +179,7 @@ def _write_planes(loops: Loops) -> Call | None:
 def _read_bias_gradient(call: Call) -> Loops:
     """Convert the gradient of a bias to loops over batch, channels, rows and columns.
 
-    Rows and columns have size 0, because only their strides matter.
+    Rows and columns have size 0, because `_write_bias_gradient` sets only their strides.
     """
     arguments = named_arguments(call)
     strides = tuple(arguments[f"{name}_step"] for name in ("dy", "channel", "row", "column"))
@@ -185,7 +188,10 @@ def _read_bias_gradient(call: Call) -> Loops:
 
 
 def _write_bias_gradient(loops: Loops) -> Call | None:
-    """Convert loops to the gradient of a bias; None unless there are four loops."""
+    """Convert loops over batch, channels, rows and columns to the gradient of a bias.
+
+    Sets ``count`` and the strides, but not ``batch``. None unless there are four loops.
+    """
     if len(loops.sizes) != len(_BIAS_GRADIENT_DIMENSIONS):
         return None
     names = ("dy_step", "channel_step", "row_step", "column_step")
@@ -247,8 +253,8 @@ def _read_convolution(call: Call) -> Loops | None:
 def _write_convolution(loops: Loops) -> Call | None:
     """Convert loops to a convolution.
 
-    None unless there are five loops. Also None if there are several input images, or gradients of
-    these, that are not contiguous, unless the kernel has an argument ``strides``.
+    None unless there are five loops. Also None if consecutive input images, or gradients of these,
+    are not adjacent in memory, unless the kernel has an argument ``strides``.
     """
     if len(loops.sizes) != len(_CONVOLUTION_DIMENSIONS):
         return None
@@ -293,8 +299,9 @@ def _write_convolution(loops: Loops) -> Call | None:
 def _convolution_strides(strides: Numbers, role: str) -> Numbers:
     """Return the four strides of a tensor in the argument ``strides``, from its strides in loops.
 
-    `role` is that of the tensor in `_ROLES`. The first two strides are batch and channel of an
-    image, or output and input channel of weights; rows and columns follow.
+    The loops are those of `_CONVOLUTION_DIMENSIONS`; `role` is "x", "y" or "w". The first two of
+    the returned strides are batch and channel of an image, or output and input channel of weights;
+    rows and columns follow.
     """
     batch, results, channels, *spatial_strides = strides
     return {"y": (batch, results), "x": (batch, channels), "w": (results, channels)}[role] + (

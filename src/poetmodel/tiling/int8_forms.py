@@ -117,7 +117,10 @@ def _write_convolution(loops: Loops) -> Call | None:
 
 
 def _read_depthwise_convolution(call: Call) -> Loops:
-    """Convert a depthwise convolution to loops over batch, channels and pixels."""
+    """Convert a depthwise convolution to loops over batch, channels and pixels.
+
+    There is no loop over the window. Never returns None.
+    """
     arguments = named_arguments(call)
     sizes, batch, count = (
         ConvolutionSizes(*arguments["shape"]),
@@ -135,7 +138,9 @@ def _read_depthwise_convolution(call: Call) -> Loops:
 def _write_depthwise_convolution(loops: Loops) -> Call | None:
     """Convert loops to a depthwise convolution.
 
-    None unless there are three loops, and the images of inputs and outputs are adjacent.
+    None unless there are three loops (batch, channels, pixels), and the images of inputs and
+    outputs are adjacent: a single image, or a stride of images that is the stride of pixels times
+    the number of pixels.
     """
     arguments = named_arguments(loops.call)
     sizes = ConvolutionSizes(*arguments["shape"])
@@ -157,7 +162,7 @@ def _write_depthwise_convolution(loops: Loops) -> Call | None:
 
 
 def _read_pool(call: Call) -> Loops:
-    """Convert a pool to loops over batch, channels and pixels."""
+    """Convert a pool to three loops, over batch, channels and pixels; the last has size 0."""
     arguments = named_arguments(call)
     strides = {
         "out": _image_strides(arguments["height"] * arguments["width"], arguments["out_step"]),
@@ -234,7 +239,9 @@ def _write_quantization(loops: Loops) -> Call | None:
 def _read_dequantization(call: Call) -> Loops:
     """Convert a dequantization to loops over batch, channels and pixels.
 
-    Inputs have channels last, results contiguous planes.
+    Inputs have channels last, with the stride ``x_step`` of pixels; results have contiguous planes.
+    The loop over pixels has size 1 for images of one pixel, otherwise 0, because only its strides
+    matter.
     """
     arguments = named_arguments(call)
     batch, channels, plane = (arguments[name] for name in ("batch", "channels", "plane"))
@@ -245,8 +252,9 @@ def _read_dequantization(call: Call) -> Loops:
 def _write_dequantization(loops: Loops) -> Call | None:
     """Convert loops to a dequantization.
 
-    None unless there are three loops, the images of inputs are adjacent, and output images are
-    contiguous if there are several.
+    None unless there are three loops and, of several images, each begins where the last one ends:
+    the stride of images is the number of pixels times the stride of pixels in the input, and times
+    the channels in the output.
     """
     plane, (batch, channels, *pixels) = named_arguments(loops.call)["plane"], loops.sizes
     x_stride = _pixel_stride(loops, 1, plane)
@@ -260,7 +268,10 @@ def _write_dequantization(loops: Loops) -> Call | None:
 
 
 def _read_linear_dx(call: Call) -> Loops:
-    """Convert the input gradient of a linear layer to loops over pixels, outputs and inputs."""
+    """Convert the gradient of a linear layer's input to loops.
+
+    They are over pixels (input vectors), outputs of the layer and inputs of the layer.
+    """
     arguments = named_arguments(call)
     strides = {
         "out": (arguments["out_step"], 0, 1),
@@ -379,8 +390,8 @@ def _read_convolution_dw(call: Call) -> Loops | None:
 def _write_convolution_dw(loops: Loops) -> Call | None:
     """Convert loops to the weight gradient of a convolution.
 
-    None unless there are four loops, the images of inputs and gradients are adjacent, and input
-    channels are undivided.
+    None unless there are four loops, as in `_read_convolution_dw`, the images of inputs and
+    gradients are adjacent, and loops, inputs and result have all input channels of the layer.
     """
     sizes = ConvolutionSizes(*named_arguments(loops.call)["shape"])
     filters = sizes.channels * sizes.window
@@ -436,8 +447,9 @@ def _tap_strides(n_pixels: int, pixel_stride: int) -> Numbers:
 def _write_channel_gradient(loops: Loops) -> Call | None:
     """Convert loops to a gradient of the input or the weights of a depthwise layer, or of a pool.
 
-    None unless there are four loops, and the images of each tensor except weights and scales are
-    adjacent.
+    None unless there are four loops, and the images of each tensor except weights, their gradient
+    and scales are adjacent: a single image, or a stride of images that is the stride of pixels
+    times the number of pixels.
     """
     arguments, names = named_arguments(loops.call), pointer_names(loops.call)
     sizes, count = ConvolutionSizes(*arguments["shape"]), loops.sizes[1]

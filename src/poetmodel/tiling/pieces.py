@@ -254,11 +254,12 @@ class Expansion:
         return UnsliceableError(buffers & self._slices.ranges_of.keys())
 
     def _make_piece_calls(self) -> Iterator[_PieceCalls]:
-        """Yield the calls of each piece; slices of the last axis vary fastest, of results slowest.
+        """Yield the calls of each piece, one piece per combination of slices on the axes.
 
-        A call without an axis is executed once for the axis: for its first slice if the call
-        precedes those with the axis, else for its last slice. Raises `UnsliceableError` if a call
-        cannot be divided, or if a call without an axis is between calls with the axis.
+        Slices on the last axis vary fastest, those on the axes of results slowest. A call without
+        an axis is executed once for the axis: for its first slice if the call precedes those with
+        the axis, else for its last slice. Raises `UnsliceableError` if a call cannot be divided, or
+        if a call without an axis is between calls with the axis.
         """
         calls_of_axis = {
             axis: [
@@ -341,10 +342,12 @@ class Expansion:
         return result_slice + "".join(f"[:{end}]" for end in range_ends)
 
     def make_pieces(self) -> Iterator[Piece]:
-        """Yield the pieces in order; their group is that of the axis with the largest tensor.
+        """Yield the pieces of the node, those of a chain in the order of the chain.
 
-        Raises `UnsliceableError` if a piece uses a slice of results that neither it nor an earlier
-        piece writes. Adds the buffers of partial results to `Slices.partial_results`.
+        Their group and slice index are those on one axis: that of the divided tensor with the
+        largest undivided size. Raises `UnsliceableError` if a piece uses a slice of results that
+        neither it nor an earlier piece writes. Adds the buffers of partial results to
+        `Slices.partial_results`.
         """
         # `order_pieces` orders by one axis. Of equal sizes, an axis of results is the last choice.
         ordering_axis = max(self._axes, key=lambda axis: (self._largest_bytes(axis), not axis[1]))
@@ -368,7 +371,7 @@ class Expansion:
         return max(self._slices.undivided_step.buffers[name].bytes for name in names)
 
     def _make_piece(self, piece_index: int, flops: int) -> tuple[Node, tuple[Call, ...]]:
-        """Return the node and the calls of a piece.
+        """Return the node and the calls of a piece; `flops` are the FLOP of the piece.
 
         In a chain, each piece except the first begins with a copy of the previous partial result.
         Adds the buffers of partial results to `Slices.partial_results`. Raises `UnsliceableError`
@@ -441,8 +444,8 @@ class Expansion:
     def _find_piece_inputs(self, calls: Iterable[Call]) -> list[str]:
         """Return the inputs of a piece, as slices of the inputs of the node.
 
-        These are the slices that `calls` use, and all slices of inputs that no call of the node
-        uses. An undivided input is one slice.
+        These are the slices that `calls` use and, of each input that none of the node's calls uses,
+        all slices. They have the order of the node's inputs. An undivided input is one slice.
         """
         read_names = {name for call in calls for name in call.buffers}
         call_names = {name for call in self._calls for name in call.buffers}

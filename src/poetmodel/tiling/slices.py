@@ -62,7 +62,7 @@ class ChannelLoops:
 
     @property
     def sum_arguments(self) -> Mapping[int, int]:
-        """Index of the argument that continues a sum, by the dimension that the kernel sums over.
+        """Index of the argument that, if 1, adds to earlier sums, by the dimension of the sum.
 
         Empty for a kernel that has no such argument.
         """
@@ -81,7 +81,8 @@ class ChannelLoops:
     def is_weight(self, index: int, *, is_state: bool) -> bool:
         """Return whether tensor `index` is the parameter ``w`` or ``dw`` of a product.
 
-        A factor of a matrix product is a weight if it is state (`is_state`).
+        Either factor of a matrix product is a weight if it is state (`is_state`, without effect for
+        other kernels). `index` counts the tensors of the call, without null pointers.
         """
         pointer_name = pointer_names(self.loops.call)[index]
         return self.is_product and (
@@ -124,10 +125,11 @@ class ChannelLoops:
         return None
 
     def split_dimension(self, index: int, layout: ChannelLayout) -> ChannelLoops:
-        """Return loops in which one dimension is over the channels of tensor `index`.
+        """Return loops in which one dimension is over the channels of the loops' tensor `index`.
 
-        Divides a loop over channels and outer dimensions, such as the batch. Returns the same loops
-        if that is not needed or not possible.
+        Divides the first loop over channels and outer dimensions, such as the batch, whose size is
+        a multiple of its iterations over all channels: into a loop over all channels and one over
+        the outer dimensions. Returns the same loops if there is none.
         """
         loops = self.loops
         for d, (size, stride) in enumerate(zip(loops.sizes, loops.strides[index], strict=True)):
@@ -205,9 +207,11 @@ class ChannelLoops:
         return replace(call, arguments=tuple(arguments))
 
     def _slice_strides(self, strides: Numbers, view: View) -> Numbers | None:
-        """Return strides of the undivided tensor as those of its slice `view`.
+        """Convert strides of the undivided tensor to those of its slice `view`.
 
-        None if a stride crosses channels outside the slice.
+        Strides below that of a channel, and the stride of the loop over channels, stay unchanged.
+        Multiples of the span of all channels are scaled to the channels of the slice. None if a
+        loop of size above 1 has any other stride.
         """
         new_strides, layout = list(strides), view.layout
         for d, stride in enumerate(strides):

@@ -86,8 +86,8 @@ def min_tiled_bytes(
     A call needs at least the smallest slice of each tensor, except outputs that may overwrite an
     input. Only calls of the forward pass count, because updates may be fused with their gradients.
     State needs no RAM if the core reads it in place on storage (`reads_in_place`). With
-    `is_resident`, all state is in RAM during the whole step. Sizes of slices are rounded up to the
-    alignment.
+    `is_resident`, all state is in RAM during the whole step: its bytes are added to the maximum
+    over the calls, in place of slices. Sizes of slices are rounded up to the alignment.
     """
     tiling = _make_tiling(split_fused_updates(step), 0, set(step.returned_buffers))
     graph = tiling.graph
@@ -108,7 +108,8 @@ def min_tiled_bytes(
 def _make_tiling(step: LoweredStep, tile_bytes: int, undivided_names: set[str]) -> _Tiling:
     """Return the tiling of a training step in which the buffers `undivided_names` are undivided.
 
-    Adds further buffers that must stay undivided to `undivided_names`.
+    Adds the buffers of each `UnsliceableError` to `undivided_names`, until a tiling without them is
+    possible.
     """
     while True:
         try:
@@ -182,7 +183,7 @@ class _Tiling:
     def min_slice_bytes(self, name: str) -> int:
         """Return the size of the smallest possible slice of a buffer, except a last one [B].
 
-        The slice has `BLOCK` channels, one for converted byte inputs, or all if there are fewer. If
+        The slice has `BLOCK` channels (one in `_converted_buffers`), or all if there are fewer. If
         the buffer cannot be divided, this is its size.
         """
         size = self.undivided_step.buffers[name].bytes
@@ -203,12 +204,13 @@ class _Tiling:
     # -- layouts of channels, and slices -----------------------------------------------------------
 
     def _find_layouts(self) -> None:
-        """Fill `_layouts` and `_element_counts`, starting from state and summed byte inputs.
+        """Fill `_layouts`, first for state and summed byte inputs, then for tensors of their calls.
 
-        Summed byte inputs are those of `_converted_buffers` over whose channels a call sums. The
-        channels of a state tensor are its first dimension. State that is not one dense piece from
-        the start of a buffer, or has one channel, is skipped. State of a forward pass has the
-        layouts of its training step.
+        `_propagate_layouts` adds the latter, with their `_element_counts`, until no layout is new;
+        calls of products are last. Summed byte inputs are those of `_converted_buffers` over whose
+        channels a call sums. The channels of a state tensor are its first dimension. State that is
+        not one dense piece from the start of a buffer, or has one channel, is skipped. State of a
+        forward pass has the layouts of its training step.
         """
         if self.training_tiling is None:
             for tensor in self.undivided_step.states:
@@ -248,10 +250,10 @@ class _Tiling:
                     self._propagate_layouts(channel_loops)
 
     def _propagate_layouts(self, channel_loops: ChannelLoops) -> None:
-        """Add layouts that follow from a known layout in the same call, to tensors without one.
+        """Add the layouts of a call's tensors that follow from its tensors with a known layout.
 
-        Also adds the element counts of these tensors. The caller repeats this until no layout is
-        new.
+        Known layouts do not change. Also adds the element counts of the tensors with a new layout.
+        The caller repeats this for all calls until no layout is new.
         """
         refs = channel_loops.loops.refs
         for index, ref in enumerate(refs):
@@ -339,7 +341,7 @@ class _Tiling:
         return d is not None and not ref.offset and split_loops.can_slice(d)
 
     def _split_dimensions(self, channel_loops: ChannelLoops) -> tuple[ChannelLoops, dict[int, int]]:
-        """Return loops with a dimension for the channels of each sliceable tensor.
+        """Return loops, divided if needed, with a dimension for each sliceable tensor's channels.
 
         Also returns this dimension by the index of the tensor. Raises `UnsliceableError` if a
         tensor has no such dimension.
@@ -359,10 +361,11 @@ class _Tiling:
     def _find_slices(self) -> dict[str, tuple[Range, ...]]:
         """Join buffers to groups; return the slices of each buffer of a divided group.
 
-        Buffers with channels in one loop of a call join one group. In a product, they join groups
-        with weights only if one buffer is in a group with a tensor above `tile_bytes` and without
-        weights, or if two have fixed slices. Raises `UnsliceableError` if fixed slices of one group
-        differ, or if a call has no dimension for the channels of a tensor.
+        Buffers with channels in one loop of a call join one group. In a product, buffers whose
+        groups have weights join only if another buffer of the loop is in a group that has a tensor
+        above `tile_bytes` and no weights, or if two buffers of the loop have fixed slices. Raises
+        `UnsliceableError` if fixed slices of one group differ, or if a call has no dimension for
+        the channels of a tensor.
         """
         product_groups, weight_buffers = [], set()
         state_buffers = {
@@ -405,10 +408,11 @@ class _Tiling:
         return self.undivided_step.buffers[name].bytes > self._tile_bytes
 
     def _divide_groups(self) -> Iterator[tuple[str, tuple[Range, ...]]]:
-        """Yield (buffer, slices) for groups with fixed slices or a tensor above `tile_bytes`.
+        """Yield (buffer, slices) of groups with fixed slices or a tensor above `tile_bytes`.
 
-        Without fixed slices, omits groups with too few channels for two slices. Raises
-        `UnsliceableError` if the fixed slices of a group differ.
+        Yields one pair for each buffer of a group, all with the same slices. Without fixed slices,
+        omits groups with too few channels for two slices. Raises `UnsliceableError` if the fixed
+        slices of a group differ.
         """
         members = defaultdict(list)
         for name in sorted(self._sliceable):
@@ -438,7 +442,8 @@ class _Tiling:
     def make_step(self) -> LoweredStep:
         """Return the step in tiles, with inference and evaluation in tiles if it has them.
 
-        Raises `UnsliceableError` if some buffers must also stay undivided.
+        Raises `UnsliceableError` with further buffers that must stay undivided, if calls that use
+        them cannot be divided.
         """
         undivided_step = self.undivided_step
         slices = Slices(

@@ -202,8 +202,9 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
     Returns
     -------
     Choice
-        The set, its score, the bound, and a schedule. ``requires_grad`` of all parameters is
-        unchanged. ``gradient-norm`` may change the state of the random generator.
+        The set, its score, the bound, and a schedule; if no set or no schedule is found, `result`
+        has the reason. ``requires_grad`` of all parameters is unchanged. ``gradient-norm`` may
+        change the state of the random generator.
 
     Raises
     ------
@@ -328,8 +329,9 @@ def _check_options(
 ) -> None:
     """Raise `InputError` for the first invalid option, before the first capture.
 
-    Loads the device, and files of scores and costs. Layers and values of scores are not checked. Of
-    `limits`, only RAM, deadline, storage and energy are checked: whether they can be parsed.
+    Without a device, a `profile` is required, and tiles are invalid. Loads the device, and files of
+    scores and costs. Layers and values of scores are not checked. Of `limits`, only RAM, deadline,
+    storage and energy are checked: whether they can be parsed.
     """
     group_by_layer((), per)
     if scores != GRADIENT_NORM:
@@ -463,8 +465,9 @@ def _layer_scores(
 ) -> dict[str, float]:
     """Return the score of each layer: the user's, or gradient norms.
 
-    Raises `InputError` for scores that are missing, invalid, or of unknown or int8 layers, and the
-    errors of `gradient_norms` and `load_scores`. Scores that are all 0 are returned.
+    Raises `InputError` if a layer has no score or an invalid one, or for a score, also 0, of an
+    unknown or int8 layer. Also raises the errors of `gradient_norms` and `load_scores`. Scores
+    that are all 0 are returned.
     """
     if scores == GRADIENT_NORM:
         values = gradient_norms(layers, model, loss_fn, batch)
@@ -479,7 +482,7 @@ def _layer_scores(
 def _stated_scores(scores: Mapping[str, float] | str | Path) -> tuple[dict[str, float], str]:
     """Return (the user's scores from a mapping or file, their source for messages).
 
-    Raises `InputError` as `load_scores`; does not check the values.
+    Raises `InputError` as `load_scores` for a file; does not check the values of a mapping.
     """
     if isinstance(scores, str | Path):
         return load_scores(Path(scores)), str(scores)
@@ -528,7 +531,7 @@ def _step_costs(
 
 
 def _captured_parameters(model: torch.nn.Module, loss_fn: Loss) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters by their names in a capture; those of a loss begin with ``loss.``."""
+    """Return all parameters by name in a capture; only names of a loss have a prefix, ``loss.``."""
     parameter_of_name = dict(model.named_parameters())
     if isinstance(loss_fn, torch.nn.Module):
         parameter_of_name |= {
@@ -556,9 +559,9 @@ def _train_only(
 
 
 def _make_empty_result(problem: Problem, selection: LayerSet, request: Request) -> SolveResult:
-    """Return the result of a selection without layers: no schedule, and the reason.
+    """Return the result of a `selection` without layers: its status and reason, and no schedule.
 
-    Without a proof, its termination is the time limit, also after Ctrl-C.
+    Unless the status is infeasible, the termination is the time limit, also after Ctrl-C.
     """
     is_proved = selection.status == Status.INFEASIBLE
     return SolveResult(
@@ -583,8 +586,9 @@ def _solve_chosen_step(
     """Solve for the schedule of the chosen step.
 
     `derived_graph` is the graph from the selection: it has the nodes of `step`, maybe under other
-    names. `start_schedule` is a schedule of that graph, if any. `problem` is that of the step that
-    trains all layers; its limits apply, and `costs_for` finds the costs of `derived_graph` in it.
+    names. `start_schedule` is a schedule of that graph, if any: the start of the solve. `problem`
+    is that of the step that trains all layers; its limits apply, and `costs_for` finds the costs of
+    `derived_graph` in it.
     The solver gets the remaining time of `request`, at least 0.01 s, and the result states the
     whole time limit.
     """
@@ -616,8 +620,8 @@ def _make_unproved_choice(
 ) -> Choice:
     """Solve the chosen step in the remaining time; return a choice without a proved bound.
 
-    Its bound is the sum of all scores, its status ``feasible``, also if the solve finds no
-    schedule.
+    Its bound is the sum of `scores`, those of all layers; its status is ``feasible``, also if its
+    `result` has no schedule.
 
     Used if the nodes of `step` differ from those of the graphs on which the sets were compared.
     Raises `CaptureError` if the costs are not the estimates for a device: a profile has no costs of

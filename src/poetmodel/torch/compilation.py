@@ -345,7 +345,8 @@ class Step:
         -------
         dict
             Numbers, strings, lists and dicts that JSON can represent. ``certificate`` is that of
-            the last `verify` of the current compiled step, None before the first.
+            the last `verify` of the current compiled step, None before the first: `report` does
+            not call `verify`.
 
         Raises
         ------
@@ -366,8 +367,8 @@ class Step:
     def close(self) -> None:
         """Move all state to RAM, and remove the files in `storage`.
 
-        A step that uses these files then raises `PageError`. So does this method if state cannot be
-        read.
+        If the step uses these files, later calls of it raise `PageError`. So does this method if
+        state cannot be read.
         """
         for compiled in self._compiled_steps:
             compiled.close()

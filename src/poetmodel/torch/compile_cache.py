@@ -73,8 +73,8 @@ class CachedSchedules:
         """Return the cached result of a problem: its schedule, verified now, and its bound.
 
         Returns None if the cache has no valid result, or the schedule is invalid. If the solve
-        stopped at a wider gap than `gap`, the termination is ``interrupted``, so that the result is
-        not final.
+        ended with a proof, but the gap of the result is larger than `gap`, the termination is
+        ``interrupted``, so that the result is not final.
         """
         content = self._cache.read("schedule", _problem_key(problem))
         if content is None:
@@ -110,8 +110,8 @@ class CachedSchedules:
     def store(self, result: SolveResult) -> None:
         """Store a result (schedule and bound), unless the cached result is better.
 
-        Better is a smaller value, or the same value with a smaller gap. A result without a
-        schedule, or of a solve without a time limit, is not stored.
+        Better is a smaller value, or the same value with a smaller gap; on ties, the new result is
+        stored. A result without a schedule, or of a solve without a time limit, is not stored.
         """
         problem, schedule = result.problem, result.schedule
         if schedule is None or result.time_limit_s is None:
@@ -148,9 +148,11 @@ class CachedStep(CachedSchedules):
             self._cache = Cache(None)
 
     def load_trace(self) -> Trace:
-        """Return the trace of the step, from cached profiles if there are valid ones.
+        """Return the trace of the step, with profiles of its operations from the cache.
 
-        Otherwise executes the step to profile it, and stores the profiles.
+        They have sizes, layouts, FLOP and workspaces; `load_profile` returns the costs. Without
+        valid cached profiles, executes the step to profile it, and stores the profiles. Raises
+        `CaptureError` as `CapturedGraph` does.
         """
         joint, key = self._joint, self._key or ""
         content = self._cache.read("step", key)

@@ -121,10 +121,10 @@ class Compiled:
     ) -> None:
         """Capture, measure, solve and plan the step, and compare its results with eager PyTorch.
 
-        `first_compiled` is the step as compiled for the first input shapes, which determines a
-        budget in percent, and whose state file is shared; None for the first input shapes
-        themselves. `show_phase` is called with the name of each phase at its beginning, and with
-        the gap during the solve.
+        `first_compiled` is the step as compiled for the first input shapes: a budget in percent
+        refers to its keep-all peak, and its state file is shared. It is None for the first input
+        shapes themselves. `show_phase` is called with the name of each phase at its beginning, and
+        with the gap during the solve.
         """
         start_s = perf_counter()
         show_phase("capturing the step")
@@ -275,7 +275,8 @@ class Compiled:
         """Return the plan of a result's schedule, with its check.
 
         The core waits for each transfer. State with a size of 0 becomes resident. Raises
-        `NoScheduleError` if the result has no schedule.
+        `NoScheduleError` if the result has no schedule, and the errors of `make_checked_plan`, one
+        of them for a plan with violations.
         """
         graph, costs = self.scheduled.graph, self.costs
         usable_bytes = self.budget_bytes - self.scheduled.reserved_bytes
@@ -378,8 +379,9 @@ def _find_costs(
     """Return (costs of the step, their measurement, notes on their origin).
 
     The measurement is None if the costs are estimates for a device. Otherwise creates the folder
-    for pages, if tensors may be paged. Raises `InputError` if the device is invalid, the folder
-    cannot be created, or costs cannot be measured.
+    for pages, if tensors may be paged, and loads the measurement from the cache of `cached_step`;
+    without a cached one, measures and stores it. Raises `InputError` if the device is invalid, the
+    folder cannot be created, or costs cannot be measured.
     """
     if options.device is not None:
         device = options.device

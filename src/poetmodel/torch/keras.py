@@ -183,7 +183,11 @@ class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
     """
 
     def __init__(self, model: Any, final_layer: Any = None) -> None:
-        """Register variables as parameters or buffers; store the tensors of generator states."""
+        """Register variables as parameters or buffers, except states of random generators.
+
+        `forward` passes the tensors of these states to the model. In training mode, it skips the
+        activation of `final_layer`, unless that is None.
+        """
         super().__init__()
         # The model is no submodule: its layers read variables, which a capture cannot replace.
         self._call = _make_stateless_call(model, final_layer)
@@ -218,10 +222,10 @@ class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
     def forward(self, *inputs: torch.Tensor) -> Any:
         """Return the outputs of the model; several inputs are in the order of ``model.inputs``.
 
-        In training mode, updates the untrained variables of floating-point type. Raises
-        `InputError` if a functional model has another number of inputs, or if layers were frozen or
-        unfrozen since `from_keras`; in training mode also if layers draw from seeds of Keras, or
-        add losses.
+        In training mode, skips the activation of `final_layer`, if any, and updates the untrained
+        variables of floating-point type. Raises `InputError` if a functional model has another
+        number of inputs, or if the model's number of trainable or untrained variables has changed
+        since `from_keras`; in training mode also if layers draw from seeds of Keras, or add losses.
         """
         trained_tensors = [getattr(self, name) for name in self._trained_names]
         untrained_tensors = [
@@ -239,10 +243,11 @@ class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
 def _make_stateless_call(
     model: Any, final_layer: Any
 ) -> Callable[..., tuple[Any, list[torch.Tensor]]]:
-    """Return `call`: the model as a function of its variables' tensors, not traced by Dynamo.
+    """Return `call`, the model as a function of its variables' tensors, opaque to Dynamo.
 
-    If its argument `training` is true, `call` skips the activation of the layer `final_layer`;
-    None for no layer.
+    Its arguments are the tensors of trained and of untrained variables, the inputs, and `training`;
+    it returns the output and the new values of ``model.non_trainable_variables``. If `training` is
+    true, it skips the activation of the layer `final_layer`; None for no layer.
     """
     from keras import StatelessScope
 
@@ -252,7 +257,11 @@ def _make_stateless_call(
         inputs: tuple[torch.Tensor, ...],
         training: bool,  # noqa: FBT001
     ) -> tuple[Any, list[torch.Tensor]]:
-        """Return the output and the new values of untrained variables; raise as `forward` does."""
+        """Return the output and the new values of ``model.non_trainable_variables``.
+
+        With `training`, skips the activation of `final_layer`. Raises the errors of
+        `KerasModule.forward`.
+        """
         model_inputs = _pack_inputs(model, inputs)
         variables = [*model.trainable_variables, *model.non_trainable_variables]
         tensors = [*trained_tensors, *untrained_tensors]

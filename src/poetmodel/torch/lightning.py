@@ -81,7 +81,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         """Store the options for `compile`, which the first batch calls.
 
         By default ``dynamic="retrace"``. Raises `TypeError` for an option that `LoopKeywords`
-        lacks, and `InputError` if several processes train.
+        lacks, and `InputError` if several processes train, as `refuse_processes`.
         """
         if unknown_names := options.keys() - LOOP_OPTIONS:
             raise TypeError(f"Strategy: unknown parameters: {join_names(sorted(unknown_names))}")
@@ -206,10 +206,10 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     ) -> dict[str, Any]:
         """Return ``loss``, ``returned`` (the result of ``training_step``) and ``logged``.
 
-        ``logged`` is the list from `_attach_trainer`. `other_arguments` are the arguments after
-        `batch`, such as the batch index, as tensors. The loss is divided by `accumulated_batches`.
-        Raises `CaptureError` if ``training_step`` returned None, and as `find_loss` and
-        `_attach_trainer` do.
+        ``logged`` is the list from `_attach_trainer`, which attaches the trainer of the batch.
+        `other_arguments` are the arguments after `batch`, such as the batch index, as tensors. The
+        loss is divided by `accumulated_batches`. Raises `CaptureError` if ``training_step``
+        returned None, and as `find_loss` and `_attach_trainer` do.
         """
         with (
             self._attach_trainer(module) as logged_entries,

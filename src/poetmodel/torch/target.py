@@ -107,10 +107,10 @@ def load_step(target: str, onnx: OnnxStep | None = None) -> StepArguments:
 
 
 def trained_weight_bytes(model: object) -> int:
-    """Return the size of all nonzero elements of trained parameters on the CPU [B].
+    """Return the size of the elements of trained parameters on the CPU whose value is not 0 [B].
 
-    Of parameters that share a storage, only the one with the largest size of nonzero elements
-    counts. Returns 0 if the object is no module.
+    Of parameters that share a storage, only the one with the largest such size counts. Returns 0 if
+    the object is no module.
     """
     import torch
 
@@ -178,10 +178,11 @@ def _load_loss(target: str) -> Callable[..., Any]:
 def load_batch(target: str) -> tuple[Any, ...]:
     """Call the function named by `target`, and return the inputs that it returns as a tuple.
 
-    The module may be in the current folder.
+    `target` is ``module:function`` or ``path/file.py:function``; the module may be in the current
+    folder.
 
-    Raises `InputError` if `target` has another format, or if the function is missing, fails or
-    returns neither a tuple nor a list.
+    Raises `InputError` if `target` has another format, or if the module or function is missing,
+    fails or returns neither a tuple nor a list.
     """
     if not is_target(target):
         raise InputError(f"--batch-of {quote(target)}: expected {_BATCH_FORMAT}")

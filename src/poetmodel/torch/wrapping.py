@@ -67,8 +67,9 @@ def forbid_reads(owner: object, *attribute_names: str, method: str) -> Iterator[
     """Context manager in which reading or setting attributes of `owner` raises `CaptureError`.
 
     The attributes are counters: a compiled step would repeat the values that they had during the
-    capture. Patches the class of `owner`, which must have these attributes, and so affects all its
-    instances until the end of the context. `method` is the name of the reader in the message.
+    capture. Until the end of the context, properties replace these attributes of the class of
+    `owner`, where they must exist, for all its instances. `method` is the name of the reader in the
+    message.
     """
     with ExitStack() as stack:
         for attribute_name in attribute_names:

@@ -38,8 +38,8 @@ def save_bit_masks(declarations: Sequence[Declaration]) -> list[Declaration]:
     """Return the operators with bit masks saved for the backward pass.
 
     Every dropout mask is packed. A ReLU or ReLU6 gets a mask, made by an added operator right after
-    it, if its own gradient alone reads its result. Otherwise another gradient saves the result
-    anyway, or no gradient reads it.
+    it, if its own gradient is the only gradient that reads its result. Otherwise another gradient
+    saves the result anyway, or no gradient reads it.
     """
     packed_masks = {
         declaration.outputs[0].name: _make_bit_mask(

@@ -43,15 +43,15 @@ def conv2d(
     groups: int = 1,
     bias: bool = False,
 ) -> Declaration:
-    """Declare a convolution of images; depthwise if `groups` equals the number of channels.
+    """Declare a convolution of images, also a grouped or depthwise one, as operator ``conv2d``.
 
     The weight gradient reads the input and the incoming gradient; the input gradient reads the
-    incoming gradient and the weight. A bias costs no FLOP forward (sums start from it) and one
-    FLOP per element of the incoming gradient backward. The workspace is 0, since the kernel is
-    assumed to be direct. A kernel that unfolds windows (im2col) would need ``kernel**2`` times the
-    input of a group. `kernel` is the side of a square window or a pair of height and width; for
-    `padding` ``"same"``, see `window_output_size`. Raises `InputError` if the channels of input or
-    output do not split into `groups`, or if the window exceeds the padded input.
+    incoming gradient and the weight. A bias costs no FLOP forward (sums start from it); its
+    gradient costs one FLOP per element of the incoming gradient. The workspace is 0, since the
+    kernel is assumed to be direct. A kernel that unfolds windows (im2col) would need ``kernel**2``
+    times the input of a group. `kernel` is the side of a square window or a pair of height and
+    width; for `padding` ``"same"``, see `window_output_size`. Raises `InputError` if the channels
+    of input or output do not split into `groups`, or if the window exceeds the padded input.
     """
     batch, channels_in = x.shape[:2]
     if channels % groups or channels_in % groups:
@@ -244,8 +244,8 @@ def activation(name: str, x: Value, *, kind: str) -> Declaration:
     """Declare an activation function: ``relu``, ``relu6``, ``tanh`` or ``gelu``.
 
     The backward pass of GELU reads the function's input. That of the other functions reads the
-    result, which the next layer often saves, too. The forward node may overwrite its input, the
-    backward node the incoming gradient. Raises `InputError` for another `kind`.
+    result, which the next layer often saves, too. For every `kind`, the forward node may overwrite
+    its input, the backward node the incoming gradient. Raises `InputError` for another `kind`.
     """
     if kind not in _ACTIVATIONS:
         raise InputError(f"{name}: expected one of {', '.join(_ACTIVATIONS)}, got {kind!r}")
@@ -312,12 +312,12 @@ def dropout_mask(name: str, x: Value) -> Declaration:
 
 
 def dropout(name: str, x: Value, mask: Value) -> Declaration:
-    """Declare dropout: scale the input where the mask is 1, and set the result to 0 elsewhere.
+    """Declare the node that applies a dropout mask: scale `x` where it is 1, elsewhere return 0.
 
     A mask is drawn only once, since with another mask the backward pass would not differentiate the
-    computed loss. So `dropout_mask` is not recomputable: its mask (1 byte per element) is kept or
-    paged until the backward pass has read it. Applying the mask is deterministic, so this node is
-    recomputable. One node with both outputs could not be recomputed.
+    computed loss. So the node of `dropout_mask` is not recomputable: its mask (1 byte per element)
+    is kept or paged until the backward pass has read it. Applying the mask is deterministic, so
+    this node is recomputable. One node with both outputs could not be recomputed.
 
     The result may overwrite `x`, and the gradient of `x` the incoming gradient.
     """
@@ -339,7 +339,7 @@ _SOFTMAX_FLOPS = 5
 
 
 def softmax(name: str, x: Value) -> Declaration:
-    """Declare softmax over the last dimension; its backward pass also reads its result.
+    """Declare softmax over the last dimension; its backward pass reads the result, but not `x`.
 
     The result may overwrite `x`, and the gradient of `x` the incoming gradient.
     """
@@ -451,9 +451,9 @@ _NORM_INPUT_FLOPS = 5
 def batch_norm(name: str, x: Value) -> Declaration:
     """Declare batch normalization in training, with batch statistics per channel.
 
-    Outputs are the result and, in single precision, mean and inverse deviation. The gradients of
-    input and weight read these two, the input and the incoming gradient; that of the input also
-    reads the weight. The gradient of the bias reads only the incoming gradient.
+    Outputs are the result, and mean and inverse deviation as float32. The gradients of input and
+    weight read these two, the input and the incoming gradient; that of the input also reads the
+    weight. The gradient of the bias reads only the incoming gradient.
 
     The result may overwrite `x`, and the gradient of `x` the incoming gradient. In graphs with
     state, one node computes all gradients.

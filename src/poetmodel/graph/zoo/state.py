@@ -242,8 +242,9 @@ class StateOptions:
     def _gradient_tiles(self, part: Gradient) -> list[Gradient]:
         """Divide a part of a backward pass into one part per tile of its weight.
 
-        FLOP and accumulation traffic are divided in proportion to channels. The gradient of a value
-        stays whole. Each returned part reads all tiles of the weights that `part` reads.
+        FLOP and accumulation traffic are divided in proportion to channels. A part that computes
+        the gradient of a value is not divided. Each returned part reads all tiles of the weights
+        that `part` reads.
         """
         reads = tuple(tile for weight in part.reads for tile in self._weight_tiles(weight))
         if not isinstance(part.target, Weight):

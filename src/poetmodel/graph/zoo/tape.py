@@ -253,8 +253,9 @@ class Tape:
     def _nodes_without_state(self) -> list[Node]:
         """Return the nodes of a step whose weights, gradients and moments are resident bytes.
 
-        One part of each backward pass computes all weight gradients (`Declaration.gradients`). With
-        an optimizer, the last node is the update.
+        One backward node of each operator computes the gradients of all its weights
+        (`Declaration.gradients`); only with `fused_backward` also those of its inputs. With an
+        optimizer, the last node is the update.
         """
         declarations = [
             replace(declaration, parts=declaration.gradients) for declaration in self._declarations
@@ -275,7 +276,8 @@ class Tape:
     def _nodes_with_state(self, options: StateOptions) -> list[Node]:
         """Return the nodes of a step in which parameters, moments and statistics are state tensors.
 
-        Unless `train` is ``all``, the backward pass reads bit masks where these suffice.
+        Nodes of the forward pass are first. Unless `train` is ``all``, the backward pass reads bit
+        masks where these suffice.
         """
         declarations = options.apply_to(self._declarations)
         if options.rule is not None and options.train != ALL:
@@ -475,10 +477,10 @@ class BackwardPass:
         return tuple(dict.fromkeys(weight.name for part in parts for weight in part.reads))
 
     def _weight_bytes_moved(self, part: Gradient) -> int:
-        """Return the traffic of a part to weights, and to buffers of weight gradients [B].
+        """Return `Gradient.weight_bytes_moved`: weights read, and weight gradient written [B].
 
-        With state in the graph, the single write of a gradient is excluded: it is an output of the
-        node.
+        With state in the graph, the gradient does not count if it is written only once
+        (`accumulation_bytes_moved` is None), because it is an output of the node.
         """
         if self._builder is None:
             return part.weight_bytes_moved
@@ -490,8 +492,8 @@ class BackwardPass:
         """Return the output tensors of a backward node by suffix of the part; register gradients.
 
         A gradient has the bytes of its input or weight. That of all weights together has 0 bytes;
-        it is omitted without an update node, unless it is the only output. A single output is named
-        like the node, several by the operator, ``.grad_`` and the suffix.
+        it is omitted without an update node, unless it is the only output. A single output has the
+        name of the node; the names of several are ``<name of the operator>.grad_<suffix>``.
         """
         output_parts = [
             part for part in parts if part.target is not None or self._has_update or len(parts) == 1

@@ -144,12 +144,13 @@ class Disaggregation:
         paged_tensors: list[int],
         tensors_in_ram: tuple[set[int], set[int]],
     ) -> Iterator[tuple[int, int, int]]:
-        """Yield (stage, step, bytes in RAM) of the active steps of stage `t`, ascending.
+        """Yield (stage, step, bytes in RAM) of each active step before the last of stage `t`.
 
-        `tensors_in_ram` are the tensors when the stage begins and when the next one begins. A
-        tensor counts until its last use in the stage, or until the end of the stage if it is in RAM
-        when the next stage begins. Resident state counts in every step, a workspace only in the
-        recomputation of its node.
+        A step is active if its node is recomputed or an output of the node is paged in. Steps are
+        ascending. `tensors_in_ram` are the tensors when the stage begins and when the next one
+        begins. A tensor counts until its last use in the stage, or until the end of the stage if it
+        is in RAM when the next stage begins. Resident state counts in every step, a workspace only
+        in the recomputation of its node.
         """
         graph, sizes = self.graph, self.graph.tensor_bytes
         tensors_at_begin, tensors_at_next_begin = tensors_in_ram
@@ -215,7 +216,7 @@ class _Disaggregator:
         decisions: GroupDecisions,
         last_stages: Sequence[int],
     ) -> None:
-        """Index the decisions by group, except keeps and page-ins of resident state.
+        """Index recomputations, page-ins and keeps by group, without those of resident state.
 
         No stage has a decision yet. `last_stages` is `Graph.last_stages` of the graph with its
         state: the last stage in which each node may be computed.
@@ -285,10 +286,11 @@ class _Disaggregator:
         """Assign stages to the recomputations of a group, the last node first.
 
         The stage is the earliest `_first_need` of an output that is neither paged in nor kept into
-        the group, at most the node's entry in `last_stages`; without such a need, the recomputation
-        is dropped. `readers` has the stages of the group that read each tensor; the stages of the
-        recomputations are added for their inputs. Adds the recomputations to the result. Return the
-        stage of each output that is recomputed and neither paged in nor kept into the group.
+        the group, or the node's entry in `last_stages` if that is earlier. If `_first_need` is None
+        for each such output, the recomputation is dropped. `readers` has the stages of the group
+        that read each tensor; the stages of the recomputations are added for their inputs. Adds the
+        recomputations to the result. Return the stage of each output that is recomputed and neither
+        paged in nor kept into the group.
         """
         graph = self.graph
         stage_of: dict[int, int] = {}
@@ -335,7 +337,7 @@ class _Disaggregator:
             self.result.spans.append((i, stage + 1, end))
 
     def _merge_spans(self) -> None:
-        """Sort the spans, and merge adjacent or overlapping spans of the same tensor."""
+        """Sort the spans of tensors in RAM; merge adjacent or overlapping ones of one tensor."""
         spans: list[tuple[int, int, int]] = []
         for i, begin, end in sorted(self.result.spans):
             if spans and spans[-1][0] == i and spans[-1][2] + 1 >= begin:
@@ -365,10 +367,11 @@ def violated_stages(loads: Sequence[float], limit_bytes: float) -> list[int]:
 
 
 def violated_steps(disaggregation: Disaggregation, limit_bytes: float) -> list[tuple[int, int]]:
-    """Return, for each stage with violated steps before its last step, the worst ``(t, k)``.
+    """Return the worst violated step ``(t, k)`` of each stage that has one before its last step.
 
-    A step is violated if its bytes in RAM exceed `limit_bytes`; of equal ones, the first step is
-    the worst. Stages are ascending. Raises `TimeLimitError` if the time limit passes.
+    A step of `Disaggregation.step_loads` is violated if its bytes in RAM exceed `limit_bytes`; of
+    equal ones, the first step is the worst. The last step of a stage is never returned. Stages are
+    ascending. Raises `TimeLimitError` if the time limit passes.
     """
     worst_steps: dict[int, tuple[int, int]] = {}
     for t, k, load in disaggregation.step_loads():

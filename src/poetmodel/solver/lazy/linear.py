@@ -46,9 +46,11 @@ def add_cuts(
     The value has stopped rising after `LazyParams.rounds_without_gain` rounds without a gain. Ends
     also when no cut is violated, after `LazyParams.cut_rounds` rounds, when a solve is not optimal
     or returns no point, and when the session is done. Each solve starts from the basis of the last
-    one, and raises the session's bound. Calls `on_cut_point` with each point before the search for
-    cuts that exclude the point. Cuts with slack at that point are removed first. Returns the last
-    point, and the largest value of all solves. Raises `TimeLimitError` if the time limit passes.
+    one, and raises the session's bound. After each solve that does not end the loop, calls
+    `on_cut_point` with the point, then removes cuts with slack at the point, then searches for cuts
+    that exclude it. Returns the last point and the largest value of all solves; no point and
+    `is_infeasible` if the relaxation is infeasible. Raises `TimeLimitError` if the time limit
+    passes.
     """
     params = session.params
     n_idle_rounds = 0
@@ -191,10 +193,11 @@ def kept_spans(
 
     In a span (begin, end, level), the fraction `level` of the tensor stays in RAM across the ends
     of stages begin..end-1. The level is 1 from the tensor's node to the last reader in the group of
-    the node. For a later group, it is the value of the keep into the group (1 for a free keep);
-    between the first and the last reader in the group, `_restored_level` is added, up to a sum
-    of 1. Recomputations that read the tensor are ignored. Empty spans and spans of level 0 are
-    omitted.
+    the node. From there, for each later group with an event of the tensor, it is the value of the
+    keep into the group (1 for a free keep), up to the first reader in the group; between the first
+    and the last reader, `_restored_level` is added, up to a sum of 1. In a group without readers,
+    it is the value of the keep up to the group's end. Recomputations that read the tensor are
+    ignored. Empty spans and spans of level 0 are omitted.
     """
     graph, grouping, events = (
         relaxation.problem.working_graph,

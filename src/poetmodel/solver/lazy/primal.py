@@ -71,9 +71,9 @@ class PrimalHeuristic:
         """Repair the schedule of a relaxation's solution; offer the best schedule to the session.
 
         Repairs only with the heuristic ``repair``, for at most `max_repair_s` or `due_s`, whichever
-        is longer. Then, also without that heuristic, a local search (`improve`) follows if
-        `search_locally`, unless the gap is small. Adds the time to `spent_s`. Raises
-        `TimeLimitError` if the time limit passes.
+        is longer. Then, also without that heuristic, a local search (`improve`) from the incumbent
+        or earlier results follows if `search_locally`, unless the gap is small. Adds the time to
+        `spent_s`. Raises `TimeLimitError` if the time limit passes.
         """
         neighbourhood, started_s = self.neighbourhood, now_s()
         if "repair" in self.session.params.heuristics:
@@ -159,8 +159,9 @@ def offer_solution(session: Session, relaxation: Relaxation, x: NDArray[Any]) ->
     """Convert a solution to a schedule, and offer it to the session if it violates no memory row.
 
     Enforced rows count, too; a schedule that violates a user-defined limit is offered. Rewarded
-    decisions of the solution are added to the schedule by `add_rewarded_decisions`. Return the
-    violated rows that the relaxation does not enforce. If the peak is minimized, the schedule is
+    decisions of the solution are added to the schedule by `add_rewarded_decisions`. Returns the
+    worst violated rows that the relaxation does not enforce (see `ViolatedRows`); step rows are
+    checked only if no stage row is violated. If the peak is minimized, the schedule is
     offered in any case: it may be good although it exceeds the peak that the solution claims.
     Raises `TimeLimitError` if the time limit passes.
     """

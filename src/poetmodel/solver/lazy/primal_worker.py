@@ -104,8 +104,8 @@ class PrimalWorker:
         """Start the process, send updates until the search ends or the context exits, then end it.
 
         The start is delayed by `worker_start_s`; if the context exits before, no process is
-        started. Logs a process that cannot be started. After other errors, stops the solve and
-        stores the error for `raise_error`.
+        started. Logs a process that cannot be started or is killed; the solve continues. After
+        other errors, stops the solve and stores the error for `raise_error`.
         """
         session, params = self.session, self.session.params
         if self._close_event.wait(params.worker_start_s):
@@ -175,9 +175,10 @@ class PrimalWorker:
         )
 
     def _receive(self, found: FoundSchedule) -> None:
-        """Offer a schedule of the process to the session; store errors for `raise_error`.
+        """Offer a schedule of the process to the session; store an error of the offer.
 
-        An error also stops the solve. Lowers `_best_value` to the value that the process reports.
+        An error, such as one of the progress callback, is stored for `raise_error`, and stops the
+        solve and the process. Lowers `_best_value` to the value that the process reports.
         """
         self._best_value = min(self._best_value, found.value)
         try:
@@ -223,7 +224,7 @@ class PrimalSearch:
         self._best_value = float("inf")
 
     def search_until_done(self) -> None:
-        """Until the session is done, repair each new solution; without one, search locally."""
+        """Repair the latest new solution, otherwise search locally, until the session is done."""
         while not self.session.is_done():
             if self._has_new_solution() and self._solution is not None:
                 solution, self._solution = self._solution, None
@@ -262,10 +263,11 @@ class PrimalSearch:
 def search_schedules(
     job: WorkerJob, problem: Problem, request: Request, params: LazyParams, state: ProofState
 ) -> None:
-    """Search for schedules in the worker process, from `state`, until the session is done.
+    """Search for schedules in the worker process, from `state`, until its session is done.
 
-    Reads later states of the proof from the messages of `job`, and sends each better schedule as a
-    progress message.
+    The process has a `Session` of its own, which is done when its gap is closed or the time of
+    `request` is up. Reads later states of the proof from the messages of `job`, and sends each
+    better schedule as a progress message.
     """
     with infrequent_gc():
         search = PrimalSearch(job, problem, request, params)

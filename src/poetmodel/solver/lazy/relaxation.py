@@ -193,8 +193,8 @@ class Relaxation:
     def group_decisions(self, x: NDArray[np.float64]) -> GroupDecisions:
         """Return the decisions of a solution `x` over groups: columns above one half.
 
-        Omits `extra_recomputed` and `extra_paged_in`. Free keeps are included, and state without a
-        column for its home counts as resident.
+        Reads only the columns of `kept`, `recomputed`, `paged_in` and `resident`. Free keeps are
+        included, and state without a column in `resident` counts as resident.
         """
         return GroupDecisions(
             kept=_indices_at_one(self.kept, x) | self.events.free_keeps,
@@ -208,7 +208,7 @@ class Relaxation:
     def disaggregate(self, x: NDArray[np.float64]) -> Disaggregation:
         """Convert a solution `x` over groups to a schedule over stages.
 
-        Raises `TimeLimitError` if the time limit passes.
+        Columns above one half count as 1. Raises `TimeLimitError` if the time limit passes.
         """
         problem, decisions = self.problem, self.group_decisions(x)
         graph = problem.working_graph
@@ -222,9 +222,9 @@ class Relaxation:
         """Return the rewarded decisions of a solution `x` that `disaggregation` lacks.
 
         Recomputations and page-ins have stage -1, because the solution does not decide their stage.
-        The number of each is that in the solution, `extra_recomputed` and `extra_paged_in`
-        included, minus that in `disaggregation`. All rewarded page-outs of the solution are
-        returned, because a disaggregation has none.
+        The number of each is that in the solution, with `extra_recomputed` and `extra_paged_in` and
+        each value rounded, minus that in `disaggregation`. All rewarded page-outs of the solution
+        are returned, in the stage of their node, because a disaggregation has none.
         """
         graph, rewards = self.problem.graph, self.problem.rewards
         restorations: list[Restoration] = []
@@ -269,7 +269,7 @@ class Relaxation:
         the schedule does not decide all columns.
 
         If RAM is minimized, raises `TimeLimitError` if the time limit passes, and `TooLargeError`
-        if spans with invalid entries of the schedule have more than `MAX_PAIRS` pairs.
+        if the spans of the schedule that contain an invalid pair have more than `MAX_PAIRS` pairs.
         """
         events, grouping = self.events, self.grouping
         group_of = grouping.group_of

@@ -155,10 +155,11 @@ class RowGeneration:
         """Solve an integer relaxation below the cutoff, if any, and raise the session's bound.
 
         Starts from the incumbent, if the relaxation can represent it. The solver stops at the first
-        solution whose gap to the proven bound is at most half the gap tolerance; with a wide gap,
-        also after a fraction of the remaining time, or if it is idle at its root. Adds 1 to
-        `n_rounds`; sets `_last_gain_s` and `_max_root_idle_s` for `_is_idle_at_root`. Return None
-        if no time remains or the session was stopped.
+        solution whose gap to the proven bound is at most half the gap tolerance; if the session
+        `_has_wide_gap`, also after a fraction of the remaining time, or if it is idle at its root.
+        Adds 1 to `n_rounds`; sets `_last_gain_s` and `_max_root_idle_s` for `_is_idle_at_root`.
+        Returns a result without ``x`` if the solver found no solution, and None if no time remains
+        or the session was stopped.
         """
         session, params = self.session, self.session.params
         extra_limits = session.cutoff_limits(relaxation)
@@ -228,8 +229,8 @@ class RowGeneration:
     def _is_infeasible(self) -> bool:
         """Return whether an infeasible relaxation proves that the problem has no schedule.
 
-        It is no proof if there is an incumbent or a ceiling, which may have been the cutoff of the
-        relaxation, or if the session was stopped.
+        It is no proof if there is an incumbent or any finite ceiling, because either may have been
+        the cutoff of the relaxation, or if the session was stopped.
         """
         bounds = self.session.bounds
         has_no_cutoff = bounds.incumbent is None and self.session.stop_reason is None
@@ -243,9 +244,10 @@ class RowGeneration:
         """Return a relaxation that also enforces some of `violated_rows`, with cuts.
 
         These are the first stages and steps, up to `_max_rows_to_add` of each, and all user limits.
-        `raw`, the result for `relaxation`, shows whether its solve was easy. Sets `grouping`;
-        `add_cuts` adds the cuts and raises the bound. Return `relaxation` itself if the session is
-        done. Raises `TimeLimitError` if the time limit passes.
+        The relaxation counts as easy (`is_easy`) if `raw`, its result, is complete and reports
+        at most one node. Sets `grouping`; `add_cuts` adds the cuts and raises the bound. Return
+        `relaxation` itself if the session is done. Raises `TimeLimitError` if the time limit
+        passes.
         """
         session = self.session
         if session.is_done():
@@ -305,8 +307,8 @@ class RowGeneration:
         """Repair a relaxation's solution and search near it, in the primal worker if that runs.
 
         Otherwise this thread repairs the solution, and a local search follows if `search_locally`
-        and the gap is not small. A worker that does not run yet receives the solution, too. Raises
-        `TimeLimitError` if the time limit passes.
+        and the gap is not small. A worker that does not run yet receives the latest solution at
+        its start. Raises `TimeLimitError` if the time limit passes.
         """
         schedule = relaxation.disaggregate(x).schedule()
         if self.worker is not None:

@@ -229,8 +229,8 @@ class Session:
     def report(self) -> None:
         """Report the bound and the incumbent to the progress callback of the request.
 
-        Stop the session, as INTERRUPTED, if the callback returns False. Has no effect after
-        `abandon`. Raises the errors of the callback.
+        If the callback returns False, sets `stop_reason` to INTERRUPTED, unless it is set. Has no
+        effect after `abandon`. Raises the errors of the callback.
         """
         with self.report_lock:
             if self.is_abandoned:
@@ -269,7 +269,7 @@ class Session:
         """Return the cutoff with which a solver searches only for better schedules.
 
         Better schedules have values below `BoundTracker.upper_value`. The result is the field
-        ``objective_cutoff`` of `Limits`, in units of the relaxation's objective and with
+        ``objective_cutoff`` of `Limits`: `upper_value` divided by the relaxation's unit, raised by
         `CUTOFF_MARGIN`; {} if `upper_value` is None.
         """
         upper = self.bounds.upper_value()
@@ -312,13 +312,14 @@ class Session:
     ) -> RawSolution | None:
         """Solve the form of a relaxation with one thread, within the remaining time and `max_s`.
 
-        `extra_limits` are further fields of `Limits`. If `progress_callback` returns False, it ends
-        this solver call only. Updates `max_columns`, `max_rows`, `n_nodes`, `log` and, before the
-        first integer model, `root_bound`. Reports bound and incumbent during the solve; the caller
-        raises the bound. If the back end solved again, the bound becomes the one before this call,
-        because the first attempt may have reported wrong bounds. Returns None if no time remains or
-        the session was stopped. May set `stop_reason`, as `is_done` does. Raises the errors of the
-        solver and of the callbacks.
+        `extra_limits` are further fields of `Limits`. During the solve, reports the session's bound
+        and incumbent. Before each report, calls `progress_callback`, which may raise the bound; if
+        it returns False, this solver call ends, but not the session. Updates `max_columns`,
+        `max_rows`, `n_nodes`, `log` and, before the first integer model, `root_bound`. The caller
+        raises the bound to that of the result. If the back end solved again, the bound is reset to
+        that before this call, because the first attempt may have reported wrong bounds. Returns
+        None if no time remains or the session was stopped. May set `stop_reason`, as `is_done`
+        does. Raises the errors of the solver and of the callbacks.
         """
         wall_s = self.request.remaining_wall_s()
         if wall_s <= 0 or self.request.remaining_s() <= 0 or self.stop_reason is not None:

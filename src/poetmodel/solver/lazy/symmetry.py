@@ -49,8 +49,8 @@ class CountedForm:
     def extend_point(self, x: NDArray[Any] | None) -> NDArray[Any] | None:
         """Extend a point of the original form to a point of this form.
 
-        Return None for None, or if more interchangeable columns are 1 than the cutoff or a limit
-        permits.
+        Return None for None, or if more members of a class are 1 than the class has counters: the
+        point is then not below the cutoff of `count_equal_columns`, or exceeds a limit.
         """
         if x is None:
             return None
@@ -77,10 +77,10 @@ def solve_with_counts(
     """Solve a relaxation, with counters of interchangeable decisions unless the gap is small.
 
     The solution has the columns of `form`; points of progress reports may have counters after
-    these. `extra_limits` are fields of `Limits`; an ``objective_cutoff`` limits the counters, too.
-    `settings` are further arguments of `Session.solve_form`. Up to a gap of `small_gap_ratio`,
-    counters would only add columns. A `start` with more decisions of a class than counters is
-    ignored. Returns None if no time remains or the session was stopped.
+    these. `extra_limits` are fields of `Limits`; an ``objective_cutoff`` also bounds the number of
+    counters. `settings` are further arguments of `Session.solve_form`. Up to a session's gap of
+    `LazyParams.small_gap_ratio`, counters would only add columns. A `start` with more decisions of
+    a class than counters is ignored. Returns None if no time remains or the session was stopped.
     """
     params, counted_form = session.params, None
     if session.bounds.gap() > params.small_gap_ratio:
@@ -167,9 +167,10 @@ def counted_limit_rows(form: StandardForm) -> list[int]:
 def _symmetry_classes(
     form: StandardForm, limit_rows: list[int], cutoff: float | None, min_use_ratio: float
 ) -> list[tuple[NDArray[np.int64], int]]:
-    """Return classes of interchangeable binary columns, with the maximum number that can be 1.
+    """Return classes of binary columns, with the maximum number that can be 1.
 
-    The cutoff, the limits and the size of the class bound that number. Skips columns that use at
+    Columns of a class have the same cost and the same coefficients in `limit_rows`, the limits. The
+    cutoff, the limits and the size of the class bound that number. Skips columns that use at
     most `min_use_ratio` of every limit and of the cutoff, columns without an equal one, and columns
     that cannot be 1. Returns [] if a limit has a negative coefficient or is infinite.
     """

@@ -94,7 +94,7 @@ class Alternative:
         return self.status in (Status.OPTIMAL, Status.INFEASIBLE)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields except tensor and schedule, and `proven`, as plain values in SI units.
+        """Return the fields except tensor and schedule, plus `proven`, as plain values in SI units.
 
         `forbidden` has the key ``without``.
         """
@@ -387,7 +387,9 @@ def _make_alternative(
     `known_bound` is a proven bound on the overhead. A schedule is OPTIMAL if it reaches this bound
     or that of the result within `GAP`. For `KEEPING`, the result's schedule is used only if it
     evicts the tensor before its last use; the schedule of `_evict_in_longest_interval` is used if
-    it is better, or if the result has no usable schedule.
+    it is better, or if the result has no usable schedule. If the result is infeasible, so is the
+    alternative, without values; otherwise, without a valid schedule, it is UNKNOWN, and `min_extra`
+    is its only value.
     """
     base_alternative = Alternative(tensor=i, forbidden=forbidden, status=result.status)
     if result.status == Status.INFEASIBLE:
@@ -440,11 +442,11 @@ def _is_read_after_restore(problem: Problem, schedule: Schedule, i: int) -> bool
 def _evict_in_longest_interval(problem: Problem, schedule: Schedule, i: int) -> Candidate | None:
     """Evict the kept tensor `i` in its longest interval; return the better of two schedules.
 
-    An interval is the number of stages from one that computes or reads the tensor to the next; of
-    equal intervals, the last is used. One schedule recomputes the tensor in the stage of its next
-    use, the other pages it out after its computation and in for that use. All other decisions are
-    unchanged. Returns None if the tensor has no interval, or if neither schedule is permitted and
-    valid.
+    An interval is the number of stages from the tensor's first computation, or from a stage that
+    reads it, to the next stage that reads it; of equal intervals, the last is used. One schedule
+    recomputes the tensor in the stage of its next use, the other pages it out after its first
+    computation and in for that use. All other decisions are unchanged. Returns None if the tensor
+    has no interval, or if neither schedule is permitted and valid.
     """
     graph, k = problem.graph, problem.graph.node_of[i]
     stages = sorted({t for t, j in schedule.R if j in graph.users_of[i]} | {k})

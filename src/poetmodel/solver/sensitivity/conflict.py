@@ -127,8 +127,8 @@ def find_minimal_conflict(
         Returns whether a subset conflicts, or None if undecided, which counts as no conflict. All
         `members` together conflict.
     members : list
-        One or more members by priority: the set has a member only if the members before it are not
-        found to conflict.
+        One or more members, preferred ones first: the set has a member only if the members before
+        it alone are not found to conflict.
 
     Returns
     -------
@@ -193,11 +193,11 @@ def find_minimal_subset(
 def find_conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[int] | None:
     """Return the indices of rows that no point satisfies together.
 
-    Points are within the columns' bounds and integrality. Each added row is one member of the
-    search. So are all rows of one constraint family of `build`, or of one user-defined constraint.
-    HiGHS decides whether sets of rows conflict, within the wall time `time_limit` [s]. Needed and
-    unchecked indices ascend. Returns None if a point satisfies all rows, or if that was not decided
-    within `SOLVE_FRACTION` of `time_limit`.
+    Points are within the columns' bounds and integrality. Each row that was added to the model
+    after `build` is one member of the search. So are all rows of one constraint family of `build`,
+    or of one user-defined constraint. HiGHS decides whether sets of rows conflict, within the wall
+    time `time_limit` [s]. Needed and unchecked indices ascend. Returns None if a point satisfies
+    all rows, or if that was not decided within `SOLVE_FRACTION` of `time_limit`.
     """
     end_s = time.monotonic() + time_limit
     rows_of_key: dict[Any, list[int]] = {}
@@ -213,7 +213,8 @@ def find_conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[
     def decide_conflict(subset_keys: list[Any]) -> bool | None:
         """Return whether no point satisfies all rows of `subset_keys`; None if undecided in time.
 
-        A key is an added row, a constraint family or a user-defined constraint.
+        Points are within the columns' bounds and integrality. A key is an added row, a constraint
+        family or a user-defined constraint; all other rows are removed.
         """
         rows = sorted(row_number for key in subset_keys for row_number in rows_of_key[key])
         remaining_s = min(end_s - time.monotonic(), SOLVE_FRACTION * time_limit)

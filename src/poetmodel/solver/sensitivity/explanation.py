@@ -192,8 +192,9 @@ def explain_infeasible(
     result : SolveResult
         The result that proves infeasibility.
     model : ConcreteModel, optional
-        The solved model, if a model was solved. If a schedule of its problem without additions is
-        found, the explanation has the constraints and limits that conflict, and no changes.
+        The solved model, if a model was solved. If a schedule is found for the problem itself,
+        without the additions to the model (rows, fixed variables), the explanation has the added
+        rows and the limits that conflict, and no changes.
     time_limit : float
         Time for the whole explanation [s]. For the conflict of user-defined constraints this is
         processor time, so that other work on the machine does not change the result, and at most
@@ -205,10 +206,11 @@ def explain_infeasible(
     Returns
     -------
     Explanation
-        Changes of one limit each, with the smallest amount found that suffices. Every "does not
-        help" is proven, and for every amount that suffices, the verifier accepted a schedule. For
-        problems with user-defined constraints, also a set of limits that conflicts, minimal if
-        `unchecked` is empty. A constraint that is not proven to belong to the set is in
+        Changes of one limit each, or of the batch size, with the smallest amount found that
+        suffices. Every "does not help" is proven, and for every amount that suffices, the verifier
+        accepted a schedule. For problems with user-defined constraints, also a set of limits that
+        conflicts, minimal if `unchecked` is empty; changes of limits outside the set do not help,
+        and are not solved for. A constraint that is not proven to belong to the set is in
         `unchecked`, and in `remedies` only if its change suffices.
 
     Raises
@@ -283,8 +285,8 @@ def _describe_limit(limit: StatedLimit) -> str:
 def _describe_conflict(problem: Problem, conflict: Conflict[StatedLimit]) -> str:
     """Return the reason of infeasibility with the amounts of the conflicting limits only.
 
-    With unchecked members, it has all limits, and the number of all constraints in place of their
-    names.
+    If members of the conflict are unchecked, it has all limits of the problem, and the number of
+    all constraints in place of their names.
     """
     if conflict.unchecked:
         n_rows = len(problem.constraints)
@@ -306,7 +308,7 @@ def _list_notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
 
     There is a note for each remedy that needs more RAM than the device has, and one each if
     resident bytes are counted, if a whole gradient makes the minimum RAM exceed the budget, and if
-    the batch is larger than 1 and the problem evidently infeasible.
+    the batch is larger than 1 and the problem has an `infeasibility_reason`.
     """
     device = problem.costs.device
     for remedy in remedies:
@@ -359,9 +361,10 @@ def _explain_added_rows(
     """Explain an infeasible model by the rows that were added to it, without remedies.
 
     Solves the model's problem without these rows; returns None if no schedule was found. Limits of
-    the problem may be in the conflict, too; rows without a decision are `unchecked`. If the
-    conflict is not decided in time, the explanation has a note instead of constraints. `end_s` is a
-    time on the processor clock [s]; each search has at least `MIN_CHANGE_S`.
+    the problem may be in the conflict, too; `unchecked` has the rows of which it was not decided in
+    time whether the conflict needs them. If the conflict is not decided in time, the explanation
+    has a note instead of constraints. `end_s` refers to ``time.process_time()`` [s]; each search
+    has at least `MIN_CHANGE_S`.
     """
     from poetmodel.backends.compiler import compile_model
     from poetmodel.model.arrays import Label

@@ -143,8 +143,9 @@ def find_limits(
         smallest deadline; the smallest energy; the smallest RAM with `alignment`, if it is stated.
         The first four and the last ignore deadline, energy budget and user-defined constraints.
         Deadline and energy are within all other limits of the problem. All are within the storage
-        limit; with `alignment`, that many bytes are added to it for each tensor. After Ctrl-C, the
-        tuple has the limits found so far, that of the interrupted solve included.
+        limit; for the last, `alignment` bytes are added to it for each tensor. A limit without a
+        schedule has the value None. After Ctrl-C, the tuple has the limits found so far. That of
+        the interrupted solve is included, except in the search that precedes the limit with paging.
     """
     named_problems = dict(_limit_problems(problem))
     if alignment is not None:
@@ -172,8 +173,9 @@ def find_limits(
 def _limit_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:
     """Yield the name of each `Limit` except ``block``, and the problem that minimizes its quantity.
 
-    They are in the order of `find_limits`. RAM limits with decisions that `problem` forbids are
-    omitted, and ``stated`` without a deadline, energy budget or user-defined constraint.
+    They are in the order of `find_limits`, which describes the limits that each problem retains.
+    RAM limits with recomputation or paging are omitted if `problem` forbids that, and ``stated``
+    without a deadline, energy budget or user-defined constraint.
     """
     for name, recompute, paging in (
         ("keep_all", False, False),

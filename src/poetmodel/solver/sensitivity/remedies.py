@@ -167,7 +167,7 @@ class Remedy:
     def proven(self) -> bool:
         """Whether it is proven that no limit between the present one and `nearest` suffices.
 
-        If `nearest` is None, whether `works` is decided.
+        If `nearest` is None, whether `works` is not None.
         """
         if self.works is None:
             return False
@@ -176,7 +176,11 @@ class Remedy:
         return self.bound <= self.nearest if self.side == "lower" else self.bound >= self.nearest
 
     def sentence(self) -> str:
-        """Return a sentence for users: whether the change suffices, and with which amount."""
+        """Return a sentence for users: whether the change suffices for a feasible schedule.
+
+        It has the limit `nearest`, if that is known, with `node` and `tensors` if there is a
+        `node`. Unless that limit is `proven`, it also has `bound`.
+        """
         change = _CHANGE_NAMES.get(self.change, f"leaving out {self._name}")
         if self.works is None:
             return f"whether {change} alone would suffice was not decided in time"
@@ -258,9 +262,10 @@ def find_remedies(
 
     `conflict` has limits that no schedule meets together, or is None. With a conflict, only its
     members and the batch size are changed, because a change of any other limit cannot suffice:
-    `works` of other limits is False. Without a conflict, user-defined constraints have no remedies.
-    The remedies are in the order of `Change`. Each change has at least `MIN_CHANGE_S`, also beyond
-    `time_limit`. After Ctrl-C, changes whose solve did not begin are omitted.
+    `works` of other `stated_limits` is False. User-defined constraints outside a conflict have no
+    remedies. The remedies are in the order of `Change`. Each change has at least `MIN_CHANGE_S`,
+    also beyond `time_limit`. After Ctrl-C, a change is omitted if its solve did not begin, or was
+    in the search with paging before it.
     """
     attempts = list(_make_attempts(problem, conflict))
     results = iter(
@@ -286,10 +291,12 @@ def _make_attempts(problem: Problem, conflict: Sequence[StatedLimit] | None) -> 
     """Yield an attempt for each stated limit, the batch size, and each constraint in the conflict.
 
     All constraints of a rule in the conflict have one attempt; the batch size has none if
-    `_with_batch_size_1` returns None. If an amount is removed, the changed problem minimizes its
-    quantity. If a one-sided constraint is removed, the changed problem minimizes its sum, negated
-    for a lower limit. A limit outside the conflict has no changed problem. If `conflict` is None,
-    each limit has a changed problem, and no constraint has an attempt.
+    `_with_batch_size_1` returns None. If one of `AMOUNTS` is removed, the changed problem minimizes
+    its quantity; for the storage of a graph with state, it minimizes the storage in use. If a
+    one-sided constraint on totals is removed, the changed problem minimizes its sum, negated for a
+    lower limit. Other changed problems stop at the first schedule. A limit outside the conflict has
+    no changed problem. If `conflict` is None, each limit has a changed problem, and no constraint
+    has an attempt.
     """
     for change in stated_limits(problem):
         variant = ChangedProblem(problem=without_limits(problem, change), gap=1.0)
@@ -348,8 +355,8 @@ def _storage_terms(graph: Graph) -> Iterator[tuple[str, float]]:
 def without_limits(problem: Problem, *limits: StatedLimit, **changes: Any) -> Problem:
     """Return a problem without `limits`, with fields replaced by `changes`.
 
-    As in `Problem.without_limits`, RAM and storage get amounts that exclude no relevant schedule,
-    and the reference of the objective's unit is removed, too.
+    As in `Problem.without_limits`, removed limits on RAM and storage become amounts that exclude no
+    relevant schedule, and `reference_value` is always removed.
     """
     quantities = [
         amount_limit.quantity for change, amount_limit in AMOUNTS.items() if change in limits
@@ -381,7 +388,8 @@ def _with_batch_size_1(problem: Problem) -> Problem | None:
 
     All limits have the amounts of `problem`, even if they were stated as percentages, and
     user-defined constraints are unchanged. Returns None for batches of 1, other graphs and costs,
-    and user-defined constraints or objectives that do not fit the smaller graph.
+    networks with further options than the batch size, and user-defined constraints or objectives
+    that do not fit the smaller graph.
     """
     from poetmodel.device import Costs
     from poetmodel.graph.zoo import MODELS
@@ -404,7 +412,7 @@ def _make_remedy(problem: Problem, change: Change, result: SolveResult) -> Remed
     """Convert the result of the problem with a changed limit or batch size to a remedy.
 
     `works` is None if the result is undecided, or if a schedule was found, but the verifier accepts
-    none of the tried amounts.
+    none of the amounts that `_find_accepted_amount` tries.
     """
     works = result.schedule is not None
     is_decided = works or result.status == Status.INFEASIBLE
@@ -433,7 +441,8 @@ def _make_row_remedy(problem: Problem, rows: Rows, result: SolveResult) -> Remed
 
     `works` is None if the result is undecided. For a single constraint on totals with one limit,
     the result minimizes the sum, negated for a lower limit. Then `nearest` is the schedule's sum,
-    and `works` is also None if the verifier rejects the schedule with that sum as limit.
+    maybe rounded (`_find_row_limit`), and `works` is also None if the verifier rejects the schedule
+    with that limit.
     """
     row = rows[0]
     works = result.schedule is not None
@@ -497,9 +506,10 @@ def _find_accepted_amount(
     """Return the smallest tried limit from `amount` up that the result's schedule meets.
 
     Return None if the verifier accepts none. The verifier gets each limit in whole bytes, or with
-    `DIGITS` digits. Larger limits are only tried for RAM, by bisection up to the budget of the
-    result's problem: transfers that overlap computation take longer with less RAM, so a schedule
-    found with more RAM may miss its deadline if the budget is its peak.
+    `DIGITS` digits; the returned limit is not rounded. Larger limits are only tried for RAM, by
+    bisection up to the budget of the result's problem: transfers that overlap computation take
+    longer with less RAM, so a schedule found with more RAM may miss its deadline if the budget is
+    its peak.
     """
     schedule = result.require_schedule()
 

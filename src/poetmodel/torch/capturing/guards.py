@@ -184,7 +184,8 @@ class Guards:
         """Return, for each input, the index of the first changed tensor that overlaps it, or None.
 
         Changed tensors are the parameters and buffers, then the inputs, that the step may change.
-        The result is that of `Assumptions.overlaps`, empty if there is no changed tensor.
+        An input that is itself a changed tensor overlaps itself. None also for an input that is no
+        plain tensor. Empty if there is no changed tensor.
         """
         if not self._changed_names:
             return ()
@@ -300,8 +301,9 @@ def _constant_holders(
 ) -> Iterator[tuple[dict[str, Any], str, str, torch.Tensor]]:
     """Yield (attributes, key, name, tensor) of each attribute or global that is a constant tensor.
 
-    The attributes are the ``__dict__`` of one of `modules`, or of any imported Python module.
-    `names` are the display names of `modules`.
+    Constant tensors are those of `joint`, by identity. The attributes are the ``__dict__`` of one
+    of `modules`, without submodules, or of an imported Python module, unless its type is a subclass
+    of ``ModuleType``. `names` are the display names of `modules`.
     """
     constants = {
         id(value) for value in map(joint.value, joint.arguments_of(InputKind.CONSTANT_TENSOR))

@@ -70,7 +70,7 @@ def copy_inputs(inputs: Inputs) -> Inputs:
     Each copy has memory of its own, because a batch is often a view of a larger tensor, and two
     inputs may share one storage. A list becomes a tuple, and a mapping a tuple of one dict, sorted
     by name; mappings inside become dicts. Values that are no tensors are not copied. Anything but a
-    tuple, list or mapping is returned unchanged.
+    tuple, list or mapping, also a single tensor, is returned itself, without a copy.
     """
     if not isinstance(inputs, tuple | list | Mapping):
         return inputs
@@ -85,10 +85,10 @@ def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def input_names(spec: Any, *, by_name: bool) -> tuple[str, ...]:
-    """Return the name of each flat input for display: ``inputs[POSITION]``, without nesting.
+    """Return the name of each flat input for display: ``inputs[POSITION]``.
 
-    With `by_name`, `spec` is that of named inputs, and a name is the key with the path in its
-    value, such as ``masks['causal']``.
+    The position is that among all flat inputs. With `by_name`, `spec` is that of named inputs, and
+    a name is the key with the path in its value, such as ``masks['causal']``.
     """
     count = spec.num_leaves
     if not by_name:
@@ -118,8 +118,9 @@ def takes_keywords(model: torch.nn.Module, arguments: Inputs) -> bool:
     True if `arguments` is a mapping. Also true for a tuple of one mapping, if ``forward`` takes no
     positional arguments, or if all keys (at least one) are parameters of ``forward`` and there is
     more than one key or parameter, so that no single name matches by chance. If ``forward`` takes
-    ``**kwargs`` besides named parameters, one key that is a parameter suffices instead of all.
-    False for a tuple if the signature of ``forward`` is unknown.
+    ``**kwargs`` besides named parameters, one key that is a parameter suffices instead of all; the
+    condition on the numbers of keys and parameters remains. False for a tuple if the signature of
+    ``forward`` is unknown.
     """
     if isinstance(arguments, Mapping):
         return True
@@ -196,7 +197,10 @@ def empty_input_errors(inputs: Inputs) -> Iterator[str]:
 
 
 def _tensor_errors(path: str, tensor: torch.Tensor) -> Iterator[str]:
-    """Yield an error if a parameter or buffer is lazy, or strided but not plain (`is_plain`)."""
+    """Yield an error if a parameter or buffer is lazy, or strided but not plain (`is_plain`).
+
+    Other layouts, such as sparse ones, yield no error here.
+    """
     if torch.nn.parameter.is_lazy(tensor):
         yield (
             f"{path} has no shape yet, as in every lazy module; call the model once on inputs first"
@@ -336,8 +340,9 @@ _CONSTANT_TYPES: Final = (
 def find_loss(name: str, output: Any) -> Any:
     """Return the loss of an output: its item or attribute ``loss``, its first item, or itself.
 
-    Raises `CaptureError` if ``loss`` is None, no tensor, or missing in a mapping. A first item, or
-    the output itself, may be any object.
+    Raises `CaptureError`, whose message begins with `name`, if ``loss`` is None, no tensor, or
+    missing in a mapping. First items are those of tuples and lists without this attribute; an empty
+    one is returned itself. A first item, or the output itself, may be any object.
     """
     is_mapping = isinstance(output, Mapping)
     if is_mapping:
@@ -421,8 +426,8 @@ class OutputStructure:
 def _collect_tensors(value: Any, path: str, leaves: Leaves) -> Builder:
     """Append (path, tensor) of a value's tensors to `leaves`; return the value's builder.
 
-    `path` is that of the value in the output, empty for the output itself. `OutputStructure`
-    describes the values that the builder returns.
+    `path` is that of the value in the output, empty for the output itself. From an iterator over
+    new tensors, the builder makes the value again by the rules of `OutputStructure`.
     """
     if isinstance(value, torch.Tensor):
         leaves.append((path or "tensor", value))

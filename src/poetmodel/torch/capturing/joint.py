@@ -343,11 +343,11 @@ def _wrap_with_loss(
 
     `name` is that of the step in messages, `spec` the nesting of the flat inputs. With `loss_fn`,
     the last input is only its target; without it, the model receives all inputs. With
-    `uses_keywords`, the first input is a mapping that the model receives by name. `find_loss`,
-    which may raise `CaptureError`, finds the loss in the output of `loss_fn`, or else of the model.
-    If `output_structures` is a list, the module returns the loss and the other
-    tensors of the model's output, detached; each forward pass replaces the list's content by the
-    structure of the output. If forward tests for finite numbers and `checks` record this, the last
+    `uses_keywords`, the model receives only the first input, a mapping, by name. `find_loss`, which
+    may raise `CaptureError`, finds the loss in the output of `loss_fn`, or else of the model. If
+    `output_structures` is a list, the module returns the loss and all tensors of the model's output
+    except the loss, detached; each forward pass replaces the list's content by the structure of the
+    output. If forward tests for finite numbers and `checks` record this, the last
     result is that of the checks.
     """
 
@@ -362,10 +362,11 @@ def _wrap_with_loss(
             self.training = model.training
 
         def forward(self, *flat_inputs: Any) -> Any:
-            """Return the loss, other tensors of the output, and the result of checks, as a tuple.
+            """Return (loss, *other tensors of the output, result of checks) for flat inputs.
 
-            Other tensors are omitted if `output_structures` is None; the loss is then returned
-            alone if there is no check.
+            The result of checks is one tensor, omitted if no test was recorded. Other tensors are
+            detached, and the structure of the output replaces the content of `output_structures`.
+            If that is None, other tensors are omitted, and a loss without tests is returned alone.
             """
             with assigned_buffers.track_pass(), checks.record_tests():
                 inputs = unflatten(flat_inputs, spec)

@@ -146,6 +146,7 @@ class Lookup:
     """
 
     def __init__(self, paths: Sequence[str]) -> None:
+        """Split the paths into names of modules and tensors; no module is read yet."""
         self._tensors = [path.rpartition(".")[::2] for path in paths]
         """(path of the module, name in it) of each tensor."""
         split_owners = [owner.split(".") for owner, _ in self._tensors if owner]
@@ -265,7 +266,11 @@ class Joint:
         return loss if self.output is None else self.output.build(loss, other_tensors)
 
     def tensors_by_name(self, output: Any) -> dict[str, torch.Tensor]:
-        """Return the tensors in a step's output: loss and outputs, by `OutputSpec.name`."""
+        """Return the tensors in a step's output: loss and outputs, by `OutputSpec.name`.
+
+        `output` has the structure that `build_output` returns; values that are no tensors are
+        omitted.
+        """
         if self.output is None:
             return {str(OutputKind.LOSS): output}
         return {
@@ -318,8 +323,8 @@ class Joint:
 
         Returns a parameter, buffer, input or constant itself, not a copy; for a value of an
         optimizer ``OptimizerValue.value()``; for a tangent ones divided by `accumulate`, on the
-        device of the first input tensor. An input that is a number is returned too, although the
-        graph contains the number of the capture.
+        device of the capture's first input tensor. Of an input that is a number, returns the number
+        in `inputs`, although the graph contains that of the capture.
         """
         if argument.kind is InputKind.USER_INPUT:
             flat_inputs = self.inputs if inputs is None else inputs
@@ -392,7 +397,7 @@ def output_specs(
     *,
     has_check: bool,
 ) -> Iterator[OutputSpec]:
-    """Yield the outputs of a captured graph; absent gradients are omitted.
+    """Yield the outputs of a captured graph in its order, except None, such as absent gradients.
 
     Without `structure`, the module's outputs are losses; with it, the first output is the loss, and
     further outputs have the paths in ``structure.names``. With `has_check`, the last of the

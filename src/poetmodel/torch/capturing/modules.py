@@ -43,7 +43,7 @@ class ModuleSnapshot:
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        """Take the snapshot of `model`, its submodules, tensors, containers and hooks."""
+        """Take the snapshot of `model`, submodules, containers, hooks and tensors (no values)."""
         self._modules = dict(model.named_modules())
         self._classes = [(module, type(module)) for module in self._modules.values()]
         self._tensors = [_TensorState(tensor) for tensor in (*model.parameters(), *model.buffers())]
@@ -64,7 +64,9 @@ class ModuleSnapshot:
         """Yield the attributes of a module, and containers and user objects reachable from them.
 
         A user object, or a module that is no submodule, is yielded as the dict of its attributes.
-        Objects that an earlier call has visited are omitted. Adds to `_owners`.
+        Each has `path` and, except the attributes of `module`, the name of the attribute that leads
+        to it. Objects visited before are omitted. Adds to `_owners` the owner of each dict of
+        attributes.
         """
         visited_ids = self._visited_ids  # containers of several modules are yielded once
         attributes = vars(module)
@@ -104,9 +106,11 @@ class ModuleSnapshot:
     def contents(self) -> Iterator[tuple[str, str, Any, Any, bool]]:
         """Yield each container of the modules, without those of PyTorch's global hooks.
 
+        Containers are dicts, lists, sets, deques, and the attributes of modules and user objects.
         Yields (module path, attribute, holder, content in the snapshot, `is_owner`). The attribute
-        is empty for the attributes of a module itself. With `is_owner` the content is the
-        attributes of the holder, otherwise its items.
+        is that by which the module refers to the holder, directly or not, and empty if the holder
+        is the module. With `is_owner` the content is the attributes of the holder, otherwise its
+        items.
         """
         for container in self._containers[self._n_global_containers :]:
             owner = self._owners.get(id(container.value))
@@ -193,9 +197,9 @@ class _Container:
     def restore(self, *, is_capturing: bool) -> list[tuple[str, str, Any]]:
         """Restore the snapshot; return (path, attribute, replaced value or content) of each change.
 
-        With `is_capturing`, parameters and buffers are left unchanged. Other attributes that every
-        module has, such as hooks, get the content that `record_first_pass` recorded, if any, since
-        the last restoration without `is_capturing`.
+        With `is_capturing`, parameters and buffers are left unchanged, and other attributes that
+        every module has, such as hooks, get the content that `record_first_pass` recorded since the
+        last restoration without `is_capturing`, if any, instead of the snapshot's.
         """
         if is_capturing and self.key in _REPLACED_ATTRIBUTES:
             return []
@@ -273,8 +277,8 @@ _REPLACED_ATTRIBUTES: Final = ("_parameters", "_buffers")
 def is_user_object(value: Any) -> bool:
     """Return whether an object has a ``__dict__``, and a class not of Python, PyTorch or NumPy.
 
-    Other packages count as the user's. True for `UserDict` and `UserList`, False for classes and
-    Python modules.
+    Other packages count as the user's. True for instances of `UserDict` and `UserList`, False for
+    functions, classes and Python modules.
     """
     if isinstance(value, UserDict | UserList):
         return True
@@ -293,7 +297,10 @@ class AssignedBuffers:
     """
 
     def __init__(self, model: torch.nn.Module, *, name: str) -> None:
-        """Start without assigned buffers; `name` is that of the step in messages."""
+        """Store the modules of `model`, and no values of buffers; no buffer counts as assigned.
+
+        `name` is that of the step in messages.
+        """
         self._model = model
         self._modules = dict(model.named_modules())
         self._name = name
@@ -330,12 +337,12 @@ class AssignedBuffers:
         """Context manager around a forward pass: records which buffers the pass assigns.
 
         Calls `before_forward` first. During the pass, the modules have copies of registered buffers
-        (`register_assigned`). Then their new values are copied into the old tensors, which the
-        modules have again at the end, also after an error. Other buffers retain the assigned
-        tensors. Raises `CaptureError` if forward assigns a buffer a value of another shape or
-        dtype, one that requires a gradient, or None; if it adds or removes a buffer, alone or with
-        a module; or if it creates, assigns or removes a parameter, or changes the number of its
-        gradient hooks.
+        (`register_assigned`). After a pass without an error, their new values are copied into the
+        old tensors. At the end, also after an error, the modules have the old tensors again. Other
+        buffers retain the assigned tensors. Raises `CaptureError` if forward assigns a buffer a
+        value of another shape or dtype, one that requires a gradient, or None; if it adds or
+        removes a buffer, alone or with a module; or if it creates, assigns or removes a parameter,
+        or changes the number of its gradient hooks.
         """
         if self.before_forward is not None:
             self.before_forward()
@@ -448,7 +455,8 @@ def copy_content(value: Any) -> Any:
 def _has_same_objects(content_a: Any, content_b: Any) -> bool:
     """Return whether two dicts, or two other containers, have identical objects in equal order.
 
-    Of dicts, keys and values are compared.
+    Of dicts, keys and values are compared, also by identity. Either both arguments must be dicts,
+    or neither.
     """
     if isinstance(content_a, dict):
         content_a, content_b = (*content_a, *content_a.values()), (*content_b, *content_b.values())
@@ -586,8 +594,8 @@ class Leftovers:
     def register_holders(self, error: BaseException) -> bool:
         """Remove the tensors of a capture that failed with `error`, and register their holders.
 
-        Returns whether these are the first holders, so that the capture should be tried again;
-        False if there are none. Clears the local variables in the tracebacks of `error` and of its
+        Returns whether holders were found and none was registered before, so that the capture
+        should be tried again. Clears the local variables in the tracebacks of `error` and of its
         causes, and collects garbage.
 
         PyTorch calls the model more than once, and fails if the code stores tensors of the first
@@ -611,8 +619,9 @@ class Leftovers:
         """Remove the tensors of a capture from their holders; return functions that repeat this.
 
         The tensors of a capture are of the class `FunctionalTensor`. Replaces `holder_names`. An
-        LRU cache loses all entries; attributes are set to None. The returned functions set a list,
-        set or deque to the items that remain now.
+        LRU cache loses all entries, a dict the items with these tensors. Attributes are set to
+        None, globals from before the capture to their old values. The returned functions set a
+        list, set or deque to the items that remain now.
         """
         self.holder_names.clear()
         # No name refers to the list of objects, which would be found as a holder itself.
@@ -655,10 +664,11 @@ class Leftovers:
     def _make_removals(self, holder: Any, object_ids: set[int]) -> Iterator[Callable[[], object]]:
         """Yield functions that remove objects, given by ``id``, from a holder.
 
-        The holder is an LRU cache, which is cleared, a dict (`_make_key_removal`), list, set, deque
-        or user object, whose attributes are set to None. Yields none for any other object, such as
-        a tuple. Items of dicts with fake tensors as keys stay. Adds the keys and attributes with
-        the objects to `holder_names`.
+        An LRU cache is cleared. Items of a dict with the objects as keys or values are removed or
+        reset (`_make_key_removal`), except items with fake tensors as keys. A list, set or deque is
+        set to its other items. Attributes of a user object are set to None. Yields none for any
+        other holder, such as a tuple. Adds the keys and attributes with the objects to
+        `holder_names`.
         """
         if isinstance(holder, _LruCache):
             yield holder.cache_clear
@@ -680,10 +690,11 @@ class Leftovers:
                 yield partial(setattr, holder, key, None)
 
     def _make_key_removal(self, holder: dict[Any, Any], key: Any) -> Callable[[], object]:
-        """Return a function that removes a key of a dict, or restores the old global of that name.
+        """Return a function that removes a key of a dict, or resets a global to its old value.
 
-        Attributes are set to None instead. Adds the key to `holder_names`, unless the dict is that
-        of an LRU cache.
+        The old value is that before the capture. If the dict has the attributes of an object or
+        class, the function sets the attribute to None instead. It has no effect if the key to
+        remove is missing. Adds the key to `holder_names`, unless the dict is that of an LRU cache.
         """
         old_globals = self._old_globals.get(id(holder), {})
         owners = gc.get_referrers(holder)

@@ -68,9 +68,9 @@ class AttributeRecorder:
     def register(self, kind: type) -> bool:
         """Register a class; return whether `_class_to_patch` finds a class to patch for it.
 
-        If so, attribute reads of its instances are recorded, unless a metaclass forbids the patch.
-        Calls `on_class` for a new class and its bases. Registers the class to patch, and inside
-        `patch_classes` patches it.
+        Calls `on_class` for a new class and its bases, also if there is no class to patch.
+        Registers the class to patch, and inside `patch_classes` patches it. Attribute reads of its
+        instances are then recorded, unless a metaclass forbids the patch.
         """
         is_recorded = self._recorded_by_class.get(kind)
         if is_recorded is None:

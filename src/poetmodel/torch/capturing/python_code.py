@@ -44,7 +44,7 @@ _MAX_LISTINGS: Final = 10_000
 def find_user_line(frame: FrameType | None) -> Line | None:
     """Return the innermost line of a user's or package's code on the stack of `frame`.
 
-    Returns None if there is none.
+    PyTorch, poetmodel and the standard library are no packages here. Returns None if there is none.
     """
     while frame is not None:
         if code_origin(frame.f_code.co_filename) in (CodeOrigin.USER, CodeOrigin.LIBRARY):
@@ -95,7 +95,8 @@ class ExecutedCode:
     def find_reads(self, opnames: tuple[str, ...]) -> Iterator[tuple[str, FollowingCode]]:
         """Yield (name, following code) of each read by an executed instruction in `opnames`.
 
-        All instructions of an executed line count as executed.
+        All instructions of an executed line count as executed. The following code begins with the
+        next instruction; its `line` is that of the read.
         """
         listing = self.listing
         for position, instruction in enumerate(listing.instructions):
@@ -248,10 +249,10 @@ class FollowingCode:
         """Return (key, following code) of each key that a container's attribute `name` reads.
 
         Returns None if all keys may be read. An attribute of a namespace is its own key, and
-        ``get`` of a dict reads a constant key. Methods that write read no key. For a subclass of a
-        container, attributes that neither dict nor list has count as reading no key, because the
-        lines of a user's method are recorded themselves. So reads by inherited methods that both
-        lack, such as ``union`` of a subclass of set, are missed.
+        ``get`` of a dict reads a constant key, with unknown following code. Methods that write read
+        no key. For a subclass of a container, attributes that neither dict nor list has count as
+        reading no key, because the lines of a user's method are recorded themselves. So reads by
+        inherited methods that both lack, such as ``union`` of a subclass of set, are missed.
         """
         content = content_of(value)
         if content is not value and not isinstance(value, CONTAINERS[4:6]):  # UserDict, UserList
@@ -266,10 +267,11 @@ class FollowingCode:
         return [] if is_subclass_attribute and type(value) not in CONTAINERS else None
 
     def _keys_by_variable(self, name: str, value: Any) -> list[tuple[Any, FollowingCode]] | None:
-        """Return (key, following code) of each key that is read from the container in a variable.
+        """Return (key, code after the read) of each key that a function reads from `value`.
 
-        Returns None if the local variable `name` is set more than once or used by another
-        instruction than a simple load or store, or if all of the container may be read.
+        The function stores the container `value` in its local variable `name`. Returns [] if it
+        reads no key there, and None if it sets the variable more than once or uses it in another
+        instruction than a simple load or store, or if it may read all of the container.
         """
         listing, n_stores, keys = self._listing, 0, []
         if listing is None:
@@ -299,9 +301,10 @@ class FollowingCode:
         return keys if n_stores == 1 else None
 
     def _loaded_key(self, instruction: dis.Instruction) -> tuple[bool, Any]:
-        """Return (whether an instruction loads a known key, the key); no slice or tuple is known.
+        """Return (whether an instruction loads a known key of a container, the key).
 
-        A local variable is a known key if the frame is given, and the type is exactly str or int.
+        Ignore the second item if the key is not known. Constants are known, except slices and
+        tuples. A local variable is known if the frame is given, and the type is exactly str or int.
         """
         if instruction.opname in _READ_CONSTANT:
             return not isinstance(instruction.argval, slice | tuple), instruction.argval

@@ -69,7 +69,7 @@ class GuardedPlace:
     def current_value(self) -> Any:
         """Return the current value; for `Access.CONTENT` a snapshot of all items.
 
-        Returns `ABSENT` if the value is missing, or reading it fails.
+        For other kinds of access, returns `ABSENT` if the value is missing, or reading it fails.
         """
         holder, key = self.holder, self.key
         try:
@@ -114,7 +114,7 @@ class PythonGuards:
         places: Sequence[GuardedPlace] = (),
         alternatives: Mapping[tuple[int, Any], Any] | None = None,
     ) -> None:
-        """Prepare the comparisons for a graph without constants; `set_constants` registers them."""
+        """Store the arguments, and prepare the comparisons; constants need `set_constants`."""
         self._places = tuple(places)
         self._alternatives = alternatives or {}
         self.set_constants(())
@@ -212,9 +212,10 @@ class PythonGuards:
             yield f"{place.name} was {texts[0]} and is {texts[1]}{format_read_line(place.line)}"
 
     def _display_content(self, holder: Any, old_content: Any, new_content: Any) -> tuple[Any, Any]:
-        """Return two snapshots of a container as dicts, lists or frozensets, for display.
+        """Convert the old and new snapshot of `holder`, a container, to contents for display.
 
-        Returns two empty texts for other containers than dicts, lists and sets.
+        The contents have all items: two dicts for a dict, two lists for a list, two frozensets for
+        a set. For other containers, returns two empty texts.
         """
         if isinstance(holder, dict):
             n_keys = [len(old_content) // 2, len(new_content) // 2]
@@ -227,7 +228,10 @@ class PythonGuards:
         return (old_content, new_content) if isinstance(holder, set) else ("", "")
 
     def _is_valid(self, place: GuardedPlace) -> bool:
-        """Return whether a place has an equal value, or one that forward itself sets."""
+        """Return whether a place has its old value, or the one that forward sets (`alternatives`).
+
+        For `Access.CONTENT` of a dict, each item may have either value.
+        """
         value = place.current_value()
         if place.access is Access.CONTENT:
             if self._comparison.is_same_content(place.value, value):
@@ -239,9 +243,10 @@ class PythonGuards:
         return alternative is not ABSENT and comparison_key(value) == alternative
 
     def _is_set_by_forward(self, place: GuardedPlace) -> bool:
-        """Return whether all changed items of a container have the values that forward sets.
+        """Return whether each item that differs from its guarded value has the one forward sets.
 
-        The items of a container that is no dict are compared as a whole.
+        False if forward does not set such an item. The items of a container that is no dict are
+        compared as a whole.
         """
         holder, holder_id = place.holder, id(place.holder)
         if not isinstance(holder, dict):

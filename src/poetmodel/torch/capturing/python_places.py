@@ -85,9 +85,9 @@ class RecordedPlaces:
         Has no effect for plain values, tensors, built-in functions, and values registered before.
         Adds all other values except classes to `holders` and `names`, and functions to `functions`.
         Classes are only reported to `AttributeRecorder.on_class`. Registers the classes of
-        containers and other objects with the `AttributeRecorder`. Reports containers, objects with
-        recorded reads except `torch.nn.Module`, keywords of partial functions, and the user's
-        functions and Python modules to `on_holder`.
+        containers and other objects with the `AttributeRecorder`. Reports to `on_holder`
+        containers, keywords of partial functions, the user's functions and Python modules, and
+        objects except `torch.nn.Module` for whose class `AttributeRecorder.register` returns True.
         """
         kind = type(value)
         if isinstance(value, type):
@@ -162,8 +162,8 @@ class RecordedPlaces:
         """Record the items that code after the read of a container uses; all items if unknown.
 
         All items are also recorded if reading a used item fails, as by an index out of range; for a
-        missing key of a dict `ABSENT` is recorded. Also records the uses of the items. For a Python
-        module, class or function the next attribute is recorded.
+        missing key of a dict `ABSENT` is recorded. Calls `record_use` for each used item. For a
+        Python module, class or function the next attribute is recorded.
         """
         if isinstance(value, (ModuleType, type, FunctionType)):
             self._record_next_attribute(value, line, following_code)
@@ -191,8 +191,9 @@ class RecordedPlaces:
     ) -> None:
         """Record the attribute that is read next from a Python module, class or function.
 
-        Also records the uses of the attribute. PyTorch's attributes, those of classes of plain
-        values, those that a class lacks, and names that begin with two underscores are ignored.
+        Has no effect if the code reads no attribute next. Calls `record_use` for the attribute.
+        Attributes of PyTorch's modules and classes, those of classes of plain values, those that a
+        class lacks, and names that begin with two underscores are ignored.
         """
         key, code_after_key = following_code.find_read_attribute()
         if key is None or key.startswith("__"):
@@ -271,8 +272,8 @@ class RecordedPlaces:
         """Remove objects to which only the recorder refers, with their places.
 
         Forward created these objects. Repeats this until none is left, because a removed object may
-        refer to another one. Each time calls `on_forgotten` with the ``id`` of removed objects that
-        the callee of `on_holder` retains.
+        refer to another one. Each time calls `on_forgotten` once, with the set of the ``id`` of all
+        removed objects to which the callee of `on_holder` retains a reference.
         """
         for place in self.places.values():
             self.holders.setdefault(id(place.holder), place.holder)
@@ -304,9 +305,10 @@ class RecordedPlaces:
 
 
 def is_user_defined(value: Any) -> bool:
-    """Return whether a class, function or Python module is the user's or generated.
+    """Return whether a class, function or Python module is user code, by `origin_of_module`.
 
-    False for classes of plain values, such as enumerations.
+    Generated code (`CodeOrigin.GENERATED`) counts as user code, installed packages do not. False
+    for classes of plain values (`PLAIN`), such as enumerations.
     """
     module = value.__name__ if isinstance(value, ModuleType) else value.__module__
     is_plain = isinstance(value, type) and issubclass(value, PLAIN)
@@ -316,9 +318,10 @@ def is_user_defined(value: Any) -> bool:
 def _reachable_values(value: Any, name: str) -> Iterator[tuple[Any, str]]:
     """Yield (value, name) of each item of a container or tuple, or of values in a callable.
 
-    Of a function these are its defaults and the wrapped function, None without one, but no closure
-    variables; of a method the bound object and the function; of a partial function its function,
-    arguments and keywords. Arrays, and containers with over `_MAX_ITEMS` items, yield no value.
+    Of a dict these are the values, not the keys; of a function its defaults and the function that
+    it wraps, or the value None if it wraps none, but no closure variables; of a method the bound
+    object and the function; of a partial function its function, arguments and values of keywords.
+    Arrays, containers with over `_MAX_ITEMS` items, and all other objects yield no value.
     """
     if isinstance(value, FunctionType):
         for default in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
@@ -371,9 +374,10 @@ def guard_error(place: GuardedPlace) -> str | None:
 
 
 def is_unchanged(place: GuardedPlace) -> bool:
-    """Return whether `GuardedPlace.value` is that of the first read; otherwise forward has set it.
+    """Return whether the stored `GuardedPlace.value` is the value of the first read.
 
-    Plain values must be equal, other values the same object. True for the content of a container.
+    Otherwise forward set the place before the first read. Does not read the place. Plain values
+    must be equal, other values the same object. True for the content of a container.
     """
     if place.access is Access.CONTENT:
         return True

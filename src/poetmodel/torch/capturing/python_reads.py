@@ -73,6 +73,7 @@ class PythonReads:
     """
 
     def __init__(self, captured_module: torch.nn.Module, loss_fn: object) -> None:
+        """Start without records; the recording begins with `record_reads`."""
         self._attributes = AttributeRecorder(self._record_attribute)
         self.places = RecordedPlaces(captured_module, self._attributes)
         self._codes: dict[int, ExecutedCode] = {}
@@ -102,8 +103,8 @@ class PythonReads:
         on_forgotten : callable
             Called with the set of ``id`` of retained objects that the forward pass created itself.
         on_class : callable
-            Called with each class that is registered, or is the class of a registered object or an
-            argument, and with the base classes of the latter.
+            Called with each class that is itself registered. Also called with the class of each
+            registered object or argument, and with the base classes of that class.
         """
         self.places.on_holder, self.places.on_forgotten = on_holder, on_forgotten
         self._attributes.on_class = on_class
@@ -128,9 +129,10 @@ class PythonReads:
                 self._is_active = False
 
     def _trace_call(self, frame: FrameType, _: str, __: Any) -> Any:
-        """Record the code of a call, for `sys.settrace`; return its line tracer, None if untraced.
+        """Record the code of a call, traced or not; return its line tracer, None if not traced.
 
-        The first call of traced code also registers its names.
+        This is the function for `sys.settrace`. The first call of traced code also registers the
+        values that the code may read (`_register_names`).
         """
         code = frame.f_code
         executed_code = self._codes.get(id(code))
@@ -145,8 +147,8 @@ class PythonReads:
 
         These are the values of globals that the code names and of closure variables, and the
         classes of arguments, so that reads of their items and attributes are recorded. Also stores
-        the first values of globals in `executed_code`, and those of closure variables if the code
-        sets one.
+        these values of globals in `executed_code`, and those of all closure variables if the code
+        sets one. Called once for each code, at its first call.
         """
         self._is_busy = True
         try:
@@ -169,10 +171,11 @@ class PythonReads:
     def _record_attribute(self, value: Any, name: str, attribute: Any) -> None:
         """Record that code reads an attribute, with its value or `ABSENT`.
 
-        Further reads of the object by the same instruction are ignored. Also ignored are reads
-        outside of `record_reads`, by the recorder itself and in other threads, reads that other
-        guards cover, reads by `torch.nn.Module` itself except of ``forward``, and names that begin
-        with two underscores. ``__dict__`` is recorded, unless PyTorch's code reads it.
+        Further reads of the attribute of the object by the same instruction are ignored. Also
+        ignored are reads outside of `record_reads`, by the recorder itself and in other threads,
+        reads that other guards cover, reads by `torch.nn.Module` itself except of ``forward``, and
+        names that begin with two underscores. ``__dict__`` is recorded, unless PyTorch's code reads
+        it.
         """
         if self._is_busy or not self._is_active or get_ident() != self._thread:
             return
@@ -203,13 +206,13 @@ class PythonReads:
     def _record_read(self, value: Any, name: str, attribute: Any, frame: FrameType) -> None:
         """Record the place of attribute `name` of an object, `value`, that `frame` reads.
 
-        It is an attribute of the instance, or of its class (`_record_class_attribute`), or the item
-        `name` of a dict without the attribute, whose ``__getattr__`` may return the item.
+        It is an attribute of the instance, or of its class (`_record_class_attribute`), or, if
+        `value` is a dict without the attribute, the item `name`, which ``__getattr__`` may return.
         `attribute` is the attribute's value, or `ABSENT` if ``__getattribute__`` does not find it.
-        That an instance lacks the attribute is recorded too, unless a class of a package defines it
-        (`_is_package_attribute`). Of ``__dict__``, the keys that following code reads are recorded.
-        Reads by poetmodel, and of parameters, buffers and submodules, are ignored. Always retains a
-        reference to the object.
+        If the ``__dict__`` of the instance lacks the attribute, that is recorded too, unless a
+        class of a package defines the attribute (`_is_package_attribute`). Of ``__dict__``, the
+        keys that following code reads are recorded. Reads by poetmodel, and of parameters, buffers
+        and submodules, are ignored. Always retains a reference to `value`.
         """
         self.places.holders.setdefault(id(value), value)  # so that the ``id`` in sites stays unique
         origin = code_origin(frame.f_code.co_filename)
@@ -252,11 +255,11 @@ class PythonReads:
     def _record_class_attribute(
         self, value: Any, name: str, display_name: str, line: Line | None, frame: FrameType
     ) -> None:
-        """Record a class attribute or slot that was read through an instance.
+        """Record a class attribute or slot that was read through `value`, an instance.
 
-        Fields of named tuples count as slots. Registers the functions of methods and properties.
-        Attributes of classes that are not the user's are only recorded if they are slots, plain
-        values, tuples or containers.
+        Fields of named tuples count as slots. Registers the functions of methods and the getters
+        of properties, of any class. Attributes of classes that are not the user's are only recorded
+        if they are slots, plain values, tuples or containers.
         """
         for kind in type(value).__mro__:
             if name not in vars(kind):
@@ -336,9 +339,10 @@ class PythonReads:
     def _record_code(self) -> None:
         """Record the globals, closure variables, defaults and class attributes that code reads.
 
-        Globals that were missing at the first call, such as builtins, are omitted, and variables
-        that exist only during the pass. Of the Python modules, classes and functions that are
-        globals of a library, only the uses are recorded.
+        Omits code of PyTorch, poetmodel and the standard library, globals that were missing at the
+        first call, such as builtins, and variables that exist only during the pass. If a global of
+        a library is a Python module, class or function, records only the attribute that the code
+        reads from it, not the global.
         """
         for executed_code in list(self._codes.values()):
             if not executed_code.is_traced:
@@ -365,7 +369,10 @@ class PythonReads:
         self._record_classes()
 
     def _record_defaults(self, executed_code: ExecutedCode) -> None:
-        """Record the default arguments of the known functions of an executed code object."""
+        """Record the default arguments of the known functions of an executed code object.
+
+        Records ``__defaults__`` and ``__kwdefaults__`` with all their items, used or not.
+        """
         code = executed_code.code
         for function in [
             self.places.holders[key] for key in self.places.functions.get(id(code), ())
@@ -379,11 +386,11 @@ class PythonReads:
                     self.places.record_all(value, display_name, line)
 
     def _record_classes(self) -> None:
-        """Record plain attributes and containers of the user's classes that executed code may read.
+        """Record plain values and containers in the user's classes that executed code may read.
 
-        The code of ``type(self).beta`` and ``cls.beta`` does not name the class, so an attribute is
-        recorded if code that is not a library's reads any attribute of that name. Tuples count as
-        containers.
+        The classes are `user_classes` of `places`. The code of ``type(self).beta`` and ``cls.beta``
+        does not name the class, so a plain value or container is recorded if code that is not a
+        library's reads any attribute of its name. Tuples count as containers.
         """
         line_of_name: dict[str, Line | None] = {}
         for executed_code in self._codes.values():
@@ -432,10 +439,11 @@ class PythonReads:
     def make_guards(self, name: str, alternatives: Mapping[tuple[int, Any], Any]) -> PythonGuards:
         """Return guards of all places that forward did not set before it read them.
 
-        Call this with all state restored: values are then compared with those of the first reads
-        (`is_unchanged`). `name` is that of the step in messages. `alternatives` has the comparison
-        keys of values that forward itself sets, by `GuardedPlace.item_id`. Raises `CaptureError` if
-        a place cannot be guarded: an iterator or a large container.
+        Call this with all state restored: a place whose value differs from that of the first read
+        (`is_unchanged`) was set by forward, and gets no guard. `name` is that of the step in
+        messages. `alternatives` has the comparison keys of values that forward itself sets, by
+        `GuardedPlace.item_id`. Raises `CaptureError` if a place cannot be guarded: an iterator or a
+        large container.
 
         Also records in `places` the reads of executed code, stores the value of each place, and
         removes temporary objects.

@@ -62,7 +62,7 @@ def content_of(container: Any) -> Any:
 def attributes_of(value: Any) -> dict[str, Any] | None:
     """Return the dict of an object's attributes itself; None for classes, or without ``__dict__``.
 
-    Runs no code of the object.
+    Runs no code of the object, except that of a property ``__dict__``.
     """
     if isinstance(value, type):
         return None
@@ -91,7 +91,7 @@ def is_iterator(value: Any) -> bool:
 
 
 def comparison_key(value: Any, depth: int = _MAX_DEPTH) -> Any:
-    """Return a hashable key of a value: different keys mean different values, or another order.
+    """Return a hashable key of a value: different keys mean different values or orders of items.
 
     Plain values, arrays, tuples, containers and attributes of objects are compared. Tensors are
     compared by shape and dtype; modules, objects of the standard library and objects without
@@ -209,11 +209,12 @@ class Comparison:
         return self._is_same_object(old_value, new_value, depth - 1)
 
     def _is_same_object(self, old_value: Any, new_value: Any, depth: int) -> bool:
-        """Return whether two tuples, callables or objects of one type have equal inner values.
+        """Return whether tuples, frozensets, callables or objects of one type have equal values.
 
-        Frozensets count as tuples; callables are functions, methods and partial functions. Of
-        objects only the attributes that were read are compared. False for modules, for functions
-        with different code, and for objects of which no attribute was read.
+        Their inner values are compared by `is_same`, those of frozensets by `comparison_key`.
+        Callables are functions, methods and partial functions. Of objects only the attributes that
+        were read are compared. False for modules, for functions with different code, and for
+        objects of which no attribute was read.
         """
         if isinstance(old_value, tuple | frozenset):
             return self.is_same_content(snapshot_of(old_value), snapshot_of(new_value), depth)

@@ -123,8 +123,10 @@ class DistinctOpExecutor:
     def __call__(self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Execute an operation, or return the outputs of an executed one with the same call key.
 
-        Cheap operations are always executed; returned outputs are the same objects. Call this once
-        for each operation of the step.
+        The outputs are the same objects; the operation then gets an entry in `representative_of`.
+        Cheap operations are always executed, and so are repetitions of an operation whose outputs
+        are not on the CPU or share memory with its inputs. Call this once for each operation of the
+        step.
         """
         key = self._keys.get(node)
         if key is None:
@@ -151,7 +153,7 @@ LARGE_BYTES: Final = 2**18
 def _is_large(node: fx.Node) -> bool:
     """Return whether a node's outputs have `LARGE_BYTES` or more in total, all floats or booleans.
 
-    False for views, and for operators that are not PyTorch's.
+    False for views, and for targets other than ``aten`` operators.
     """
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace != "aten" or target.is_view:
@@ -165,6 +167,8 @@ def _is_large(node: fx.Node) -> bool:
 
 def replay_distinct(joint: Joint, execute: Execute) -> Mapping[fx.Node, fx.Node]:
     """Replay a step like `replay`, but execute expensive operations once per call key.
+
+    Repetitions are executed, too, if `DistinctOpExecutor` cannot return the same outputs.
 
     Returns, for each operation that was not executed, the operation whose outputs were used; empty
     if all were executed. If an operation fails after outputs were reused, all operations are
@@ -204,7 +208,11 @@ def profile_on_inputs(joint: Joint, profiler: OpProfiler) -> dict[fx.Node, OpPro
     profiles: dict[fx.Node, OpProfile] = {}
 
     def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Execute and profile a node; return its output. Raise `CaptureError` if it fails."""
+        """Execute a node, store its profile in `profiles`, and return its output.
+
+        Stores no profile of ``getitem``. Raises `CaptureError` if the node fails; a
+        `PoetModelError` of `profiler` is raised unchanged.
+        """
         try:
             value, profile = profiler(node, arguments, keywords)
         except PoetModelError:

@@ -64,7 +64,7 @@ class _WatchedHolder:
         """The dict, list, set or deque that holds the items, or the dict of attributes; no copy.
 
         Holds the attributes with `ignores_items`, for Python modules, and for objects that are no
-        container. None for NumPy arrays, and for objects without attributes.
+        container. None for NumPy arrays, classes, and non-containers without ``__dict__``.
         """
         holder = self.holder
         if self.ignores_items:
@@ -204,9 +204,10 @@ class _WatchedVariable(_WatchedHolder):
 
 
 def plain_attributes(kind: type) -> dict[str, Any]:
-    """Return the attributes of a class itself that are plain values or any tuples, by name.
+    """Return the attributes of a class itself that are `PLAIN` values or tuples, by name.
 
-    Inherited attributes, and names that begin with two underscores, are omitted.
+    Items of tuples may be of any type. Inherited attributes, and names that begin with two
+    underscores, are omitted.
     """
     return {
         key: value
@@ -256,11 +257,12 @@ class StateChanges:
             self._watch_class(kind)
 
     def _watch(self, name: str, value: Any) -> bool:
-        """Watch a container or object; return True if this retains a reference to it.
+        """Watch a container or object; return whether this begins to watch it.
 
-        `name` is for display. Returns False for values that it ignores: objects whose class a
-        package defines, arrays, objects without attributes, objects that the module snapshot
-        restores, and objects that are already watched.
+        `name` is for display. A watched value is referenced until `_unwatch`. Returns False for
+        values that it ignores: arrays, objects without attributes, objects that the module snapshot
+        restores, objects that are already watched, and objects, except containers, whose class is
+        neither built-in nor user code (`is_user_defined`).
         """
         kind = type(value)
         is_builtin = isinstance(value, CONTAINERS) or kind.__module__ == "builtins"
@@ -337,8 +339,8 @@ class StateChanges:
         restores the state, finds the line that sets these items in a third pass, and raises.
 
         Otherwise both passes have set equal values. Items without tensors, and without a recorded
-        read, are reset to their old values, and a third pass is executed. Raises if a line of a
-        user's code sets such an item again.
+        read, are reset to their values before the first pass; if there are any, a third pass is
+        executed. Raises if a line of a user's code sets such an item again.
 
         Does not restore the state at its end. Exceptions of `forward` pass unchanged.
 
@@ -401,8 +403,8 @@ class StateChanges:
         The message describes the first change with its line, if known, and counts further changes.
 
         With `only_user_lines`, changes by lines of packages are ignored, because packages may cache
-        values. If there is no other change, the method returns. Without `only_user_lines` it always
-        raises, also if it finds no line.
+        values, and changes without a known line. If there is no other change, the method returns.
+        Without `only_user_lines` it always raises, also if it finds no line.
         """
         tracer = _ChangeTracer(items)
         with tracer:
@@ -546,9 +548,10 @@ class WrittenTensors(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, 
             self._saved_storages[key] = (storage, storage.clone())
 
     def restore(self) -> None:
-        """Restore the saved values; count all tensors as existing before the next forward pass.
+        """Restore the saved values, and clear the record of tensors that the forward pass created.
 
-        The saved values remain for further restorations.
+        The next pass may thus save these tensors, too. The saved values remain for further
+        restorations.
         """
         for storage, values in self._saved_storages.values():
             storage.copy_(values)

@@ -77,7 +77,8 @@ def make_fake_mode(values: KnownValues, *, uses_onednn: bool) -> FakeTensorMode:
 class _StrideCorrector:
     """Dispatch function of a fake mode: predicts outputs, corrects strides and attaches values.
 
-    Creating the object stores the dispatch of `mode`, and does not replace it.
+    Creating the object stores the dispatch of `mode`, and does not replace it. `uses_onednn` turns
+    oneDNN kernels on or off in calls on zeros.
     """
 
     def __init__(self, mode: FakeTensorMode, values: KnownValues, *, uses_onednn: bool) -> None:
@@ -148,7 +149,10 @@ class _StrideCorrector:
         return self._predict(func, types, args, keywords)
 
     def _fake_outputs(self, known_value: KnownValue) -> Any:
-        """Return fake CPU tensors like known outputs; attach values as `KnownValues.attach`."""
+        """Return the outputs of `known_value` with fake CPU tensors in place of tensors.
+
+        Attaches the known values to the fake tensors as `KnownValues.attach` does.
+        """
 
         def make_fake(real_tensor: torch.Tensor) -> torch.Tensor:
             return torch.empty_strided(
@@ -200,7 +204,8 @@ class _StrideCorrector:
     def _real_layouts(self, func: Any, args: Any, keywords: Any) -> Sequence[Any] | None:
         """Return (shape, strides) of each output of a call on zeros, cached in `_layouts`.
 
-        Returns None if the call fails, or an argument is a generator or has no hash.
+        The entry of an output that is no tensor is None. Returns None if the call fails or an
+        argument is a generator, which is cached, too, or if an argument has no hash.
         """
         leaves, spec = _pytree.tree_flatten((args, keywords))
         key = (func, spec, tuple(map(_layout_key, leaves)))
@@ -337,8 +342,8 @@ def annotate_nodes(
 ) -> Iterator[None]:
     """Context manager that annotates each node recorded inside a module with module and line.
 
-    The line is that of the user's or a library's code. Has no effect in PyTorch 2.9, which lacks
-    annotations; messages then name only the operator.
+    The line is that of the user's or a library's code. PyTorch 2.9 lacks annotations: there,
+    `module_trail` stays unchanged, `check` is not called, and messages name only the operator.
 
     Parameters
     ----------
@@ -358,7 +363,12 @@ def annotate_nodes(
     module_trail.clear()
 
     def make_enter_hook(path: str) -> Callable[..., None]:
-        """Return a forward pre-hook for the module at `path`."""
+        """Return a forward pre-hook for the module at `path`.
+
+        The hook calls `check` with the trail of enclosing modules, then begins to annotate nodes
+        with `path` and appends the module's description to the trail. `leave_module` removes the
+        description and ends the annotation.
+        """
 
         def enter_module(module: torch.nn.Module, *_: Any) -> None:
             """Call `check`, append the module to the trail, and annotate nodes from now on.
@@ -418,9 +428,9 @@ def attach_known_values(
 ) -> Iterator[None]:
     """Context manager that attaches real tensors to the fakes in forward passes of a module.
 
-    The fake inputs get the tensors of `inputs`, by position; the fake buffers get the module's
-    buffers at the beginning. These are not copied. `KnownValues.attach_source` states which are
-    skipped.
+    The fake inputs get the tensors of `inputs`, by position; the fake buffers get the buffers that
+    the module has when the context is entered. These are not copied. `KnownValues.attach_source`
+    states which are skipped.
     """
     buffers = {
         path: buffer.detach()
@@ -429,7 +439,7 @@ def attach_known_values(
     real_inputs = [value.detach() if isinstance(value, torch.Tensor) else None for value in inputs]
 
     def attach_values(_: torch.nn.Module, fake_inputs: Sequence[Any]) -> None:
-        """Attach the real tensors to the fake inputs and buffers; a forward pre-hook."""
+        """Attach the real tensors to fake inputs and buffers (`attach_source`); a pre-hook."""
         for position, (fake, real_input) in enumerate(zip(fake_inputs, real_inputs, strict=True)):
             if real_input is not None:
                 values.attach_source(fake, real_input, SourceTensor(position))
@@ -465,7 +475,7 @@ def bypass_checkpoints(captured_module: torch.nn.Module) -> Iterator[None]:
 
     @contextmanager
     def count_depth() -> Iterator[None]:
-        """Context manager around a checkpointed function; counts it in `depth`."""
+        """Context manager around a checkpointed function, in which `depth` is 1 higher."""
         nonlocal depth
         depth += 1
         try:
@@ -540,9 +550,9 @@ def native_operators() -> Iterator[None]:
 
     During tracing PyTorch's dispatcher prefers Python kernels of an operator, if there are any.
     Some replace the operator: ``upsample_nearest2d`` becomes an index. The gradient of the index
-    has other strides, so that its sums have another order. Such kernels are removed, and that of
-    dropout is wrapped. Kernels that a capture needs (batch norm) and kernels with identical results
-    remain.
+    has other strides, so that its sums have another order. Until the context ends, such kernels are
+    removed, and that of dropout is wrapped. Kernels that a capture needs (batch norm) and kernels
+    with identical results remain.
     """
     keys = torch._C.DispatchKey  # noqa: SLF001 - as PyTorch's own registrations
     old_kernels: list[tuple[Any, Any, Any]] = []

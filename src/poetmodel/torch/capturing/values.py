@@ -188,15 +188,15 @@ class KnownValues:
         """Evaluate an operation on known inputs; return the result.
 
         Returns `_RANDOM` if the operation draws numbers or reads a random value, and reads no
-        unknown value. Otherwise returns None if the operation
+        unknown value or is one of `_RANDOM_OPERATORS`. Otherwise returns None if the operation
 
         - reads an unknown value, or fails,
         - is in place, and one of its tensors depends on inputs or buffers of the step,
         - has no tensor argument, and is not one of `_CREATORS`, or
         - is one of `_FROM_METADATA`, and has a large argument (`_MAX_STORED`).
 
-        An in-place operation on constants alone changes their values. Any other in-place operation
-        invalidates the known values of all its tensor arguments.
+        An in-place operation on constants alone that draws no numbers changes their values. Any
+        other in-place operation invalidates the known values of all its tensor arguments.
         """
         inputs = tensors_in((arguments, keywords))
         name = function.overloadpacket.__name__
@@ -297,11 +297,13 @@ class KnownValues:
     ) -> KnownValue | None:
         """Evaluate an operation whose output shape depends on values; record reads of them.
 
-        The recorded values are the numbers of `_SIZE_FUNCTIONS`, for other operators the shapes of
-        the outputs. Returns None if the values that determine the shape are unknown, and `_RANDOM`
-        if they are random. If only these values are known, the operation is executed with zeros for
-        the unknown ones, so the result has other numbers (`is_metadata_only`); its exceptions are
-        raised. An index by integers, whose shape is fixed, has the result of `evaluate`.
+        The recorded values are the results of the operator's function in `_SIZE_FUNCTIONS`, for
+        other operators the shapes of the outputs. Returns the result of `evaluate` if its value is
+        known, for these other operators, and for an index by integers, whose shape is fixed.
+        Otherwise returns None if the values that determine the shape are unknown, and `_RANDOM` if
+        they are random. If only these values are known, the operation is executed with zeros for
+        the others, so the result has other numbers (`is_metadata_only`). Only this execution raises
+        the operation's exceptions; `evaluate` returns None for them.
         """
         known_value = self.evaluate(function, arguments, keywords)
         is_known = known_value is not None and known_value.real_value is not None
@@ -333,7 +335,11 @@ class KnownValues:
     def _make_call_expression(
         self, function: Any, arguments: Any, keywords: Any = None
     ) -> CallExpression:
-        """Return the expression of a call; equal calls have the same expression object."""
+        """Return the expression of a call: the same object for equal function and arguments.
+
+        Tensors are replaced by their expressions. Arguments that are no expressions are equal if
+        their types and ``repr`` are.
+        """
         leaves, spec = _pytree.tree_flatten((tuple(arguments), keywords or {}))
         expressions = tuple(self._find_leaf_expression(leaf) for leaf in leaves)
         key = (function, spec, tuple(map(_leaf_key, expressions)))
@@ -343,7 +349,7 @@ class KnownValues:
         """Return the expression of a tensor with a known value; any other object unchanged.
 
         A constant is a `Literal`, which equal constants share; above `_MAX_COMPARED` elements, only
-        the same tensor shares it. A tensor must have a known value.
+        the same tensor shares it. Raises `AttributeError` for a tensor without a known value.
         """
         if not isinstance(leaf, torch.Tensor):
             return leaf
@@ -393,7 +399,8 @@ def _real_or_zeros(leaf: Any, function: Any) -> Any:
     """Return the known value of a tensor, or any other object itself.
 
     For an unknown or random value returns contiguous zeros of the tensor's shape and dtype. The
-    leaf is an argument of the operator `function`.
+    leaf is an argument of the operator `function`; that of `_LITERAL_OPERATORS` is a real tensor,
+    of which a copy is returned.
     """
     if not isinstance(leaf, torch.Tensor):
         return leaf
@@ -404,7 +411,10 @@ def _real_or_zeros(leaf: Any, function: Any) -> Any:
 
 
 def _invalidate_values(tensors: Iterable[torch.Tensor]) -> None:
-    """Detach known values from tensors; free those of constants, which invalidates their views."""
+    """Detach the known values of tensors; free the storage of each value that is a constant.
+
+    Known values of views of such a constant, which share its storage, are then unknown, too.
+    """
     for tensor in tensors:
         known_value = getattr(tensor, _VALUE_ATTRIBUTE, None)
         if known_value is None:
@@ -456,7 +466,11 @@ class ValueGuards:
                 yield f"{subject} was {read.value} and is {values[index]}"
 
     def _current_values(self, sources: Sequence[torch.Tensor]) -> tuple[str, ...] | None:
-        """Return the current values as text, where NaN equals itself; None if a call fails."""
+        """Return the `repr` of the current value of each of `reads`, where NaN equals itself.
+
+        The values are recomputed from the tensors of `sources`. Returns None if a call raises an
+        exception.
+        """
         values: dict[Any, Any] = dict(zip(self.sources, sources, strict=True))
 
         def leaf_value(leaf: Any) -> Any:

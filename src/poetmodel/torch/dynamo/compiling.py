@@ -94,7 +94,7 @@ class Backend(GraphPlanner):
     """Whether all calls of a graph have the same plan."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        """Start without plans; register a callback in Dynamo by `register_wrapper_advice`.
+        """Start without plans, and call `register_wrapper_advice`: a callback in Dynamo.
 
         The parameters are those of `GraphPlanner`.
         """
@@ -182,9 +182,11 @@ class Backend(GraphPlanner):
     def _register_wrappers(self) -> dict[str, Any]:
         """Add DDP and FSDP2 modules around the function to `_replicas` and `_fsdp_modules`.
 
-        Returns the fields `is_sharded`, `waits_with_others` and `wrapped_bytes` of `FirstCall`, by
-        name. Raises `CaptureError` if there is a DDP or FSDP2 module, and the back end adds
-        gradients to ``.grad``.
+        Returns three fields of `FirstCall`, by name: `is_sharded`, whether FSDP2 shards parameters;
+        `waits_with_others`, whether other calls are expected to wait for their backward pass at the
+        same time (False with `_has_one_plan`); and `wrapped_bytes`, the bytes of DDP and FSDP2
+        (`_wrapped_bytes`). Raises `CaptureError` if there is a DDP or FSDP2 module, and the back
+        end adds gradients to ``.grad``.
         """
         sharded_modules, ddp = _find_sharded_modules(), active_ddp()
         if self._settings.add_gradients and (sharded_modules or ddp is not None):
@@ -248,8 +250,8 @@ class Backend(GraphPlanner):
     ) -> Callable[..., Any]:
         """Compile a graph; with a frontier, its calls may have different plans.
 
-        Without one, or for a prediction, all calls execute the only variant. `backward_compiler`
-        compiles the backward pass.
+        Without one, or for a prediction (`plan_for`), all calls execute the only variant.
+        `backward_compiler` compiles the backward pass.
         """
         first_variant = self._compile_variant(module, inputs, backward_compiler, **options)
         frontier = self._frontier
@@ -266,8 +268,8 @@ class Backend(GraphPlanner):
     ) -> CompiledVariant:
         """Compile a graph by the plan of the current `FirstCall`; if it has none, by a new plan.
 
-        Records the plan. Sets `_added_parameters`, empty without the option `add_gradients`.
-        `backward_compiler` compiles the backward pass.
+        Appends the plan to `_graph_plans`. Sets `_added_parameters` to the `trained_parameters`, or
+        to {} without the option `add_gradients`. `backward_compiler` compiles the backward pass.
         """
         is_sharded = self._call is not None and self._call.is_sharded
         counted_graph = CountedGraph(self._live, is_sharded=is_sharded)
@@ -306,7 +308,8 @@ class Backend(GraphPlanner):
         """Compile the graph of `graph_calls` by `graph_plan`; add its record to `plans`.
 
         The record has the budget of the step, if known, and a name with the number of the variant.
-        Sets `names`. Errors of this package are recorded as refusals, and raised.
+        Sets `names` to those of `graph_calls`. Errors of this package are recorded as refusals, and
+        raised.
         """
         call, frontier = graph_calls.frontier.graph_problem.call, self._frontier
         record = graph_plan.record
@@ -357,10 +360,10 @@ class Backend(GraphPlanner):
         )
 
     def _make_name_suffix(self, module: fx.GraphModule, inputs: Sequence[Any]) -> str:
-        """Return the end of a graph's name: its function and input shapes; set `names`.
+        """Return the end of a graph's name: its function and input shapes.
 
         Shapes of parameters and buffers are omitted. Of more than `_MAX_SHAPES` shapes the first
-        ones are named, and an ellipsis follows.
+        ones are named, and an ellipsis follows. Sets `Backend.names` to the names of all inputs.
         """
         self.names, shapes = {}, []
         for position, node in enumerate(module.graph.find_nodes(op="placeholder")):
@@ -377,9 +380,9 @@ class Backend(GraphPlanner):
     def _build_joint_graph(self, graph: fx.Graph, n_forward_outputs: int | None) -> JointGraph:
         """Prepare an FX graph in place for planning; return it as a `JointGraph`.
 
-        Names the arguments by `names`, removes unused nodes, splits dropout, and inserts additions
-        of the gradients of `_added_parameters` to ``.grad``. `n_forward_outputs` is None for a
-        graph without a backward pass. Raises `CaptureError` for an LSTM of oneDNN, and as
+        Stores `names` in the arguments' ``meta``, removes unused nodes, splits dropout, and inserts
+        additions of the gradients of `_added_parameters` to ``.grad``. `n_forward_outputs` is None
+        for a graph without a backward pass. Raises `CaptureError` for an LSTM of oneDNN, and as
         `JointGraph` does.
         """
         if any("mkldnn_rnn" in str(node.target) for node in graph.nodes):
@@ -543,7 +546,7 @@ def require_whole_model(*, has_one_plan: bool) -> None:
     After a graph break there is more than one graph, and the code between graphs has no budget. The
     buckets of DDP are separate graphs, too. If all calls of a graph have the same plan
     (`has_one_plan`), each bucket would have the whole budget. Without a capture only the buckets
-    are checked.
+    are checked (`has_ddp_buckets`).
     """
     translator = _find_translator()
     if has_one_plan and has_ddp_buckets():

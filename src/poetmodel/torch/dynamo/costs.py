@@ -136,7 +136,10 @@ def host_device(rates: tuple[float, float]) -> Device:
 
 
 def _measure_rates() -> tuple[float, float]:
-    """Measure and return (FLOP/s of a matrix product, B/s of a copy)."""
+    """Measure and return (FLOP/s of a matrix product, B/s of a copy), on the default device.
+
+    The bytes of a copy are those read and those written.
+    """
     with _disable_current_modes(), torch.no_grad():
         matrix = torch.ones(_MATRIX_SIZE, _MATRIX_SIZE)
         source = torch.ones(_COPIED_BYTES // 4)

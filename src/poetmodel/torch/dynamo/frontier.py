@@ -54,9 +54,9 @@ class Frontier:
 
     @cached_property
     def min_peak_bytes(self) -> int:
-        """Smallest peak that `find_min_ram` found, with memory that is not in the plan [B].
+        """Smallest peak that `find_min_ram` found, plus `GraphProblem.extra_bytes` [B].
 
-        The keep-all peak if it found no schedule.
+        If it found no schedule, `GraphProblem.keep_all_bytes`.
         """
         graph_problem = self.graph_problem
         problem = graph_problem.make_problem(MAX_BYTES)
@@ -89,7 +89,7 @@ class Frontier:
         """The plan with at most `min_saved_bytes` saved, at the smallest tried peak that has one.
 
         Multiples of `min_peak_bytes` by `_PEAK_FACTORS` are tried in order, then the keep-all peak.
-        If no such plan was found, it is `keep_all_plan`, whose error is then raised.
+        If no such plan was found, it is `keep_all_plan`, which may raise `BudgetError`.
         """
         for factor in _PEAK_FACTORS:
             peak_bytes = min(ceil(factor * self.min_peak_bytes), self.graph_problem.keep_all_bytes)

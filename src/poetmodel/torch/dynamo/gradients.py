@@ -129,9 +129,10 @@ def is_addition(node: Any) -> bool:
 
 
 def _set_ownership(graph: fx.Graph) -> None:
-    """Set `is_owned` of each addition.
+    """Set the keyword `is_owned` of each node that calls `add_gradient`.
 
-    It is True if the gradient is computed, and no other node except views reads its storage.
+    It is True if the gradient is the output of an operation, not an argument of the graph, and no
+    other node except views reads its storage.
     """
     readers: dict[int | None, set[fx.Node]] = {}
     for node in graph.nodes:
@@ -177,10 +178,12 @@ class AdditionChecks:
         """
 
         def call_compiled(*arguments: Any) -> Any:
-            """Call the function; with gradients enabled, register `_check_pass` at its node.
+            """Call the function; with gradients enabled, make `_check_pass` a prehook of its node.
 
-            Stores the names of the parameters in the metadata of the node. Raises `CaptureError` as
-            `add_checks` lists.
+            Stores the names of the parameters in the metadata of this autograd node, which
+            `find_node` returns. With gradients enabled, raises `CaptureError` in a forward pass of
+            DDP, under hooks of saved tensors, and if a result requires a gradient, but `find_node`
+            returns None.
             """
             if not torch.is_grad_enabled():
                 return compiled_function(*arguments)

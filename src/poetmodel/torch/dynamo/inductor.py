@@ -79,7 +79,11 @@ class InliningPredictor:
     """
 
     def __init__(self, graph: fx.Graph, n_forward_outputs: int) -> None:
-        """Find the results and the forward nodes of a joint graph, and its `_reductions`."""
+        """Find the results and the forward nodes of a joint graph, and its `_reductions`.
+
+        Results of the forward pass depend on the forward nodes. `_reductions` are reductions, and
+        operations on their results with as many elements.
+        """
         self._op_types = partitioners.get_default_op_list()
         (output,) = graph.find_nodes(op="output")
         results = _pytree.tree_leaves(output.args)
@@ -274,8 +278,8 @@ class MeasuringCompiler:
             """Execute the graph twice on synthetic inputs; return the second peak [B].
 
             Inputs that are not floating-point are filled with `integer`. In a forward pass, stores
-            the strides of all inputs in `_strides`. The peak includes inputs of a backward pass,
-            except those with the name and strides of a forward input.
+            the strides of all inputs in `_strides`. The peak excludes all inputs of a forward pass;
+            of a backward pass, only those with the name and strides of a forward input.
             """
             makers = []
             for name, value in zip(names, example_inputs, strict=True):

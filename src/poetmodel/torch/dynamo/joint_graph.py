@@ -77,7 +77,8 @@ class JointGraph(StepGraph):
     ) -> None:
         """Check the graph, order its operations, and predict their profiles.
 
-        Sets the fake value of each wait to that of its input, which the wait returns.
+        Sets the fake value of each wait to that of its input, which the wait returns. Raises
+        `CaptureError`; the class documents this error and the parameters.
         """
         _check_plannable(graph)
         for node in graph.nodes:
@@ -295,9 +296,9 @@ class JointGraph(StepGraph):
     def _make_node(self, operation: Operation) -> Node:
         """Return the node of an operation; `forward_results`, which the caller holds, get 0 bytes.
 
-        If the operation has several outputs, its workspace includes the forward results among them,
-        because a recomputation allocates them again. The workspace of the first backward node is at
-        least `outside_bytes` minus its outputs and the tangents.
+        If the operation has several outputs, the bytes of the forward results among them are added
+        to its workspace, because a recomputation allocates them again. The workspace of the first
+        backward node is at least `outside_bytes` minus the bytes of its outputs and the tangents.
         """
         caller_storages = self.forward_results.intersection(operation.storages)
         workspace_bytes = operation.profile.workspace_bytes
@@ -374,8 +375,9 @@ class JointGraph(StepGraph):
     def copied_bytes(self) -> int:
         """Bytes of the gradients that autograd copies when they are returned [B].
 
-        Autograd does not copy a gradient in new memory with the strides of its parameter, unless
-        the same gradient was already returned for another parameter.
+        Autograd does not copy a gradient in memory that an operation of the graph allocates, with
+        the strides of its parameter, unless the same gradient was already returned for another
+        parameter. Gradients that the graph itself adds to ``.grad`` do not count.
         """
         from torch._functorch._aot_autograd.descriptors import GradAOTOutput
 
@@ -425,11 +427,12 @@ def _independent_nodes(
 def _saved_copies(
     independent_nodes: Sequence[fx.Node], forward_nodes: Collection[fx.Node]
 ) -> set[fx.Node]:
-    """Return independent nodes to compute in the forward pass instead, with all their ancestors.
+    """Return independent nodes to compute in the forward pass instead, and all their ancestors.
 
-    Such nodes are the only readers of an operation's storage in the backward pass, read no other
-    storage, and have outputs that together are smaller than the storage. Saving the outputs instead
-    of the storage needs less RAM. Ancestors include arguments and forward nodes.
+    Such nodes are the only readers of an operation's storage that are not `forward_nodes`, read no
+    other storage, and have outputs that together are smaller than the storage. Saving the outputs
+    instead of the storage needs less RAM. The ancestors in the result include arguments and forward
+    nodes.
     """
     readers: dict[int, set[fx.Node]] = {}
     sizes: dict[int, int] = {}
@@ -472,9 +475,11 @@ def _execution_order(
 ) -> Iterator[fx.Node]:
     """Yield `calls` in their order, but delay expanding independent nodes up to their first reader.
 
-    The outputs of an expanding node are at least as large as its inputs. Computed at the start of
-    the backward pass, all of them would be in RAM at the same time. Expanding nodes without a
-    reader come last. All other independent nodes keep their position.
+    `independent_nodes` do not depend on tangents. The outputs of an expanding node are at least as
+    large as its inputs, arguments excluded. Computed at the start of the backward pass, all of them
+    would be in RAM at the same time. If the reader is delayed, too, both directly precede the first
+    call that needs them and is not delayed. Expanding nodes that no such call needs come last. All
+    other calls keep their order.
     """
     delayed_nodes = {
         node: position for position, node in enumerate(filter(_is_expanding, independent_nodes))
@@ -574,7 +579,7 @@ def _find_line(node: fx.Node) -> str:
 
     The text has file, line number and code. If the node has no stack trace, that of the first
     reader, or else input, with a trace is used. If this trace has no such line, or there is none,
-    returns the node's module, or else its name.
+    returns the path of the node's module or, if that is the root or unknown, the node's name.
     """
     traces = (
         near_node.meta.get("stack_trace")
@@ -590,7 +595,7 @@ def _find_line(node: fx.Node) -> str:
 
 
 def storage_sizes(nodes: Iterable[fx.Node]) -> dict[int, int]:
-    """Return the size of each storage that holds an output of `nodes`, by storage key [B].
+    """Return the size of each whole storage with an output of `nodes`, by storage key [B].
 
     Nodes whose output is not one tensor are skipped.
     """

@@ -117,7 +117,11 @@ class JointRewriter(Rewriter):
         self._tokens[number] = token
 
     def _page_in(self, number: int) -> None:
-        """Write a page-in of storage `number`, and a view for each further output in it."""
+        """Write a page-in of the PyTorch storage with index `number`, from its last page-out.
+
+        The page-in becomes the newest copy of the first output in the storage, and a view of the
+        page-in becomes the newest copy of each further output.
+        """
         first_key, *other_keys = self.output_keys(number)
         value = fake_value(self._newest[first_key])
         arguments = (self.register_read(self._tokens[number]), value.dtype, self._file_number)

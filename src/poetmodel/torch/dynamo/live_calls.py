@@ -140,7 +140,10 @@ class CountedGraph:
     def __init__(
         self, calls: LiveCalls, *, is_sharded: bool = False, frontier: Frontier | None = None
     ) -> None:
-        """Start without a plan; `set_plan` sets the attributes that depend on the plan."""
+        """Start without a plan: name, budget, peaks and number of results are empty or 0.
+
+        `set_plan` sets these and `waits_with_others`, which is False at first.
+        """
         self.is_sharded = is_sharded
         self.frontier = frontier
         self.name = ""
@@ -174,15 +177,16 @@ class CountedGraph:
         return self._layout.saved_bytes + sum(size for _, size in self._layout.results)
 
     def count_forward(self, compiled_pass: CompiledPass) -> CompiledPass:
-        """Wrap a forward pass, so that its calls become live.
+        """Wrap a forward pass: its call becomes live when the pass returns, unless it raises.
 
         The wrapper raises `BudgetError` as `LiveCalls.begin_pass` does.
         """
 
         def forward(arguments: list[Any]) -> Any:
-            """Execute and count the forward pass; register its call as live.
+            """Execute and count the forward pass; register its call as live unless the pass raises.
 
-            The first call of the graph also sets `_layout`.
+            The first call of the graph also sets `_layout`, that of the outputs. Raises the errors
+            of `LiveCalls.begin_pass`.
             """
             storages = _storage_references(arguments) if self._layout is None else {}
             running_pass = self._calls.begin_pass(_Pass(self, self.peaks.forward_bytes))
@@ -220,11 +224,12 @@ class CountedGraph:
         """Wrap the last pass of a call, to reserve its peak while it runs and then end the call.
 
         `make_pass` makes the `_Pass` from the arguments. The wrapper raises `BudgetError` as
-        `LiveCalls.begin_pass` does. A call with ``retain_graph=True`` stays live.
+        `LiveCalls.begin_pass` does. A call stays live with ``retain_graph=True``, or if its pass
+        raises.
         """
 
         def counted_pass(arguments: list[Any]) -> Any:
-            """Reserve the peak, execute the pass, record its new tensors, then end the pass."""
+            """Reserve the peak, execute the pass, record its new tensors; always end the pass."""
             running_pass = self._calls.begin_pass(make_pass(arguments))
             try:
                 values = compiled_pass(arguments)
@@ -239,13 +244,14 @@ class CountedGraph:
     def record_nodes(self, compiled_function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the compiled function, so that it stores the autograd node of each live call.
 
-        It also sets `is_returned` of the call.
+        It also sets `is_returned` of the call to True.
         """
 
         def call_compiled(*arguments: Any) -> Any:
             """Call the function; store its node in the call whose forward pass it executed, if any.
 
-            The node is None if `find_compiled_node` finds none.
+            Also sets `is_returned` of that call. The node is None if `find_compiled_node` finds
+            none.
             """
             self._thread_state.call = None
             results = compiled_function(*arguments)
@@ -281,7 +287,8 @@ class CountedGraph:
     def _make_call(self, layout: _OutputLayout, outputs: Sequence[Any]) -> _LiveCall:
         """Return the call of a forward pass, with weak references to storages of its outputs.
 
-        `LiveCalls.end_pass` makes it live.
+        These are the outputs in `layout`: results, and the one saved tensor that represents all.
+        `LiveCalls.end_pass` makes the call live.
         """
 
         def sized_storage(position: int, size: int) -> _SizedStorage:
@@ -426,7 +433,8 @@ class LiveCalls:
 
         A graph's only live call is returned without a comparison. Of several, the latest one whose
         saved storage is among `arguments` is returned, or the latest of all if none has a saved
-        storage: all of them then hold equal bytes. None if there is no such call.
+        storage: all of them then hold equal bytes. None without a live call, or if some of several
+        have a saved storage, but none of these storages is among `arguments`.
         """
         with self._lock:
             calls = [call for call in self._calls if call.graph is graph]
@@ -460,8 +468,9 @@ class LiveCalls:
     def find_new_tensors(self, running_pass: _Pass, values: Any) -> dict[int, _SizedStorage]:
         """Return the storages of new tensors among the `values` that a pass returns, by key.
 
-        New tensors are in none of the pass's `argument_storages`. Returns {} if no call stays live
-        after the pass, and no other pass runs.
+        These are strided tensors, items of `values`, whose storage is none of the pass's
+        `argument_storages`. Returns {} if no call stays live after the pass, and no other pass
+        runs.
         """
         with self._lock:
             has_other_calls = any(
@@ -484,7 +493,8 @@ class LiveCalls:
         ------
         BudgetError
             If the pass, with live calls and other running passes, could exceed the budget, also
-            after a garbage collection. The reason is recorded as `refusal`.
+            after a garbage collection. The pass is then not recorded; `refusal` is set to the
+            reason.
 
             A forward pass is also refused if the budget is final (see `_find_budget_bytes`) and
             every possible next backward pass could exceed it. If other calls wait or are expected
@@ -534,8 +544,8 @@ class LiveCalls:
     def next_call_number(self) -> int:
         """Return the next number among the step's calls with a choice of plans.
 
-        Removes finished calls first. If then no call is live and no pass runs, the next call begins
-        a step: returns 0.
+        Does not change the stored number. Removes finished calls first. If then no call is live and
+        no pass runs, the next call begins a step: returns 0.
         """
         with self._lock:
             self._remove_finished()
@@ -544,8 +554,9 @@ class LiveCalls:
     def _end_step(self) -> None:
         """Set `last_step` to the passes of the step, or to None if the step is not complete.
 
-        It is complete if it is regular, and exactly its calls with a choice of plans had a backward
-        pass. Has no effect if no call of the step has a choice of plans.
+        It is complete if `_is_regular`, each of its calls with a choice of plans had at least one
+        backward pass, and no other call had one. Has no effect if no call of the step has a choice
+        of plans.
         """
         backward_numbers = {event.number for event in self._events if event.is_backward}
         forward_numbers = {event.number for event in self._events if event.number >= 0}
@@ -563,11 +574,12 @@ class LiveCalls:
     ) -> None:
         """Append the `Event` of a pass to those of the step, and set the `number` of the pass.
 
-        A forward pass with a choice of plans has the next number, a backward pass that of its call.
-        `other_calls` are the live calls except that of the pass; `held_bytes` is all RAM that
-        counts during the pass besides its own peak. If a backward pass of a known call does not
-        follow another backward pass, the interval before it is recorded first. Clears `_is_regular`
-        if another pass runs, or the call of a backward pass is unknown.
+        A forward pass with a choice of plans has the next number, a backward pass that of its call;
+        without a choice, or for an unknown call, the number is -1. `other_calls` are the live calls
+        except that of the pass; `held_bytes` is all RAM that counts during the pass besides its own
+        peak. If a backward pass of a known call does not follow another backward pass, the interval
+        before it is recorded first. Clears `_is_regular` if another pass is running, or the call of
+        a backward pass is unknown.
         """
         backward_call = new_pass.backward_call
         if new_pass.is_backward:
@@ -727,8 +739,9 @@ class LiveCalls:
     def _min_backward_bytes(self, graph: CountedGraph, held_bytes: int) -> int:
         """Return the smallest peak of a backward pass right after a forward pass of `graph` [B].
 
-        It may be that of the same call or of any live call; all other calls wait. `held_bytes` is
-        all RAM that counts during the forward pass besides its own peak.
+        That is the minimum over the backward pass of the same call and those of all live calls, by
+        the plan of each; all other calls wait. `held_bytes` is all RAM that counts during the
+        forward pass besides its own peak.
         """
         peaks = [held_bytes + graph.peaks.backward_bytes]
         for call in self._calls:

@@ -34,7 +34,7 @@ class RemeasuredGraph:
     def __init__(
         self, compile_again: Callable[[OutsideMemory, Sequence[Any]], Callable[..., Any]]
     ) -> None:
-        """Start without a compiled graph; the back end sets `compiled_function`."""
+        """Start without the attribute `compiled_function`, which the back end sets."""
         self.compiled_function: Callable[..., Any]
         """Executes the graph by its plan."""
         self._compile_again: Callable[..., Callable[..., Any]] | None = compile_again
@@ -45,9 +45,10 @@ class RemeasuredGraph:
     def __call__(self, *arguments: Any) -> Any:
         """Execute a call; measure the memory after its forward pass, unless that succeeded before.
 
-        A call with gradients enabled and without a profiler starts a measurement, and the next call
-        ends it. If a backward pass was executed in between, this next call compiles the graph again
-        with the measured memory, and no further call measures. Raises as `compile_again`.
+        Each call with gradients enabled and without a profiler starts a measurement, and the next
+        call ends it first. If a backward pass was executed in between, this next call compiles the
+        graph again with the measured memory, and neither this nor a further call starts a
+        measurement. Raises as `compile_again`.
         """
         measured_memory = self.end_measurement()
         if self._compile_again is not None and measured_memory is not None:
@@ -62,7 +63,11 @@ class RemeasuredGraph:
         return results
 
     def wrap_backward_compiler(self, compiler: Compiler) -> Compiler:
-        """Wrap a compiler of the backward pass; the pass ends the section that a call started."""
+        """Wrap a compiler of the backward pass; the start of the pass ends a `HeapWatch` section.
+
+        This section of the running `HeapWatch`, if any, began at the end of the forward pass.
+        Compilation stores the bytes of the tangents, which `end_measurement` subtracts.
+        """
 
         def compile_backward(
             module: fx.GraphModule, inputs: Sequence[Any]
@@ -89,7 +94,8 @@ class RemeasuredGraph:
     def end_measurement(self) -> OutsideMemory | None:
         """End the running measurement, and return its result.
 
-        Returns None if no measurement is running, or no backward pass was executed since it began.
+        Returns None if no measurement is running. Also returns None, after ending the measurement,
+        if no backward pass was executed since it began.
         """
         heap_watch, self._heap_watch = self._heap_watch, None
         if heap_watch is None:
@@ -116,7 +122,10 @@ class LossOnlyGraph:
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
-        """Detach the results that need gradients and are no scalars, if a scalar needs one."""
+        """Detach the results that need gradients and are no scalars, if a scalar needs one.
+
+        Changes `module` in place.
+        """
         self._module = module
         self._detached_positions: list[int] = []
         """Positions of the detached results."""

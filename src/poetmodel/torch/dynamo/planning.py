@@ -110,7 +110,7 @@ class PlanRecord:
         return asdict(self) | {"regions": list(self.regions)}
 
     def __str__(self) -> str:
-        """Return the line of the plan in `GraphPlanner.summary`."""
+        """Return the plan's line in `GraphPlanner.summary`: peak, decisions, overhead, status."""
         proved_text = (
             "" if self.gap is None else f" (at least {self.overhead * (1 - self.gap):.1%})"
         )
@@ -225,8 +225,9 @@ class BackendOptions:
         A budget in bytes is returned as stated. A percentage refers to the first shape of a
         function, because the RAM of the host does not depend on inputs. From 100 % the budget is at
         least `keep_all_bytes`, for each shape. Without gradients no tensor is saved, and any
-        percentage means `keep_all_bytes`. In all other cases but ``eager``, the `keep_all_bytes` of
-        a first shape are stored in `call.first_keep_all_bytes`.
+        percentage means `keep_all_bytes`. Stores the `keep_all_bytes` of a first shape in
+        `call.first_keep_all_bytes`, also for a budget in bytes, but not for ``eager`` or for a
+        percentage without gradients.
         """
         budget = self.budget
         if budget is None:
@@ -311,7 +312,7 @@ def plan(
 ) -> GraphPlan:
     """Plan a graph with the profiles of its operations, within its budget.
 
-    Applies the profiles and the outside memory of `call` to `joint`. As
+    Changes `joint`: sets its profiles and the outside memory of `call`. Like
     `BackendOptions.budget_bytes`, may store the keep-all peak of a first shape in `call`.
     `reserved_bytes` of the budget are for memory of Inductor that is not in the plan [B].
     `is_predicted` is only recorded: whether no graph is executed.
@@ -408,11 +409,12 @@ class GraphProblem:
         reserved_bytes: int = 0,
         is_predicted: bool = False,
     ) -> GraphProblem:
-        """Return the problem of `joint`; applies the profiles and outside memory to `joint`.
+        """Return the problem of `joint`; sets profiles and the outside memory of `call` in `joint`.
 
         Without a device in the settings and rates in `call`, loads or measures the rates of this
         machine. `reserved_bytes` are for memory of Inductor; they are extra bytes of both passes,
-        but not part of `keep_all_bytes` [B].
+        but not part of `keep_all_bytes` [B]. `is_predicted` is only recorded: whether no graph is
+        executed.
         """
         joint.apply_profiles(profiles)
         joint.outside_bytes = call.outside.peak_bytes
@@ -468,7 +470,8 @@ class GraphProblem:
         saved_bytes : int, optional
             Upper bound on the RAM of the plan between both passes [B]. With a bound, the graph has
             a node without outputs between both passes, whose workspace is the rest of
-            `usable_bytes`, and the outside memory of the joint graph is set to that of the call.
+            `usable_bytes`, and `JointGraph.outside_bytes`, the memory that other code uses between
+            both passes, is set to that of `call`.
         """
         graph, times_s = self.graph, list(self.times_s)
         if saved_bytes is not None:
@@ -482,7 +485,7 @@ class GraphProblem:
     def plan_within(self, peak_bytes: int, saved_bytes: int) -> GraphPlan | None:
         """Return a plan within two limits; None if none is found in the remaining time of `call`.
 
-        Raises as `find_regions` and, with DDP or FSDP2, as `RankExchange.share`.
+        Raises as `find_regions`, `make_plan` and, with DDP or FSDP2, as `RankExchange.share`.
 
         Parameters
         ----------
@@ -586,9 +589,11 @@ class GraphProblem:
     ) -> PassPeaks:
         """Return the peaks of both passes of a plan, with memory that is not in the plan.
 
-        `saved_bytes` and `copied_bytes` are without this memory. Memory of DDP and FSDP2 is not
-        included. The node between both passes, `middle_node`, counts in neither; None without one.
-        Without a backward pass, `forward_bytes` is the whole peak.
+        This memory is `forward_extra_bytes` of the forward pass and `extra_bytes` of the backward
+        pass; `saved_bytes` and `copied_bytes` are without it. Memory of DDP and FSDP2 is not
+        included. The node between both passes, `middle_node`, counts in neither; it is None if the
+        graph has no such node. For inference, only `forward_bytes` is set: to the peak of the plan
+        plus `extra_bytes`.
         """
         high_bytes = [record.peak_bytes for record in check.records]
         count = self.middle_node
@@ -717,9 +722,10 @@ def _regions_message(
 ) -> str:
     """Return the message that no plan was found that meets the budgets of regions.
 
-    `budget_bytes` is the whole budget, which the plan must meet, too. `status` is that of the
-    solve: for INFEASIBLE, the message adds that no plan exists; for None, which is unknown, it adds
-    no reason; for any other status, that none was found in time.
+    `name` is that of the captured function or its module. `budget_bytes` is the whole budget, which
+    the plan must meet, too. `status` is that of the solve: for INFEASIBLE, the message adds that no
+    plan exists; for None, which is unknown, it adds no reason; for any other status, that none was
+    found in time.
     """
     budgets = ", ".join(f"{region.name} {format_bytes(region.limit_bytes)}" for region in regions)
     reason = {None: "", Status.INFEASIBLE: ", and none exists"}.get(status, " in time")
@@ -735,7 +741,8 @@ def _make_costs(
     """Return the costs of a graph: estimated for `device`, or from `times_s` if measured.
 
     Estimated times include `CALL_S` per node. `times_s` excludes the last node, the results, whose
-    time is 0. The energy [J] of a computation or transfer is set to its time [s].
+    time is 0. Transfers have the times of `settings.paging`; if it is None, no tensor can be paged.
+    The energy [J] of a computation or transfer is set to its time [s].
     """
     estimated_costs = Costs.estimate(graph, device).table(graph)
     compute_s = [CALL_S + time_s for time_s in estimated_costs.compute_time_s]
@@ -779,7 +786,7 @@ def _arguments_bytes(joint: JointGraph) -> int:
 def _find_cached_min_ram(
     problem: Problem, settings: BackendOptions, call: FirstCall
 ) -> SolveResult:
-    """Return the result of `find_min_ram` for a problem; cached in `call` by the graph."""
+    """Return the result of `find_min_ram` for a problem; cached in `call` by the graph's hash."""
     result = call.min_ram.get(problem.graph.sha256)
     if result is None:
         call.show_phase("searching for the smallest budget")

@@ -52,11 +52,12 @@ class RankExchange:
         Raises
         ------
         CaptureError
-            In every process if keys differ, for example because shapes of graphs differ; if another
-            process does not call in time; in all processes but the first if `compute` raises a
-            `PoetModelError`, which the first process raises itself.
+            In every process if keys differ, for example because shapes of graphs differ; in the
+            waiting processes if another one does not call in time; in all processes but the first
+            if `compute` raises a `PoetModelError`, which the first process raises itself.
         RuntimeError
-            If the first process returns no result in time.
+            In all processes but the first if that one returns no result in time, for example
+            because `compute` raised another error.
         """
         if _is_alone():
             return compute()
@@ -88,7 +89,8 @@ class RankExchange:
         Raises
         ------
         CaptureError
-            In every process if keys differ, or if another process does not call in time.
+            In every process if keys differ; in the waiting processes if another one does not call
+            in time.
         """
         if _is_alone():
             return [value]

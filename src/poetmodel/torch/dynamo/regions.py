@@ -80,8 +80,8 @@ def region(*, ram: str | int, name: str = "region") -> AbstractContextManager[An
         backward pass begins: bytes, ``2MiB``, or a percentage of their size with everything kept.
         An invalid budget raises `BudgetError` when the code is compiled.
     name : str
-        Blocks with equal name and budget are one region. Tensors of a nested block count in both
-        regions if the names differ, otherwise in the inner one.
+        Blocks are one region if both name and budget are equal, otherwise separate regions. Tensors
+        of a nested block count in both regions if the names differ, otherwise in the inner one.
 
     Returns
     -------
@@ -148,9 +148,9 @@ def find_regions(
 
     `module_budgets` has budgets by module name or pattern. The region `_POLICY` has the storages
     `JointGraph.must_recompute_storages` and a budget of 0 B; without such storages it is omitted.
-    Only forward operations count. Returns () for a graph without a backward pass. Raises
-    `InputError` if the operations of a module or block compute no tensor, `BudgetError` for an
-    invalid budget.
+    Only forward operations count; views are no operations. A block without operations has no
+    region. Returns () for a graph without a backward pass. Raises `InputError` if a module, or a
+    block with operations, computes no tensor, and `BudgetError` for an invalid budget.
     """
     phases = [operation.phase for operation in joint.operations]
     if joint.is_inference or Phase.BACKWARD not in phases:
@@ -318,7 +318,10 @@ def _recompute_excess(
     saved_tensors = tensors_in_ram(first_schedule, regions[0].stage)
 
     def find_recomputed_nodes(i: int) -> set[int]:
-        """Return the node of tensor `i`, and its ancestors up to `saved_tensors`."""
+        """Return the node of `i`, even if `i` is saved, and its ancestors through unsaved tensors.
+
+        A tensor is saved if it is in `saved_tensors`.
+        """
         nodes, pending = set[int](), [i]
         while pending:
             k = graph.node_of[pending.pop()]

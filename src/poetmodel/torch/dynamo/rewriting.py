@@ -114,7 +114,10 @@ class GraphPlanner:
         is_generated: Callable[[fx.Node], bool] | None = None,
         is_predicted: bool = False,
     ) -> None:
-        """Create the file for pages, if any, and the counter of live calls."""
+        """Create the file for pages if `storage` is given; start without plans and live calls.
+
+        Raises `InputError` if the file cannot be created.
+        """
         self._is_predicted = is_predicted
         self._graph_plans: list[GraphPlan] = []
         self._unplanned_lines: list[str] = []
@@ -361,13 +364,13 @@ class GraphPlanner:
     def _agree_profiles(
         self, joint: JointGraph, call: FirstCall
     ) -> tuple[Sequence[OpProfile], FirstCall]:
-        """Return (profiles of a graph, `call` with rates and bytes of DDP and FSDP2).
+        """Return (profiles of a graph, `call` with rates, and with bytes of DDP and FSDP2).
 
-        Profiles and rates are read from the cache, or else measured; with a device in the settings,
-        rates are None. Measurements of processes differ, by their processors or by chance. Each
-        process uses the largest workspaces, times and bytes of DDP and FSDP2, and the smallest
-        rates, of all processes, so that all have one plan, which is valid in each. For a
-        prediction, returns predicted profiles and `call` unchanged.
+        Profiles and rates (`load_machine_rates`) are read from the cache, or else measured; only
+        the rates are None with a device in the settings. Measurements of processes differ, by their
+        processors or by chance. Each process uses the largest workspaces, times and bytes of DDP
+        and FSDP2, and the smallest rates, of all processes, so that all have one plan, which is
+        valid in each. For a prediction, returns predicted profiles and `call` unchanged.
         """
         if self._is_predicted:
             return [operation.profile for operation in joint.operations], call
@@ -395,12 +398,12 @@ class GraphPlanner:
     ) -> GraphPlan:
         """Return the plan of a graph, and set `_frontier`.
 
-        `_frontier` counts no outside memory. It is None for a graph without a backward pass, a
-        prediction, or with reserved bytes. If there is a frontier and `call.waits_with_others`, the
-        plan is `Frontier.tight_plan`, whose peak may exceed the budget. Its recorded budget is the
-        one stated in bytes, or else its peak. In this case, raises the errors of
-        `Frontier.tight_plan` and, for a budget in bytes, of `Frontier.check_budget`; otherwise
-        those of `plan`.
+        `_frontier` counts no outside memory. It is None for a graph without a backward pass, if no
+        graph is executed (`is_predicted`), and with reserved bytes. If there is a frontier and
+        `call.waits_with_others`, the plan is `Frontier.tight_plan`, whose peak may exceed the
+        budget. Its recorded budget is the one stated in bytes, or else its peak. In this case,
+        raises the errors of `Frontier.tight_plan` and, for a budget in bytes, of
+        `Frontier.check_budget`; otherwise those of `plan`.
         """
         self._frontier = None
         options: dict[str, Any] = {

@@ -83,10 +83,11 @@ def make_step_key(events: Sequence[Event]) -> Hashable:
 def gather_max_fixed_bytes(
     events: Sequence[Event], key: str, gather: Callable[[str, Any], list[Any]]
 ) -> list[Event]:
-    """Return the passes with the largest fixed bytes of all processes, so that plans fit in all.
+    """Return `events`, each with the maximum of its `fixed_bytes` over all processes.
 
-    Waits for all processes. `key` and `gather` are as in `FirstCall`. Raises `CaptureError` if
-    another process has another key, or does not call in time.
+    So plans fit in all processes. Waits for all processes. `gather`, as in `FirstCall`, is called
+    with `key` and the fixed bytes. Raises `CaptureError` if another process has another key, or
+    does not call in time.
     """
     sizes = zip(*gather(key, [event.fixed_bytes for event in events]), strict=True)
     return [
@@ -96,7 +97,10 @@ def gather_max_fixed_bytes(
 
 
 def find_frontiers(events: Sequence[Event]) -> list[Frontier]:
-    """Return the frontier of each call with a choice of plans, by ascending number of the call."""
+    """Return the frontier of each call with a choice of plans, by ascending number of the call.
+
+    Of several events of a call, the last one with a frontier counts.
+    """
     frontier_of = {
         event.number: event.frontier
         for event in events
@@ -108,7 +112,7 @@ def find_frontiers(events: Sequence[Event]) -> list[Frontier]:
 def peak_bytes(events: Sequence[Event], plans: Sequence[GraphPlan]) -> int:
     """Return the peak RAM of a step, including the fixed bytes of its events [B].
 
-    `plans` has the plan of each call with a choice of plans, by the number of the call.
+    `plans` has the plan of each call with a choice of plans, by `Event.number`.
     """
     peaks = [graph_plan.peaks for graph_plan in plans]
     return max(

@@ -125,8 +125,8 @@ def has_other_compiled_modules(module: torch.nn.Module) -> bool:
     """Return whether `module` is in a model with another compiled module.
 
     Compiled modules that contain `module` do not count; those in `module` do. The model is the
-    outermost module that contains `module`, at most `_MAX_DEPTH` modules away; False if no module
-    contains `module`.
+    outermost module that contains `module`, at most `_MAX_DEPTH` modules away. Always False if no
+    module contains `module`, also if `module` contains compiled modules.
     """
     modules = [value for value in gc.get_objects() if issubclass(type(value), torch.nn.Module)]
     parents = {id(child): parent for parent in modules for child in parent._modules.values()}
@@ -170,7 +170,8 @@ def register_wrapper_advice(find_recorder: Callable[[Any], Callable[[str], objec
     def prepend_advice(_: object) -> None:
         """Record advice and prepend it to the current error, if DDP or FSDP2 caused that error.
 
-        Errors of other back ends than those of poetmodel stay unchanged.
+        `find_recorder` returns the function that records advice for the error's back end. Without a
+        back end or a function, no advice is recorded and the error stays unchanged.
         """
         error = sys.exc_info()[1]
         if not isinstance(error, Unsupported):
@@ -198,7 +199,9 @@ def register_wrapper_advice(find_recorder: Callable[[Any], Callable[[str], objec
 def _find_backend(error: BaseException) -> Any:
     """Return the back end of a failed compilation, without PyTorch's wrappers around it.
 
-    The outermost frame of the traceback that has a back end determines it. None without one.
+    The back end, or its wrapper, is the local variable ``compiler_fn`` of the outermost frame in
+    the traceback where this is not None. Returns None if there is no such frame. Causes of `error`
+    are not searched.
     """
     for frame, _ in walk_tb(error.__traceback__):
         backend = frame.f_locals.get("compiler_fn")

@@ -93,7 +93,8 @@ def capture_edge_program(
 
     The program's inputs are the tensors in `inputs`, flattened. Its results are the new values of
     buffers, the loss, and the gradients of trained parameters. With `loss_fn`, the last input is
-    its target; without it, the output of the model has the loss. Error messages begin with `name`.
+    its target; without it, `find_loss` finds the loss in the output of the model. Error messages
+    begin with `name`.
 
     Raises
     ------
@@ -162,9 +163,9 @@ def _to_edge(joint_program: ExportedProgram) -> EdgeProgramManager:
     decompositions = _default_decomposition_table()
 
     def add_decompositions(graph: fx.Graph) -> bool:
-        """Add PyTorch's decompositions of operators without a kernel to `decompositions`.
+        """Add PyTorch's decompositions of operators in `graph` that have no ExecuTorch kernel.
 
-        Returns whether there are new ones.
+        Adds them to `decompositions`, a variable of `_to_edge`; returns whether there are new ones.
         """
         calls = (operator_of(node) for node in graph.nodes)
         new_decompositions = {
@@ -216,8 +217,8 @@ def operator_of(node: fx.Node) -> Any:
 def _check_kernels(name: str, graph: fx.Graph) -> None:
     """Raise a `CaptureError` that names all operators without a kernel, if there are any.
 
-    Gradients of convolutions have a kernel only for images, with weights of 4 dimensions. The
-    message begins with `name`.
+    If all have one, raises a `CaptureError` for a gradient of a convolution whose weights do not
+    have 4 dimensions, because its kernel supports only images. Each message begins with `name`.
     """
     operators = dict.fromkeys(operator_of(node) for node in graph.nodes)
     unsupported_names = [str(operator) for operator in operators if not _has_kernel(operator)]
@@ -270,9 +271,9 @@ def _is_inverse(permutation: Sequence[int], other_permutation: Sequence[int]) ->
 
 
 def is_view(node: fx.Node) -> bool:
-    """Return whether a node is a contiguous ``view_copy``: ExecuTorch executes it without a copy.
+    """Return whether a node is a ``view_copy`` that ExecuTorch executes without a copy.
 
-    False for results of the graph, which ExecuTorch copies.
+    Its output must be contiguous, and no result of the graph, because ExecuTorch copies results.
     """
     return (
         node.target is _VIEW
@@ -336,7 +337,7 @@ def lower_program(edge: EdgeProgramManager, *, use_our_offsets: bool) -> Lowered
 def _correct_metadata(
     metadata: dict[str, Any], methods: Mapping[str, ExportedProgram]
 ) -> dict[str, Any]:
-    """Correct the start indices of gradients and parameters in `metadata`; return it.
+    """Correct the start indices of gradients and parameters in place; return `metadata`.
 
     ExecuTorch 1.5.1 counts new values of buffers, too, but no method returns these.
     """

@@ -38,7 +38,8 @@ class EdgeGraph(StepGraph):
     def __init__(self, program: ExportedProgram, *, name: str) -> None:
         """Add the user inputs, and the operations with predicted profiles; set `resident_bytes`.
 
-        Nodes up to the loss belong to the forward pass.
+        Nodes up to the loss belong to the forward pass. `resident_bytes` counts only trained
+        parameters and changed buffers.
         """
         self._input_nodes, resident_nodes = _split_arguments(program)
         nodes = list(program.graph.nodes)

@@ -163,8 +163,8 @@ def to_executorch(
     NoScheduleError
         If no schedule was found in time.
     VerificationError
-        If the plan or its arena violates a rule, or the arena of the file exceeds the budget. This
-        is a bug of poetmodel.
+        If the plan or its arena violates a rule, or the arena of the file still exceeds the budget
+        after the further searches. This is a bug of poetmodel.
     """
     output_path = Path(path)
     _check_arguments(output_path, storage, paging)
@@ -244,9 +244,9 @@ def _solve_fitting(
     """Return (result of a schedule whose arena fits, its plan), with plan and arena checked.
 
     The arena fits if it has at most the RAM of `problem`; `budget_bytes` is only for the message.
-    Falls back to the schedule with minimum RAM if the solver finds none. Raises `BudgetError` if
-    the arena of that schedule does not fit either, `NoScheduleError` if no schedule is found, and
-    `VerificationError` if a check fails.
+    If no schedule whose arena fits is found, solves for minimum RAM. Raises `BudgetError` if the
+    arena of that schedule does not fit either, `NoScheduleError` if that solve finds no schedule,
+    and `VerificationError` if a check fails.
     """
     result, plan, arena = fit_arena(problem, mode=StorageMode.BLOCKING, **options)
     if plan is None or arena is None:
@@ -338,8 +338,9 @@ def _sgd_options(optimizer: torch.optim.Optimizer, *objects: object) -> dict[str
 def _sgd_errors(optimizer: torch.optim.Optimizer, objects: tuple[object, ...]) -> Iterator[str]:
     """Yield each reason why ExecuTorch's SGD cannot replace an optimizer.
 
-    The reasons are: another class than SGD, several groups or ``maximize``, parameters that are not
-    float32, and parameters other than the trained ones of the modules in `objects`.
+    The reasons are: a class other than `torch.optim.SGD` itself, several groups or ``maximize``,
+    parameters that are not float32, and parameters that are not exactly the trained ones of the
+    modules in `objects`.
     """
     if type(optimizer) is not torch.optim.SGD:
         yield (

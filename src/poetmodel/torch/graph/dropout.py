@@ -65,9 +65,10 @@ def dropout(
 def _backward_kernel(p: float | None) -> Callable[..., torch.Tensor]:
     """Return a kernel for the backward of dropout, which multiplies as `apply_dropout_mask` does.
 
-    PyTorch's kernel mixes types and allocates three tensors. This kernel converts the mask first
-    and, if strides agree, multiplies in place: it allocates one tensor, in a third of the time. If
-    `p` is None, the kernel divides by ``1 / scale`` instead of ``1 - p``. The kernel is cached.
+    PyTorch's kernel mixes types and allocates three tensors. This kernel converts the mask, divides
+    it by ``1 - p`` and multiplies it by the gradient, in place if strides agree: it allocates one
+    tensor, in a third of the time. If `p` is None, the kernel divides by ``1 / scale``; if
+    ``scale`` is 0, it does not divide. The kernel is cached.
     """
 
     def backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
@@ -82,8 +83,10 @@ def _backward_kernel(p: float | None) -> Callable[..., torch.Tensor]:
 def make_in_place_dropout_backward(node: fx.Node) -> Callable[..., torch.Tensor]:
     """Return a kernel for a dropout backward node that overwrites the gradient and returns it.
 
-    Its result has the bits of `_backward_kernel`: the mask is 0 or 1, so the two products round
-    once, as a single product does.
+    The kernel multiplies by the mask, then, unless its argument ``scale`` is 0, by ``1 / (1 - p)``
+    with the `_dropout_probability` ``p`` of the node. If that is None, ``1 / scale`` replaces
+    ``1 - p``. The result has the bits of `_backward_kernel`: the mask is 0 or 1, so the two
+    products round once, as a single product does.
     """
     p = _dropout_probability(node)
 
@@ -121,8 +124,8 @@ def split_dropout(graph: fx.Graph) -> None:
     """Replace each dropout node by a mask, drawn once, and a product that may be recomputed.
 
     For `pmt.backend`, which restores no generator state. Nodes in evaluation mode, or of empty
-    tensors, stay unchanged. Also sets the kernel with eager's bits for the nodes of dropout's
-    backward.
+    tensors, stay unchanged. Also calls `set_kernel` on the nodes of dropout's backward, with a
+    kernel whose results have the bits of eager PyTorch.
     """
     aten = torch.ops.aten
     # These kernels need the probability, which the dropout nodes have until they are erased below.

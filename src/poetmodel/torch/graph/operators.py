@@ -38,9 +38,9 @@ def module_path(node: fx.Node) -> str:
 
 
 def has_effect(node: fx.Node) -> bool:
-    """Return whether a node is ``aten.copy_``, or an impure call without a predicted output.
+    """Return whether a node is ``aten.copy_``, or an impure call whose `fake_value` is None.
 
-    An example of an impure call is a check of values.
+    An example of such a call is a check of values.
     """
     return node.target is torch.ops.aten.copy_.default or (
         node.op == "call_function" and fake_value(node) is None and node.is_impure()
@@ -48,10 +48,11 @@ def has_effect(node: fx.Node) -> bool:
 
 
 def is_foreign(target: Any) -> bool:
-    """Return whether an operator is of another library, or calls functions of the user.
+    """Return whether an operator has another namespace than ATen, ``prims`` or poetmodel.
 
-    Collectives count as operators of another library. Python functions do not, nor do operators of
-    poetmodel.
+    True for custom operators, for collectives and ``quantized`` operators of PyTorch, and for
+    higher-order operators, which call functions of the user. False for a target without a
+    namespace, such as a Python function.
     """
     namespace = getattr(target, "namespace", "aten")
     return namespace not in ("aten", "prims", "prim", "_operator", "poetmodel")

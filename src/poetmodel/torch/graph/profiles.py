@@ -86,8 +86,8 @@ class OpProfile:
     time_s: float = 0.0
     """Time of one call; 0 if not measured [s]."""
     gradient_fits: tuple[bool, bool] | None = None
-    """For an update of a parameter: (whether its gradient has the parameter's strides, whether the
-    gradient fills its storage); None for other operations."""
+    """For an update of a parameter: (whether its first gradient has the parameter's strides,
+    whether that gradient fills its storage); None for other operations."""
 
     @classmethod
     def from_call(cls, target: Any, arguments: Any, keywords: Any, value: Any) -> OpProfile:
@@ -169,7 +169,8 @@ class OpProfile:
     def from_list(cls, values: Sequence[Any]) -> OpProfile:
         """Return the profile of a list that `to_list` returned, also after storage as JSON.
 
-        Raises `TypeError`, `ValueError` or `AttributeError` for a list of another structure.
+        Raises `TypeError`, `ValueError`, `LookupError` or `AttributeError` for a list of another
+        structure.
         """
         sizes, outputs, flops, moved_bytes, workspace_bytes, time_s, gradient_fits = values
         layouts = (
@@ -224,7 +225,7 @@ class OpProfiler:
 
         A new key is called again if its first call needed workspace or times are measured; outputs
         and profile are those of the last call. Views are neither measured nor cached, nor are calls
-        if workspaces are not measured.
+        if workspaces are not measured: workspace and time of their profiles are 0.
         """
         kernel: Kernel = kernel_of(node)
         is_view = node.target is getitem or getattr(node.target, "is_view", False)
@@ -315,8 +316,8 @@ def profile_on_synthetic(
     profiler : OpProfiler
     is_generated : callable, optional
         Function that returns whether a compiler generates the kernel of a node. Such a node retains
-        its predicted profile. By default no kernel is generated. If the argument is given, all
-        nodes read tensors with predicted strides.
+        its predicted profile. By default no kernel is generated, and nodes read tensors with the
+        measured strides. If the argument is given, all nodes read tensors with predicted strides.
 
     Raises
     ------
@@ -380,7 +381,8 @@ class _SyntheticProfiler:
     def _profile_call(self, node: fx.Node, arguments: Any, keywords: Any) -> OpProfile:
         """Profile an operation on synthetic tensors with the shapes and strides of its arguments.
 
-        Integers are 0, or 1 if the operation fails on 0. Raises `CaptureError` if it fails on both.
+        Floating-point tensors contain 1, all other tensors 0, or 1 if the operation fails on 0.
+        Numbers among the arguments are unchanged. Raises `CaptureError` if it fails on both.
         """
 
         def profile_with(integer: int) -> OpProfile:
@@ -397,7 +399,8 @@ class _SyntheticProfiler:
         """Return a synthetic tensor with shape, strides and storage size of `value` at offset 0.
 
         Its numbers are 1 if they are floating-point, otherwise `integer`. Unless times are
-        measured, it shares its memory with the other tensors of the same type and `integer`.
+        measured, it shares the memory of earlier tensors of the same type and `integer`, if that
+        is large enough.
         """
         storage_bytes = value.untyped_storage().nbytes()
         key = (value.dtype, integer)

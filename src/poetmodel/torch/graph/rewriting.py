@@ -60,9 +60,10 @@ class Rewriter:
     def map_node(self, node: fx.Node) -> fx.Node:
         """Return the new graph's node for the value of an old node.
 
-        The value of an output is its newest copy. Writes the missing wait for it, and missing
-        views: each view once per copy of its inputs. An output without a copy in the new graph is
-        written like a view, and does not become a newest copy.
+        The value of an output is its newest copy; if a collective's wait for it is missing, writes
+        the wait first. Also writes missing views: each view once per copy of its inputs. An output
+        without a copy in the new graph is likewise copied once per copy of its inputs, and does not
+        become a newest copy.
         """
         if node in self._placeholders:
             return self.map_placeholder(node)
@@ -83,9 +84,10 @@ class Rewriter:
     def write_node(self, node: fx.Node, storage_indices: Iterable[int]) -> fx.Node:
         """Write an operation, and views and waits that it needs; return the new node.
 
-        Also writes the nodes that select its outputs in `storage_indices`, the storages that it
-        allocates; these outputs become newest copies. For a collective that does not copy its
-        input, the wait follows at once. The new node has the kernel of the old one.
+        `storage_indices` are indices of the graph's storages: of those that the operation
+        allocates. Also writes the nodes that select outputs in these storages; these outputs become
+        newest copies. For a collective that does not copy its input, the wait follows at once. The
+        new node has the kernel of the old one.
         """
         new_node = self.register_write(self.graph.node_copy(node, self.map_node))
         kernel: Any = kernel_of(node)

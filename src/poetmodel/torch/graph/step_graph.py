@@ -132,7 +132,7 @@ class StepGraph(ABC):
         effects: Collection[fx.Node] = (),
         is_inlined: Callable[[fx.Node, int, list[int]], bool] | None = None,
     ) -> None:
-        """Add an operation for each source, and each node with new storages or effects.
+        """Call `_add_sources`, then add an operation for each node with new storages or effects.
 
         Nodes without effects for which `is_inlined` returns True have no operation; it is called
         with the node, the bytes of its outputs, and those of each storage that it reads [B].
@@ -264,8 +264,9 @@ class StepGraph(ABC):
     def find_reads(self, nodes: Iterable[fx.Node]) -> Reads:
         """Return the storages and views from which the values of nodes are read.
 
-        Skips placeholders and attributes that `add_source` has not added. Raises `CaptureError` as
-        `aliased_inputs` does.
+        Skips placeholders and attributes that are not in `output_keys`. For an output without new
+        storage, of an operation that also has new storages, follows `aliased_inputs`, which by
+        default raises `CaptureError`.
         """
         storages: set[int] = set()
         views: set[fx.Node] = set()

@@ -70,10 +70,11 @@ class _WeightedFunction(Function):  # type: ignore[misc, unused-ignore]
         scale: Tensor,
         weight_scale: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Compute the layer with initial sums of the current weight; return (result, proxy).
+        """Compute the layer, save the tensors for the gradient, and return (int8 result, proxy).
 
-        `weight` is the int8 weight. `weight_gradient` is the parameter that gets its gradient; None
-        if the weight does not train. Neither this parameter nor `input_proxy` is read.
+        The initial sums are computed from `weight`, the current int8 weight, and the zero of the
+        input. `weight_gradient` is the parameter that gets its gradient; None if the weight does
+        not train. Neither this parameter nor `input_proxy` is read.
         """
         del input_proxy, weight_gradient
         initial_sum = find_operator("start")(weight, layer.input_levels.zero)

@@ -51,9 +51,10 @@ def q8_pointwise_input_gradient(gradient: Tensor, weight: Tensor, weight_scale: 
 def q8_pointwise_weight_gradient(
     gradient: Tensor, x: Tensor, scale_x: float, zero_x: int
 ) -> Tensor:
-    """Return the gradient of a linear layer's weight (outputs, channels).
+    """Return the gradient of a linear layer's weight (outputs, channels), in float32.
 
-    It is the sum of ``gradient * (x - zero_x) * scale_x`` over samples and pixels.
+    It is the sum of ``gradient * (x - zero_x) * scale_x`` over samples and pixels. The last
+    dimension of `gradient` is the outputs, that of `x` the channels.
     """
     centred_x = (x.to(torch.int32) - zero_x).float()
     return (gradient.flatten(0, -2).T @ centred_x.flatten(0, -2)) * scale_x
@@ -162,10 +163,11 @@ def q8_maximum_gradient(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Tensor:
-    """Return the gradient of a max pool's input; `y` are the maxima.
+    """Return the gradient of a max pool's input, in float32; `y` are the maxima.
 
     The first largest element of each window, by rows, gets the gradient of the window; padding is
-    never selected. The gradient of a window with only padding is dropped.
+    never selected. An element selected by several windows gets the sum of their gradients. The
+    gradient of a window with only padding is dropped.
     """
     unassigned_mask = torch.ones(y.shape, dtype=torch.bool)
     selections = []
@@ -189,8 +191,9 @@ def _scatter_windows(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Tensor:
-    """Return the gradient of an image, without padding: for each element the sum over its windows.
+    """Return the gradient of an image: for each element the sum over its windows.
 
+    The image has `input_size` (height, width); sums for its padding are cropped.
     `selections` has, for each position in a window, by rows, a mask of the windows whose gradient
     is added to the element at that position. If `selections` is None, the gradient of a window is
     added to all its elements.
@@ -349,8 +352,9 @@ def _filter_gradient(
 ) -> Tensor:
     """Return the correlation of ``x - zero_x`` with the gradient, in PyTorch's order of weights.
 
-    This is the gradient of the filters, without the scale of x. `window_arguments` are stride,
-    padding, dilation and groups.
+    This is the gradient of the filters, without the scale of x. `gradient` and `x` have their
+    channels last. `window_arguments` are stride, padding (above, below, left, right), dilation and
+    groups.
     """
     _, padding, _, groups = window_arguments
     above, below, left, right = padding

@@ -100,8 +100,8 @@ def q8_depthwise(
     """Return a convolution of each channel with its own window.
 
     `weight` has rows, columns, channels. ``acc = sum of (x - zero_x) * weight``, in which padding
-    counts as 0, then as in `q8_pointwise`. Does not use `initial_sum`. Raises `ValueError` unless
-    `x` has the channels of `weight`.
+    counts as 0, then ``clamp(rint((acc * scale + bias) * inverse) + zero)``. Does not use
+    `initial_sum`. Raises `ValueError` unless `x` has the channels of `weight`.
     """
     del initial_sum  # only kernels that do not subtract zero_x need it
     _check_channels(x, weight.shape[2])
@@ -129,11 +129,12 @@ def q8_conv2d(
     zero_x: int,
     *rounding: Any,
 ) -> Tensor:
-    """Return a convolution. `weight` has outputs, rows, columns, and channels of a group.
+    """Return the convolution of `x` (batch, rows, columns, channels), in this layout, in int8.
 
+    `weight` has outputs, rows, columns, and channels of a group.
     ``acc = sum of (x - zero_x) * weight`` over the window and the channels of the group, in which
     padding counts as 0, then ``clamp(rint((acc * scale + bias) * inverse) + zero)``. Does not use
-    `initial_sum`. Raises `ValueError` unless `x` has `groups` times these channels.
+    `initial_sum`. Raises `ValueError` unless `x` has `groups` times the channels of `weight`.
     """
     del initial_sum
     centred_x = x.double() - zero_x
@@ -248,7 +249,7 @@ def _output_size(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> tuple[int, int]:
-    """Return the number of window positions along rows and along columns."""
+    """Return (rows, columns): the numbers of window positions along height and along width."""
     rows, columns = (
         (x.shape[1 + i] + sum(padding[2 * i : 2 * i + 2]) - dilation[i] * (window[i] - 1) - 1)
         // stride[i]

@@ -69,12 +69,13 @@ def _convert_pass_through(reader: Reader, node: fx.Node) -> Any:
 
 @_register_conversion(aten.conv2d.default, aten.conv2d.padding, aten.convolution.default)
 def _convert_convolution(reader: Reader, node: fx.Node) -> PendingLayer:
-    """Convert a convolution, with the padding of its operand, to a pending layer.
+    """Convert a convolution, with its padding and that of a `PaddedValue`, to a pending layer.
 
     A 1x1 convolution with stride 1, no padding and one group becomes a linear layer at each pixel.
-    Several groups of one channel and one output each become a depthwise layer. Refuses transposed
-    convolutions, those of one or three dimensions, inputs that are not quantized, and weights and
-    biases that `Reader.read_weight_and_constants` refuses.
+    Several groups of one channel and one output each become a depthwise layer. Every other
+    convolution becomes a ``conv2d`` layer. Refuses transposed convolutions, those of one or three
+    dimensions, inputs that are not quantized, and weights and biases that
+    `Reader.read_weight_and_constants` refuses.
     """
     x, weight, bias, stride, padding, dilation, *other_arguments = arguments_with_defaults(node)
     if node.target is aten.convolution.default:
@@ -207,9 +208,10 @@ def _convert_padding(reader: Reader, node: fx.Node) -> PaddedValue:
 def _split_padding(
     reader: Reader, node: fx.Node, x: Any
 ) -> tuple[QuantizedValue, tuple[int, int, int, int]]:
-    """Return a convolution's quantized input, and the zeros around it as `PaddedValue.padding`.
+    """Return a convolution's quantized input without padding, and its `PaddedValue.padding`.
 
-    Refuses an input that is not quantized, with or without padding.
+    The padding is (0, 0, 0, 0) for an input that is no `PaddedValue`; that of the convolution
+    itself is not included. Refuses an input that is not quantized, with or without padding.
     """
     value = reader.values.get(x)
     if isinstance(value, PaddedValue) and isinstance(value.value, QuantizedValue):
@@ -277,7 +279,8 @@ def _convert_add(reader: Reader, node: fx.Node) -> PendingLayer:
 def _convert_max_pool(reader: Reader, node: fx.Node) -> Any:
     """Add the layer of a max pool; return its value, which has the levels of the input.
 
-    Refuses ``ceil_mode``, and an operand that is padded or not quantized.
+    Refuses ``ceil_mode``, and an operand that is not quantized or is a `PaddedValue`, the result of
+    a padding operator.
     """
     x, window, stride, padding, dilation, uses_ceil = arguments_with_defaults(node)
     source = reader.read_quantized(node, x)
@@ -301,8 +304,9 @@ def _convert_max_pool(reader: Reader, node: fx.Node) -> Any:
 def _convert_mean_pool(reader: Reader, node: fx.Node) -> PendingLayer:
     """Convert a mean pool.
 
-    Refuses ``ceil_mode``, ``divisor_override``, ``count_include_pad=False`` with padding, a window
-    of one pixel with stride or padding, and an operand that is padded or not quantized.
+    Raises `InputError` for ``ceil_mode``, ``divisor_override``, ``count_include_pad=False`` with
+    padding, a window of one pixel with a stride above 1 or padding, and an operand that is a
+    `PaddedValue` or not quantized.
     """
     x, window, stride, padding, uses_ceil, includes_padding, divisor = arguments_with_defaults(node)
     size, pads = _to_pair(window), _to_pair(padding)
@@ -381,8 +385,9 @@ def _make_mean_layer(
 def _convert_flatten(reader: Reader, node: fx.Node) -> Any:
     """Convert a reshape of images to one row per sample, or of any tensor to its own shape.
 
-    Adds no layer: a linear layer after the reshape reorders its own weight. Refuses other reshapes,
-    and operands that are padded, not quantized, or without a known shape.
+    Adds no layer: returns the operand, for images with `flattened_shape`, by which a linear layer
+    after the reshape reorders its own weight. Refuses other reshapes, and operands that are padded,
+    not quantized, or without a known shape.
     """
     source = reader.read_quantized(node, node.args[0])
     shape, new_shape = reader.read_shape(node, node.args[0]), tuple(node.meta["val"].shape)

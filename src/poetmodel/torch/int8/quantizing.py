@@ -159,7 +159,7 @@ def convert_network(
     headroom: float,
     label: str = "",
 ) -> QuantizedFront:
-    """Convert a PT2E module to a front; unless `train` is None, to a network.
+    """Convert a PT2E module to a `QuantizedFront`; with `train`, to a `QuantizedNetwork`.
 
     `train` selects layers as in `quantized`. `label` is the name of the module in messages, by
     default "quantized front" or "quantized network". Does not check `rounding` and `headroom`: the
@@ -192,7 +192,7 @@ def check_training(rounding: str, headroom: float) -> None:
 def _check_required_inputs(front: nn.Module) -> None:
     """Raise `InputError` if `front` cannot be called with one input, because it requires more.
 
-    A traced module is not checked: its ``forward`` has no signature.
+    A module of ``torch.jit.trace`` is not checked: its ``forward`` has no signature.
     """
     try:
         parameters = inspect.signature(front.forward).parameters.values()
@@ -353,7 +353,7 @@ def _annotate(
     that of its result. The value between an operation and an activation that is fused into it has
     no specification: None for the result of the operation, {} for the operands of the activation.
     `activation_spec` and `weight_spec` are PT2E's specifications; `share_spec` creates that of a
-    result with the levels of its operand. Skips unsupported operators.
+    result with the levels of its operand, from (operand, node). Skips unsupported operators.
     """
     operands = node.all_input_nodes
     output_spec = None if _is_fused(node) else activation_spec

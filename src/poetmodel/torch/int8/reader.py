@@ -126,8 +126,8 @@ class Reader:
         """Raise `InputError` for the first operator that has no pattern and is not PT2E's.
 
         The module may be prepared by PT2E but not converted: calls of its observers are ignored.
-        Operators are ignored if all their inputs are constant, if they compute sizes, or if the
-        result does not depend on them.
+        Operators are ignored if they depend on no input of the module, if they compute sizes, or if
+        the module's result does not depend on them.
         """
         graph = self.module.graph
         ancestors = _ancestor_nodes(graph.output_node().args[0])
@@ -144,8 +144,9 @@ class Reader:
     def _add_dequantize(self, node: fx.Node) -> None:
         """Add the last layer, which dequantizes the result of the module; set `has_flat_result`.
 
-        `node` computes the result. `has_flat_result` is true if its samples were flattened. Refuses
-        a result that is padded, not quantized, or not dequantized.
+        `node` computes the result, such as a dequantize node. `has_flat_result` is true
+        if its samples were flattened. Refuses a result that is padded, not quantized, or not
+        dequantized.
         """
         value = self.values[node]
         is_dequantized = isinstance(value, QuantizedValue) and not (
@@ -167,8 +168,8 @@ class Reader:
         """Convert a node to `INPUT`, a constant, or a quantized, padded or pending value.
 
         Computes an operator whose inputs are all constant tensors. May add layers. Returns None for
-        a size. Refuses calls of modules and methods, and operators that have no pattern and are
-        not PT2E's.
+        a size. Raises `InputError` for calls of modules and methods, and for operators that have no
+        pattern and are not PT2E's.
         """
         if node.op == "placeholder":
             return INPUT
@@ -192,7 +193,8 @@ class Reader:
     def _no_kernel_message(self, node: fx.Node) -> str:
         """Return the reason to refuse a node without an int8 kernel, with advice.
 
-        A batch norm has its own reason; that of other nodes depends on whether layers train.
+        A batch norm has its own reason; that of other nodes depends on whether any layer of the
+        module trains.
         """
         if "batch_norm" in operator_name(node):
             return (
@@ -210,12 +212,13 @@ class Reader:
     def _convert_quantization(self, node: fx.Node) -> Any:
         """Convert a quantize or dequantize node to a quantized value, padded like its operand.
 
-        A dequantize node only sets the levels. A quantize node adds the pending layer of its
-        operand, or a layer that rescales a quantized operand with other levels. For the input it
-        adds a quantize layer, and a clamp layer if the limits are narrower than int8. Unless the
-        value is padded, the wire of its layer gets the name of the quantize node. Refuses several
-        or computed scales for a tensor, types other than int8 and uint8, operands without an int8
-        kernel, and a dequantize node whose operand is not quantized.
+        For a dequantize node, only returns a copy of its operand with the node's levels. A quantize
+        node adds the pending layer of its operand, or a layer that rescales a quantized operand
+        with other levels. For the input it adds a quantize layer, and a clamp layer if the limits
+        are narrower than int8. Unless the value is padded, the wire of its layer gets the name of
+        the quantize node. Refuses several or computed scales for a tensor, types other than int8
+        and uint8, operands without an int8 kernel, and a dequantize node whose operand is not
+        quantized.
         """
         name = operator_name(node)
         if name not in ("quantize_per_tensor", "dequantize_per_tensor"):
@@ -302,8 +305,8 @@ class Reader:
         """Return the int8 levels of a quantize or dequantize node: scale, zero point and limits.
 
         Zero point and limits of uint8 are shifted to int8. The scale is multiplied by the headroom
-        if training changes the node's value. Refuses computed scales, zero points and limits, and
-        types other than int8 and uint8.
+        if training changes the node's value. Raises `InputError` unless scale, zero point and
+        limits are constant numbers, and for types other than int8 and uint8.
         """
         scale, zero, low, high, dtype = (
             self.read_number(argument) for argument in arguments_with_defaults(node)[1:6]
@@ -322,7 +325,7 @@ class Reader:
     def read_number(self, argument: Any) -> Any:
         """Return an argument, or its number if it is a constant node of one element.
 
-        Refuses other nodes.
+        Raises `InputError` for other nodes.
         """
         if not isinstance(argument, fx.Node):
             return argument
@@ -456,7 +459,8 @@ class Reader:
     ) -> QuantizedValue:
         """Add a layer whose result has the levels of its input; return the quantized result.
 
-        `source` is the input. `_layer_name` of `node` is the name of the layer.
+        `source` is the input. `_layer_name` of `node` is the name of the layer, to which
+        `_add_layer` adds a suffix if another layer has it.
         """
         return replace(
             source,
@@ -466,7 +470,8 @@ class Reader:
     def read_shape(self, node: fx.Node, argument: fx.Node) -> tuple[int, ...]:
         """Return the shape of an operand, or refuse `node` if the shape is unknown.
 
-        A quantizing node without a recorded shape has the shape of its own operand.
+        A node of PT2E (`is_quantizing`), such as a quantize or dequantize, without a recorded shape
+        has the shape of its own operand.
         """
         while is_quantizing(argument) and "val" not in argument.meta:
             argument = argument.args[0]

@@ -23,7 +23,8 @@ def with_fronts(model: nn.Module) -> nn.Module:
     """Return a model in which quantized fronts replace all converted modules.
 
     The model itself is unchanged. Its modules that contain a converted module are copied, and share
-    their parameters and buffers with the originals; all other modules are the same objects.
+    their parameters and buffers with the originals; all other modules are the same objects. Without
+    a converted module, returns `model` itself.
 
     Raises
     ------
@@ -42,7 +43,8 @@ def _replace_converted(
     The result is a copy if a submodule is converted, at any depth; fronts replace these modules.
     A front gets the parameters of its module as `QuantizedFront.replaced_parameters`. `results`
     maps each module visited so far to its result; this function adds those of the module and its
-    submodules. `path` is the name of the module in messages.
+    submodules, except submodules of converted modules. `path` is the name of the module in
+    messages.
     """
     if module not in results:
         results[module] = module  # if a module contains itself, the original stays

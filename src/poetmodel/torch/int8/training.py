@@ -217,7 +217,7 @@ def _call_with_proxy(
 
     A proxy carries the gradient of an int8 value, as in `apply_with_proxies`. `pairs` are the
     inputs of the layer, each with its proxy or None. The proxy of the result is None if the layer
-    does not train and no input has a proxy.
+    is no `TrainedLayer` and no input has a proxy.
     """
     inputs, proxies = zip(*pairs, strict=True)
     if not isinstance(layer, TrainedLayer) and all(proxy is None for proxy in proxies):

@@ -41,8 +41,8 @@ def with_inference(
 ) -> LoweredStep:
     """Return a step with the forward pass of its model in evaluation mode as `inference`.
 
-    Parameters as for `lower`. The forward pass writes the output of the model; without a `loss_fn`,
-    the loss. It does not update the model's buffers.
+    Parameters as for `lower`. With a `loss_fn`, which is not called, the forward pass writes only
+    the output of the model; without one, the loss. It does not update the model's buffers.
 
     Raises
     ------
@@ -159,9 +159,9 @@ def _capture_forward(
     """Capture and lower a forward pass in evaluation mode.
 
     The output of the pass is the tensor that `sum_function` sums; without this function, the
-    model's loss. `model_inputs` are the first of `inputs`; the pass has no other inputs. The
-    message about random numbers contains `option`, which requested the pass. `step_name` is the
-    name in messages and in the graph.
+    model's loss. The step is captured with `inputs`; the lowered pass has only `model_inputs`, the
+    first of `inputs`. The message about random numbers contains `option`, which requested the pass.
+    `step_name` is the name in messages and in the graph.
 
     Quantized fronts replace converted modules. `model` and a loss module are in evaluation mode
     only during the capture. Raises `CaptureError` if the pass draws random numbers; otherwise as
@@ -203,11 +203,11 @@ def _evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _cut_to_output(joint: Joint, *, loss_is_sum: bool) -> Joint:
-    """Return a joint graph whose only result is the loss, or the tensor summed to the loss.
+    """Return a joint graph whose only result is a contiguous copy of the loss or its operand.
 
-    The result, a contiguous copy, is the summed tensor if `loss_is_sum`: a sum then computes the
-    loss. Changes the graph of `joint`: operators that are no longer needed, and the tangents, are
-    removed.
+    If `loss_is_sum`, the loss must be the sum of one tensor, and the result is a copy of this
+    tensor. Changes the graph of `joint`, which the result shares: operators that are no longer
+    needed, and the tangents, are removed.
     """
     loss = next(result for result in joint.results if result.kind is OutputKind.LOSS)
     graph = joint.graph_module.graph

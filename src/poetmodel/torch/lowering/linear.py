@@ -143,8 +143,8 @@ def _lower_product(
     """Lower the product of matrices, or of batches of matrices: ``a @ b``.
 
     The product overwrites `out`, or is added to `out` if `accumulate`. Kernels need an `out` with a
-    single row, or with contiguous columns, or with contiguous rows of more than one element. For
-    another `out`, the product is computed in workspace and then copied, or refused with
+    single row, with stride 1 within columns, or with stride 1 within rows of more than one element.
+    For another `out`, the product is computed in workspace and then copied, or refused with
     `accumulate`.
     """
     if out.shape[-1] == 1 < out.shape[-2] or (out.strides[-1] != 1 and out.shape[-1] > 1):
@@ -349,8 +349,8 @@ def _lower_update(
 ) -> None:
     """Add the calls of the operation's update rule; `views` are the parameter and its state.
 
-    `rate` is the operation's argument for the learning rate. Refuses parameters that are not dense,
-    state of the parameter's shape in another layout, and rules without a kernel.
+    `rate` is the operation's argument for the learning rate. Refuses (`op.refuse`) parameters that
+    are not dense, state of the parameter's shape in another layout, and rules without a kernel.
     """
     parameter = views[0]
     same_shape_views = [view for view in views if view.shape == parameter.shape]
@@ -419,7 +419,7 @@ def _lower_sgd(op: Lowering, rule: Sgd, state: Views, gradient: StridedView, rat
 
 
 def _lower_adam(op: Lowering, rule: Adam, state: Views, gradient: StridedView, rate: Rate) -> None:
-    """Add the call of Adam or AMSGrad, then the call that increments its step count."""
+    """Add the call of Adam or AMSGrad, then the call that increments its count of earlier steps."""
     parameter, step_count, *moments = state
     beta1, beta2 = map(float, rule.betas)
     op.call(

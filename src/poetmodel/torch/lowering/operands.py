@@ -96,7 +96,8 @@ class StridedView:
     def is_dense(self) -> bool:
         """Whether the elements fill a contiguous range of memory, in any order of dimensions.
 
-        True without elements. Valid only if elements do not overlap.
+        True without elements; False with stride 0 along several elements. Otherwise valid only if
+        elements do not overlap.
         """
         if not self.elements:
             return True
@@ -167,7 +168,10 @@ class Lowering:
         *,
         relative_rates: Mapping[fx.Node, float] | None = None,
     ) -> None:
-        """Store the operands and outputs; there are no calls, condition and workspace yet."""
+        """Store the parameters, and the node's arguments in `args`; `get_view` is not called yet.
+
+        There are no calls, condition and workspace yet.
+        """
         self.node = node
         self.args: tuple[Any, ...] = _arguments_with_defaults(node)
         """The arguments in the order of the schema, with defaults."""
@@ -298,10 +302,10 @@ def shape_table(op: Lowering, *views: StridedView, preserve_order: bool = False)
 
     The table has the number of dimensions, then the size and the stride in each view of each
     dimension, the innermost first. Dimensions of size 1 are omitted. Unless `preserve_order`, the
-    remaining ones are sorted by the strides of the first view, the largest outermost. In both
-    cases, neighbours that are contiguous in all views are then merged. A table of one element
-    has one dimension of size 1, a table without elements one of size 0. Refuses more than
-    `MAX_RANK` dimensions after merging.
+    remaining ones are sorted by the magnitude of the first view's strides, the largest outermost.
+    In both cases, neighbours that are contiguous in all views are then merged. A table of one
+    element has one dimension of size 1, a table without elements one of size 0. Raises
+    `CaptureError` if more than `MAX_RANK` dimensions are left.
     """
     dimensions = [
         (views[0].shape[i], *(view.strides[i] for view in views))
@@ -454,7 +458,7 @@ def fill(op: Lowering, out: StridedView, number: float) -> None:
 def plane_layout(
     *views: StridedView, plane_dimensions: int = 2
 ) -> tuple[tuple[int, ...], tuple[int, int, int, int]]:
-    """Return (strides of all views, sizes of the first view): batch, channels, rows, columns.
+    """Return (strides view by view, sizes of the first view): batch, channels, rows, columns.
 
     The last `plane_dimensions` dimensions, 1 or 2, are the columns, or rows and columns. Missing
     dimensions have size 1 and stride 0: rows, if `plane_dimensions` is 1, and in smaller tensors

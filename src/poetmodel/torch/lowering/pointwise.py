@@ -230,6 +230,7 @@ def _lower_gelu(op: Lowering) -> None:
 
 @lowers(aten.elu.default, aten.celu.default)
 def _lower_elu(op: Lowering) -> None:
+    """Lower elu, or celu as elu with a scale of 1 and an input scale of ``1 / alpha``."""
     if op.node.target is aten.celu.default:
         x, alpha = op.args
         scale, input_scale = 1.0, 1.0 / alpha
@@ -393,10 +394,10 @@ _TRUTH_TABLES: Final = {
 
 @lowers(*_TRUTH_TABLES)
 def _lower_logical(op: Lowering) -> None:
-    """Lower a logical operator of truth values by its truth table; refuse other operands.
+    """Lower a logical operator of truth values by its truth table.
 
-    Operands of uint8 are accepted if the result is boolean: all numbers except 0 are true. Sets
-    `op.can_overwrite_operand`.
+    Operands of uint8 are accepted if the result is boolean: all numbers except 0 are true. Raises
+    `CaptureError` for other operands. Sets `op.can_overwrite_operand` to True.
     """
     out = op.output()
     if out.type is not DataType.UINT8 or op.returns_bytes:
@@ -424,7 +425,7 @@ def _lower_selection(op: Lowering, condition: Any, x: Any, y: Any) -> None:
     """Lower a selection of elements: of `x` where `condition` is true, otherwise of `y`.
 
     `x` and `y`, tensors or numbers, are converted to the type of the output. Refuses a condition
-    that is not boolean or uint8. Sets `op.can_overwrite_operand`.
+    that is not boolean or uint8. Sets `op.can_overwrite_operand` to True.
     """
     out = op.output()
     views = [
@@ -452,8 +453,8 @@ def _lower_native_dropout_backward(op: Lowering) -> None:
 def _lower_with_mask(op: Lowering, kernel: str, x: Any, mask: Any, number: float) -> None:
     """Lower an operator of a tensor, a mask and a number, the kernel's last argument, to one call.
 
-    `x` becomes real. Refuses a mask that is not boolean or uint8, and an output that is not real.
-    Sets `op.can_overwrite_operand`.
+    An `x` that is not real is first converted by a call of its own. Refuses a mask that is not
+    boolean or uint8, and an output that is not real. Sets `op.can_overwrite_operand`.
     """
     out = op.output()
     views = [convert_operand(op, x), convert_operand(op, mask, DataType.UINT8)]
@@ -476,7 +477,7 @@ def _lower_with_mask(op: Lowering, kernel: str, x: Any, mask: Any, number: float
 def _lower_clone(op: Lowering) -> None:
     """Lower a copy; refuse a copy with another shape unless both tensors are contiguous.
 
-    Sets `op.can_overwrite_operand`.
+    Sets `op.can_overwrite_operand` to True.
     """
     out, x = op.output(), op.value(op.args[0])
     if out.shape != x.shape:
@@ -505,7 +506,7 @@ def _drop_threshold(dropped_ratio: float) -> int:
 def _lower_native_dropout(op: Lowering) -> None:
     """Lower a dropout with its mask; a copy and a mask of ones if `train` is False or the ratio 0.
 
-    If `train` is None, the dropout draws. Sets `op.can_overwrite_operand`.
+    If `train` is None, the dropout draws. Always sets `op.can_overwrite_operand` to True.
     """
     x, ratio, train = op.args
     x, out, mask = op.value(x), op.output(0), op.output(1)

@@ -230,8 +230,8 @@ def _convolution_sizes(
     """Return the `ConvolutionSizes` of a convolution or pool as a kernel argument.
 
     `x` and `out` have the order batch, rows, columns, channels; `padding` is that of the four
-    sides: above, below, left, right. The result contains the padding above and on the left; output
-    sizes imply that of the other sides.
+    sides: above, below, left, right. The result excludes the batch. It contains the padding above
+    and on the left; output sizes imply that of the other sides.
     """
     window_sizes = (*window, *stride, *padding[::2], *dilation, groups)
     size_list = (*_image_sizes(x), *_image_sizes(out), *window_sizes)

@@ -51,9 +51,9 @@ def _lower_reduction(
 ) -> None:
     """Add the call of a kernel that reduces the first operand to output `output_position`.
 
-    `dimensions` as for `_reduced_dimensions`; `constants` are the last arguments of the kernel. The
-    operand is converted to real numbers, or to the output's type for ``pm_any`` and ``_int``
-    kernels.
+    Reduces all dimensions if `dimensions` is None or empty. `constants` are the last arguments of
+    the kernel. The operand is converted to real numbers, or to the output's type for ``pm_any`` and
+    ``_int`` kernels.
     """
     out = op.output(output_position)
     is_real = not kernel.endswith("_int") and kernel != "pm_any"
@@ -185,11 +185,11 @@ def _lower_cdist_backward(op: Lowering) -> None:
 def _call_on_row_pairs(
     op: Lowering, kernel: str, operands: Sequence[Any], order: float, first_index: int = 0
 ) -> None:
-    """Add the call of a kernel on all pairs of a row of one operand and a row of the next one.
+    """Add one call of a kernel on all pairs of a row of one operand and a row of the next one.
 
-    `first_index` is the index of the first of these two in `operands`. All operands are arguments
-    of the kernel, after a copy if they are not contiguous. Refuses orders other than 1 and 2,
-    and different batch dimensions.
+    `first_index` is the index of the first of these two in `operands`. The arguments of the call
+    are the output, all operands, copied if they are not contiguous, the number of batches, the
+    sizes and `order`. Refuses orders other than 1 and 2, and different batch dimensions.
     """
     if order not in (1, 2):
         op.refuse(f"expected distances of order 1 or 2, got {order:g}")
@@ -465,10 +465,10 @@ def _row_layout(
 ) -> tuple[tuple[int, ...], tuple[int, int, int]]:
     """Return (strides of outer dimensions, rows and elements for each tensor, sizes of these).
 
-    The strides of all tensors are one tuple. The elements of a row are the last `inner_rank`
-    dimensions. The leading dimensions are merged into rows, or divided into outer dimensions and
-    rows: rows are then the last dimension, or all except the first. Refuses dimensions that cannot
-    be merged in this way.
+    The strides are one tuple: three of the first tensor, then three of the next. The elements of a
+    row are the last `inner_rank` dimensions. The leading dimensions are merged into rows, or
+    divided into outer dimensions and rows: rows are then the last leading dimension, or all leading
+    dimensions except the first. Refuses dimensions that cannot be merged in this way.
     """
     leading_rank = len(views[0].shape) - inner_rank
     leading_sizes, inner_sizes = views[0].shape[:leading_rank], views[0].shape[leading_rank:]

@@ -168,7 +168,10 @@ def _lower_roll(op: Lowering) -> None:
 def _roll_slices(
     x: StridedView, out: StridedView, shift: int, dimension: int
 ) -> list[tuple[StridedView, StridedView]]:
-    """Return the two (source, destination) pairs of a roll along a dimension; each may be empty."""
+    """Return two (source, destination) pairs of a roll: the beginning of `x` first, then its end.
+
+    `shift` may be any integer, and `dimension` negative. Either pair may be empty.
+    """
     dimension = positive_dimension(dimension, len(x.shape))
     size = x.shape[dimension]
     shift = shift % size if size else 0
@@ -185,8 +188,8 @@ def _roll_slices(
 def _lower_triangle(op: Lowering) -> None:
     """Lower ``tril`` or ``triu``: elements outside of the triangle of each matrix become 0.
 
-    Refuses integers, except uint8, which has the kernel of booleans. Marks the operation as
-    elementwise.
+    Refuses integers, except uint8, which has the kernel of booleans. Sets
+    `op.can_overwrite_operand` to True.
     """
     x, out = op.value(op.args[0]), op.output()
     *_, row, column = range(len(x.shape))
@@ -409,7 +412,8 @@ def _call_on_bags(
     index of each bag; `weights`: a factor for each index, or None for a null pointer; and `sizes`:
     the number of bags, the columns of the table, the mode and the padding index. The numbers of
     positions and of indices follow the number of bags. Copies indices, positions and weights that
-    are not contiguous to workspace. `row_count` is only the limit of valid indices.
+    are not contiguous to workspace. `row_count` is no argument of the kernel, but the limit of
+    valid indices in `Call.index_range`.
     """
     indices, offsets = (make_contiguous(op, op.value(tensor)) for tensor in bags)
     weight_view: StridedView | int = (
@@ -440,8 +444,8 @@ def _lower_indexing(
     """Lower indexing to a gather.
 
     `indices` has an index, or None, for each of the first dimensions of `x`. Further dimensions are
-    not indexed. `allow_negative`: whether the numbers of a single index may be negative; those of
-    several indices always may.
+    not indexed. The kernels count negative numbers from the end. `allow_negative` only adds those
+    of a single index to `Call.index_range`; the ranges of several indices always include them.
     """
     source, index, stride, size = _combine_indices(op, x, indices, op.output().shape)
     _call_gather(op, source, index, stride, size, allow_negative=allow_negative)
@@ -480,8 +484,9 @@ def _lower_index_put(op: Lowering) -> None:
 def _index_position(indices: Sequence[Any]) -> int:
     """Return the position of the index dimensions in the result of indexing.
 
-    The position is that of the first indexed dimension if all indexed dimensions are adjacent,
-    otherwise 0, as in PyTorch.
+    `indices` has the index of each dimension, or None; at least one is not None. The position is
+    that of the first indexed dimension if all indexed dimensions are adjacent, otherwise 0, as in
+    PyTorch.
     """
     dimensions = [dimension for dimension, argument in enumerate(indices) if argument is not None]
     return dimensions[0] if dimensions[-1] - dimensions[0] + 1 == len(dimensions) else 0
@@ -541,9 +546,9 @@ def _expand_view(
 def _expand_index(
     index: StridedView, shape: tuple[int, ...], first_index_dimension: int
 ) -> StridedView:
-    """Return an index in the shape of the result of indexing, with stride 0 in its new dimensions.
+    """Return an index in `shape`, that of the result of indexing; new dimensions have stride 0.
 
-    The dimensions of the index begin at `first_index_dimension` of the result.
+    The dimensions of the index keep their strides, and begin at `first_index_dimension`.
     """
     trailing_rank = len(shape) - first_index_dimension - len(index.shape)
     return replace(

@@ -51,9 +51,10 @@ class _Convolution:
 
 @lowers(aten.convolution.default)
 def _lower_convolution(op: Lowering) -> None:
-    """Lower a convolution; a transposed one first copies any bias to the output, then adds to it.
+    """Lower a convolution; a transposed one with a bias adds to an output that has the bias.
 
-    Refuses a bias that is not contiguous.
+    The bias is copied to that output first. Other convolutions overwrite their output. Refuses a
+    bias that is not contiguous, and all but one or two spatial dimensions.
     """
     x, w = op.value(op.args[0]), op.value(op.args[1])
     bias = None if op.args[2] is None else op.value(op.args[2])
@@ -84,7 +85,8 @@ def _lower_convolution(op: Lowering) -> None:
 def _lower_convolution_backward(op: Lowering) -> None:
     """Lower each requested gradient that is an output to a call: of bias, then input, then weight.
 
-    Refuses a bias gradient that is not contiguous.
+    Raises `CaptureError` for a bias gradient that is not contiguous, and for the other two unless
+    the convolution has one or two spatial dimensions.
     """
     dy, x, w = (op.value(argument) for argument in op.args[:3])
     transposed, output_mask = op.args[7], op.args[10]
@@ -178,10 +180,10 @@ def _call_convolution(
 ) -> None:
     """Add the call of `kernel`, or of its variant for depthwise convolutions or for any strides.
 
-    The variant for any strides is called unless samples are contiguous. `operands` are the output
-    and the inputs of the kernel. `accumulate`: whether ``pm_conv2d_dx`` adds to its output; None
-    for other kernels, which overwrite it. Only ``pm_conv2d`` and its variants have a `bias`.
-    Refuses a bias that is not contiguous.
+    The variant for any strides is called unless `has_contiguous_samples`, also for depthwise
+    convolutions. `operands` are the output and the inputs of the kernel. `accumulate`: whether
+    ``pm_conv2d_dx`` adds to its output; None for other kernels, which overwrite it. Only
+    ``pm_conv2d`` and its variants have a `bias`. Refuses a bias that is not contiguous.
     """
     arguments: list[Any] = [*operands]
     if kernel == "pm_conv2d":
@@ -498,7 +500,7 @@ def _call_pick_backward(
 def _nearest_sources(
     op: Lowering, x: StridedView, out: StridedView, factors: Sequence[float | None]
 ) -> list[tuple[int, ...]]:
-    """Return the source row of each row, and the source column of each column, of an upsampling.
+    """Return the source row of each output row of an upsampling, and likewise for the columns.
 
     PyTorch computes the nearest neighbours. `factors` are the scale factors of the call, or None
     for each that it omits. With one spatial dimension, the only source row is 0.

@@ -192,7 +192,8 @@ class StepLowering:
     def _compute_relative_rates(self) -> dict[fx.Node, float]:
         """Return the learning rate of each parameter group as a multiple of the first group's.
 
-        Only groups with trained parameters count. The keys are the nodes of the rates. Raises
+        Only groups with trained parameters count. The keys are the nodes of the rates. A rate equal
+        to the first one, even 0, is 1. Raises
         `CaptureError` if the rates differ and the first one is 0.
         """
         rates = {
@@ -212,8 +213,8 @@ class StepLowering:
     def _add_argument_views(self) -> None:
         """Add the views of tensor arguments.
 
-        Learning rates, and state and constants that no operation reads, have no view. Registers a
-        buffer for each input that no operation reads.
+        Learning rates, and state and constants that no operation reads, have no view. For an input
+        that no operation reads, registers a buffer, and adds a view of it.
         """
         for argument in self.joint.arguments:
             value = self.joint.value(argument)
@@ -254,8 +255,9 @@ class StepLowering:
     def _make_view(self, node: fx.Node, value: torch.Tensor, description: str) -> StridedView:
         """Return the view of the value of a node; messages call the node `description`.
 
-        A value without a storage is a view of the loss's gradient. Raises `CaptureError` if
-        exported code does not have the type of the value, or if its storage has another type.
+        A value that is in none of the training graph's storages is a view of the loss's gradient.
+        Raises `CaptureError` if exported code does not have the type of the value, or if its
+        storage has another type.
         """
         kind = self._exported_type(value.dtype, description)
         storage_indices = self.training_graph.find_reads((node,)).storages
@@ -294,7 +296,7 @@ class StepLowering:
         yield _LOSS_GRADIENT, Buffer(elements=1, type=DataType.REAL)
 
     def _make_buffer(self, storage: TensorStorage) -> Buffer:
-        """Return the buffer of a storage.
+        """Return the buffer of a storage: its number of elements, and its type.
 
         Raises `CaptureError` if the layouts of the storage have several types, or a type that
         exported code does not have.
@@ -495,11 +497,11 @@ class StepLowering:
     ) -> tuple[tuple[str, str], ...]:
         """Return the (output, input) pair if the first output may overwrite an input, else ().
 
-        The operation must be elementwise. The input must be dense, and match the output in shape,
-        strides and type; both must begin at the start of their buffers. The input must be a tensor
-        of the graph that the calls use, but no state. The operation must not read the input's
-        buffer in another view. Of several such inputs, returns the first by the order in which
-        PyTorch's operator reads them.
+        The lowering must set `can_overwrite_operand`, as for most elementwise operations. The input
+        must be dense, and match the output in shape, strides and type; both must begin at the start
+        of their buffers. The input must be a tensor of the graph that the calls use, but no state.
+        The operation must not read the input's buffer in another view. Of several such inputs,
+        returns the first by the order in which PyTorch's operator reads them.
         """
         if not lowering.can_overwrite_operand or not lowering.has_output(0):
             return ()

@@ -147,7 +147,9 @@ class _Conversions:
     def __init__(self, joint: Joint) -> None:
         """Find the byte inputs of a step, and the operations that convert their elements.
 
-        Fills `input_of`, `source_of` and `end_nodes`; `compute_tables` computes the tables.
+        Fills `input_of` (byte inputs and their views), `source_of` (the byte input or view of each
+        conversion) and `end_nodes` (conversions with a float32 result that other operations read).
+        `compute_tables` computes the tables.
         """
         self._joint = joint
         self.source_of: dict[fx.Node, fx.Node] = {}
@@ -257,10 +259,10 @@ class _Conversions:
     def compute_tables(self) -> Iterator[tuple[fx.Node, int, torch.Tensor]]:
         """Yield (operation, channel dimension, table) of each conversion in `end_nodes`.
 
-        These conversions have a float32 result that other nodes read. A table has a row of results
-        for the bytes 0 to 255 for each channel, or only one row; then the dimension is 0. An int8
-        below 0 has the position of its value plus 256. All 256 bytes are converted at once, along a
-        new first dimension; other dimensions have size 1, except that of channels.
+        All of them have a float32 result, which nodes other than conversions read. A table has a
+        row of results for the bytes 0 to 255 for each channel, or only one row; then the dimension
+        is 0. An int8 below 0 has the position of its value plus 256. All 256 bytes are converted at
+        once, along a new first dimension; other dimensions have size 1, except that of channels.
         """
         for end_node in self.end_nodes:
             source = self.source_of[end_node]
@@ -283,7 +285,9 @@ class _Conversions:
         """Return the results of a conversion for all 256 bytes, from constants and from `values`.
 
         `values` has the 256 bytes by the node of their source, and the results of earlier
-        conversions by node. Constants are reduced as in `_Constant.reduce`, so that they broadcast.
+        conversions by node. Bytes are along the first dimension; of the other dimensions, which are
+        those of the source, only that of channels may have a size above 1. Constants, which may
+        vary along channels, are reduced as in `_Constant.reduce`, so that they broadcast.
         """
         if node.target in _COPIES:
             (x,) = node.all_input_nodes

@@ -147,7 +147,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
     def __init__(
         self, record: FileRecord, *, logits: bool = False, front: FrontRecord | None = None
     ) -> None:
-        """Register the constants and nodes of `record` in this module.
+        """Register constants, as parameters, buffers or plain numbers, and nodes of `record`.
 
         With `logits`, training mode skips the `ending`, which stays registered. Raises
         `InputError` if `logits` is set and the network does not end in one of `ENDINGS`, or
@@ -244,7 +244,8 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         ------
         InputError
             If a dimension remains open, if `dims` has a name that is no open dimension of the file,
-            or if `batch` is given, but no first dimension is open, or `dims` sets all open ones.
+            or if `batch` is given, but no first dimension is open, or `dims` sets all first
+            dimensions that are open.
         """
         sizes_by_name = dict(dims or {})
         batch_names = {i.shape[0] for i in self.inputs if i.shape and isinstance(i.shape[0], str)}
@@ -290,7 +291,10 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         sizes_by_name: Mapping[str, int],
         generator: torch.Generator,
     ) -> torch.Tensor:
-        """Return an example tensor of an input; `sizes_by_name` has sizes of open dimensions."""
+        """Return an example tensor of an input; `sizes_by_name` has the sizes of open dimensions.
+
+        Integers are 0 and booleans true; other numbers are standard normal, from `generator`.
+        """
         shape = [
             sizes_by_name[size] if isinstance(size, str) else size for size in input_record.shape
         ]
@@ -325,8 +329,8 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
 
         Searches backwards from the output through nodes that change only shape, order or type. No
         node may read the output, and only one node may read each earlier result, that of the ending
-        included. Sets `reshapes_ending` if the shape or order changes. Returns None for several
-        outputs.
+        included. Sets `reshapes_ending` to True if one of these nodes changes shape or order, even
+        if None is returned. Returns None for several outputs.
         """
         if len(self.outputs) != 1:
             return None
@@ -406,9 +410,10 @@ class _Constants:
     def register_all(self) -> FileRecord:
         """Register constants that are read or outputs; return the record without Constant nodes.
 
-        Also removes Identity nodes of constants, makes nodes read copies as in
-        `_copy_shared_constants`, and sets the names of the module's outputs. Raises `InputError` if
-        a Constant node does not contain numbers, or if its tensor cannot be read.
+        They become parameters, buffers or plain numbers, as in `_add_constant`. Also removes
+        Identity nodes of constants, makes nodes read copies as in `_copy_shared_constants`, and
+        sets the names of the module's outputs. Raises `InputError` if a Constant node does not
+        contain numbers, or if its tensor cannot be read.
         """
         nodes = [node for node in self.record.nodes if not self._add_constant_node(node)]
         source_names: dict[str, str] = {}
@@ -461,9 +466,10 @@ class _Constants:
         return True
 
     def _count_uses(self, nodes: list[NodeRecord]) -> None:
-        """Add each input of these nodes that reads a constant to `uses`, by its purpose.
+        """Count the inputs of these nodes that read constants, by constant and purpose, in `uses`.
 
-        The purposes are those of `Operator`: numbers, statistics, weights, or none of them.
+        The purposes are those of `Operator`: numbers, statistics or weights. An input without a
+        purpose is appended to `other_uses` as (operator, position).
         """
         for node in nodes:
             operator = OPERATORS[node.operator]
@@ -483,10 +489,10 @@ class _Constants:
     def _copy_shared_constants(self, node: NodeRecord) -> NodeRecord:
         """Return a node that reads copies of constants shared by chance with other inputs.
 
-        Each batch norm gets its own statistics. Uniform weights, such as zeros of new biases, are
-        shared by chance because exporters store equal constants once. Adds the copies to `arrays`,
-        under names that no other value has, and lowers the counts in `uses`. The last remaining use
-        reads the constant itself.
+        Copied are statistics, so that each batch norm gets its own, and uniform weights, such as
+        zeros of new biases, because exporters store equal constants once. Other weights stay
+        shared. Adds the copies to `arrays`, under names that no other value has, and lowers the
+        counts in `uses`. The last remaining use reads the constant itself.
         """
         operator = OPERATORS[node.operator]
         inputs = list(node.inputs)
@@ -520,6 +526,7 @@ class _Constants:
         Floating-point statistics become buffers. Floating-point constants with dimensions become
         parameters if they train (`_is_trained`). Any other constant becomes plain numbers if an
         input must be numbers or if it has at most `MAX_NUMBERS` elements, otherwise a buffer.
+        `name` is the name of the ONNX value.
         """
         is_floating = value.dtype.kind == "f"
         if is_floating and use.statistics:
@@ -534,9 +541,9 @@ class _Constants:
     def _is_trained(self, name: str, use: _ConstantUses) -> bool:
         """Return whether a floating-point constant is trained.
 
-        An initializer is trained if a node reads it as a weight, or at a position without a purpose
-        in `Operator`, unless `_NON_WEIGHTS` has (operator, position) of all these reads. A constant
-        from a Constant node is trained only if it is a weight whose elements differ.
+        An initializer is trained if a node reads it as a weight, or at a position that has no
+        purpose in `Operator` and is not in `_NON_WEIGHTS`. A constant from a Constant node is
+        trained if a node reads it as a weight and its elements differ.
         """
         if name not in self.initializer_names:
             return bool(use.weights) and not _is_uniform(self.arrays[name])

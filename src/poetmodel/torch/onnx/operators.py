@@ -108,8 +108,8 @@ class OnnxNode(nn.Module):  # type: ignore[misc, unused-ignore]
 
         The registered implementation of the operator computes the node, except if no input is a
         tensor or a list and the operator is neither ``Shape`` nor ``Size``. Then ONNX's reference
-        computes the node. If its outputs have more than `MAX_NUMBERS` elements, they are discarded,
-        and the registered implementation computes the node again.
+        computes the node. If its outputs together have more than `MAX_NUMBERS` elements, they are
+        discarded, and the registered implementation computes the node again.
         """
         if self.operator in _SHAPE_OPERATORS:
             return OPERATORS[self.operator].compute(self, *values)
@@ -244,8 +244,9 @@ def to_tensors(*values: Any) -> tuple[Any, ...]:
     """Return all values as tensors, except None and lists, which stay unchanged.
 
     Numbers and tuples of numbers get the device of the first floating-point tensor, or else of the
-    first tensor. Floats get the type of the first floating-point tensor, or else PyTorch's default
-    type; integers become int64, booleans bool.
+    first tensor, or PyTorch's default device if no value is a tensor. Floats get the type of the
+    first floating-point tensor, or else PyTorch's default type; integers become int64, booleans
+    bool.
     """
     tensor_values = [value for value in values if isinstance(value, torch.Tensor)]
     template = next(
@@ -256,7 +257,10 @@ def to_tensors(*values: Any) -> tuple[Any, ...]:
 
 
 def to_operands(x: Any, y: Any) -> tuple[Any, Any]:
-    """Return two operands as tensors; a single number beside a tensor stays a number."""
+    """Return two operands as tensors; a single number beside a tensor stays a number.
+
+    Two numbers both become tensors, and so does a tuple of numbers.
+    """
     if isinstance(x, torch.Tensor) and not isinstance(y, tuple):
         return x, y
     if isinstance(y, torch.Tensor) and not isinstance(x, tuple):

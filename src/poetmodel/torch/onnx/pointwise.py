@@ -142,9 +142,9 @@ def _select(_: OnnxNode, condition: Any, x: Any, y: Any) -> torch.Tensor:
 def _cast(node: OnnxNode, x: Any, type_tensor: Any = None) -> Any:
     """Convert a tensor, or numbers, to the type of the attribute ``to`` or of `type_tensor`.
 
-    Numbers stay numbers. Casts between floating-point types do not change tensors, because all
-    floating-point tensors have the default type of PyTorch. Raises `InputError` if ``to``
-    is not in `_DTYPES`.
+    Numbers stay numbers. Every floating-point type becomes the default type of PyTorch, which
+    floating-point tensors already have: casts between these types do not change tensors. Raises
+    `InputError` if ``to`` is not in `_DTYPES`.
     """
     if node.operator == "Cast":
         code = node.get("to")

@@ -67,7 +67,8 @@ def split_front(
         the first dimension, and one result; also if a layer after the front has a quantized weight.
         If a constant cannot be read, or a feature of a node is not supported. If an operator has no
         int8 kernel; the message names the operator. If `train` matches no int8 layer, or if
-        `rounding` or `headroom` is invalid. If PyTorch cannot export the front (`CaptureError`).
+        `rounding` or `headroom` is invalid. If PyTorch cannot export the front: then the subclass
+        `CaptureError`.
     """
     check_training(rounding, headroom)
     if not any(node.operator in QUANTIZATION_OPERATORS for node in record.nodes):

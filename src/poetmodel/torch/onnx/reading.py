@@ -82,8 +82,8 @@ def read_file(path: str | Path, *, is_known: Callable[[str], bool]) -> FileRecor
         If the package onnx is not installed.
     InputError
         If the file does not exist, is no valid ONNX file, or has weights that cannot be read. If
-        its opset, an operator or an input is not supported, or an initializer is sparse. If it has
-        no floating-point output.
+        its opset, an input or the operator of a needed node is not supported, or an initializer is
+        sparse. If it has no floating-point output.
     """
     require_package("onnx", "reading ONNX files")
     path = Path(path)
@@ -115,8 +115,9 @@ def read_array(tensor: Any, path: Path) -> np.ndarray:
     """Return a tensor of a file as an array, with half, bfloat16 and double as float32.
 
     Unsigned integers of more than one byte become int64, because PyTorch has no arithmetic for
-    them. All further types are unchanged. Raises `InputError` if the tensor cannot be read, or if
-    NumPy has no numbers of its type, such as INT4, FLOAT8E4M3FN and STRING.
+    them. All further types are unchanged. `path` is that of the file, for messages; external data
+    are read from its folder. Raises `InputError` if the tensor cannot be read, or if NumPy has no
+    numbers of its type, such as INT4, FLOAT8E4M3FN and STRING.
     """
     import numpy as np
     from onnx import TensorProto, numpy_helper
@@ -269,7 +270,8 @@ def _make_node_records(protos: Iterable[Any]) -> tuple[NodeRecord, ...]:
     """Return records of nodes, with unique names that a `torch.nn.ModuleDict` accepts.
 
     A name is that of the node, or else of its first output, with ``_`` for dots and with ``_``
-    appended until it is unique. Attributes that are graphs are left out.
+    appended until it is unique and no attribute of a ``ModuleDict``, such as ``keys``. Attributes
+    of the node that are graphs are left out.
     """
     from onnx import helper
     from torch import nn

@@ -32,7 +32,7 @@ class _Weights:
     def __init__(
         self, input_weight: torch.Tensor, recurrent_weight: torch.Tensor, bias: torch.Tensor | None
     ) -> None:
-        """Store the weights; split `bias` into the biases of inputs and of the state."""
+        """Store the weights; split `bias` into those of inputs and state, both None without it."""
         self.input_weight, self.state_weight, self.hidden_size = (
             input_weight,
             recurrent_weight,
@@ -115,7 +115,7 @@ def _compute_directions(
 
 
 def _active_mask(lengths: Any, x: torch.Tensor) -> torch.Tensor | None:
-    """Return flags of shape (time steps, batch, 1): whether a sequence includes the time step.
+    """Return booleans of shape (time steps, batch, 1): whether a sequence includes the time step.
 
     Returns None if `lengths` is None, or a tuple whose numbers are all the full length.
     """
@@ -152,6 +152,12 @@ def _find_activations(node: OnnxNode, direction: int, n_directions: int) -> tupl
 def _compute_rnn(
     node: OnnxNode, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None, h: Any = None
 ) -> Any:
+    """Compute a plain RNN, whose next state is activation(W x + R h + biases).
+
+    Returns Y, or (Y, final state) if the node has two outputs, and raises as `_compute_directions`
+    does.
+    """
+
     def make_step(weights: _Weights, activations: tuple[Activation, ...], _: int) -> TimeStep:
         """Return the function of one RNN time step, which returns the next hidden state."""
 
@@ -174,19 +180,24 @@ def _compute_gru(
 ) -> Any:
     """Compute a GRU, with weights in ONNX's order of the gates: update, reset, new.
 
-    The reset gate multiplies the state before its projection, or the projected state if the
-    attribute ``linear_before_reset`` is set.
+    Gates are not reordered. The reset gate multiplies the state before its projection, or the
+    projected state if the attribute ``linear_before_reset`` is set. Returns Y, or (Y, final state)
+    if the node has two outputs, and raises as `_compute_directions` does.
     """
 
     def make_step(weights: _Weights, activations: tuple[Activation, ...], _: int) -> TimeStep:
-        """Return the function of one GRU time step; ``linear_before_reset`` selects it."""
+        """Return the function of one GRU time step.
+
+        Its reset gate multiplies the projected state if the node's ``linear_before_reset`` is set,
+        otherwise the state before its projection.
+        """
         activate_gate, activate_new = activations
         split_sizes = (2 * weights.hidden_size, weights.hidden_size)
 
         def compute_time_step(
             projected: torch.Tensor, state: tuple[torch.Tensor, ...]
         ) -> tuple[torch.Tensor, ...]:
-            """Compute a GRU's time step whose reset gate multiplies the projected state."""
+            """Return the next state of a GRU whose reset gate multiplies the projected state."""
             (h,) = state
             input_update, input_reset, input_new = projected.chunk(3, 1)
             projected_state = functional.linear(h, weights.state_weight, weights.biases[1])

@@ -109,7 +109,8 @@ def _compute_cumulative_sum(node: OnnxNode, x: Any, axis: Any) -> torch.Tensor:
 def _select_top_k(node: OnnxNode, x: torch.Tensor, count: Any) -> Any:
     """Return the `count` largest or smallest elements along an axis, sorted if ``sorted`` is not 0.
 
-    Returns (elements, indices) if the node has two outputs.
+    Otherwise their order is arbitrary. Returns (elements, indices) if the node has two outputs,
+    else only the elements.
     """
     (k,) = to_integers(node, count, "number of elements")
     axis = read_axis(node, x.ndim, -1)
@@ -173,7 +174,7 @@ def _compute_batch_norm(node: OnnxNode, x: torch.Tensor, *parameters: Any) -> An
 def _compute_layer_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any = None) -> Any:
     """Normalize over the axes from ``axis`` on; scale and bias may be broadcast to these axes.
 
-    Outputs after the first are None.
+    If the node has several outputs, the result is a tuple with None for each after the first.
     """
     shape = x.shape[read_axis(node, x.ndim, -1) :]
     epsilon = node.get("epsilon", 1e-5)

@@ -84,7 +84,7 @@ class _Window:
         return self.strides[axis] * (self.lengths[axis] - 1) + self.span(axis)
 
     def compute_window_means(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the mean of each window; `x` already contains its padding."""
+        """Return the mean of each window; `x` already contains its padding, which counts."""
         rank = len(self.size)
         if set(self.dilations) == {1}:
             return _MEAN_POOLS[rank - 1](x, self.size, self.strides)
@@ -96,11 +96,11 @@ class _Window:
         return means.reshape(*x.shape[:2], *means.shape[2:])
 
     def _padding_after(self, axis: int, pad_before: int, pad_after: int) -> int:
-        """Return the padding after an axis for ``ceil_mode``, where the window count is rounded up.
+        """Return the padding after an axis for ``ceil_mode``, which replaces `pad_after`.
 
-        `pad_before` and `pad_after` are the padding by the attributes. A window that would begin in
-        the padding after the axis is left out, as in PyTorch and ONNX. The padding is negative if
-        no window reads the end of the axis.
+        `pad_before` and `pad_after` are the padding by the attributes. The number of windows is
+        rounded up, but a window that would begin beyond the end of the axis is left out, as in
+        PyTorch and ONNX. The padding is negative if no window reads the end of the axis.
         """
         stride, length = self.strides[axis], self.lengths[axis]
         count = -(-(length + pad_before + pad_after - self.span(axis)) // stride) + 1
@@ -283,8 +283,8 @@ def _resize(
 ) -> torch.Tensor:
     """Resize with PyTorch's operator if it has the result of ONNX, otherwise axis by axis.
 
-    Integers are interpolated in float32, then rounded half to even and limited to their type, as by
-    ONNX's reference.
+    Except for the mode ``nearest``, integers are interpolated in float32, then rounded half to even
+    and limited to the range of their type, if it has less than 32 bits.
 
     `sizes` take precedence over `scales`; only ``tf_crop_and_resize`` uses `roi`. Raises
     `InputError` if a used one of these is a tensor, or if the coordinate transformation is not
@@ -425,7 +425,10 @@ class _ResizedAxis:
         return y
 
     def _source_positions(self) -> list[float]:
-        """Return the position of each output element in the input, as a fractional index."""
+        """Return the position of each output element in the input, as a fractional index.
+
+        Positions may be outside of the input; they are not clamped.
+        """
         last_index, exact_length = self.size - 1, self.size * self.factor
         if self.coordinates in ("align_corners", _CROPPED):
             first, last = self.crop if self.coordinates == _CROPPED else (0.0, 1.0)

@@ -50,7 +50,7 @@ def make_onnx_step(
         mode, ``cross-entropy`` replaces a Softmax or LogSoftmax at the end of the file, ``bce`` a
         Sigmoid.
     load_function : callable
-        Returns the function named ``module:function``.
+        Returns the function named ``module:function``. Exceptions of this call pass unchanged.
     batch, dims
         As for `OnnxModule.example_inputs`.
 
@@ -59,8 +59,8 @@ def make_onnx_step(
     MissingExtraError
         If the package onnx is not installed.
     InputError
-        If `loss` is None or unknown, if the file cannot be read or has features that are not
-        supported, or if the file, the loss and the dimensions do not match.
+        If `loss` is None, unknown or not callable, if the file cannot be read or has features that
+        are not supported, or if the file, the loss and the dimensions do not match.
     """
     if loss is None:
         raise InputError(f"{path}: --loss is missing; expected {_format_loss_names()}")
@@ -140,7 +140,7 @@ class _ExampleOutput:
     """An example output, and the losses and targets that match its shape."""
 
     def __init__(self, path: str, loss: str, output: torch.Tensor, ending: OnnxNode | None) -> None:
-        """Find the dimension of classes in `output` if `loss` needs classes.
+        """Store `output`; if `loss` needs classes, find their dimension for `has_classes_last`.
 
         `ending` is the final operator that the loss replaces; its ``axis`` is the dimension of
         classes. It is None if there is no such operator, or a later node reshapes its result: then
@@ -205,7 +205,7 @@ _LOSSES: Final[
 
 
 def _make_user_target(name: str, function: Any, outputs: Any) -> torch.Tensor:
-    """Return the default target of a user-defined loss, or zeros in the shape of the output.
+    """Return the default target of a user-defined loss, or zeros in shape and type of the output.
 
     The default target is the default value of the second parameter, if that is a tensor. Raises
     `InputError` if `function` is not callable, or if there are several outputs and no default

@@ -73,13 +73,13 @@ def check_agreement(trace: Trace, runner: Runner) -> None:
 
     Raises `CaptureError` if results differ by more. Also raises it if eager PyTorch raises an
     exception, if a test of `Joint.finite_check_lines` fails in the compiled step, or if the
-    executions of eager PyTorch still differ with one thread. The second one starts with the modules
-    as the first one left them. Raises `PageError` if a page or state cannot be written or read.
-    Other exceptions of the compiled step are not converted.
+    executions of eager PyTorch still differ with one thread. Raises `PageError` if a page or state
+    cannot be written or read. Other exceptions of the compiled step are not converted.
 
-    A capture contains the values that Python code computed during the capture, such as the time, a
-    count of calls, or a number of another library's generator. The second execution of a captured
-    step would then be wrong.
+    Two executions of eager PyTorch differ if the step depends on values that Python code computes,
+    such as the time, a count of calls, or a number of another library's generator. The capture
+    contains these values as constants, so that later steps would be wrong. The second execution
+    starts with the modules as the first one left them.
     """
     joint = trace.joint
     state = StepState(joint, joint.inputs)
@@ -134,13 +134,15 @@ def _execute_eager(joint: Joint, *, backward: bool = True) -> Any:
 def _unstable_results(trace: Trace, state: StepState, expected: Results) -> list[ResultDifference]:
     """Return the results that differ in a second eager step.
 
-    The second step starts with the modules as the first step left them. `expected` are the results
-    of the first step.
+    The second step starts with modules as the first step left them, but `StepState.reset` restores
+    the values of tensors, the moments and the random state. `expected` are the results of the first
+    step.
 
     The backward pass is not repeated if modules are unchanged and all results of a second forward
-    pass are equal: except in custom autograd functions and hooks, a backward pass executes no
-    Python code of the model. With an optimizer, these results include parameters and moments, so
-    that the backward pass is repeated if the first step changed any of them.
+    pass are equal: a backward pass executes Python code of the model only in custom autograd
+    functions and hooks, which alone cause no repetition. With an optimizer, the compared results
+    include parameters and moments, which the reset restores, so that the backward pass is repeated
+    if the first step changed any of them.
     """
     if state.is_unchanged:
         execute_forward = partial(_execute_eager, trace.joint, backward=False)
@@ -198,8 +200,9 @@ def execute_eager_step(joint: Joint, inputs: Sequence[Any], *, backward: bool = 
 
     Without `backward`, executes only the forward pass, which may change buffers; autograd is on.
     Otherwise also divides the loss by `Joint.accumulate` and adds its gradients to ``.grad``. With
-    an optimizer, then clips the gradients if `Joint.clip_grad_norm` is set, updates parameters and
-    moments, and clears the gradients. The loss in the output is detached and not divided.
+    an optimizer, each call then clips the gradients if `Joint.clip_grad_norm` is set, updates
+    parameters and moments, and clears the gradients. The loss in the output is detached and not
+    divided.
     """
     with torch.enable_grad():
         outputs = joint.module(*inputs)
@@ -221,9 +224,10 @@ class StepState:
     """A snapshot of the state that a step may change, and execution of steps from this state."""
 
     def __init__(self, joint: Joint, inputs: Sequence[Any]) -> None:
-        """Copy parameters, buffers, moments, the state of PyTorch's random generator and modules.
+        """Copy parameters, buffers, moments and PyTorch's random state; take a `ModuleSnapshot`.
 
-        Also copies each of `inputs` that the step changes. Copies no gradients.
+        Also copies the states of other random generators (`GeneratorStates`), and each of `inputs`
+        that the step changes. Copies no gradients.
         """
         self._joint = joint
         self.gradient_tensors = {
@@ -264,9 +268,10 @@ class StepState:
 
     @contextmanager
     def restore_at_end(self) -> Iterator[None]:
-        """Context manager that clears gradients, and restores them and all state at the end.
+        """Context manager that clears gradients; at the end restores them and the snapshot.
 
-        Also restores random generators of other libraries to their states at the beginning.
+        Deletes moments created since the snapshot. Gradients, and random generators of other
+        libraries, are restored to their states at the beginning of the context.
         """
         gradients = {name: tensor.grad for name, tensor in self.gradient_tensors.items()}
         self._clear_gradients()
@@ -293,7 +298,7 @@ class StepState:
                 tensor.grad = torch.zeros_like(tensor)
 
     def reset(self, *, restore_modules: bool = True) -> None:
-        """Restore tensors, moments, the random state and, if `restore_modules`, the modules.
+        """Restore tensors, moments, random state and, if `restore_modules`, the `ModuleSnapshot`.
 
         Deletes moments created since the snapshot, except those of `create_accumulators`. Gradients
         are unchanged.

@@ -188,7 +188,8 @@ class Division:
         """Yield (output, input, weight, bias, number of groups) of each piece, with views.
 
         `y`, `x`, `w` and `b` are the whole output, input, weight and bias of a convolution. Tensors
-        without the divided dimension are yielded whole. Raises `KeyError` for ``channels``.
+        without the divided dimension are yielded whole. Raises `KeyError` if `dimension` is
+        ``channels``, that of a norm.
         """
         totals = {"batch": y.shape[0], "out": y.shape[1], "in": x.shape[1], "groups": self.groups}
         total = totals[self.dimension]
@@ -355,8 +356,8 @@ def _find_divided_kernel(node: fx.Node, allowed_bytes: int) -> tuple[Any, int] |
     The kernel has equal bits, and the fewest pieces whose workspace is allowed, otherwise the
     smallest workspace. For a convolution's gradients, this holds for the division of the input's
     gradient, and for that of the gradients of weight and bias. The sizes of the tensors determine
-    the divided dimension. Returns None if the undivided kernel's workspace is allowed, or no such
-    kernel needs less.
+    the divided dimension of a convolution; for a batch norm, it is the channels. Returns None if
+    the undivided kernel's workspace is allowed, or no such kernel needs less.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -421,7 +422,7 @@ def _find_divided_kernel(node: fx.Node, allowed_bytes: int) -> tuple[Any, int] |
 
 
 def _convert_statistics(x: torch.Tensor, *vectors: OptionalTensor) -> list[OptionalTensor]:
-    """Return the saved mean and inverse deviation of a batch norm, in the norm's type.
+    """Return saved mean and inverse deviation of a batch norm in the norm's type; None stays None.
 
     `vectors` are weight, running mean and variance, then the saved mean and inverse deviation. The
     type is that of the first of weight, running mean and variance that is not None, else of `x`.
@@ -460,8 +461,8 @@ def find_min_workspace_kernel(
 ) -> tuple[Any, int] | None:
     """Return (divided kernel with equal bits and strides and less workspace, its workspace [B]).
 
-    This is the first of `kernels` whose workspace is at most `allowed_bytes`, otherwise the one
-    with the smallest workspace. None if `undivided_kernel` needs at most `allowed_bytes`, or no
+    Of these `kernels`, this is the first whose workspace is at most `allowed_bytes`, otherwise the
+    one with the smallest workspace. None if `undivided_kernel` needs at most `allowed_bytes`, or no
     kernel with equal bits needs less.
     """
     expected_outputs, min_bytes = _measure_kernel(undivided_kernel, arguments)

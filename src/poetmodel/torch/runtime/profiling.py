@@ -122,7 +122,7 @@ class Profile:
     def notes(self) -> tuple[str, ...]:
         """Notes for display: compute times, page times if measured, energies, and `origin` if any.
 
-        A spread of the times of steps above `MAX_SPREAD_RATIO` adds one.
+        A spread of the times of steps above `MAX_SPREAD_RATIO` adds a note after the first.
         """
         notes = [
             f"compute times: of each operation the minimum of {self.repeats} steps, "
@@ -164,8 +164,8 @@ def measure(
         Folder for pages; None if no tensor may be paged.
     repeats : int
         Maximum number of timed steps: of each operation, the shortest time counts. Also the number
-        of transfers of each page, of which the median counts. In a step, expensive operations with
-        equal shapes are timed once.
+        of transfers of each page size, of which the median counts. In a step, expensive operations
+        with equal shapes are timed once.
     max_s : float
         Time after which no third or later step is started [s].
     threads : int, optional
@@ -284,7 +284,7 @@ def measure_operation_times(
     times_s: dict[fx.Node, float] = {}
 
     def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Execute a node, store its time in `times_s` [s], and return its result.
+        """Execute a node, store its time in ``times_s[node]`` [s], and return its result.
 
         An update is executed on copies of state and gradients, made before the time starts.
         """
@@ -368,9 +368,9 @@ def measure_paging(
     Then its copy in the file cache is dropped (``POSIX_FADV_DONTNEED``), so that a page-in reads
     from the medium. Page-out and page-in include the page's checksum, as in steps. The median
     counts, instead of the minimum as for operations, because a step includes all variations of the
-    medium's time. A read that may not wait (``RWF_NOWAIT``) tests whether the cache was empty. The
-    fit of latency and rate minimizes relative deviations, so that small pages weigh as much as
-    large ones.
+    medium's time. A read that may not wait (``RWF_NOWAIT``) tests whether the cache was empty
+    (`Paging.cold`). The fit of latency and rate minimizes relative deviations, so that small pages
+    weigh as much as large ones.
 
     Raises `InputError` if the file cannot be created, written or read.
     """

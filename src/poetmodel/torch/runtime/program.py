@@ -131,7 +131,7 @@ class StepWriter(Rewriter):
         """Write outputs that are values from before the first operation; none by default."""
 
     def _write_computation(self, operation: Operation, instruction_index: int) -> None:
-        """Write an execution of an operation; the first also writes outputs that are then complete.
+        """Write an execution of an operation; the first also writes step outputs that it completes.
 
         Repetitions make new copies only of storages in the plan. Repetitions of a random operation
         start from the random state of its first execution, and restore the current state
@@ -182,7 +182,7 @@ class StepWriter(Rewriter):
             self._write_page_in(storage_index)
 
     def _write_page_in(self, storage_index: int) -> None:
-        """Write a page-in; its tensors, one per layout, become the storage's newest copies."""
+        """Add a page-in to the FX graph; its tensors, one per layout, become the newest copies."""
         page = self.graph.call_method("page_in", (self._pages, storage_index))
         has_one_layout = len(self.step_graph.storages[storage_index].layouts) == 1
         for key in self.output_keys(storage_index):
@@ -196,7 +196,7 @@ class StepWriter(Rewriter):
     def _write_output(self, output_index: int) -> None:
         """Write the emission of a gradient; add the node of any other output to the end results.
 
-        If `_is_copied`, that node is a clone, written now.
+        If `_is_copied` returns True for that output, the added node is a clone, written now.
         """
         output = self.step_graph.outputs[output_index]
         value = self.map_node(output.result.node)
@@ -211,14 +211,18 @@ class StepWriter(Rewriter):
         """Return whether to copy an output, which would otherwise keep a larger storage in RAM.
 
         True for a view, or a tensor that fills only a fraction of its storage, if all storages that
-        it reads are in the plan. Also true for arguments without a storage, and their views.
+        it reads are in the plan. Also true for an argument without a source operation, and for a
+        view of one.
         """
         return self._scheduled_storages.issuperset(
             output.reads.storages
         ) and not self._fills_storage(output.result.node)
 
     def _fills_storage(self, node: fx.Node) -> bool:
-        """Return whether a node is an operation's output, no view, that fills its whole storage."""
+        """Return whether a node is an operation's output, no view, that fills its whole storage.
+
+        Source operations count, too: an argument with one is its output.
+        """
         if node not in self.step_graph.output_keys:
             return False
         storage_index, layout_index = self.step_graph.output_keys[node]
@@ -246,10 +250,11 @@ class TrainingWriter(StepWriter):
         *,
         resident: Collection[int],
     ) -> None:
-        """Create a graph as `StepWriter` does; find the state on storage.
+        """Create a graph as `StepWriter` does, with the `state_indices` of state on storage.
 
-        `resident` has the positions in `storage_indices` of the state tensors with their home in
-        RAM; all other state tensors are on storage.
+        `storage_indices` has the storage of each tensor of the plan's graph. `resident` has the
+        positions in it of the state tensors with their home in RAM; all other state tensors in it
+        are on storage.
         """
         replacement_of, state_storages = trace.graph.replacement_of, set(trace.graph.state_tensors)
         stored_state = {
@@ -273,7 +278,8 @@ class TrainingWriter(StepWriter):
     def _write_initial_state(self) -> None:
         """Write copies of all outputs that are state or inputs before the step, or views of them.
 
-        Updates may overwrite these values later. A gradient is emitted without a copy.
+        Updates may overwrite these values later. A gradient that is such a value is emitted here,
+        without a copy.
         """
         for operation in self.step_graph.operations:
             output_indices = (
@@ -307,8 +313,8 @@ class TrainingWriter(StepWriter):
 
         The call may also overwrite a parameter's first gradient, if `TrainingGraph.owns_gradient`
         and the gradient is freed right after. An argument of the call, evaluated in each step,
-        states whether the parameter's moments, if any, are new. The newest copies of state on
-        storage become those of its replacement, too.
+        states whether the parameter's moments, if any, are new. In `_newest`, the copies of state
+        on storage become those of its replacement, too.
         """
         state: Any = operation.node.args[0]
         options: dict[str, Any] = {}
@@ -370,9 +376,9 @@ class TrainingWriter(StepWriter):
         return freed_storages
 
     def _is_copied(self, output: StepOutput) -> bool:
-        """Return whether to copy an output: as in `StepWriter`, or if it reads state or inputs.
+        """Return whether to copy an output: as in `StepWriter`, or if it is state or an input.
 
-        Views of state or inputs read them, too.
+        Also true for a view of state or of an input.
         """
         maker_indices = (self.step_graph.storages[i].operation for i in output.reads.storages)
         is_state = any(
@@ -385,7 +391,7 @@ class TrainingWriter(StepWriter):
 def _storages_by_last_use(
     step_graph: CapturedGraph, program: Program, scheduled_storages: Collection[int]
 ) -> dict[int, list[int]]:
-    """Return the indices of unscheduled storages, by the position in the program of their last use.
+    """Return the indices of unscheduled storages, by the index in `program` of their last use.
 
     A use is a computation that reads or makes the storage.
     """

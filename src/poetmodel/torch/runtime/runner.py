@@ -80,9 +80,10 @@ class Runner:
 
         `program` is by default that of `plan`; `storage_indices` has the storage of each tensor of
         the plan's graph. A page file is created if tensors other than state on storage are paged
-        out. Without `state_store`, a state file is created if state has its home on storage, or to
-        restore state with `folder` and `rollback`. Its creation also moves state to the homes of
-        the plan, and removes the file in the folder from which the model was recovered.
+        out. Without `state_store`, a state file is created if state has its home on storage, or,
+        for a step with an optimizer, if `folder` is given and `rollback` is true. Its creation also
+        moves state to the homes of the plan, and removes the file in the folder from which the
+        model was recovered.
 
         Raises `InputError` if a file cannot be created, or another state file in the folder cannot
         be opened; `PageError` if state cannot be written; and `CaptureError` if `state_store` lacks
@@ -210,11 +211,12 @@ class Runner:
         return self.state_store.trial()
 
     def move_state(self) -> None:
-        """Write changed state to the state file and commit it; move state to the homes of the plan.
+        """Prepare a step: commit changed state to the state file; move state to the plan's homes.
 
-        Also stores new moments ``sum`` of Adagrad in the optimizer. Within `trial`, with two
-        generations, only discards the results of the last step. Has no effect without a state file.
-        Raises `PageError` if the file cannot be used, read or written.
+        With one generation, only state on storage is written. Also stores new moments ``sum`` of
+        Adagrad in the optimizer. Within `trial`, with two generations, only discards the results of
+        the last step. Has no effect without a state file. Raises `PageError` if the file cannot be
+        used, read or written.
         """
         if self.state_store is not None:
             self.state_store.prepare_step(frozenset(self._file_numbers.values()))
@@ -269,8 +271,8 @@ class Runner:
     def _restore_state(self, error: BaseException) -> None:
         """Undo the updates of a failed step, or add the note `TORN_NOTE` to its error.
 
-        Undoing them needs a state file with two generations. Has no effect in a step without
-        updates. Raises `PageError` if the earlier state cannot be read.
+        Undoing them needs a state file whose format has two generations. Has no effect in a step
+        without updates. Raises `PageError` if the earlier state cannot be read.
         """
         if self.state_store is not None:
             self.state_store.rollback()
@@ -338,7 +340,7 @@ class Runner:
             )
 
     def _make_pager(self) -> Pages | None:
-        """Return the pager of a step; None without a page file and a state file.
+        """Return the pager of a step; None if it has neither a page file nor a state file.
 
         In a forked process, first creates a new page file. Raises `PageError` if that fails, or if
         the page file was closed. Does not check the state file.
@@ -379,7 +381,8 @@ class Gradients:
     ) -> None:
         """Store the targets by output index, and the values of the step's arguments.
 
-        If `is_delayed`, an existing ``.grad`` changes only in `store_remaining`.
+        `store_remaining` sets each missing ``.grad``. An existing one changes in `add`, or only in
+        `store_remaining` if `is_delayed`.
         """
         self._targets = targets
         self._values = values
@@ -390,8 +393,9 @@ class Gradients:
     def add(self, output_index: int, value: torch.Tensor) -> None:
         """Add a gradient to the sum of its weight.
 
-        After the last gradient of the weight, adds the sum to an existing ``.grad``. Without one,
-        or if gradients are delayed, retains the sum for `store_remaining`. A retained sum begins
+        After the last gradient of the weight, which may be the only one, adds the sum to an
+        existing ``.grad``. Without ``.grad``, or if gradients are delayed, retains the sum for
+        `store_remaining`. A retained sum begins
         with the first gradient itself if no other value uses its memory and it has the strides of
         the weight; otherwise with a copy.
         """

@@ -105,7 +105,7 @@ def save_state(
         The optimizer with the moments to write; before its first step, their initial values.
         Required if the folder has moments.
     folder : str or Path, optional
-        The exported folder, if the file is to be elsewhere.
+        The exported folder, if the file is to be elsewhere; by default the folder of the file.
 
     Raises
     ------
@@ -143,9 +143,10 @@ def _matching_tensors(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name, tensor) of the parameters and buffers of a model that an exported folder has.
 
-    They are in the order of `tensors`, the state tensors of the folder. An int8 front replaces each
-    module quantized by PT2E. Raises `InputError` if `model` is no module, for a tensor of another
-    shape or without memory, and as `with_fronts` does.
+    They are in the order of `tensors`, the state tensors of the folder; those that the model lacks
+    are skipped. An int8 front replaces each module quantized by PT2E. Raises `InputError` if
+    `model` is no module, for a tensor of another shape or without memory, and as `with_fronts`
+    does.
     """
     check_class("model", model, torch.nn.Module)
     model = with_fronts(model)

@@ -474,7 +474,8 @@ class StateFile:
     def read(self, index: int, memory: memoryview) -> None:
         """Read a tensor of the current generation into `memory`; zeros if the tensor is absent.
 
-        If memory is mapped to the tensor, its changed pages are copied over the value. Raises
+        If the tensor is present and has a tracked memory (`map`), the changed pages of the tracked
+        memory (all pages, without a page map of the system) are then copied to `memory`. Raises
         `PageError` if the slot cannot be read or does not match its checksum.
         """
         position = self._positions[index]
@@ -493,7 +494,8 @@ class StateFile:
     ) -> None:
         """Fill `memory` from a slot of the tensor at `position`; then add its size to `read_bytes`.
 
-        Raises `PageError` if it cannot be read, or its checksum is not `expected_checksum`.
+        Raises `PageError`, and adds no size, if the slot cannot be read or its checksum is not
+        `expected_checksum`.
         """
         offset = self.format.slot_offset(position, slot)
         read_checked(
@@ -575,7 +577,7 @@ class StateFile:
     def _write_record(self, record: Record) -> None:
         """Flush the tensors; write and flush the record; drop the file from the file cache.
 
-        Overwrites the record before the last.
+        Overwrites the older of the file's two records.
         """
         os.fdatasync(self._descriptor)
         self._write_padded(
@@ -651,9 +653,9 @@ class StateFile:
     def unmap(self, index: int) -> None:
         """Move a tensor's memory to RAM with the tensor's current value, at the same address.
 
-        The memory gets zeros if the tensor is absent, and is no longer tracked. Raises `PageError`
-        if the value cannot be read, and `OSError` if the system refuses memory; the memory then
-        remains mapped and tracked.
+        The memory gets zeros if the tensor is absent from the current generation, and is no longer
+        tracked. Raises `PageError` if the value cannot be read, and `OSError` if the system refuses
+        memory; the memory then remains mapped and tracked.
         """
         memory = self._memories[index]
         memory.move_to_ram(partial(self.read, index))

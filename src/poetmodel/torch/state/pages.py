@@ -108,8 +108,8 @@ class ScratchFile:
     def _read_page(self, offset: int, memory: memoryview, page_name: str) -> None:
         """Read a page, called `page_name` in messages, into `memory`.
 
-        Adds the page's size to `read_bytes` once it is read. Raises `PageError` if the page cannot
-        be read or is damaged, and `KeyError` if it was never written.
+        Raises `PageError` if the page cannot be read or is damaged, and `KeyError` if it was never
+        written; otherwise adds the page's size to `read_bytes`.
         """
         read_checked(
             self.path, self._descriptor, memory, offset, self._checksums[offset], page_name
@@ -378,8 +378,8 @@ def checksum(memory: memoryview) -> int:
 
     The checksum is the sum of the blocks' sums times odd weights, modulo 2^64. Blocks have 4 KiB,
     and words of 8 B are summed, so that their order in a complete block does not count. Each word
-    of an incomplete last block has an odd weight of its own. Computing the checksum takes as long
-    as reading the memory once, a fifth of the time of a CRC.
+    of an incomplete last block has an odd weight of its own; zeros complete the last word.
+    Computing the checksum takes as long as reading the memory once, a fifth of the time of a CRC.
 
     Examples
     --------

@@ -207,8 +207,9 @@ class _RecoveryTargets:
     def set_value(self, tensor: StateTensor, value: torch.Tensor | None) -> None:
         """Copy a value into a parameter or buffer, or store it as a moment; None removes a moment.
 
-        Has no effect if the model has no parameter or buffer for `tensor`, or if `value` is None
-        and `tensor` is a parameter or buffer. A moment is stored without a copy.
+        Has no effect if the model has no parameter or buffer for `tensor` (for a moment, no such
+        parameter), if `value` is None and `tensor` is a parameter or buffer, or if the moment to
+        remove is absent. A moment is stored without a copy.
         """
         owner = self.find_tensor(tensor)
         if owner is None:
@@ -306,8 +307,8 @@ class _AbandonedStateFile:
     def _find_newest_intact(self, file_format: Format) -> Record:
         """Return the newest record whose tensors all match their checksums.
 
-        Logs a warning about damaged newer generations. Raises `InputError` if no record is intact,
-        or a record cannot be read.
+        Logs a warning about damaged newer generations; a tensor that cannot be read counts as
+        damaged. Raises `InputError` if no record is intact, or the system refuses to read a record.
         """
         damage_reports = []
         for record in self.read_records(file_format):

@@ -72,7 +72,7 @@ class _StateEntry:
         return bytes_of(value.untyped_storage()), value
 
     def bind(self, memory: Memory) -> None:
-        """Make the tensor in the model or optimizer use this memory, whose content is unchanged.
+        """Make the tensor in the model or optimizer use this memory, with the memory's content.
 
         A moment, also an absent one, is stored in the optimizer as a new tensor. Of a parameter or
         buffer, ``.data`` is set.
@@ -178,10 +178,11 @@ class StateStore:
         """Prepare the next step: commit changes since the last step to the file, then set homes.
 
         `stored_indices` are the indices of the tensors with their home on storage from now on; None
-        leaves the homes unchanged. A new moment ``sum`` is first stored in the optimizer. In a
-        `trial` with two generations, only discards the results of the last step. Raises `PageError`
-        in a forked process, or if the file was closed, removed or truncated, or cannot be read or
-        written.
+        leaves the homes unchanged. With one generation, only state on storage is committed. A
+        moment ``sum`` that the optimizer lacks is first stored there, because a step adds to it. In
+        a `trial` with two generations, neither commits nor sets homes, but discards the results of
+        the last step. Raises `PageError` in a forked process, or if the file was closed, removed or
+        truncated, or cannot be read or written.
         """
         self.file.check()
         if self._is_trial:
@@ -235,9 +236,10 @@ class StateStore:
         """Commit the tensors that a step has written; add `steps` to the file's count of steps.
 
         With two generations, updated state with its home in RAM is first written to the file, too.
-        Moments created by the step are mapped if their home is on storage. In a `trial` with two
-        generations, mappings show the written tensors until the next step or the end of the trial,
-        without a commit. Raises `PageError` if the file cannot be written.
+        Moments created by the step are mapped if their home is on storage, also in a `trial`. In a
+        `trial` with two generations, there is no commit and `steps` is not added: mappings show the
+        written tensors until the next step or the end of the trial. Raises `PageError` if the file
+        cannot be written.
         """
         if self.has_two_generations:
             for index, state in self._states.items():
@@ -253,8 +255,9 @@ class StateStore:
     def rollback(self) -> None:
         """Restore the state that steps update to its values at the last commit.
 
-        Moments without a committed value are removed from the optimizer. With one generation, state
-        remains partly updated. Raises `PageError` if the file cannot be read.
+        Moments without a committed value are removed from the optimizer. With one generation, no
+        value is restored, and state remains partly updated. Raises `PageError` if the file cannot
+        be read.
         """
         self.file.rollback()
         if not self.has_two_generations:
@@ -299,8 +302,8 @@ class StateStore:
     def close(self) -> None:
         """Move all state to RAM, and remove the file.
 
-        In a forked process, only stops using the file. Further calls have no effect. Raises
-        `PageError` if a tensor cannot be read; the file then remains.
+        In a forked process, only stops using the file; tensors stay mapped to it. Further calls
+        have no effect. Raises `PageError` if a tensor cannot be read; the file then remains.
         """
         self.file.close()
         self._stored_indices = frozenset()
@@ -335,10 +338,11 @@ class StateStore:
                 self._bind(self._states[index])
 
     def _bind(self, state: _StateEntry) -> None:
-        """Map memory to a tensor's value in the file, and make the tensor use this memory.
+        """Map memory copy-on-write to a tensor's value in the file, and make the tensor use it.
 
         The tensor's value in RAM is lost; commits map the memory again to new values. Allocates the
-        memory if the tensor has none yet, or if PyTorch has moved its storage.
+        memory if the tensor has none yet, or if PyTorch has moved its storage. Raises `OSError` if
+        the system refuses the memory or the mapping.
         """
         index = state.index
         if index not in self._memories or self._memories[index].is_lost:

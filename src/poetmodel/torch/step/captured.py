@@ -80,7 +80,8 @@ class CapturedGraph(StepGraph):
         """Add the operations, profiled by executing them unless `profiles` are given.
 
         `profiles` are by position in the captured graph. Without them, workspaces are 0 unless
-        `measure_workspaces`. Sets `outputs` to the results in the order in which they are complete.
+        `measure_workspaces`. Sets `outputs`, one for each result of the step, sorted by
+        `StepOutput.last_operation`, with None last.
         """
         self._joint = joint
         self._paths = _module_paths(joint)
@@ -139,7 +140,7 @@ class CapturedGraph(StepGraph):
         """Return the path of a node's module for display.
 
         Returns "" for the user's module itself and for an unknown module, and `LOSS` for code
-        outside of the model and of a loss module, such as a loss function.
+        outside of the model, such as a loss function. Paths in a loss module begin with `LOSS`.
         """
         path = self._paths.get(node, BODY)
         return format_path(path) if path else LOSS

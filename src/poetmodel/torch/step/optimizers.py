@@ -75,9 +75,9 @@ class Rule(ABC):
     def scratch_bytes(self, parameter: Tensor) -> int:
         """Return the memory that an update needs in addition to the gradient [B].
 
-        It is the parameter's size or 0: a fused kernel copies a gradient that is not contiguous;
-        other updates need scratch memory if `needs_scratch`. The gradient is assumed to have the
-        layout of the parameter.
+        It is the parameter's size or 0. A fused kernel needs it only to copy a gradient that is not
+        contiguous, any other update if `needs_scratch`. The gradient is assumed to have the layout
+        of the parameter.
         """
         copies_gradient = not torch.empty_like(parameter).is_contiguous()
         is_needed = copies_gradient if self.fused else self.needs_scratch
@@ -96,9 +96,10 @@ class Rule(ABC):
     def update(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
         """Overwrite `state`, a parameter and its moments, by one update.
 
-        May also overwrite `gradient`: see `writes_gradient`. `is_first` states that the moments
-        have no value from an earlier update: `Sgd` then sets the momentum buffer to the gradient,
-        other rules use the initial values.
+        Applies `maximize` and weight decay, then calls `_update`; if `fused`, calls `_update_fused`
+        instead of all these. May also overwrite `gradient`: see `writes_gradient`. `is_first`
+        states that the moments have no value from an earlier update: `Sgd` then sets the momentum
+        buffer to the gradient, other rules use the initial values.
         """
         parameter, *_ = state
         if self.fused:
@@ -591,7 +592,8 @@ def find_owner(optimizer: Any, parameter: torch.Tensor) -> Any:
 def group_rules(optimizer: Any) -> list[tuple[Rule, list[torch.Tensor]]]:
     """Return (rule, parameters) of each parameter group; omits optimizers without a rule.
 
-    The rule has the current settings of the group. The lists of parameters are new.
+    `optimizer` is a single one or `Optimizers`. The rule has the current settings of the group. The
+    lists of parameters are new.
     """
     if isinstance(optimizer, Optimizers):
         return [pair for member in optimizer.members for pair in group_rules(member)]
@@ -682,8 +684,8 @@ def optimizer_errors(optimizer: object) -> Iterator[str]:
 def _group_errors(group: Mapping[str, Any], *, has_fused: bool) -> Iterator[str]:
     """Yield an error for each setting of a parameter group that cannot be traced.
 
-    These are ``capturable``, ``differentiable``, ``fused`` unless `has_fused`, tensors, and a
-    learning rate that is no number.
+    These are ``capturable``, ``differentiable``, ``fused`` unless `has_fused`, a tensor as any
+    value except ``params``, also within ``betas``, and a learning rate that is no number.
     """
     for key in ("fused", "capturable", "differentiable"):
         if group.get(key) and not (key == "fused" and has_fused):

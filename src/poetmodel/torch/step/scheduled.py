@@ -132,8 +132,9 @@ def coarsen(trace: Trace, *, kept_bytes: int, decide_homes: bool = False) -> Sch
     `reserves` counts them. Their nodes remain, and also count them as workspace, because a
     recomputation writes them again. With negative `kept_bytes`, all computed tensors remain. Inputs
     are omitted. State is always in RAM: it is omitted, or has 0 bytes and only orders readers
-    before updates. With `decide_homes`, the homes of larger state are decisions instead, and
-    smaller state of at least `MIN_MOVABLE_BYTES` counts towards `kept_bytes`, too.
+    before updates. With `decide_homes`, state of at least `MIN_MOVABLE_BYTES`, except constants,
+    competes with computed tensors for `kept_bytes`: below `threshold_bytes` it counts towards
+    `kept_bytes` and is always in RAM; otherwise its home is a decision.
     """
     storages = trace.step_graph.storages
     graph, operations = _decision_graph(trace)
@@ -282,10 +283,10 @@ def _size_threshold(sizes_bytes: list[int], kept_bytes: int) -> int:
 def _restrict_node(
     node: Node, names: Collection[str], zero_size_names: Collection[str] = ()
 ) -> Node:
-    """Return a node with only the inputs, outputs and in-place pairs in `names`.
+    """Return a node with only the inputs and outputs in `names`, and in-place pairs of these.
 
-    Omitted outputs count as workspace, except state, inputs and replacements of state. Outputs in
-    `zero_size_names` get 0 bytes.
+    Omitted outputs count as workspace, except those of state nodes and input nodes, and
+    replacements of state. Outputs in `zero_size_names` get 0 bytes.
     """
     omitted_tensors = [t for t in node.outputs if t.name not in names and t.replaces is None]
     omitted_bytes = (

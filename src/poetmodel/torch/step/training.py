@@ -55,6 +55,7 @@ class TrainingGraph(CapturedGraph):
         """Add an operation for each storage of state and inputs; numbers and tangents have none.
 
         Arguments that share a storage share its operation; the storage gets the layout of each.
+        Registers the nodes of these arguments in `output_keys`.
         """
         index_of_storage: dict[int, int] = {}
         values = list(map(self._joint.value, self._joint.arguments))  # keeps storage keys unique
@@ -129,8 +130,8 @@ class TrainingGraph(CapturedGraph):
     def _set_replacements(self, operation: Operation) -> None:
         """Make the outputs of an update the replacements of its state.
 
-        Sets their sizes and layouts to those of the state, and their names to its names plus ``+``.
-        Also sets the FLOP of an update that has a `rule`.
+        Sets their sizes and layouts to those of the state, and their names to the state's names
+        plus ``+``. Also sets the FLOP of an update that has a `rule`.
         """
         state: Any = operation.node.args[0]
         for storage_index, node in zip(operation.storages, state, strict=True):
@@ -165,10 +166,11 @@ class TrainingGraph(CapturedGraph):
         return self.find_reads(gradients[:1]).storages
 
     def owns_gradient(self, operation: Operation) -> bool:
-        """Return whether a parameter's update may overwrite its first gradient.
+        """Return whether a parameter's update may overwrite the first gradient that it reads.
 
-        The gradient must be computed and fill its storage, and no later operation may read it.
-        Raises `TypeError` for an update of buffers or of int8 weights.
+        An update of several gradients adds the rest to the first. The first gradient must be
+        computed and fill its storage, and no later operation may read it. Raises `TypeError` for an
+        update of buffers or of int8 weights.
         """
         storages = self.gradient_storages(operation)
         computed_storages = [
@@ -259,9 +261,10 @@ class TrainingGraph(CapturedGraph):
     ) -> dict[int, int]:
         """Map the index of each custom operation to that of the last one that must precede it.
 
-        `custom_indices` are sorted. The makers of an operation's operands must precede it, and the
-        readers of the state that it replaces; for buffers also the users of these readers' outputs.
-        If one of these operations is custom, its own predecessor counts instead.
+        Both are `Operation.index`; `custom_indices` are sorted. The makers of an operation's
+        operands, of which there is at least one, must precede it, and the readers of the state that
+        it replaces. In place of a custom maker or reader, its own predecessor counts. For buffers,
+        users of the readers' outputs in `computed_operations` must precede it, too.
         """
         last_uses = [storage.operation for storage in self.storages]
         readers: dict[int | None, list[Operation]] = {}
@@ -297,9 +300,10 @@ class TrainingGraph(CapturedGraph):
         return predecessors
 
     def _renumber(self, order: list[Operation]) -> None:
-        """Renumber operations by their position in `order`, and storages accordingly.
+        """Renumber operations by their position in `order`, and storages by operation.
 
-        Deletes operations that are not in `order`, with their storages.
+        Replaces `operations`, `storages` and `output_keys`. Deletes operations that are not in
+        `order`, with their storages.
         """
         new_operation_index = {
             operation.index: position for position, operation in enumerate(order)
@@ -339,10 +343,10 @@ class TrainingGraph(CapturedGraph):
 
 
 def _gradient_fits(update: Operation) -> tuple[bool, bool]:
-    """Return `OpProfile.gradient_fits` of a parameter's update, as profiled.
+    """Return `OpProfile.gradient_fits` from the profile of a parameter's update.
 
-    It is (first gradient has the parameter's strides, first gradient fills its storage). Raises
-    `TypeError` if the operation is not the update of a parameter.
+    It is (first gradient has the parameter's strides, first gradient fills its storage); the update
+    may sum several gradients. Raises `TypeError` if the operation is no `ParameterUpdate`.
     """
     if update.profile.gradient_fits is None:
         raise TypeError(update.name)
@@ -355,8 +359,8 @@ class _UpdateProfiler(OpProfiler):
     def profile(self, node: fx.Node, arguments: Any, keywords: Any, value: Any) -> OpProfile:
         """Return the profile of a call, with `gradient_fits` for a `ParameterUpdate`.
 
-        `gradient_fits` states whether the first gradient has the parameter's strides, and whether
-        it fills its storage.
+        `gradient_fits` is a pair: whether the first gradient has the first parameter's strides, and
+        whether this gradient fills its own storage. It is None for other calls.
         """
         profile = super().profile(node, arguments, keywords, value)
         if not isinstance(node.target, ParameterUpdate):

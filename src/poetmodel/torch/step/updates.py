@@ -224,9 +224,10 @@ class AccumulatingUpdate(ParameterUpdate):
     ) -> None:
         """Add the gradients to the sum; the last batch updates the parameter and resets the sum.
 
-        The sum is the last tensor of `state`. `operands` are the gradients, the learning rate, the
-        number of earlier batches in the sum, and the clipping factor if there is one. No gradient
-        is changed, and the option ``owns_gradient`` has no effect.
+        The sum is the last tensor of `state`; the update does not divide it by the number of
+        batches. `operands` are the gradients, the learning rate, the number of earlier batches in
+        the sum, and the clipping factor if there is one. No gradient is changed, and the option
+        ``owns_gradient`` has no effect.
         """
         gradients, rate, count, *factors = operands
         *updated_state, gradient_sum = state
@@ -295,9 +296,10 @@ class QuantizedUpdate(Update):
 
         `state` is the weight, the residual if any, and the gradient sum if batches are summed.
         `operands` are the gradients of the real weights, the scales of the weights and the learning
-        rate. The number of earlier batches in the sum follows if batches are summed, and the
-        clipping factor if gradients are clipped. Raises `InputError` if weights have no residual
-        and the update has no random numbers.
+        rate. The number of earlier batches in the sum follows if batches are summed (`batches` - 1
+        for the last batch), and the clipping factor if gradients are clipped. `options` are
+        ignored. Raises `InputError` if weights have no residual and the update has no random
+        numbers.
         """
         del options
         gradients, scale, rate, *optional_operands = operands
@@ -367,7 +369,8 @@ def extend_with_optimizer(
 ) -> Joint:
     """Return a captured step extended by an optimizer's step, with loss and outputs as results.
 
-    `accumulate` is the number of batches whose gradients are summed before the optimizer's step.
+    Each execution of the step reads one batch. The gradients of `accumulate` batches are summed;
+    only the execution for the last of them updates parameters.
 
     Changes the graph of `joint`, in which operators that only dropped results read are erased.
     Raises `CaptureError` if the updates cannot be traced or would differ from those of the
@@ -590,8 +593,8 @@ class _OptimizerExtension:
     ) -> fx.Node:
         """Add a graph input for a value of the optimizer, or for state that only exported code has.
 
-        Its node is the first of the graph, and is returned; its specification, with `name`, is
-        appended to `new_arguments`.
+        Inserts its node before all others, and returns it. Appends its specification, with `name`
+        and `source` as `optimizer_value`, to `new_arguments`.
         """
         with self.graph.inserting_before(next(iter(self.graph.nodes))):
             node = self.graph.placeholder(f"optimizer_{len(self.new_arguments)}")
@@ -653,7 +656,8 @@ class _OptimizerExtension:
 
         If the parameter's gradients are those of int8 weights, calls `_add_quantized_update`
         instead. `rate` is the node of the learning rate, and `factors` has the node of the clipping
-        factor, if any. `count` is the node of the batch count; None if batches are not summed.
+        factor, if any. `count` is the node of the number of earlier batches in the gradient sum
+        (the last batch changes parameter and moments); None if batches are not summed.
         """
         layer = self.quantized_layers.get(id(trained_parameter.parameter))
         if layer is not None:
@@ -688,10 +692,11 @@ class _OptimizerExtension:
         rule: Any,
         operands: tuple[fx.Node, ...],
     ) -> None:
-        """Add the update of a layer's int8 weights, from the gradients of `trained_parameter`.
+        """Add the operation that updates a layer's int8 weights, a `QuantizedUpdate`.
 
-        Weights, residuals, scales and gradient sums are graph inputs already. `operands` are the
-        operands of `QuantizedUpdate.overwrite_state` after the scales.
+        It reads the gradients of `trained_parameter`. Weights, residuals, scales and gradient sums
+        are graph inputs already. `operands` are the operands of `QuantizedUpdate.overwrite_state`
+        after the scales.
         """
         *weights, scale = (
             self.buffers[id(buffer)].node for buffer in (*layer.state, layer.weight_scale)

@@ -96,9 +96,9 @@ class IntervalSeparator:
     def state_cut(self, origin: IntervalOrigin) -> Iterator[Cut]:
         """Yield the cut of an origin over the columns of this relaxation, unless it is trivial.
 
-        It is trivial if the relaxation has no column for the reader's recomputation, if a tensor of
-        the chain is first made in the interval, or if constants alone meet the limit for a first
-        computation.
+        It is trivial if a tensor of the chain is first made in the interval; for a recomputation of
+        the reader, if the relaxation has no column for it; for a first computation of the reader,
+        if the constant terms alone reach the lower bound of 1.
         """
         relaxation = self.relaxation
         group_of, node_of = relaxation.events.group_of, relaxation.problem.graph.node_of
@@ -133,10 +133,11 @@ class IntervalSeparator:
             )
 
     def _add_keep_term(self, i: int, first_group: int, terms: dict[int, float]) -> float:
-        """Add the term for keeping tensor `i` into group `first_group` to `terms`.
+        """Add 1 to the coefficient, in `terms`, of keeping tensor `i` into group `first_group`.
 
-        For state whose home has a column, also add that column. Return 1 if the tensor is in RAM in
-        every solution (a free keep, or state without a column for its home); otherwise return 0.
+        For state, also add 1 to that of its home in RAM. Return 1, without a term for the keep, if
+        the tensor is in RAM in every solution (a free keep, or state without a column for its
+        home); otherwise return 0, also if there is no such keep.
         """
         relaxation, events = self.relaxation, self.relaxation.events
         if i in relaxation.model.resident:
@@ -190,7 +191,7 @@ class _FractionalPoint:
         """Return the value of keeping each tensor into each group, shape (tensors, groups).
 
         Free keeps have the value 1, other keeps without a column 0. For state, adds the value of
-        the home in RAM, 1 if the home has no column.
+        the home in RAM, 1 if the home has no column, in every group.
         """
         keep_values = np.zeros((len(self.graph.tensors), self.n_groups))
         for i, event_groups in enumerate(self.events.event_groups):
@@ -261,8 +262,9 @@ class _FractionalPoint:
     def _supply_by_first_group(self, last_group: int) -> dict[int, NDArray[np.float64]]:
         """Return the supply ``F`` of each tensor in the intervals that end with `last_group`.
 
-        The intervals begin with the groups 1 to ``last_group - 1``, in this order. Tensors that are
-        first made in `last_group` or later have no entry.
+        `IntervalSeparator` defines ``F``. The intervals of each array begin with the groups 1 to
+        ``last_group - 1``, in this order. Tensors that are first made in `last_group` or later have
+        no entry.
         """
         graph, x = self.graph, self.x
         supply: dict[int, NDArray[np.float64]] = {}
@@ -295,7 +297,7 @@ class _FractionalPoint:
         return supply
 
     def cut_origin(self, violation: _Violation) -> IntervalOrigin:
-        """Return the stages, nodes and tensors of a violated cut.
+        """Return the stages, the reader and the chain of tensors of a violated cut.
 
         If the cut is for first computations, the reader is the tensor's first reader in the last
         group, and the interval of stages ends there instead of at the end of the group.
@@ -326,8 +328,9 @@ class _FractionalPoint:
 
         The next tensor is the node's input with the smallest supply ``F``. If no supply is below
         the sum of the node's recomputations, the chain ends in recomputation. It ends without one
-        at a tensor that is first made in the interval or whose node cannot be recomputed. Clears
-        `supply_cache`, which is valid for one interval.
+        at a tensor that is first made in the interval or whose node cannot be recomputed. First
+        clears `supply_cache`, which is valid for one interval. `chain` has (tensor, whether its
+        page-out replaces its page-ins) pairs.
         """
         self.supply_cache.clear()
         chain: list[tuple[int, bool]] = []
@@ -355,9 +358,10 @@ class _FractionalPoint:
     def _supply_value(self, i: int, first_group: int, last_group: int) -> float:
         """Return the supply ``F`` of tensor `i` in the groups `first_group` to `last_group`.
 
-        The supply is the sum of the keep into `first_group`, the page-ins (at most the page-out)
-        and the recomputations (at most the supply of each input); 1 if the tensor is first made in
-        `first_group` or later. Cached by tensor alone, until `_find_chain` clears the cache.
+        It adds up the keep into `first_group`, the sum of the page-ins (at most the page-out, if
+        there is one) and the sum of the recomputations (at most the supply of each input); it is 1
+        if the tensor is first made in `first_group` or later. Cached by tensor alone, until
+        `_find_chain` clears the cache.
         """
         if i in self.supply_cache:
             return self.supply_cache[i]

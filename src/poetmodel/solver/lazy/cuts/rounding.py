@@ -61,9 +61,10 @@ class RoundingSeparator:
         """Return the rounded rows of all enforced stages, by stage.
 
         A rounded row bounds the kept bytes of a stage's largest tensors, those from some size on,
-        by the largest sum of their sizes that fits; there is at most one for each size. The rows
-        are cached. There are fewer if `is_out_of_time` returns True, and none if RAM is minimized,
-        because the limit is then a column. Raises `TimeLimitError` if the time limit passes.
+        by the largest sum of their sizes that fits; there is at most one for each size. There are
+        fewer if `is_out_of_time`, the constructor's callback, returns True, and none if RAM is
+        minimized, because the limit is then a column. The rows are cached, also if there are fewer.
+        Raises `TimeLimitError`, and caches no rows, if the time limit passes.
         """
         if self._rows is None:
             relaxation = self.relaxation
@@ -86,12 +87,12 @@ class RoundingSeparator:
     def _stage_cuts(self, t: int) -> Iterator[Cut]:
         """Yield the rounded rows of stage `t`, for growing sets of its largest tensors.
 
-        A set has the tensors of `_crossing_columns` from some size on. Its limit is the usable RAM
-        minus the bytes of the stage's last step; its row bounds its kept bytes by its `largest_sum`
-        within the limit, both divided by the size of its largest tensor. Sets within their
-        limit, or whose largest sum is the limit itself, have no row. Yields none if the last step
-        of the stage alone exceeds the RAM, and no further ones if `is_out_of_time` returns True.
-        Raises `TimeLimitError` if the time limit passes.
+        A set has all tensors of `_crossing_columns` of at least some size. Its limit is the usable
+        RAM minus the bytes of the stage's last step. Its row bounds its kept bytes by the limit
+        rounded down to a sum of sizes (`largest_sum`); both are divided by the size of the largest
+        tensor. Sets within their limit, or whose largest sum is the limit itself, have no row.
+        Yields none if the last step of the stage alone exceeds the RAM, and no further ones if
+        `is_out_of_time` returns True. Raises `TimeLimitError` if the time limit passes.
         """
         relaxation = self.relaxation
         graph = relaxation.problem.working_graph
@@ -124,7 +125,8 @@ class RoundingSeparator:
         """Yield (bytes, column) of each keep into the group after that of `t`, by tensor.
 
         Only for tensors made before `t`. Tensors of `step_tensors` and of 0 bytes are skipped, as
-        are fixed keeps: no enforced row counts free keeps, and dominated keeps are 0.
+        are fixed keeps: those fixed to 1 (`Events.free_keeps`) add to no enforced memory row, and
+        dominated keeps are fixed to 0.
         """
         relaxation = self.relaxation
         graph, grouping = relaxation.problem.working_graph, relaxation.grouping
@@ -142,9 +144,9 @@ class RoundingSeparator:
 def largest_sum(sizes: Sequence[int], limit: int, max_sums: int) -> int:
     """Return the largest sum of some of the `sizes`, each above 0, that is at most `limit` >= 0.
 
-    At least one size is required. If more than `max_sums` multiples of the sizes' greatest common
-    divisor are at most the limit, return the largest of these multiples instead, which is an upper
-    bound on the sum.
+    At least one size is required. If more than `max_sums` positive multiples of the sizes' greatest
+    common divisor are at most the limit, return the largest of these multiples instead, which is an
+    upper bound on the sum, and may exceed the sum of all sizes.
     """
     divisor = math.gcd(*sizes)
     max_multiple = limit // divisor
