@@ -752,6 +752,30 @@ def test_what_the_first_pass_keeps_is_no_change():
         step(*own[2])
 
 
+KEPT = Config(None)
+"""Its value is set by `keep_in_object`."""
+
+
+def keep_in_object(_, z):
+    """Set an attribute of an object in this file in the first pass, and read it in all passes."""
+    if KEPT.value is None:
+        KEPT.value = 2.0
+    z.mul_(KEPT.value)
+
+
+def test_what_the_first_pass_keeps_outside_of_the_model_is_restored_and_guarded(monkeypatch):
+    """An object in a global: the value that eager sets is accepted, another one is refused."""
+    monkeypatch.setattr(KEPT, "value", None)
+    own = Counting(keep_in_object), None, (torch.randn(3, 4), torch.randn(3, 4))
+    guards, flat = guarded(*own)
+    assert KEPT.value is None
+    own[0](*own[2])
+    assert KEPT.value == 2.0
+    assert guards.hold(flat)
+    KEPT.value = 3.0
+    assert not guards.hold(flat)
+
+
 def lazy_root(number, root=None):
     """Return a function that sets a root unless it is set, and one that returns it."""
 
