@@ -637,6 +637,18 @@ def count_in_file(_, __):
     NUMBER += 1
 
 
+def constant_setter():
+    """Return a function that reads its closure, and sets it to the same number in each pass."""
+    number = 1.0
+
+    def set_number(_, z):
+        nonlocal number
+        z.mul_(number)
+        number = 7.0
+
+    return set_number
+
+
 def counter():
     """Return a function that counts in its closure."""
     calls = 0
@@ -678,6 +690,7 @@ CHANGES = {
     "global dict": lambda _, __: TABLE.update(a=TABLE["a"] + 1),
     "global object": lambda _, __: setattr(CONFIG, "value", CONFIG.value + 1),
     "closure": counter(),
+    "same closure": constant_setter(),
     "class": count_in_class,
     "name of an attribute of modules": lambda model, _: setattr(
         model.config, "training", getattr(model.config, "training", 0) + 1

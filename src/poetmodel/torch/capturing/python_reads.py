@@ -156,7 +156,9 @@ class PythonReads:
                 executed_code.first_globals.setdefault(name, value)
                 self.places.register(value, f"{_module_name(frame.f_globals)}.{name}")
             if executed_code.stored_closure_names:
-                for function in _find_functions({id(code)}):
+                known_ids = self.places.functions.get(id(code), ())  # also functions in gc.freeze
+                known_functions = [self.places.holders[key] for key in known_ids]
+                for function in (*known_functions, *_find_functions({id(code)})):
                     for cell in function.__closure__ or ():
                         executed_code.first_closure_values[id(cell)] = cell_value(cell)
             for name in code.co_freevars:
