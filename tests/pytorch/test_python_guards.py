@@ -637,6 +637,45 @@ def count_in_file(_, __):
     NUMBER += 1
 
 
+def set_in_file(_, z):
+    """Read a name of this file, and set it to the same number in each pass."""
+    global NUMBER  # noqa: PLW0603 - what is refused
+    z.mul_(NUMBER)
+    NUMBER = 7.0
+
+
+def add_in_file(_, __):
+    """Set a missing name of this file in the first pass."""
+    global ADDED  # noqa: PLW0603 - what is refused
+    if "ADDED" not in globals():
+        ADDED = 7.0
+
+
+def constant_setter():
+    """Return a function that reads its closure, and sets it to the same number in each pass."""
+    number = 1.0
+
+    def set_number(_, z):
+        nonlocal number
+        z.mul_(number)
+        number = 7.0
+
+    return set_number
+
+
+def toggler():
+    """Return a function that changes its closure in each pass, and back in the next one."""
+    is_on = False
+
+    def toggle(_, z):
+        nonlocal is_on
+        if is_on:
+            z.mul_(2.0)
+        is_on = not is_on
+
+    return toggle
+
+
 def counter():
     """Return a function that counts in its closure."""
     calls = 0
@@ -678,6 +717,10 @@ CHANGES = {
     "global dict": lambda _, __: TABLE.update(a=TABLE["a"] + 1),
     "global object": lambda _, __: setattr(CONFIG, "value", CONFIG.value + 1),
     "closure": counter(),
+    "same global": set_in_file,
+    "missing global": add_in_file,
+    "same closure": constant_setter(),
+    "closure and back": toggler(),
     "class": count_in_class,
     "name of an attribute of modules": lambda model, _: setattr(
         model.config, "training", getattr(model.config, "training", 0) + 1
@@ -750,6 +793,86 @@ def test_what_the_first_pass_keeps_is_no_change():
     model.scale = 3.0
     with pytest.raises(pmt.CaptureError, match=r"scale was None and is 3\.0"):
         step(*own[2])
+
+
+KEPT, KEPT_IN_OBJECT = None, Config(None)
+"""`keep_in_file` sets the first, and `keep_in_object` the value of the second."""
+
+
+def keep_in_file(_, z):
+    """Set a name of this file in the first pass, and read it in all passes."""
+    global KEPT  # noqa: PLW0603 - what is tested
+    if KEPT is None:
+        KEPT = 2.0
+    z.mul_(KEPT)
+
+
+def keep_in_object(_, z):
+    """Set an attribute of an object in this file in the first pass, and read it in all passes."""
+    if KEPT_IN_OBJECT.value is None:
+        KEPT_IN_OBJECT.value = 2.0
+    z.mul_(KEPT_IN_OBJECT.value)
+
+
+def set_kept(model):
+    """Set a name of this file in the first pass of a model."""
+    global KEPT  # noqa: PLW0603 - what is tested
+    if not hasattr(model, "is_kept"):
+        model.is_kept = True
+        KEPT = 2.0
+
+
+def read_kept(z):
+    """Read a name of this file that another function has set."""
+    z.mul_(KEPT)
+
+
+def keep_by_two_functions(model, z):
+    """Set a name of this file in one function, and read it in another one."""
+    set_kept(model)
+    read_kept(z)
+
+
+def keeper():
+    """Return a function that sets its closure in the first pass, and reads it in all passes."""
+    kept = None
+
+    def keep_in_closure(_, z):
+        nonlocal kept
+        if kept is None:
+            kept = 2.0
+        z.mul_(kept)
+
+    return keep_in_closure
+
+
+@pytest.mark.parametrize("change", [keep_in_file, keep_by_two_functions, keep_in_object, keeper])
+def test_what_the_first_pass_keeps_outside_of_the_model_is_restored_and_guarded(
+    change, monkeypatch
+):
+    """A step accepts the value that eager sets, and refuses another one."""
+    monkeypatch.setattr(f"{__name__}.KEPT", None)
+    monkeypatch.setattr(KEPT_IN_OBJECT, "value", None)
+    change = keeper() if change is keeper else change
+
+    def kept_value():
+        if change.__closure__:
+            return change.__closure__[0].cell_contents
+        return KEPT_IN_OBJECT.value if change is keep_in_object else KEPT
+
+    own = Counting(change), None, (torch.randn(3, 4), torch.randn(3, 4))
+    guards, flat = guarded(*own)
+    assert kept_value() is None
+    assert find_differences(compile_keep_all(*own), *own) == []
+    own[0](*own[2])
+    assert kept_value() == 2.0
+    assert guards.hold(flat)
+    if change.__closure__:
+        change.__closure__[0].cell_contents = 3.0
+    else:
+        monkeypatch.setattr(f"{__name__}.KEPT", 3.0)
+        KEPT_IN_OBJECT.value = 3.0
+    assert not guards.hold(flat)
 
 
 def lazy_root(number, root=None):
