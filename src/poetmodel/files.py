@@ -303,6 +303,8 @@ def _create_temporary(path: Path) -> Path:
     Raises `InputError` if the folder is missing or not writable, or no file can have the name.
     """
     try:
+        with suppress(OSError):
+            os.lstat(path)  # Raises `ValueError` for a name that no file can have.
         prefix = f".{path.name[:_MAX_PREFIX]}."
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=".tmp")
     except FileNotFoundError:
