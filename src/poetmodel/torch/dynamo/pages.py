@@ -35,6 +35,8 @@ class SlotFile(ScratchFile):
     """
 
     def __init__(self, folder: str | Path) -> None:
+        self._locks: dict[int, Lock] = {}
+        """Locks of `write`, by process ID: at a fork, a thread of the parent may hold the lock."""
         super().__init__(folder)
         self.number = next(_FILE_NUMBERS)
         _FILE_BY_NUMBER[self.number] = self
@@ -44,7 +46,6 @@ class SlotFile(ScratchFile):
         super()._create()
         self.bytes = 0
         """Size of the file [B]."""
-        self._lock = Lock()
         self._free_slots: dict[int, list[int]] = {}
         """File offsets of free slots, by size [B]."""
         self.layouts: dict[int, tuple[Any, ...]] = {}
@@ -57,17 +58,19 @@ class SlotFile(ScratchFile):
         In a forked process the first page creates a new file. Raises `PageError` if writing fails,
         `InputError` if that file cannot be created.
         """
-        if self.process != os.getpid():
-            self._create()
+        process = os.getpid()
         size = round_up(len(memory), ALIGNMENT_BYTES)
-        slots = self._free_slots.setdefault(size, [])
         # Steps in several threads may write at the same time.
-        with self._lock, convert_page_errors(self.path, "a page could not be written"):
-            if not slots:
-                os.posix_fallocate(self._descriptor, self.bytes, size)
-                slots.append(self.bytes)
-                self.bytes += size
-            offset = slots.pop()
+        with self._locks.setdefault(process, Lock()):
+            if self.process != process:
+                self._create()
+            slots = self._free_slots.setdefault(size, [])
+            with convert_page_errors(self.path, "a page could not be written"):
+                if not slots:
+                    os.posix_fallocate(self._descriptor, self.bytes, size)
+                    slots.append(self.bytes)
+                    self.bytes += size
+                offset = slots.pop()
         try:
             self._write_page(offset, memory, "a page")
         except BaseException:
@@ -91,8 +94,11 @@ class SlotFile(ScratchFile):
         self._read_page(offset, memory, "a page")
 
     def free_slot(self, offset: int, size_bytes: int, process: int) -> None:
-        """Register the slot at `offset` as free, if `process` is the one that created the file."""
-        if process == self.process:
+        """Register the slot at `offset` as free, if `process`, which wrote it, is the current one.
+
+        Not compared with `self.process`, which another thread of a forked process may be changing.
+        """
+        if process == os.getpid():
             self._free_slots[round_up(size_bytes, ALIGNMENT_BYTES)].append(offset)
 
 
