@@ -861,10 +861,14 @@ def test_a_page_comes_back_as_it_lay(tmp_path):
     tensor = torch.randn(100)
     token = pages.page_out(tensor, file.number)
 
-    def child():
+    def refuse_page_in():
         with pytest.raises(pmt.PageError, match="began before this process was forked"):
             pages.page_in(token, tensor.dtype, file.number)
+
+    def child():
+        refuse_page_in()
         tokens = [pages.page_out(k * tensor, file.number) for k in (2, 3)]
+        refuse_page_in()
         values = [pages.page_in(t, tensor.dtype, file.number) for t in tokens]
         return not same(values, [2 * tensor, 3 * tensor])
 

@@ -1,7 +1,8 @@
 """Pages of compiled graphs: operators that write and read a file of slots.
 
 Steps may overlap, so each page is written to a free slot instead of a fixed one. Its token, a
-tensor of 8 bytes, is saved by autograd; the slot is freed when the token is deleted.
+tensor of 8 bytes with the process and the slot, is saved by autograd; the slot is freed when the
+token is deleted.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _FILE_NUMBERS: Final = count()
 """Numbers of the files, in the order of their construction."""
 _FILE_BY_NUMBER: Final[weakref.WeakValueDictionary[int, SlotFile]] = weakref.WeakValueDictionary()
 """Existing files, by number; operators of a graph have the number as an argument."""
+_MAX_SLOTS: Final = 1 << 40
+"""A token is the process ID times this number, plus the file offset divided by the alignment."""
 
 
 class SlotFile(ScratchFile):
@@ -78,9 +81,9 @@ class SlotFile(ScratchFile):
             raise
         return offset
 
-    def check_process(self) -> None:
-        """Raise `PageError` in a forked process that has not created a file of its own."""
-        if self.process != os.getpid():
+    def check_process(self, process: int) -> None:
+        """Raise `PageError` unless `process`, which wrote a page, is the current one."""
+        if process != os.getpid():
             raise PageError(
                 f"{self.path}: a step that began before this process was forked can be completed "
                 "only by the process that began it"
@@ -111,10 +114,9 @@ def page_out(tensor: torch.Tensor, file_number: int) -> torch.Tensor:
     file, size = _FILE_BY_NUMBER[file_number], tensor.untyped_storage().nbytes()
     offset = file.write(bytes_of(tensor.untyped_storage()))
     file.layouts[offset] = (size, tensor.storage_offset(), tensor.shape, tensor.stride())
-    token = torch.tensor([offset], device="cpu")
-    finalizer = weakref.finalize(
-        token.untyped_storage(), file.free_slot, offset, size, file.process
-    )
+    process = os.getpid()
+    token = torch.tensor([process * _MAX_SLOTS + offset // ALIGNMENT_BYTES], device="cpu")
+    finalizer = weakref.finalize(token.untyped_storage(), file.free_slot, offset, size, process)
     finalizer.atexit = False
     return token
 
@@ -125,8 +127,10 @@ def page_in(token: torch.Tensor, dtype: torch.dtype, file_number: int) -> torch.
     Original strides may differ from those that PyTorch predicts, because kernels choose them. The
     slot is not freed. Raises `PageError` as `SlotFile.check_process` and `SlotFile.read` do.
     """
-    file, offset = _FILE_BY_NUMBER[file_number], int(token)
-    file.check_process()
+    file = _FILE_BY_NUMBER[file_number]
+    process, slot = divmod(int(token), _MAX_SLOTS)
+    file.check_process(process)
+    offset = slot * ALIGNMENT_BYTES
     size, *layout = file.layouts[offset]
     storage = torch.UntypedStorage(size)
     file.read(offset, bytes_of(storage))
