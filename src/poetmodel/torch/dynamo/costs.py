@@ -136,10 +136,10 @@ def host_device(rates: tuple[float, float]) -> Device:
 
 
 def _measure_rates() -> tuple[float, float]:
-    """Measure and return (FLOP/s of a matrix product, B/s of a copy)."""
+    """Measure and return (FLOP/s of a matrix product, B/s of a copy) on the CPU."""
     with _disable_current_modes(), torch.no_grad():
-        matrix = torch.ones(_MATRIX_SIZE, _MATRIX_SIZE)
-        source = torch.ones(_COPIED_BYTES // 4)
+        matrix = torch.ones(_MATRIX_SIZE, _MATRIX_SIZE, device="cpu")
+        source = torch.ones(_COPIED_BYTES // 4, device="cpu")
         target = torch.empty_like(source)
         product_s = _min_time_s(lambda: torch.mm(matrix, matrix))
         copy_s = _min_time_s(lambda: target.copy_(source))
