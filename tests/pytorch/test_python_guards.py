@@ -537,6 +537,7 @@ UNREAD = 0.0
         ({"a": [1.0]}, {"a": [1.0]}),
         (Config(2.0), Config(2.0, unread=3.0)),
         ((1.0, "x"), (1.0, "x")),
+        ((((float("1"),),),), (((float("1"),),),)),
         (float("nan"), float("nan")),
         (partial(scaled, 2.0), partial(scaled, 2.0)),
         (numpy.ones(3), numpy.ones(3)),
