@@ -609,6 +609,15 @@ ENDINGS = {
      "cross-entropy", CROSS, lambda h: h.permute(0, 2, 1)),
     "last axis": ({"nodes": SQUEEZED, "held": {"w": normal(4, 1), "b": whole(-1)}},
      "bce", BCE, lambda h: h.squeeze(-1)),
+    # The axis of a LogSoftmax is the dimension of classes, also if the loss does not replace it.
+    **{
+        f"nll, axis {axis} of {len(shape)}": (
+            {"nodes": ["h = MatMul(x, w)", f"y = LogSoftmax <axis = {axis}>(h)"], "shape": shape},
+            "nll", functional.nll_loss, lambda h, axis=axis: h.log_softmax(axis).movedim(axis, 1),
+        )
+        for shape in (("N", 2, 4), ("N", 2, 6, 4))
+        for axis in (-1, 1)
+    },
 }  # fmt: skip
 
 
