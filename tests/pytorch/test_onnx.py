@@ -829,6 +829,27 @@ def test_steps_that_cannot_be_taken(case, tmp_path, told, monkeypatch):
     assert not (tmp_path / "c").exists()
 
 
+CLASSLESS = {
+    # Axis and shape of the input, and whether the output is a mean over all of its dimensions.
+    "scalar": (-1, (2, 4), True), "third of four": (2, ("N", 2, 6, 4), False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("loss", ["cross-entropy", "nll"])
+@pytest.mark.parametrize("case", CLASSLESS)
+def test_classes_are_in_the_second_or_last_dimension(case, loss, tmp_path, told, monkeypatch):
+    """A loss of classes refuses an output without that dimension, and says its shape."""
+    monkeypatch.chdir(tmp_path)
+    axis, shape, is_mean = CLASSLESS[case]
+    nodes = ["h = MatMul(x, w)", "m = ReduceMean <keepdims = 0>(h)" if is_mean else "m = Relu(h)"]
+    nodes.append(f"y = LogSoftmax <axis = {axis}>(m)")
+    file = linear(nodes=nodes, shape=shape)
+    file.graph.output[0].type.tensor_type.shape.ClearField("dim")
+    saved(tmp_path, file)
+    with told.raises(InputError):
+        load_step("network.onnx", OnnxStep(loss=loss, batch=None if is_mean else 5))
+
+
 def test_options_of_files_are_for_files(tmp_path, monkeypatch, told):
     """A step that is a function, or was captured, has its loss already; a batch may be fixed."""
     monkeypatch.chdir(tmp_path)

@@ -153,7 +153,7 @@ class _ExampleOutput:
         if loss not in ("cross-entropy", "nll"):
             return
         rank = output.ndim
-        axis = None if ending is None else ending.get("axis", -1) % rank
+        axis = None if ending is None or rank == 0 else ending.get("axis", -1) % rank
         if rank < 2 or (axis is None and rank == 3) or axis not in (None, 1, rank - 1):  # noqa: PLR2004
             raise InputError(
                 f"{path}: --loss {loss}: the dimension of classes is ambiguous or not supported in "
