@@ -76,7 +76,7 @@ class Profiles:
         """
         key = self._key(joint)
         cached_lists = None if key is None else self._cache.read("profiles", key)
-        with suppress(TypeError, ValueError, AttributeError):
+        with suppress(TypeError, ValueError, AttributeError, LookupError):
             if cached_lists is not None:
                 return [OpProfile.from_list(fields) for fields in cached_lists]
         predicted_profiles = {operation.node: operation.profile for operation in joint.operations}
