@@ -3,6 +3,7 @@
 import argparse
 import copy
 import enum
+import gc
 import itertools
 import math
 from collections import OrderedDict, UserDict, defaultdict, deque
@@ -19,6 +20,7 @@ from torch import nn
 import poetmodel.torch as pmt
 from kit.eager_steps import compile_keep_all, find_differences
 from kit.traced_models import row_step
+from poetmodel.clock import GC_ALLOCATIONS
 from poetmodel.torch.capturing.guards import Guards
 
 numpy = pytest.importorskip("numpy")
@@ -528,6 +530,32 @@ def test_what_is_not_read_changes_nothing(monkeypatch):
 
 
 UNREAD = 0.0
+COLLECTIONS = 0
+
+
+def count_collections(*_):
+    """Count in a name of this file, whenever garbage is collected."""
+    global COLLECTIONS  # noqa: PLW0603 - what is not read by forward
+    COLLECTIONS += 1
+
+
+def test_code_that_a_garbage_collection_calls_is_not_read():
+    """A library may count collections, or measure their time."""
+
+    def read(model):
+        lists = list(map(list, [()] * 2 * GC_ALLOCATIONS))
+        return model.value * len(lists)
+
+    model = Reading(attribute("value", 1.0), read)
+    gc.callbacks.append(count_collections)
+    try:
+        guards, flat = guarded(model, None, (torch.randn(3, 4), torch.randn(3, 4)))
+        before = COLLECTIONS
+        gc.collect()
+        assert before != COLLECTIONS
+        assert guards.hold(flat)
+    finally:
+        gc.callbacks.remove(count_collections)
 
 
 @pytest.mark.parametrize(

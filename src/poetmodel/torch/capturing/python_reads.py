@@ -117,13 +117,14 @@ class PythonReads:
     def record_reads(self) -> Iterator[None]:
         """Context manager that records the places that a forward pass in this thread reads.
 
-        First records the loss function. Inside, registered classes are patched, and a tracer
-        replaces that of `sys.settrace`.
+        First records the loss function. Inside, registered classes are patched, a tracer replaces
+        that of `sys.settrace`, and no garbage is collected, because the code that a collection
+        calls (``gc.callbacks``, ``__del__``) is not that of the forward pass.
         """
         self._thread = get_ident()
         self._is_active = True
         self.places.record_use(self._loss_fn, "loss_fn", None, FollowingCode.unknown(None))
-        with self._attributes.patch_classes():
+        with self._attributes.patch_classes(), _disable_gc():
             old_tracer = sys.gettrace()
             sys.settrace(self._trace_call)
             try:
@@ -330,7 +331,7 @@ class PythonReads:
 
         At its end, adds the `GuardedPlace.item_id` of each variable to the set that it returns.
         A variable counts if any function executes a line that may set or delete it. Inside, a
-        tracer replaces that of `sys.settrace`.
+        tracer replaces that of `sys.settrace`, and no garbage is collected.
         """
         codes: dict[int, ExecutedCode] = {}
 
@@ -342,12 +343,13 @@ class PythonReads:
             return executed_code.trace_line if executed_code.is_traced else None
 
         item_ids: set[tuple[int, Any]] = set()
-        old_tracer = sys.gettrace()
-        sys.settrace(trace_call)
-        try:
-            yield item_ids
-        finally:
-            sys.settrace(old_tracer)
+        with _disable_gc():
+            old_tracer = sys.gettrace()
+            sys.settrace(trace_call)
+            try:
+                yield item_ids
+            finally:
+                sys.settrace(old_tracer)
         for executed_code in codes.values():
             if executed_code.is_traced:
                 for name, _ in executed_code.find_uses(STORE_GLOBAL):
@@ -496,6 +498,18 @@ class PythonReads:
 
 _DEFINITION_TYPES: Final = (ModuleType, type, FunctionType, BuiltinFunctionType)
 """Types of imported and defined names; such globals of a library are not guarded."""
+
+
+@contextmanager
+def _disable_gc() -> Iterator[None]:
+    """Context manager: collect no garbage, unless code calls `gc.collect`."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _find_functions(code_ids: set[int]) -> Iterator[FunctionType]:
