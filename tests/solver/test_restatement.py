@@ -179,6 +179,7 @@ def test_a_maximized_objective_is_minimized_with_other_signs():
     "change",
     [
         lambda m: m.M_out[0, 0].fix(0),
+        lambda m: m.R[2, 2].fix(0),
         lambda m: m.M_out[0, 0].setub(0),
         lambda m: m.once.deactivate(),
         lambda m: m.once[next(iter(m.once))].set_value(m.M_out[0, 0] <= 1),

@@ -108,10 +108,13 @@ def _limits(row: Any) -> tuple[float | None, float | None]:
 
 
 def _has_changed_variables(model: pyo.ConcreteModel) -> bool:
-    """Return whether, since `build`, variables were fixed or unfixed, or their bounds changed."""
+    """Return whether variables or their bounds changed since `build`.
+
+    Changed variables are fixed, unfixed, or fixed at another value.
+    """
     arrays = model.arrays
     for column, variable in enumerate(model.variables):
-        if variable.fixed != (column in arrays.fixed):
+        if (variable.value if variable.fixed else None) != arrays.fixed.get(column):
             return True
         if variable.bounds != (arrays.lower[column], arrays.upper[column]):
             return True
