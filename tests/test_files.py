@@ -49,6 +49,8 @@ def test_read_text_returns_what_was_written(tmp_path):
         ("missing", "no such file"),
         ("", "found a folder"),
         ("a\0b", "no file can have this name"),
+        ("a" * 60 + "\0", "no file can have this name"),
+        ("a" * 60 + "\ud800", "no file can have this name"),
         ("x" * 300, "cannot be read"),
     ],
 )
@@ -111,6 +113,8 @@ def test_write_text_leaves_what_a_path_is(tmp_path):
         ("none/file", "folder .* does not exist"),
         ("", "found a folder"),
         ("a\0b", "no file can have this name"),
+        ("a" * 60 + "\0", "no file can have this name"),
+        ("a" * 60 + "\ud800", "no file can have this name"),
         ("x" * 300, "cannot be written"),
         ("file/below", "cannot be written"),
     ],

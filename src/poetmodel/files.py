@@ -305,6 +305,8 @@ def _create_temporary(path: Path) -> Path:
     `_MAX_PREFIX` characters of the name contain a character that no path can have.
     """
     try:
+        with suppress(OSError):
+            os.lstat(path)  # Raises `ValueError` for a name that no file can have.
         prefix = f".{path.name[:_MAX_PREFIX]}."
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=".tmp")
     except FileNotFoundError:

@@ -26,7 +26,7 @@ from poetmodel.baselines.pofo import (
     pofo,
     search_actions,
 )
-from poetmodel.errors import MethodNotApplicableError
+from poetmodel.errors import InputError, MethodNotApplicableError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.planner import verify
 from poetmodel.problem import Problem
@@ -362,3 +362,15 @@ def test_quick_transfers_are_hidden_and_slow_ones_avoided():
         graph, chain_costs(graph), ram="70%", recompute=False, deadline_counts="serial"
     )
     assert verify(single, pofo(single)).valid
+
+
+def test_unknown_rule_of_pofo_is_refused():
+    """The message lists the rules, also for a graph that is no chain."""
+    graph = Graph(
+        name="two ends",
+        nodes=tuple(operation(name, output_bytes=1) for name in ("first", "second")),
+    )
+    for each in (graph, training_chain([2] * 7)):
+        problem = Problem(each, chain_costs(each), ram=100)
+        with pytest.raises(InputError, match="'fast': expected one of published, time, energy"):
+            pofo(problem, "fast")

@@ -39,7 +39,7 @@ from poetmodel.baselines.paging import (
 )
 from poetmodel.baselines.swap_advisor import _GeneticSearch, swap_advisor
 from poetmodel.device import Costs
-from poetmodel.errors import MethodNotApplicableError
+from poetmodel.errors import InputError, MethodNotApplicableError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.graph.zoo import MODELS
 from poetmodel.planner import verify
@@ -210,6 +210,12 @@ def test_swaps_worked_by_hand():
     }
     assert by_rule == {"published": 16.0, "time": 15.0, "energy": 15.0}
     assert verify(problem, capuchin(problem)).simulation.time_s == 15.0
+
+
+def test_unknown_rule_of_capuchin_is_refused():
+    """The message lists the rules."""
+    with pytest.raises(InputError, match="'fast': expected one of published, time, energy"):
+        capuchin(_two_gaps(5), "fast")
 
 
 def test_recomputation_that_does_not_fit_becomes_a_swap():

@@ -133,8 +133,8 @@ def test_interrupted_run_records_nothing_more(tmp_path, capsys):
     """What is in flight when the run is stopped is dropped, without waiting for it."""
     path = tmp_path / "run.jsonl"
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    assert run_study(two_instances(measure=wait_forever), ["--out", str(path)]) == 130
+    study = two_instances(measure=wait_forever, start_of=lambda *_: timer.start())
+    assert run_study(study, ["--out", str(path)]) == 130
     timer.join()
     assert not path.exists()
     assert "--resume goes on" in capsys.readouterr().err

@@ -191,6 +191,7 @@ def test_example_with_a_training_step_works(command, tmp_path, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "train", raising=False)
     (tmp_path / "train.py").write_text(TRAINING)
     for part in TRAINED[command]:
         for line in examples(part):

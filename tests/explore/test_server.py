@@ -62,7 +62,7 @@ def test_server_whose_workers_do_not_start_is_an_error(tmp_path, monkeypatch):
 def test_point_is_solved_to_the_optimum(visitor):
     """Its figures are those of `poetmodel.solve`, and its gap is closed.
 
-    An answer has the charts of the report, decisions and words, and is the same for ever; instead
+    An answer has the charts of the page, decisions and words, and is the same for ever; instead
     of a revision that is over the newest one is named.
     """
     point = solved(visitor)
@@ -79,7 +79,7 @@ def test_point_is_solved_to_the_optimum(visitor):
     path = f"/api/points/{point['id']}/answer?revision={point['revision']}"
     reply = visitor.client.get(path)
     found = reply.json()
-    assert {"timeline", "map", "gauge", "decisions"} <= found["charts"].keys()
+    assert found["charts"].keys() == {"timeline", "map", "gauge", "decisions"}
     assert found["facts"]["energy_j"] == pytest.approx(point["energy_j"])
     assert found["facts"]["valid"]
     assert len(found["answers"]) == 3
@@ -179,6 +179,7 @@ def test_exported_schedule_and_plan_are_valid_files(visitor, tmp_path):
     page = visitor.client.get(f"{path}/report")
     assert page.headers["content-type"].startswith("text/html")
     assert "<title>mlp on " in page.text
+    assert '<section id="addresses">' in page.text
 
 
 def command_of(visitor, point):

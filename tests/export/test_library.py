@@ -212,7 +212,10 @@ def test_names_of_a_prefix_are_all_of_its_names(folders):
 @pytest.mark.parametrize(
     ("prefix", "words"),
     [
-        *((name, "expected small letters") for name in ("", "Kws", "2kws", "a-b", "a b", 5)),
+        *(
+            (name, "expected small letters")
+            for name in ("", "Kws", "2kws", "a-b", "a b", 5, Path("kws"))
+        ),
         *((name, "another one") for name in ("string", "time", "test", "m", "poetmodel")),
     ],
 )

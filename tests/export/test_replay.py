@@ -12,10 +12,11 @@ from kit.nor_flash import C
 from kit.programs import require_programs, run_command
 from kit.rotation import mark_seeds_except, parametrize_parts
 from poetmodel.device import Device
+from poetmodel.device.generation import GenerationLayout
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
-from poetmodel.export.replay import find_front
+from poetmodel.export.replay import create_replay, find_front
 from poetmodel.lowered.io import load_step
 
 SAMPLES = 6
@@ -100,6 +101,35 @@ def test_front_is_cut_where_a_sample_is_the_smallest():
     names = {step.graph.nodes[k].name for k in front.nodes}
     assert names == {"0/convolution", "1/relu", "2/max_pool2d_with_indices"}
     assert find_front(load_step(STEP)) is None
+
+
+@pytest.mark.torch
+def test_missing_front_is_explained_by_tensors_of_no_input():
+    """A frozen layer behind positions has no front; with the positions in a buffer it has one."""
+    torch = pytest.importorskip("torch")
+    from poetmodel.torch.lowering.step import lower
+
+    class Positions(torch.nn.Module):
+        def __init__(self, is_stored):
+            super().__init__()
+            self.first = torch.nn.Linear(8, 8).requires_grad_(False)
+            self.last = torch.nn.Linear(8, 4)
+            self.register_buffer("positions", torch.arange(8) if is_stored else None)
+
+        def forward(self, x):
+            positions = torch.arange(8) if self.positions is None else self.positions
+            return self.last(torch.relu(self.first(x + positions)))
+
+    def make_step(is_stored):
+        model = Positions(is_stored)
+        optimizer = torch.optim.SGD(model.last.parameters(), lr=0.1)
+        batch = (torch.randn(4, 8), torch.randint(0, 4, (4,)))
+        return lower(model, torch.nn.functional.cross_entropy, batch, optimizer=optimizer)
+
+    layout = GenerationLayout()
+    with pytest.raises(InputError, match=r"computed from no input.* in a buffer"):
+        create_replay(make_step(is_stored=False), 4, layout)
+    assert create_replay(make_step(is_stored=True), 4, layout).front.nodes
 
 
 def test_manifest_states_both_ways(tmp_path):

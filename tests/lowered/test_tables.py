@@ -309,6 +309,26 @@ def test_the_command_takes_bytes(tmp_path):
     invoke_refused(*words, "--byte-input", "inputs[0]")
 
 
+def test_the_command_takes_bytes_of_several_inputs(tmp_path):
+    """In repeated options or in one."""
+
+    class Pair(nn.Linear):
+        def forward(self, x, y):
+            return super().forward(x + y)
+
+    inputs = (torch.randn(3, 4), torch.randn(3, 4), torch.randn(3, 2))
+    save_step(lower(Pair(4, 2), functional.mse_loss, inputs), tmp_path / "x.step.json")
+    words = ["export", str(tmp_path / "x.step.json"), "--out", str(tmp_path / "c")]
+    first, second = "inputs[0]=uint8:0.1", "inputs[1]=int8"
+    for repeated in (
+        ["--byte-input", first, "--byte-input", second],
+        ["--byte-input", f"{first}; {second}"],
+    ):
+        invoke(*words, *repeated, status=0)
+        document = json.loads((tmp_path / "c/manifest.json").read_text(encoding="utf-8"))
+        assert [one["dtype"] for one in document["inputs"][:2]] == ["uint8", "int8"]
+
+
 def test_truth_values_are_no_inputs():
     """Bytes are, and buffers may be truth values; what a step takes is said."""
     masked = Seen(lambda own, x: x.float() * own.mask)

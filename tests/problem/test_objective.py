@@ -614,7 +614,8 @@ def test_an_own_constraint_that_nothing_can_keep(rule, limits, sentence):
         (40, 200_000, "; 40 is 40 bytes: did you mean 40% or 40KiB?"),
         (256, 200_000, "; 256 is 256 bytes: did you mean 256KiB?"),
         (40, 700, ""),
-        (150_000, 10**9, ""),
+        (10_000, 10**9, "; 10000 is 10000 bytes: did you mean 10000KiB?"),
+        (10_001, 10**9, ""),
     ],
 )
 def test_a_size_without_its_unit_is_noticed(given, least, remark):

@@ -7,8 +7,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -24,13 +26,14 @@ from torch.nn import functional
 
 import poetmodel.torch as pmt
 from kit.networks import Transformer, UNet
-from kit.patience import make_system_fault, run_in_fork
+from kit.patience import PATIENCE_S, make_system_fault, run_in_fork
 from kit.rotation import mark_seeds_except, mark_slow_except
 from poetmodel.device import Device, StorageMode
 from poetmodel.device.hardware import Compute, Storage, Transfer
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.torch.dynamo import costs, live_calls, pages, planning
 from poetmodel.torch.graph.tensors import heap_peak_bytes
+from poetmodel.torch.state import pages as state_pages
 
 STEPS = 3
 ANY_GAP = 0.99
@@ -858,15 +861,81 @@ def test_a_page_comes_back_as_it_lay(tmp_path):
     tensor = torch.randn(100)
     token = pages.page_out(tensor, file.number)
 
-    def child():
+    def refuse_page_in():
         with pytest.raises(pmt.PageError, match="began before this process was forked"):
             pages.page_in(token, tensor.dtype, file.number)
+
+    def child():
+        refuse_page_in()
         tokens = [pages.page_out(k * tensor, file.number) for k in (2, 3)]
+        refuse_page_in()
         values = [pages.page_in(t, tensor.dtype, file.number) for t in tokens]
         return not same(values, [2 * tensor, 3 * tensor])
 
     assert run_in_fork(child) == 0
     assert torch.equal(pages.page_in(token, tensor.dtype, file.number), tensor)
+
+
+def test_threads_of_a_forked_process_write_to_one_file(tmp_path, monkeypatch):
+    """The second thread writes while the first creates the file of the process."""
+    file = pages.SlotFile(tmp_path)
+    tokens = {}
+
+    def write(value):
+        tokens[value] = pages.page_out(torch.full((1024,), value), file.number)
+
+    def child():
+        torch.set_num_threads(1)
+        make_folder = state_pages.make_folder
+        second = threading.Thread(target=write, args=(2.0,))
+
+        def make_folder_late(folder):
+            if second.ident is None:
+                second.start()
+                second.join(1.0)  # it ends here if it creates a file of its own
+            make_folder(folder)
+
+        monkeypatch.setattr(state_pages, "make_folder", make_folder_late)
+        write(1.0)
+        second.join()
+        for value, token in tokens.items():
+            page = pages.page_in(token, torch.float32, file.number)
+            assert torch.equal(page, torch.full((1024,), value))
+        return len(tokens) != 2
+
+    assert run_in_fork(child) == 0
+
+
+def test_a_process_is_forked_while_a_thread_allocates_a_slot(tmp_path, monkeypatch):
+    """The thread does not exist in the forked process, which writes without waiting for it."""
+    file = pages.SlotFile(tmp_path)
+    tensor = torch.randn(100)
+    tokens = []
+    allocate = os.posix_fallocate
+    has_begun, may_end = threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: tokens.append(pages.page_out(tensor, file.number)))
+
+    def allocate_late(*arguments):
+        if threading.current_thread() is thread:
+            has_begun.set()
+            may_end.wait()
+        allocate(*arguments)
+
+    def child():
+        torch.set_num_threads(1)
+        signal.alarm(int(PATIENCE_S))  # ends a process that waits
+        token = pages.page_out(2 * tensor, file.number)
+        return not torch.equal(pages.page_in(token, tensor.dtype, file.number), 2 * tensor)
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate_late)
+    thread.start()
+    assert has_begun.wait(PATIENCE_S)
+    try:
+        assert run_in_fork(child) == 0
+    finally:
+        may_end.set()
+        thread.join()
+    assert torch.equal(pages.page_in(tokens[0], tensor.dtype, file.number), tensor)
 
 
 @pytest.mark.parametrize("door", ["backend", "compile"])

@@ -215,15 +215,30 @@ def test_a_file_that_cannot_be_read_is_said(content, file, told):
         load_step("user_step.py:step")
 
 
-def test_a_package_that_lacks_another_one_is_said(file, monkeypatch):
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("import no_such_module\n", "No module named 'no_such_module'"),
+        ("raise ValueError('no such setting')\n", "no such setting"),
+        ("raise ModuleNotFoundError('no such plugin')\n", "no such plugin"),
+    ],
+)
+def test_a_package_that_cannot_be_imported_is_said(file, monkeypatch, source, words):
     """The line is that of the package which contains the module, and the module is not missing."""
     package = file.parent / "user_package"
     package.mkdir()
-    (package / "__init__.py").write_text("import no_such_module\n")
+    (package / "__init__.py").write_text(source)
     (package / "train.py").write_text(SOURCE)
     monkeypatch.delitem(sys.modules, "user_package", raising=False)
-    with pytest.raises(InputError, match=r"__init__\.py:1 .*No module named 'no_such_module'"):
+    with pytest.raises(InputError, match=rf"__init__\.py:1 .*{words}"):
         load_step("user_package.train:step")
+
+
+@pytest.mark.parametrize("name", [".train", "..train", "no-name", "sys.path", "no_such.train"])
+def test_modules_that_cannot_exist_are_missing(name):
+    """Whatever the import system raises for such a name."""
+    with pytest.raises(InputError, match="there is no module"):
+        load_step(f"{name}:step")
 
 
 def test_targets_are_told_from_files():

@@ -254,6 +254,22 @@ def test_losses_and_frozen_layers_are_seen_in_a_call(told):
         mine(x)
 
 
+@pytest.mark.parametrize("train", [False, True], ids=["evaluate", "train"])
+def test_layers_of_equal_shapes_that_swap_freezing_are_refused(train, told):
+    """The numbers of trainable and frozen variables stay, but their order changes."""
+    model = net(layers.Dense(4, name="first"), layers.Dense(4, name="second"))
+    first, second = model.layers
+    second.trainable = False
+    keras_module, x = pmt.from_keras(model).train(train), torch.randn(2, 4)
+    output = keras_module(x)
+    assert torch.equal(output, model(x))
+    first.trainable, second.trainable = False, True
+    with told.raises(InputError):
+        keras_module(x)
+    first.trainable, second.trainable = True, False
+    assert torch.equal(keras_module(x), output)
+
+
 @pytest.mark.parametrize("way", ["eager", "compile"])
 @pytest.mark.parametrize("layer", ["GaussianNoise", "SpatialDropout1D"])
 def test_layers_that_draw_from_seeds_of_keras_are_refused(layer, way, told):

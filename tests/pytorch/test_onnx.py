@@ -609,6 +609,15 @@ ENDINGS = {
      "cross-entropy", CROSS, lambda h: h.permute(0, 2, 1)),
     "last axis": ({"nodes": SQUEEZED, "held": {"w": normal(4, 1), "b": whole(-1)}},
      "bce", BCE, lambda h: h.squeeze(-1)),
+    # The axis of a LogSoftmax is the dimension of classes, also if the loss does not replace it.
+    **{
+        f"nll, axis {axis} of {len(shape)}": (
+            {"nodes": ["h = MatMul(x, w)", f"y = LogSoftmax <axis = {axis}>(h)"], "shape": shape},
+            "nll", functional.nll_loss, lambda h, axis=axis: h.log_softmax(axis).movedim(axis, 1),
+        )
+        for shape in (("N", 2, 4), ("N", 2, 6, 4))
+        for axis in (-1, 1)
+    },
 }  # fmt: skip
 
 
@@ -818,6 +827,27 @@ def test_steps_that_cannot_be_taken(case, tmp_path, told, monkeypatch):
     saved(tmp_path, linear(shape=("N", "F" if case == "sizes" else 4)))
     told(invoke_refused("export", "network.onnx", *WRONG[case], "--out", "c"))
     assert not (tmp_path / "c").exists()
+
+
+CLASSLESS = {
+    # Axis and shape of the input, and whether the output is a mean over all of its dimensions.
+    "scalar": (-1, (2, 4), True), "third of four": (2, ("N", 2, 6, 4), False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("loss", ["cross-entropy", "nll"])
+@pytest.mark.parametrize("case", CLASSLESS)
+def test_classes_are_in_the_second_or_last_dimension(case, loss, tmp_path, told, monkeypatch):
+    """A loss of classes refuses an output without that dimension, and says its shape."""
+    monkeypatch.chdir(tmp_path)
+    axis, shape, is_mean = CLASSLESS[case]
+    nodes = ["h = MatMul(x, w)", "m = ReduceMean <keepdims = 0>(h)" if is_mean else "m = Relu(h)"]
+    nodes.append(f"y = LogSoftmax <axis = {axis}>(m)")
+    file = linear(nodes=nodes, shape=shape)
+    file.graph.output[0].type.tensor_type.shape.ClearField("dim")
+    saved(tmp_path, file)
+    with told.raises(InputError):
+        load_step("network.onnx", OnnxStep(loss=loss, batch=None if is_mean else 5))
 
 
 def test_options_of_files_are_for_files(tmp_path, monkeypatch, told):

@@ -334,6 +334,59 @@ def test_a_budget_below_whole_convolutions_is_kept():
     assert any("executed in pieces" in note for note in step.compiled.notes)
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN's workspaces")
+def test_each_of_equal_convolutions_is_divided_for_its_own_tensors():
+    """The first, which reads the batch, leaves more of the budget to its workspace than the rest.
+
+    The tensors of the rest alone exceed the allowed fraction, at 60 % as at 30 % of keep-all.
+    """
+    layers = (nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU()) for _ in range(3))
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * 32 * 32, 4))
+    inputs = (torch.randn(16, 16, 32, 32), torch.randint(0, 4, (16,)))
+    traced = pmt.trace(model, nn.functional.cross_entropy, inputs)
+    first, *rest = (
+        unit.index
+        for unit in traced.step_graph.operations
+        if unit.node.target is aten.convolution.default
+    )
+    smallest, found = (
+        {one.operation: one for one in choose_divisions(traced, budget_bytes=budget_bytes)}
+        for budget_bytes in (keep_all_bytes(traced) * 3 // 10, keep_all_bytes(traced) * 6 // 10)
+    )
+    assert found[first].workspace_bytes > smallest[first].workspace_bytes
+    assert [found[k] for k in rest] == [smallest[k] for k in rest]
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN's workspaces")
+def test_convolutions_of_another_layout_change_no_division():
+    """Their gradients need less workspace in pieces than contiguous ones of equal shape."""
+
+    class Layouts(nn.Module):
+        def __init__(self, last_layout):
+            super().__init__()
+            self.convs = nn.ModuleList(nn.Conv2d(16, 16, 3, padding=1) for _ in range(3))
+            self.last = nn.Linear(16 * 32 * 32, 4)
+            self.last_layout = last_layout
+
+        def forward(self, x):
+            for conv in self.convs[:2]:
+                x = torch.relu(conv(x))
+            x = x.contiguous(memory_format=self.last_layout)
+            return self.last(self.convs[2](x).flatten(1))
+
+    inputs = (torch.randn(16, 16, 32, 32), torch.randint(0, 4, (16,)))
+    found = []
+    for last_layout in (torch.contiguous_format, torch.channels_last):
+        traced = pmt.trace(Layouts(last_layout), nn.functional.cross_entropy, inputs)
+        divided_ops = choose_divisions(traced, budget_bytes=keep_all_bytes(traced) * 3 // 10)
+        operations = traced.step_graph.operations
+        found.append({operations[one.operation].name: one for one in divided_ops})
+    plain, mixed = found
+    second = "convs.1/convolution_backward"
+    assert mixed[second].divisions == plain[second].divisions
+    assert mixed[second].workspace_bytes == plain[second].workspace_bytes
+
+
 def test_norms_of_low_precision_are_tried():
     """With autocast, what a norm saves has the type of its weight, whatever PyTorch predicts.
 

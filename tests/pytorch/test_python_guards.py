@@ -3,6 +3,7 @@
 import argparse
 import copy
 import enum
+import gc
 import itertools
 import math
 from collections import OrderedDict, UserDict, defaultdict, deque
@@ -19,6 +20,7 @@ from torch import nn
 import poetmodel.torch as pmt
 from kit.eager_steps import compile_keep_all, find_differences
 from kit.traced_models import row_step
+from poetmodel.clock import GC_ALLOCATIONS
 from poetmodel.torch.capturing.guards import Guards
 
 numpy = pytest.importorskip("numpy")
@@ -528,6 +530,32 @@ def test_what_is_not_read_changes_nothing(monkeypatch):
 
 
 UNREAD = 0.0
+COLLECTIONS = 0
+
+
+def count_collections(*_):
+    """Count in a name of this file, whenever garbage is collected."""
+    global COLLECTIONS  # noqa: PLW0603 - what is not read by forward
+    COLLECTIONS += 1
+
+
+def test_code_that_a_garbage_collection_calls_is_not_read():
+    """A library may count collections, or measure their time."""
+
+    def read(model):
+        lists = list(map(list, [()] * 2 * GC_ALLOCATIONS))
+        return model.value * len(lists)
+
+    model = Reading(attribute("value", 1.0), read)
+    gc.callbacks.append(count_collections)
+    try:
+        guards, flat = guarded(model, None, (torch.randn(3, 4), torch.randn(3, 4)))
+        before = COLLECTIONS
+        gc.collect()
+        assert before != COLLECTIONS
+        assert guards.hold(flat)
+    finally:
+        gc.callbacks.remove(count_collections)
 
 
 @pytest.mark.parametrize(
@@ -537,6 +565,7 @@ UNREAD = 0.0
         ({"a": [1.0]}, {"a": [1.0]}),
         (Config(2.0), Config(2.0, unread=3.0)),
         ((1.0, "x"), (1.0, "x")),
+        ((((float("1"),),),), (((float("1"),),),)),
         (float("nan"), float("nan")),
         (partial(scaled, 2.0), partial(scaled, 2.0)),
         (numpy.ones(3), numpy.ones(3)),
@@ -637,6 +666,45 @@ def count_in_file(_, __):
     NUMBER += 1
 
 
+def set_in_file(_, z):
+    """Read a name of this file, and set it to the same number in each pass."""
+    global NUMBER  # noqa: PLW0603 - what is refused
+    z.mul_(NUMBER)
+    NUMBER = 7.0
+
+
+def add_in_file(_, __):
+    """Set a missing name of this file in the first pass."""
+    global ADDED  # noqa: PLW0603 - what is refused
+    if "ADDED" not in globals():
+        ADDED = 7.0
+
+
+def constant_setter():
+    """Return a function that reads its closure, and sets it to the same number in each pass."""
+    number = 1.0
+
+    def set_number(_, z):
+        nonlocal number
+        z.mul_(number)
+        number = 7.0
+
+    return set_number
+
+
+def toggler():
+    """Return a function that changes its closure in each pass, and back in the next one."""
+    is_on = False
+
+    def toggle(_, z):
+        nonlocal is_on
+        if is_on:
+            z.mul_(2.0)
+        is_on = not is_on
+
+    return toggle
+
+
 def counter():
     """Return a function that counts in its closure."""
     calls = 0
@@ -678,6 +746,10 @@ CHANGES = {
     "global dict": lambda _, __: TABLE.update(a=TABLE["a"] + 1),
     "global object": lambda _, __: setattr(CONFIG, "value", CONFIG.value + 1),
     "closure": counter(),
+    "same global": set_in_file,
+    "missing global": add_in_file,
+    "same closure": constant_setter(),
+    "closure and back": toggler(),
     "class": count_in_class,
     "name of an attribute of modules": lambda model, _: setattr(
         model.config, "training", getattr(model.config, "training", 0) + 1
@@ -750,6 +822,86 @@ def test_what_the_first_pass_keeps_is_no_change():
     model.scale = 3.0
     with pytest.raises(pmt.CaptureError, match=r"scale was None and is 3\.0"):
         step(*own[2])
+
+
+KEPT, KEPT_IN_OBJECT = None, Config(None)
+"""`keep_in_file` sets the first, and `keep_in_object` the value of the second."""
+
+
+def keep_in_file(_, z):
+    """Set a name of this file in the first pass, and read it in all passes."""
+    global KEPT  # noqa: PLW0603 - what is tested
+    if KEPT is None:
+        KEPT = 2.0
+    z.mul_(KEPT)
+
+
+def keep_in_object(_, z):
+    """Set an attribute of an object in this file in the first pass, and read it in all passes."""
+    if KEPT_IN_OBJECT.value is None:
+        KEPT_IN_OBJECT.value = 2.0
+    z.mul_(KEPT_IN_OBJECT.value)
+
+
+def set_kept(model):
+    """Set a name of this file in the first pass of a model."""
+    global KEPT  # noqa: PLW0603 - what is tested
+    if not hasattr(model, "is_kept"):
+        model.is_kept = True
+        KEPT = 2.0
+
+
+def read_kept(z):
+    """Read a name of this file that another function has set."""
+    z.mul_(KEPT)
+
+
+def keep_by_two_functions(model, z):
+    """Set a name of this file in one function, and read it in another one."""
+    set_kept(model)
+    read_kept(z)
+
+
+def keeper():
+    """Return a function that sets its closure in the first pass, and reads it in all passes."""
+    kept = None
+
+    def keep_in_closure(_, z):
+        nonlocal kept
+        if kept is None:
+            kept = 2.0
+        z.mul_(kept)
+
+    return keep_in_closure
+
+
+@pytest.mark.parametrize("change", [keep_in_file, keep_by_two_functions, keep_in_object, keeper])
+def test_what_the_first_pass_keeps_outside_of_the_model_is_restored_and_guarded(
+    change, monkeypatch
+):
+    """A step accepts the value that eager sets, and refuses another one."""
+    monkeypatch.setattr(f"{__name__}.KEPT", None)
+    monkeypatch.setattr(KEPT_IN_OBJECT, "value", None)
+    change = keeper() if change is keeper else change
+
+    def kept_value():
+        if change.__closure__:
+            return change.__closure__[0].cell_contents
+        return KEPT_IN_OBJECT.value if change is keep_in_object else KEPT
+
+    own = Counting(change), None, (torch.randn(3, 4), torch.randn(3, 4))
+    guards, flat = guarded(*own)
+    assert kept_value() is None
+    assert find_differences(compile_keep_all(*own), *own) == []
+    own[0](*own[2])
+    assert kept_value() == 2.0
+    assert guards.hold(flat)
+    if change.__closure__:
+        change.__closure__[0].cell_contents = 3.0
+    else:
+        monkeypatch.setattr(f"{__name__}.KEPT", 3.0)
+        KEPT_IN_OBJECT.value = 3.0
+    assert not guards.hold(flat)
 
 
 def lazy_root(number, root=None):

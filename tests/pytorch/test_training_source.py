@@ -323,9 +323,10 @@ def test_several_optimizers_are_one_step():
         )
 
 
-def test_the_mask_of_dropout_counts_in_the_type_of_the_gradient():
+@pytest.mark.parametrize("p", [0.5, 1.0])
+def test_the_mask_of_dropout_counts_in_the_type_of_the_gradient(p):
     """It is multiplied with where the gradient lies, in place."""
-    layers = [layer for _ in range(4) for layer in (nn.Tanh(), nn.Dropout(0.5))]
+    layers = [layer for _ in range(4) for layer in (nn.Tanh(), nn.Dropout(p))]
     own = nn.Sequential(nn.Linear(8, 8), *layers), lambda y, _: (y**3).sum(), None
     inputs = (torch.randn(512, 8), torch.zeros(()))
     twins = Twins((*own[:2], inputs), OPTIMIZERS["sgd"])
@@ -335,6 +336,8 @@ def test_the_mask_of_dropout_counts_in_the_type_of_the_gradient():
     for node in backward:
         if node.in_place:
             assert node.workspace_bytes >= node.output_bytes
+    unmeasured = twins.trace(measure_workspace=False).graph.nodes
+    assert all(not node.workspace_bytes for node in unmeasured if "dropout" in node.op)
     step = twins.compile()
     assert step.verify().heap_peak_bytes <= step.compiled.peak_bytes
 

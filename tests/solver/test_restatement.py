@@ -1,6 +1,7 @@
 """Models that users extend, in the words of `subject_to` and `minimizing`."""
 
 import logging
+import math
 
 import pyomo.environ as pyo
 import pytest
@@ -69,6 +70,40 @@ def test_sums_over_totals_are_said(relation, said):
     direct, whole = solve(stated, gap=0.0), solve(model, gap=0.0)
     assert direct.status == whole.status
     assert direct.value == whole.value
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ((-math.inf, 3), "v.bytes_written <= 3"),
+        ((4, math.inf), "v.bytes_written >= 4"),
+        ((-math.inf, math.inf), None),
+        ((math.inf, math.inf), None),
+    ],
+)
+def test_infinite_limits_are_not_said(limits, said):
+    """Such a limit is none, and `subject_to` would refuse the number."""
+    call = None if said is None else f"problem.subject_to(mine=lambda v: {said})"
+    lower, upper = limits
+    model = extended(skip_problem(), lambda m: (lower, written(m), upper))
+    assert restate_as_call(model) == call
+
+
+def test_infinite_parameters_are_not_said():
+    """A parameter may state a limit that does not apply."""
+    model = build(skip_problem(), reductions=False)
+    model.limit = pyo.Param(initialize=math.inf, mutable=True, within=pyo.Any)
+    model.mine = pyo.Constraint(expr=(1, written(model), model.limit))
+    said = "problem.subject_to(mine=lambda v: v.bytes_written >= 1)"
+    assert restate_as_call(model) == said
+
+
+def test_rows_without_a_limit_are_left_out():
+    """The further rows of a rule are said as if it had only those."""
+    restated = restate_as_call(
+        extended(skip_problem(), lambda m: again(m, 0) <= math.inf, lambda m: again(m, 1) <= 1)
+    )
+    assert restated == 'problem.subject_to(block_each=lambda v: v.recomputations["b"] <= 1)'
 
 
 def test_rules_of_several_rows_and_objectives_are_said():
@@ -144,6 +179,7 @@ def test_a_maximized_objective_is_minimized_with_other_signs():
     "change",
     [
         lambda m: m.M_out[0, 0].fix(0),
+        lambda m: m.R[2, 2].fix(0),
         lambda m: m.M_out[0, 0].setub(0),
         lambda m: m.once.deactivate(),
         lambda m: m.once[next(iter(m.once))].set_value(m.M_out[0, 0] <= 1),

@@ -243,6 +243,30 @@ def test_broken_pool_leaves_what_is_recorded(how, tmp_path):
     assert [name for name, _ in begun] == [runs[2].name]
 
 
+def test_interrupt_that_reaches_another_thread_stops_the_sweep(tmp_path):
+    """The runs in progress are not waited for, and their claims are released."""
+    future, is_over = Future(), threading.Event()
+
+    def interrupt():
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        is_over.wait(60)
+        future.set_exception(ProcessEndedError("nobody stopped"))
+
+    class Interrupted(Executor):
+        """Starts a run that ends after the sweep; Ctrl-C comes when the sweep waits for it."""
+
+        def submit(self, *_):
+            threading.Timer(0.5, interrupt).start()
+            return future
+
+    runs = _runs("75%", "80%", methods=("lru-paging",))
+    with pytest.raises(KeyboardInterrupt):
+        sweep(runs, tmp_path, pool=Interrupted())
+    assert not future.done()
+    is_over.set()
+    assert not (tmp_path / "claims").exists()
+
+
 def test_pool_of_the_caller_gets_the_files_of_runs(tmp_path, monkeypatch):
     """Graph, device, method and the modules beside it come from the caller, not from the disk.
 

@@ -81,10 +81,10 @@ def capuchin(problem: Problem, rule: str = "", *, refined: bool = True) -> Sched
     `schedule_with_best_homes` chooses the homes of state. There are O(intervals) choices, each of
     which examines every interval and its recomputations.
 
-    Raises `MethodNotApplicableError` if no rule has a schedule that meets the budget, ValueError
-    for an unknown rule.
+    Raises `InputError` for an unknown rule, and `MethodNotApplicableError` if no rule has a
+    schedule that meets the budget.
     """
-    rules = [CostRule(rule)] if rule else list(CostRule)
+    rules = [CostRule.parse(rule)] if rule else list(CostRule)
     searches = [
         partial(_plan_with_rule, rule=cost_rule, keeps_recomputed=refined) for cost_rule in rules
     ]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from poetmodel.baselines.engine import select_best_schedule
 from poetmodel.baselines.homes import choose_homes, put_state_on_storage
-from poetmodel.errors import MethodNotApplicableError
+from poetmodel.errors import InputError, MethodNotApplicableError
 from poetmodel.heuristics.execution import FORWARD_PHASES, StagedExecution, may_overwrite_inputs
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.schedule import Schedule, simulate
@@ -186,6 +186,13 @@ class CostRule(StrEnum):
     """Time as the problem's deadline counts it: transfers that block the core are not hidden."""
     ENERGY = "energy"
     """Energy, including the energy of hidden transfers."""
+
+    @classmethod
+    def parse(cls, name: str) -> CostRule:
+        """Return the rule with that name; raise `InputError` for an unknown name."""
+        if name not in tuple(cls):
+            raise InputError(f"rule {name!r}: expected one of {', '.join(cls)}")
+        return cls(name)
 
 
 def eviction_costs(

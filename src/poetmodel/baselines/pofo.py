@@ -102,12 +102,13 @@ def pofo(problem: Problem, rule: str = "") -> Schedule:
     within the budget. The better schedule is that of the rule. The run time is proportional to
     ``L * width**2 + L**3 * 500`` for `L` steps.
 
-    Raises `ValueError` for an unknown rule, and `MethodNotApplicableError` if the graph is no chain
+    Raises `InputError` for an unknown rule, and `MethodNotApplicableError` if the graph is no chain
     or no schedule meets the budget.
     """
+    named_rule = CostRule.parse(rule) if rule else None
     table = ChainTable(problem)
-    if rule:
-        return _schedule_with_rule(problem, CostRule(rule), table)
+    if named_rule is not None:
+        return _schedule_with_rule(problem, named_rule, table)
     minimized_rule = CostRule.TIME if problem.minimize == Quantity.TIME else CostRule.ENERGY
     rules = [CostRule.PUBLISHED, minimized_rule]
     rule_searches = (partial(_schedule_with_rule, problem, cost_rule, table) for cost_rule in rules)

@@ -23,7 +23,7 @@ from poetmodel.report.presenter import Fact, format_items, format_percent, text_
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from poetmodel.device import Device
     from poetmodel.export.deployment import Deployment
@@ -106,12 +106,12 @@ class ExportOptions:
         "Load the state that an earlier export left on storage with pm_migrate: tensors of equal "
         "names, shapes and types. Both exports need --commit.",
     )
-    byte_input: str | None = options.option(
+    byte_input: list[str] | None = options.option(
         None,
         "--byte-input NAME=TYPE[:SCALE[:OFFSET]]",
         "Read an input of real numbers as bytes, such as 'inputs[0]=uint8:0.0039': integers times "
         "a scale, plus an offset. Commas separate the scales of channels, 0.01,0.02,0.01; "
-        "semicolons separate inputs.",
+        "semicolons separate inputs. May be repeated.",
     )
     prefix: str = options.option(
         "pm",
@@ -247,7 +247,7 @@ def export(
         "evaluate": request.evaluate,
         "replay": request.replay or 0,
         "migrate_from": request.migrate_from,
-        "byte_inputs": _parse_byte_inputs(request.byte_input),
+        "byte_inputs": _parse_byte_inputs(request.byte_input or ()),
         "prefix": request.prefix,
         "weights": request.weights,
         "shared_kernels": request.shared_kernels,
@@ -310,23 +310,25 @@ def export(
     print_written(request.out)
 
 
-def _parse_byte_inputs(text: str | None) -> dict[str, str]:
-    """Parse ``--byte-input``; return ``TYPE[:SCALE[:OFFSET]]`` as text, by input name.
+def _parse_byte_inputs(texts: Iterable[str]) -> dict[str, str]:
+    """Parse all values of ``--byte-input``; return ``TYPE[:SCALE[:OFFSET]]`` by input name.
 
-    Semicolons separate the items, which are ``NAME=TYPE[:SCALE[:OFFSET]]``. Return {} for None.
-    Names, types, scales and offsets are not checked. Raises `InputError` for an input without a
-    type, or one that is named twice.
+    Semicolons separate the items of a value, which are ``NAME=TYPE[:SCALE[:OFFSET]]``. Names,
+    types, scales and offsets are not checked. Raises `InputError` for an input without a type, or
+    one that is named twice.
     """
-    pairs = [] if text is None else [pair_text.partition("=") for pair_text in text.split(";")]
-    for name, _, meaning in pairs:
-        if not meaning:
-            raise InputError(
-                f"--byte-input: expected NAME=TYPE, such as inputs[0]=uint8:0.0039, got {name!r}"
-            )
-    meanings = {name.strip(): meaning.strip() for name, _, meaning in pairs}
-    if len(meanings) < len(pairs):
-        raise InputError(f"--byte-input: expected each input once, got {text!r}")
-    return meanings
+    items = (item for text in texts for item in text.split(";"))
+    return options.collect_unique("--byte-input", map(_parse_byte_input, items))
+
+
+def _parse_byte_input(item: str) -> tuple[str, str]:
+    """Return the name of a byte input and the text after it; raise `InputError` without a text."""
+    name, _, meaning = item.partition("=")
+    if not meaning:
+        raise InputError(
+            f"--byte-input: expected NAME=TYPE, such as inputs[0]=uint8:0.0039, got {name!r}"
+        )
+    return name.strip(), meaning.strip()
 
 
 _COMMON_GROUPS: Final = (options.OnnxOptions, options.OutputOptions)

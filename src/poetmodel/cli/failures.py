@@ -85,7 +85,7 @@ def report_error(error: PoetModelError | OSError) -> ExitStatus:
         is_flash_full = isinstance(error, FlashError)
         return ExitStatus.INFEASIBLE if is_flash_full else ExitStatus.BAD_INPUT
     if isinstance(error, VerificationError):
-        message = "the solver's schedule violates a rule and was dropped; please report this bug"
+        message = "a result of poetmodel violates a rule and was dropped; please report this bug"
         print_errors([message, *error.violations])
         return ExitStatus.FAILURE
     if isinstance(error, OSError):

@@ -63,7 +63,12 @@ def limits(
     search: Annotated[options.SearchOptions, options.without("method", "formulation")],
     output: options.OutputOptions,
 ) -> None:
-    """Find the smallest RAM, the smallest deadline and the smallest energy."""
+    """Find the smallest RAM, the smallest deadline and the smallest energy.
+
+    Deadline and energy are within all other limits. RAM is found without deadline, energy budget
+    and user-defined constraints and, if any of the three is given, also within them. All are within
+    the storage limit.
+    """
     from poetmodel.plan.alignment import device_alignment
     from poetmodel.result import Status
     from poetmodel.solver.sensitivity import find_limits

@@ -426,7 +426,7 @@ class GraphOptions(FileGraphOptions):
         return self.model if self.graph is None else self.graph
 
 
-def _collect_unique(option: str, pairs: Iterable[tuple[str, _Value]]) -> dict[str, _Value]:
+def collect_unique(option: str, pairs: Iterable[tuple[str, _Value]]) -> dict[str, _Value]:
     """Return the values of a repeated option by name; raise `InputError` for repeated names."""
     values: dict[str, _Value] = {}
     for name, value in pairs:
@@ -473,7 +473,7 @@ class OnnxOptions:
         """
         from poetmodel.torch.target import OnnxStep
 
-        dims = _collect_unique("--dim", map(_parse_dimension, self.dim or ()))
+        dims = collect_unique("--dim", map(_parse_dimension, self.dim or ()))
         return OnnxStep(loss=self.loss, batch=batch or self.batch, dims=tuple(dims.items()))
 
 
@@ -674,7 +674,7 @@ class SearchOptions:
 
         Raises `InputError` for options other than ``NAME=VALUE``, and for repeated names.
         """
-        return _collect_unique("--solver-option", map(_parse_option, self.solver_option or ()))
+        return collect_unique("--solver-option", map(_parse_option, self.solver_option or ()))
 
 
 @group

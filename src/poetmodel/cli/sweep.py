@@ -438,7 +438,7 @@ class FigureOptions:
 def bench(
     request: FigureOptions, worker_options: WorkersOption, output: options.OutputOptions
 ) -> None:
-    """Reproduce a figure of the paper, or write and check the instance library."""
+    """Reproduce a figure of the paper, or write the instance library or check its solutions."""
     from poetmodel.cli import instances
 
     folders = request.folders or []

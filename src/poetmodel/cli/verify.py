@@ -79,7 +79,9 @@ def verify(
 ) -> None:
     """Simulate a schedule or a plan; check rules of execution, limits, and stated metrics.
 
-    The limits are those of the file, or the given ones, as for 'poetmodel solve'.
+    A limit on the command line replaces all limits of a schedule file; omitted limits then have
+    their defaults. For a plan, --ram replaces the budget of the file, --aux is by default the
+    device's, and there is no deadline without --deadline; other limits do not apply.
     """
     content = read_bytes(file_argument.schedule)
     verify_file = _verify_plan if is_plan(content) else _verify_schedule

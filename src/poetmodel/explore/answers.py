@@ -21,7 +21,7 @@ from poetmodel.planner import make_plan, verify
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import infeasibility_reasons
 from poetmodel.problem.objective import transfer_mode
-from poetmodel.report.charts import address_chart, gauge_chart, map_chart
+from poetmodel.report.charts import gauge_chart, map_chart
 from poetmodel.report.facts import decision_rows, reproduction_commands, schedule_facts
 from poetmodel.report.folding import decision_table
 from poetmodel.report.subject import Sources, Subject, make_document
@@ -41,8 +41,7 @@ def draw_point(job: dict[str, Any], context: JobContext) -> Frame:
     """Task: draw the schedule of a point; return the drawing as gzipped JSON.
 
     The drawing has charts, answers, facts and commands, under the keys of the API
-    (`poetmodel.explore.server`). It includes a chart of addresses if the solve of the point has
-    finished and the plan is valid. Raises `VerificationError` if the schedule is invalid.
+    (`poetmodel.explore.server`). Raises `VerificationError` if the schedule is invalid.
     """
     subject = make_subject(job, context)
     report_facts = schedule_facts(subject)
@@ -52,8 +51,6 @@ def draw_point(job: dict[str, Any], context: JobContext) -> Frame:
         "decisions": decision_table(decision_rows(subject.problem, subject.schedule)),
         "gauge": gauge_chart([subject]),
     }
-    if job["proof"]["final"]:
-        charts["addresses"] = address_chart(subject)
     values = {
         "charts": {name: chart for name, chart in charts.items() if chart is not None},
         "answers": [asdict(answer) for answer in schedule_answers(report_facts)],
@@ -137,12 +134,14 @@ def verified_result(job: dict[str, Any], context: JobContext) -> tuple[SolveResu
     return result, verdict
 
 
-def make_subject(job: dict[str, Any], context: JobContext) -> Subject:
+def make_subject(
+    job: dict[str, Any], context: JobContext, *, with_addresses: bool = False
+) -> Subject:
     """Return the subject of a report: the schedule, and its plan if there is one.
 
     Without a plan, a note states the reason. A plan with violations has them in its check. If the
-    plan has none and the solve of the point has finished, addresses are chosen and checked. Raises
-    `VerificationError` if the schedule is invalid.
+    plan has none and the solve of the point has finished, addresses are chosen and checked if
+    `with_addresses`. Raises `VerificationError` if the schedule is invalid.
     """
     from poetmodel.placement import place
     from poetmodel.plan import check_arena, check_plan
@@ -161,7 +160,7 @@ def make_subject(job: dict[str, Any], context: JobContext) -> Subject:
             ram_budget_bytes=problem.usable_ram_bytes,
         )
         check = check_plan(graph, costs, plan, aux_bytes=problem.aux_limit_bytes)
-        if job["proof"]["final"] and not check.violations:
+        if with_addresses and job["proof"]["final"] and not check.violations:
             arena_check = check_arena(graph, plan, place(graph, plan))
     except PlanError as error:
         notes.append(f"there is no plan: {error}")

@@ -321,19 +321,20 @@ class Coordinator:
     async def _load_or_draw(self, open_problem: OpenProblem, point: Point) -> bytes | None:
         """Return the stored drawing of a point, or make it in a worker and store it.
 
-        If the point has the provisional schedule of another point, its lender, the stored drawing
-        is the lender's. A new drawing is stored under the point itself. Return None if no session
-        requests the point any more when a worker is free.
+        A provisional point without a stored drawing has that of its lender, the point whose
+        schedule it shows, if that is stored; a new drawing is stored under the point itself. Return
+        None if no session requests the point any more when a worker is free.
         """
         digest = point.digest
-        stored_id, stored_digest = point.id, digest
+        drawing_keys = [(point.id, digest)]
         if point.provisional and point.lender is not None:
-            stored_id, stored_digest = point.lender
-        stored_drawing = await self.store.call(
-            self.store.load_drawing, stored_id, stored_digest, self.drawing_version
-        )
-        if stored_drawing is not None:
-            return stored_drawing
+            drawing_keys.append(point.lender)
+        for stored_id, stored_digest in drawing_keys:
+            stored_drawing = await self.store.call(
+                self.store.load_drawing, stored_id, stored_digest, self.drawing_version
+            )
+            if stored_drawing is not None:
+                return stored_drawing
         job, schedule = (
             self.solves.make_job_with_proof(open_problem, point),
             await self.solves.load_schedule(point),

@@ -53,7 +53,7 @@ def _plan_file(job: dict[str, Any], context: JobContext) -> Frame:
 def _report_file(job: dict[str, Any], context: JobContext) -> Frame:
     from poetmodel.report.page import report_page
 
-    subject = make_subject(job, context)
+    subject = make_subject(job, context, with_addresses=True)
     page = report_page([subject]).encode("utf-8", "replace")
     return _file_frame(f"{file_stem(subject.graph.name)}.html", "text/html; charset=utf-8", page)
 

@@ -31,10 +31,10 @@ are plain JSON in SI units; bodies of requests are JSON.
 ``GET /api/points/ID/answer?revision=N``
     The drawing of a point: ``{charts: {TYPE: data}, answers: [{question, word, text, mood}],
     facts, command}``, with the charts of a report by type, and its texts about one schedule; for a
-    provisional point the stored drawing of the lender, if there is one. The response waits until
-    the point is drawn. The ``ETag`` identifies the revision: 304 for a page that has its drawing;
-    another revision redirects to the newest one. 204 without a schedule, or if no session requests
-    the point any more before it is drawn.
+    provisional point that is not drawn yet, the stored drawing of the lender, if there is one. The
+    response waits until the point is drawn. The ``ETag`` identifies the revision: 304 for a page
+    that has its drawing; another revision redirects to the newest one. 204 without a schedule, or
+    if no session requests the point any more before it is drawn.
 ``GET /api/problems/ID/why?ram_bytes=N&deadline_s=S``
     Each limit that no schedule meets even alone, and the content of the minimum RAM: ``{text,
     reasons, node, phase, min_ram_bytes, missing_bytes, tensors_in_ram: [{tensor, index, bytes,

@@ -190,7 +190,7 @@ class SolveManager:
     async def _find_first_schedule(self, open_problem: OpenProblem, point: Point) -> None:
         """Run `tasks.find_first_schedule`; use and save its schedule if the point still has none.
 
-        Ignores errors and an infeasible limit, because the solve of the point reports them.
+        Ignores errors, because the solve of the point reports them.
         """
         with contextlib.suppress(WorkerError, RefusedError):  # the solve will raise them, too
             reply = await self.quick_workers.run_job(

@@ -192,14 +192,12 @@ def schedule_metrics(problem: Problem, simulation: Simulation) -> dict[str, Any]
 def find_first_schedule(job: dict[str, Any], context: JobContext) -> Frame:
     """Task: find a first schedule of a point with heuristics, and return it with its metrics.
 
-    It is the first valid one of keep-all, a greedy schedule and paging of every tensor. If a limit
-    alone excludes all schedules, return the reason as ``infeasible_limit``. If no heuristic finds a
-    valid schedule, return an empty frame.
+    It is the first valid one of keep-all, a greedy schedule and paging of every tensor. Return an
+    empty frame if a limit alone excludes all schedules, or no heuristic finds a valid one.
     """
     problem = load_job_problem(job, context)
-    reason = infeasibility_reason(problem)
-    if reason is not None:
-        return Frame(values={"infeasible_limit": reason})
+    if infeasibility_reason(problem) is not None:
+        return Frame()
     first_valid: tuple[Schedule, Simulation] | None = None
     for heuristic in (keep_all_if_within_budgets, _construct_greedily, page_everything):
         candidate = heuristic(problem)

@@ -122,13 +122,13 @@ def _check_absent_files(folder: Path, names: Sequence[str]) -> None:
         )
 
 
-def check_prefix(prefix: str) -> None:
-    """Raise `InputError` unless `prefix` is a valid prefix of names in C.
+def check_prefix(prefix: object) -> None:
+    """Raise `InputError` unless `prefix` is a string that is a valid prefix of names in C.
 
     A prefix consists of small letters, digits and underscores, and begins with a letter. Names of
     headers, build targets and libraries, and the prefix of shared kernels are not valid.
     """
-    if not _PREFIX_PATTERN.fullmatch(str(prefix)):
+    if not (isinstance(prefix, str) and _PREFIX_PATTERN.fullmatch(prefix)):
         raise InputError(
             f"prefix: expected small letters, digits and underscores after a letter, such as kws, "
             f"got {prefix!r}"

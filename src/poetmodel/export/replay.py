@@ -135,8 +135,9 @@ def create_replay(step: LoweredStep, samples: int, layout: GenerationLayout) -> 
     if front is None:
         raise InputError(
             f"replay: {step.graph.name} has no frozen front: its first layers train, draw random "
-            "numbers, or change running statistics; freeze them (requires_grad_(False), eval() "
-            "for batch norm), or quantize them"
+            "numbers, change running statistics, or read a tensor that is computed from no input, "
+            "such as by torch.arange; freeze them (requires_grad_(False), eval() for batch norm), "
+            "quantize them, or store such a tensor in a buffer"
         )
     sizes = [step.buffers[name].bytes for name in front.outputs]
     sizes += [step.buffers[step.inputs[k].pieces[0].buffer].bytes for k in front.inputs]

@@ -532,9 +532,16 @@ def evictable_tensors(graph: Graph) -> frozenset[int]:
 
 
 def last_forward_uses(graph: Graph) -> tuple[int, ...]:
-    """Return, for each tensor, its last reader in the forward pass, or its own node without one."""
+    """Return, for each tensor, its last reader in the forward pass, or its own node without one.
+
+    The pass includes updates before `first_backward_node`, those of running statistics.
+    """
+    first_backward = first_backward_node(graph)
     return tuple(
-        max((k for k in users if graph.nodes[k].phase in FORWARD_PHASES), default=graph.node_of[i])
+        max(
+            (k for k in users if k < first_backward or graph.nodes[k].phase in FORWARD_PHASES),
+            default=graph.node_of[i],
+        )
         for i, users in enumerate(graph.users_of)
     )
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_BYTES_WITHOUT_UNIT: Final = 10_000
-"""Number of bytes below which a budget is suspected to lack its unit."""
+"""Largest budget that is suspected to lack its unit [B]."""
 MISSING_UNIT_RATIO: Final = 20
 """Ratio of the minimum to a budget above which the budget is suspected to lack its unit. The hint
-requires this ratio and a budget below `MAX_BYTES_WITHOUT_UNIT`."""
+requires this ratio and a budget of at most `MAX_BYTES_WITHOUT_UNIT`."""
 
 
 def infeasibility_reason(problem: Problem) -> str | None:
@@ -169,7 +169,7 @@ def missing_unit_hint(budget_bytes: int, min_bytes: int) -> str:
     The budget must be below `MAX_BYTES_WITHOUT_UNIT`, and the minimum above `MISSING_UNIT_RATIO`
     times the budget. The hint begins with a semicolon.
     """
-    if budget_bytes >= MAX_BYTES_WITHOUT_UNIT or min_bytes <= MISSING_UNIT_RATIO * budget_bytes:
+    if budget_bytes > MAX_BYTES_WITHOUT_UNIT or min_bytes <= MISSING_UNIT_RATIO * budget_bytes:
         return ""
     percentage = f"{budget_bytes}% or " if budget_bytes <= 100 else ""  # noqa: PLR2004 - percent
     return f"; {budget_bytes} is {budget_bytes} bytes: did you mean {percentage}{budget_bytes}KiB?"

@@ -92,7 +92,7 @@ def gauge_fact(key: str, name: str, device_ram: DeviceRam | None) -> Fact:
     """
     sizes = make_gauge(device_ram)
     note = "" if sizes is None else format_gauge(sizes)[1]
-    if device_ram is not None and device_ram.resident_bytes:
+    if note and device_ram is not None and device_ram.resident_bytes:
         note += "; resident bytes included"
     return Fact(key, sizes, name, lambda value: format_gauge(value)[0], note)
 

@@ -7,6 +7,7 @@ that its variables can represent.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -81,7 +82,7 @@ def has_problem_objective(model: pyo.ConcreteModel) -> bool:
 
 
 def _added_rows(model: pyo.ConcreteModel) -> dict[str, list[Any]] | None:
-    """Return the active added rows by constraint name.
+    """Return the active added rows by constraint name, without rows that have no finite limit.
 
     Return None if rows of `build` were changed, deactivated or removed, or if a constraint of
     `build` has further rows.
@@ -91,7 +92,8 @@ def _added_rows(model: pyo.ConcreteModel) -> dict[str, list[Any]] | None:
     for row in model.component_data_objects(pyo.Constraint, active=True):
         name = row.parent_component().name
         if name not in model.stated_rows:
-            rows_by_name.setdefault(name, []).append(row)
+            if _limits(row) != (None, None):
+                rows_by_name.setdefault(name, []).append(row)
         elif row.expr is not model.stated_rows[name].get(row.index()):
             return None
         else:
@@ -99,14 +101,20 @@ def _added_rows(model: pyo.ConcreteModel) -> dict[str, list[Any]] | None:
     return rows_by_name if n_unchanged == sum(map(len, model.stated_rows.values())) else None
 
 
-def _has_changed_variables(model: pyo.ConcreteModel) -> bool:
-    """Return whether, since `build`, variables were fixed or unfixed, or their bounds changed.
+def _limits(row: Any) -> tuple[float | None, float | None]:
+    """Return the lower and upper limit of a row; None for a limit that excludes no value."""
+    lower, upper = (None if bound is None else pyo.value(bound) for bound in (row.lower, row.upper))
+    return None if lower == -math.inf else lower, None if upper == math.inf else upper
 
-    Values of variables that `build` fixed are not compared.
+
+def _has_changed_variables(model: pyo.ConcreteModel) -> bool:
+    """Return whether variables or their bounds changed since `build`.
+
+    Changed variables are fixed, unfixed, or fixed at another value.
     """
     arrays = model.arrays
     for column, variable in enumerate(model.variables):
-        if variable.fixed != (column in arrays.fixed):
+        if (variable.value if variable.fixed else None) != arrays.fixed.get(column):
             return True
         if variable.bounds != (arrays.lower[column], arrays.upper[column]):
             return True
@@ -180,13 +188,16 @@ class _TotalsWriter:
         "..." replaces the terms after the first `MAX_TERMS`. If totals cannot state the row, it is
         written with counts in stages. Counts in stages can only state an upper limit on a sum
         without negative coefficients, and omit a lower limit of 0 or less. Return None if the row
-        has no counts, or if neither totals nor counts in stages can state it.
+        has no counts or an invalid limit, or if neither totals nor counts in stages can state it.
         """
         count_sum = self._parse_sum(row.body)
         if count_sum is None or not count_sum.terms:
             return None
-        bounds = [None if bound is None else pyo.value(bound) for bound in (row.lower, row.upper)]
-        lower, upper = (None if bound is None else bound - count_sum.constant for bound in bounds)
+        lower, upper = (
+            None if limit is None else limit - count_sum.constant for limit in _limits(row)
+        )
+        if not all(limit is None or math.isfinite(limit) for limit in (lower, upper)):
+            return None
         text = self._write_totals(count_sum.terms)
         if text is None:
             has_upper_only = upper is not None and (lower or 0) <= 0

@@ -16,13 +16,14 @@ from poetmodel.sweeps.store import Claim, RecordFile, Store
 from poetmodel.sweeps.workers import LocalProcesses, ShippingPool, pool_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
     from pathlib import Path
 
     from poetmodel.sweeps.runs import Run
 
 POLL_S: Final = 0.2
-"""Interval between attempts to start runs that other processes have claimed [s]."""
+"""Interval between attempts to start runs that other processes have claimed, and maximum time until
+Ctrl-C is handled [s]."""
 MAX_ATTEMPTS: Final = 2
 """Maximum number of attempts to execute a run whose process dies."""
 
@@ -305,8 +306,11 @@ class RunQueue(Generic[AnyRun]):
                 if not running:
                     time.sleep(POLL_S)
                     continue
-                timeout = POLL_S if self.remaining_chains and len(running) < n_slots else None
-                finished_futures, _ = wait(running, timeout=timeout, return_when=FIRST_COMPLETED)
+                has_free_slots = self.remaining_chains and len(running) < n_slots
+                finished_futures = _poll_futures(running)
+                # Ctrl-C may reach another thread, which does not end the wait of this one.
+                while not (finished_futures or has_free_slots):
+                    finished_futures = _poll_futures(running)
                 # All other runs are recorded before `_record_result` raises for a lost run.
                 ordered_futures = sorted(finished_futures, key=_is_lost)
                 chains_to_repeat = [
@@ -430,6 +434,11 @@ class RunQueue(Generic[AnyRun]):
                 last=last,
             )
         )
+
+
+def _poll_futures(futures: Iterable[Future[Record]]) -> set[Future[Record]]:
+    """Wait for the first result for at most `POLL_S`; return the finished futures, maybe none."""
+    return wait(futures, timeout=POLL_S, return_when=FIRST_COMPLETED).done
 
 
 def _is_lost(future: Future[Any]) -> bool:

@@ -251,6 +251,18 @@ def _make_stateless_call(
     """
     from keras import StatelessScope
 
+    untrained_variables = list(model.non_trainable_variables)
+    variables = [*model.trainable_variables, *untrained_variables]
+
+    def variable_ids() -> tuple[list[int], list[int]]:
+        """Return the ids of trainable and of other variables, because `==` compares values."""
+        return (
+            [id(variable) for variable in model.trainable_variables],
+            [id(variable) for variable in model.non_trainable_variables],
+        )
+
+    initial_ids = variable_ids()
+
     def call(
         trained_tensors: list[torch.Tensor],
         untrained_tensors: list[torch.Tensor],
@@ -263,13 +275,12 @@ def _make_stateless_call(
         `KerasModule.forward`.
         """
         model_inputs = _pack_inputs(model, inputs)
-        variables = [*model.trainable_variables, *model.non_trainable_variables]
-        tensors = [*trained_tensors, *untrained_tensors]
-        if len(variables) != len(tensors) or len(trained_tensors) != len(model.trainable_variables):
+        if variable_ids() != initial_ids:
             raise InputError(
                 f"from_keras: the trainable layers of {model.name} have changed; call "
                 "from_keras again"
             )
+        tensors = [*trained_tensors, *untrained_tensors]
         # Keras passes `training` to layers by the call's context.
         state = zip(variables, tensors, strict=True)
         scope = StatelessScope(state_mapping=state, collect_losses=True)
@@ -284,9 +295,7 @@ def _make_stateless_call(
                 _check_draws(model, scope, zip(variables, tensors, strict=True))
         if training and scope.losses:
             raise _added_losses_error(model)
-        return output, [
-            scope.get_current_value(variable) for variable in model.non_trainable_variables
-        ]
+        return output, [scope.get_current_value(variable) for variable in untrained_variables]
 
     opaque_call: Callable[..., Any] = torch._dynamo.nonstrict_trace(call)  # noqa: SLF001
     return opaque_call

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -221,14 +221,19 @@ def _load_module(name: str, format_text: str) -> ModuleType:
     Exceptions of the module, or of a package that contains it, pass unchanged. `format_text` is the
     expected format of the target, for the message.
     """
+    package = name.rpartition(".")[0]
+    exists = all(map(str.isidentifier, name.split(".")))
     try:
-        exists = find_spec(name) is not None
+        if exists and package:
+            import_module(package)
     except ModuleNotFoundError as error:
-        if error.name is not None and not f"{name}.".startswith(f"{error.name}."):
-            raise  # a package that contains the module imports a missing one
+        if error.name is None or not f"{package}.".startswith(f"{error.name}."):
+            raise  # the package imports a missing one
         exists = False
-    except ValueError:
+    if exists:
         exists = False
+        with suppress(ModuleNotFoundError, ValueError):  # no package, or a module without a spec
+            exists = find_spec(name) is not None
     if not exists:
         raise InputError(f"there is no module {name!r} here or installed; expected {format_text}")
     return import_module(name)

@@ -23,6 +23,7 @@ from poetmodel.process import WorkerJob, WorkerProcess
 from poetmodel.solver.lazy import LazyParams, primal_worker
 from poetmodel.solver.lazy.primal import PrimalHeuristic
 from poetmodel.solver.lazy.primal_worker import (
+    UPDATE_INTERVAL_S,
     FoundSchedule,
     PrimalSearch,
     PrimalWorker,
@@ -143,11 +144,11 @@ def test_what_is_new_is_told_once():
 class Peer:
     """The proof's side of a search that runs in a thread: what it is told and what it finds."""
 
-    def __init__(self, problem, state=None, **choices):
+    def __init__(self, problem, state=None, params=None, **choices):
         self.found = []
         self.job = WorkerJob(self.found.append)
         request = Request(**{"gap": 0.0, "time_limit_s": 300.0, "threads": 2, **choices})
-        self.search = PrimalSearch(self.job, problem, request, LazyParams())
+        self.search = PrimalSearch(self.job, problem, request, params or LazyParams())
         self.search.update(state or ProofState(bound=0.0, max_columns=0))
         self._work = threading.Thread(target=self.search.search_until_done)
 
@@ -212,6 +213,22 @@ def test_a_search_sends_what_is_better_and_takes_the_latest_answer(monkeypatch):
         assert wait_until(lambda: taken)
         assert (peer.search.session.bounds.lower_bound, peer.search.session.max_columns) == (0.5, 9)
     assert taken == answers[1:]
+
+
+def test_a_search_without_local_search_waits_for_answers(monkeypatch):
+    """It reads messages at most once an interval, and repairs each answer."""
+    problem = comb_problem(6, 9, 5.0)
+    answer = answer_of(session_of(problem), Grouping(12, frozenset({3})))
+    taken, polls, read = [], [], WorkerJob.messages
+    monkeypatch.setattr(PrimalHeuristic, "repair", lambda _, solution: taken.append(solution))
+    monkeypatch.setattr(WorkerJob, "messages", lambda job: polls.append(job) or read(job))
+    started_s = time.monotonic()
+    with Peer(problem, params=LazyParams(heuristics=frozenset({"repair"}))) as peer:
+        assert wait_until(lambda: len(polls) >= 3)
+        peer.tell(solution=answer)
+        assert wait_until(lambda: taken)
+    assert taken == [answer]
+    assert len(polls) <= (time.monotonic() - started_s) / UPDATE_INTERVAL_S + 3
 
 
 # -- how it ends ---------------------------------------------------------------------------------

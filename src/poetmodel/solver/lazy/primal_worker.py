@@ -224,13 +224,18 @@ class PrimalSearch:
         self._best_value = float("inf")
 
     def search_until_done(self) -> None:
-        """Repair the latest new solution, otherwise search locally, until the session is done."""
+        """Repair the latest new solution, otherwise search locally, until the session is done.
+
+        Without the heuristic ``local_search``, wait `UPDATE_INTERVAL_S` for a new solution.
+        """
         while not self.session.is_done():
             if self._has_new_solution() and self._solution is not None:
                 solution, self._solution = self._solution, None
                 self.primal.repair(solution)
-            else:
+            elif "local_search" in self.session.params.heuristics:
                 self.primal.improve()
+            else:
+                self.session.stop_event.wait(UPDATE_INTERVAL_S)
 
     def update(self, state: ProofState) -> None:
         """Raise the bound, offer the schedule, and store the solution of a state of the proof.

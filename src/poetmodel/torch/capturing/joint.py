@@ -194,6 +194,7 @@ def capture(
         assigned_buffers.before_forward = None
         restored_attributes = snapshot.restore()
         leftovers.remove_tensors()
+        state_changes.restore()
     if leftovers.holder_names:
         _LOG.warning(
             "%s: forward stores tensors outside of the model (%s), which a compiled step does not: "

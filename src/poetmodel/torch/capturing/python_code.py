@@ -25,6 +25,9 @@ Line = tuple[str, int]
 READ_GLOBAL: Final = ("LOAD_GLOBAL", "LOAD_NAME")
 READ_CLOSURE: Final = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 READ_ATTRIBUTE: Final = ("LOAD_ATTR", "LOAD_METHOD")
+# Names of instructions that set or delete a variable:
+STORE_GLOBAL: Final = ("STORE_GLOBAL", "DELETE_GLOBAL")
+STORE_CLOSURE: Final = ("STORE_DEREF", "DELETE_DEREF")
 _READ_LOCAL: Final = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK")
 _READ_CONSTANT: Final = ("LOAD_CONST", "LOAD_SMALL_INT")
 _SKIPPED: Final = frozenset(
@@ -70,8 +73,6 @@ class ExecutedCode:
         """Whether executed lines are recorded, and the names in them guarded."""
         self.is_library = origin is CodeOrigin.LIBRARY
         """Whether the code is that of an installed package, except PyTorch and poetmodel."""
-        self.first_globals: dict[str, Any] = {}
-        """Values of `global_names` when the function was first called, or `ABSENT`, by name."""
         self.first_closure_values: dict[int, Any] = {}
         """Values of closure variables of all functions with this code at the first call, or
         `ABSENT`, by the ``id`` of the cell. Empty if the code sets no closure variable."""
@@ -80,11 +81,11 @@ class ExecutedCode:
             return
         self.listing = InstructionList.from_code(code)
         find_names = self.listing.find_names
-        self.global_names = find_names(READ_GLOBAL) | find_names(("STORE_GLOBAL", "DELETE_GLOBAL"))
+        self.global_names = find_names(READ_GLOBAL) | find_names(STORE_GLOBAL)
         """Names of globals that the code reads, sets or deletes."""
-        self.stored_global_names = find_names(("STORE_GLOBAL", "DELETE_GLOBAL"))
+        self.stored_global_names = find_names(STORE_GLOBAL)
         free_names = frozenset(code.co_freevars)
-        self.stored_closure_names = find_names(("STORE_DEREF", "DELETE_DEREF")) & free_names
+        self.stored_closure_names = find_names(STORE_CLOSURE) & free_names
 
     def trace_line(self, frame: FrameType, event: str, _: Any) -> Any:
         """Record an executed line; a local trace function for `sys.settrace`."""
@@ -92,8 +93,8 @@ class ExecutedCode:
             self._lines.add(frame.f_lineno)
         return self.trace_line
 
-    def find_reads(self, opnames: tuple[str, ...]) -> Iterator[tuple[str, FollowingCode]]:
-        """Yield (name, following code) of each read by an executed instruction in `opnames`.
+    def find_uses(self, opnames: tuple[str, ...]) -> Iterator[tuple[str, FollowingCode]]:
+        """Yield (name, following code) of each executed instruction in `opnames`.
 
         All instructions of an executed line count as executed. The following code begins with the
         next instruction; its `line` is that of the read.

@@ -91,10 +91,11 @@ class GuardedPlace:
     def item_id(self) -> tuple[int, Any]:
         """(``id`` of the container, class, object or cell with the value, `key`).
 
-        For an instance attribute, the container is the dict of the attributes.
+        For an instance attribute, the container is the dict of the attributes. For a closure
+        variable, None replaces the key.
         """
         holder = attributes_of(self.holder) if self.access is Access.ATTRIBUTE else self.holder
-        return (id(holder), self.key)
+        return (id(holder), None if self.access is Access.CELL else self.key)
 
 
 class PythonGuards:

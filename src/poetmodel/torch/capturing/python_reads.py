@@ -28,6 +28,8 @@ from poetmodel.torch.capturing.python_code import (
     READ_ATTRIBUTE,
     READ_CLOSURE,
     READ_GLOBAL,
+    STORE_CLOSURE,
+    STORE_GLOBAL,
     ExecutedCode,
     FollowingCode,
     find_user_line,
@@ -78,6 +80,9 @@ class PythonReads:
         self.places = RecordedPlaces(captured_module, self._attributes)
         self._codes: dict[int, ExecutedCode] = {}
         """Executed code, by the ``id`` of its code object."""
+        self._first_globals: dict[tuple[int, str], Any] = {}
+        """Value of each global before the first call of code that names it, or `ABSENT`, by (``id``
+        of the dict of globals, name)."""
         self._is_active = self._is_busy = False
         """Whether reads are recorded, and whether the recorder itself reads, which is ignored."""
         self._thread = get_ident()
@@ -113,13 +118,14 @@ class PythonReads:
     def record_reads(self) -> Iterator[None]:
         """Context manager that records the places that a forward pass in this thread reads.
 
-        First records the loss function. Inside, registered classes are patched, and a tracer
-        replaces that of `sys.settrace`.
+        First records the loss function. Inside, registered classes are patched, a tracer replaces
+        that of `sys.settrace`, and no garbage is collected, because the code that a collection
+        calls (``gc.callbacks``, ``__del__``) is not that of the forward pass.
         """
         self._thread = get_ident()
         self._is_active = True
         self.places.record_use(self._loss_fn, "loss_fn", None, FollowingCode.unknown(None))
-        with self._attributes.patch_classes():
+        with self._attributes.patch_classes(), _disable_gc():
             old_tracer = sys.gettrace()
             sys.settrace(self._trace_call)
             try:
@@ -147,18 +153,20 @@ class PythonReads:
 
         These are the values of globals that the code names and of closure variables, and the
         classes of arguments, so that reads of their items and attributes are recorded. Also stores
-        these values of globals in `executed_code`, and those of all closure variables if the code
-        sets one. Called once for each code, at its first call.
+        the first values of these globals, and in `executed_code` those of all closure variables if
+        the code sets one. Called once for each code, at its first call.
         """
         self._is_busy = True
         try:
             code, local_values = frame.f_code, frame.f_locals
             for name in executed_code.global_names:
                 value = frame.f_globals.get(name, ABSENT)
-                executed_code.first_globals.setdefault(name, value)
+                self._first_globals.setdefault((id(frame.f_globals), name), value)
                 self.places.register(value, f"{_module_name(frame.f_globals)}.{name}")
             if executed_code.stored_closure_names:
-                for function in _find_functions({id(code)}):
+                known_ids = self.places.functions.get(id(code), ())  # also functions in gc.freeze
+                known_functions = [self.places.holders[key] for key in known_ids]
+                for function in (*known_functions, *_find_functions({id(code)})):
                     for cell in function.__closure__ or ():
                         executed_code.first_closure_values[id(cell)] = cell_value(cell)
             for name in code.co_freevars:
@@ -289,13 +297,13 @@ class PythonReads:
         """Yield each global that executed code may set or delete, once for each function that does.
 
         Yields (name of the Python module, its globals, name of the global, value before the first
-        call of the function or `ABSENT`).
+        call of a function that names the global or `ABSENT`).
         """
         for executed_code in self._codes.values():
             if executed_code.is_traced:
                 global_values = executed_code.global_values
                 for key in executed_code.stored_global_names:
-                    first_value = executed_code.first_globals[key]
+                    first_value = self._first_globals[id(global_values), key]
                     yield _module_name(global_values), global_values, key, first_value
 
     def stored_closure_variables(self) -> Iterator[tuple[str, CellType, Any]]:
@@ -319,6 +327,39 @@ class PythonReads:
                         display_name = f"{name} of {executed_code.code.co_qualname}"
                         for cell in cells:
                             yield display_name, cell, first_values.get(id(cell), ABSENT)
+
+    @contextmanager
+    def find_stored_variables(self) -> Iterator[set[tuple[int, Any]]]:
+        """Context manager that finds the globals and closure variables that a further pass sets.
+
+        At its end, adds the `GuardedPlace.item_id` of each variable to the set that it returns.
+        A variable counts if any function executes a line that may set or delete it. Inside, a
+        tracer replaces that of `sys.settrace`, and no garbage is collected.
+        """
+        codes: dict[int, ExecutedCode] = {}
+
+        def trace_call(frame: FrameType, _: str, __: Any) -> Any:
+            code = frame.f_code
+            executed_code = codes.get(id(code))
+            if executed_code is None:
+                executed_code = codes[id(code)] = ExecutedCode(code, frame.f_globals)
+            return executed_code.trace_line if executed_code.is_traced else None
+
+        item_ids: set[tuple[int, Any]] = set()
+        with _disable_gc():
+            old_tracer = sys.gettrace()
+            sys.settrace(trace_call)
+            try:
+                yield item_ids
+            finally:
+                sys.settrace(old_tracer)
+        for executed_code in codes.values():
+            if executed_code.is_traced:
+                for name, _ in executed_code.find_uses(STORE_GLOBAL):
+                    item_ids.add((id(executed_code.global_values), name))
+                cells = self._lasting_cells(executed_code)
+                for name, _ in executed_code.find_uses(STORE_CLOSURE):
+                    item_ids.update((id(cell), None) for cell in cells.get(name, ()))
 
     def _register_functions(self) -> None:
         """Find the functions of executed closures that no registered object refers to.
@@ -349,8 +390,10 @@ class PythonReads:
                 continue
             global_values = executed_code.global_values
             cells = self._lasting_cells(executed_code)
-            for name, following_code in executed_code.find_reads(READ_GLOBAL):
-                value = executed_code.first_globals.get(name, global_values.get(name, ABSENT))
+            for name, following_code in executed_code.find_uses(READ_GLOBAL):
+                value = self._first_globals.get(
+                    (id(global_values), name), global_values.get(name, ABSENT)
+                )
                 if value is ABSENT:  # a builtin, or not set before the first call
                     continue
                 display_name = f"{_module_name(global_values)}.{name}"
@@ -358,7 +401,7 @@ class PythonReads:
                 if not (executed_code.is_library and isinstance(value, _DEFINITION_TYPES)):
                     self.places.add(global_values, Access.ITEM, name, value, display_name, line)
                 self.places.record_use(value, display_name, line, following_code)
-            for name, following_code in executed_code.find_reads(READ_CLOSURE):
+            for name, following_code in executed_code.find_uses(READ_CLOSURE):
                 display_name = f"{name} of {executed_code.code.co_qualname}"
                 line = following_code.line
                 for cell in cells.get(name, ()):
@@ -395,7 +438,7 @@ class PythonReads:
         line_of_name: dict[str, Line | None] = {}
         for executed_code in self._codes.values():
             if executed_code.is_traced and not executed_code.is_library:
-                for name, following_code in executed_code.find_reads(READ_ATTRIBUTE):
+                for name, following_code in executed_code.find_uses(READ_ATTRIBUTE):
                     line_of_name.setdefault(name, following_code.line)
         for kind in list(self.places.user_classes()):
             for name in line_of_name.keys() & vars(kind).keys():
@@ -463,6 +506,18 @@ class PythonReads:
 
 _DEFINITION_TYPES: Final = (ModuleType, type, FunctionType, BuiltinFunctionType)
 """Types of imported and defined names; such globals of a library are not guarded."""
+
+
+@contextmanager
+def _disable_gc() -> Iterator[None]:
+    """Context manager: collect no garbage, unless code calls `gc.collect`."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _find_functions(code_ids: set[int]) -> Iterator[FunctionType]:

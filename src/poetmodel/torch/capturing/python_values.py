@@ -206,7 +206,7 @@ class Comparison:
             if old_content is None:
                 old_content = snapshot_of(content_of(old_value))
             return self.is_same_content(old_content, snapshot_of(content_of(new_value)), depth)
-        return self._is_same_object(old_value, new_value, depth - 1)
+        return self._is_same_object(old_value, new_value, depth)
 
     def _is_same_object(self, old_value: Any, new_value: Any, depth: int) -> bool:
         """Return whether tuples, frozensets, callables or objects of one type have equal values.
@@ -248,7 +248,7 @@ class Comparison:
             ]
         else:
             return False
-        return all(self.is_same(old_inner, new_inner, depth) for old_inner, new_inner in pairs)
+        return all(self.is_same(old_inner, new_inner, depth - 1) for old_inner, new_inner in pairs)
 
     def is_same_content(self, old_content: Any, new_content: Any, depth: int = _MAX_DEPTH) -> bool:
         """Return whether two snapshots (`snapshot_of`) have the same items in the same order.

@@ -338,9 +338,11 @@ class StateChanges:
         are any, executes a second pass. If items then have other values than after the first pass,
         restores the state, finds the line that sets these items in a third pass, and raises.
 
-        Otherwise both passes have set equal values. Items without tensors, and without a recorded
-        read, are reset to their values before the first pass; if there are any, a third pass is
-        executed. Raises if a line of a user's code sets such an item again.
+        Otherwise both passes have set equal values. They are reset to those before the first pass;
+        if there are any, a third pass is executed. Raises if a line of a user's code sets such an
+        item again. Not reset are items with tensors, items with a recorded read, and globals and
+        closure variables that had a value and that the second pass does not set
+        (`PythonReads.find_stored_variables`).
 
         Does not restore the state at its end. Exceptions of `forward` pass unchanged.
 
@@ -361,7 +363,8 @@ class StateChanges:
             watched_holder.item_id(key): (watched_holder, key, old_value)
             for watched_holder, key, old_value, _ in self._find_changes()
         }
-        forward()
+        with self._reads.find_stored_variables() as stored_ids:
+            forward()
         second_keys = self._find_changed_keys()
         for watched_holder, key, old_value, _ in self._find_changes():
             changed_item_by_id.setdefault(
@@ -383,8 +386,15 @@ class StateChanges:
         # Does each pass set these items to the same value? Reset them and run forward again.
         reset_items = []
         for item_id, (watched_holder, key, old_value) in changed_item_by_id.items():
-            if not key_has_tensors(first_keys[item_id]) and not self._reads.places.was_read(
-                *item_id
+            is_set_once = (
+                isinstance(watched_holder, _WatchedGlobal | _WatchedVariable)
+                and old_value is not ABSENT  # guards ignore a global that was missing
+                and item_id not in stored_ids
+            )
+            if (
+                not is_set_once
+                and not key_has_tensors(first_keys[item_id])
+                and not self._reads.places.was_read(*item_id)
             ):
                 watched_holder.set_item(key, old_value)
                 reset_items.append((watched_holder, key))

@@ -76,7 +76,7 @@ class Profiles:
         """
         key = self._key(joint)
         cached_lists = None if key is None else self._cache.read("profiles", key)
-        with suppress(TypeError, ValueError, AttributeError):
+        with suppress(TypeError, ValueError, AttributeError, LookupError):
             if cached_lists is not None:
                 return [OpProfile.from_list(fields) for fields in cached_lists]
         predicted_profiles = {operation.node: operation.profile for operation in joint.operations}
@@ -136,13 +136,13 @@ def host_device(rates: tuple[float, float]) -> Device:
 
 
 def _measure_rates() -> tuple[float, float]:
-    """Measure and return (FLOP/s of a matrix product, B/s of a copy), on the default device.
+    """Measure and return (FLOP/s of a matrix product, B/s of a copy) on the CPU.
 
     The bytes of a copy are those read and those written.
     """
     with _disable_current_modes(), torch.no_grad():
-        matrix = torch.ones(_MATRIX_SIZE, _MATRIX_SIZE)
-        source = torch.ones(_COPIED_BYTES // 4)
+        matrix = torch.ones(_MATRIX_SIZE, _MATRIX_SIZE, device="cpu")
+        source = torch.ones(_COPIED_BYTES // 4, device="cpu")
         target = torch.empty_like(source)
         product_s = _min_time_s(lambda: torch.mm(matrix, matrix))
         copy_s = _min_time_s(lambda: target.copy_(source))

@@ -1,7 +1,8 @@
 """Pages of compiled graphs: operators that write and read a file of slots.
 
 Steps may overlap, so each page is written to a free slot instead of a fixed one. Its token, a
-tensor of 8 bytes, is saved by autograd; the slot is freed when the token is deleted.
+tensor of 8 bytes with the process and the slot, is saved by autograd; the slot is freed when the
+token is deleted.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _FILE_NUMBERS: Final = count()
 """Numbers of the files, in the order of their construction."""
 _FILE_BY_NUMBER: Final[weakref.WeakValueDictionary[int, SlotFile]] = weakref.WeakValueDictionary()
 """Existing files, by number; operators of a graph have the number as an argument."""
+_MAX_SLOTS: Final = 1 << 40
+"""A token is the process ID times this number, plus the file offset divided by the alignment."""
 
 
 class SlotFile(ScratchFile):
@@ -35,6 +38,8 @@ class SlotFile(ScratchFile):
     """
 
     def __init__(self, folder: str | Path) -> None:
+        self._locks: dict[int, Lock] = {}
+        """Locks of `write`, by process ID: at a fork, a thread of the parent may hold the lock."""
         super().__init__(folder)
         self.number = next(_FILE_NUMBERS)
         _FILE_BY_NUMBER[self.number] = self
@@ -44,7 +49,6 @@ class SlotFile(ScratchFile):
         super()._create()
         self.bytes = 0
         """Size of the file [B]."""
-        self._lock = Lock()
         self._free_slots: dict[int, list[int]] = {}
         """File offsets of free slots, by size [B]."""
         self.layouts: dict[int, tuple[Any, ...]] = {}
@@ -57,17 +61,19 @@ class SlotFile(ScratchFile):
         In a forked process the first page creates a new file. Raises `PageError` if writing fails,
         `InputError` if that file cannot be created.
         """
-        if self.process != os.getpid():
-            self._create()
+        process = os.getpid()
         size = round_up(len(memory), ALIGNMENT_BYTES)
-        slots = self._free_slots.setdefault(size, [])
         # Steps in several threads may write at the same time.
-        with self._lock, convert_page_errors(self.path, "a page could not be written"):
-            if not slots:
-                os.posix_fallocate(self._descriptor, self.bytes, size)
-                slots.append(self.bytes)
-                self.bytes += size
-            offset = slots.pop()
+        with self._locks.setdefault(process, Lock()):
+            if self.process != process:
+                self._create()
+            slots = self._free_slots.setdefault(size, [])
+            with convert_page_errors(self.path, "a page could not be written"):
+                if not slots:
+                    os.posix_fallocate(self._descriptor, self.bytes, size)
+                    slots.append(self.bytes)
+                    self.bytes += size
+                offset = slots.pop()
         try:
             self._write_page(offset, memory, "a page")
         except BaseException:
@@ -75,9 +81,9 @@ class SlotFile(ScratchFile):
             raise
         return offset
 
-    def check_process(self) -> None:
-        """Raise `PageError` in a forked process that has not created a file of its own."""
-        if self.process != os.getpid():
+    def check_process(self, process: int) -> None:
+        """Raise `PageError` unless `process`, which wrote a page, is the current one."""
+        if process != os.getpid():
             raise PageError(
                 f"{self.path}: a step that began before this process was forked can be completed "
                 "only by the process that began it"
@@ -91,8 +97,11 @@ class SlotFile(ScratchFile):
         self._read_page(offset, memory, "a page")
 
     def free_slot(self, offset: int, size_bytes: int, process: int) -> None:
-        """Register the slot at `offset` as free, if `process` is the one that created the file."""
-        if process == self.process:
+        """Register the slot at `offset` as free, if `process`, which wrote it, is the current one.
+
+        Not compared with `self.process`, which another thread of a forked process may be changing.
+        """
+        if process == os.getpid():
             self._free_slots[round_up(size_bytes, ALIGNMENT_BYTES)].append(offset)
 
 
@@ -105,10 +114,9 @@ def page_out(tensor: torch.Tensor, file_number: int) -> torch.Tensor:
     file, size = _FILE_BY_NUMBER[file_number], tensor.untyped_storage().nbytes()
     offset = file.write(bytes_of(tensor.untyped_storage()))
     file.layouts[offset] = (size, tensor.storage_offset(), tensor.shape, tensor.stride())
-    token = torch.tensor([offset], device="cpu")
-    finalizer = weakref.finalize(
-        token.untyped_storage(), file.free_slot, offset, size, file.process
-    )
+    process = os.getpid()
+    token = torch.tensor([process * _MAX_SLOTS + offset // ALIGNMENT_BYTES], device="cpu")
+    finalizer = weakref.finalize(token.untyped_storage(), file.free_slot, offset, size, process)
     finalizer.atexit = False
     return token
 
@@ -119,8 +127,10 @@ def page_in(token: torch.Tensor, dtype: torch.dtype, file_number: int) -> torch.
     Original strides may differ from those that PyTorch predicts, because kernels choose them. The
     slot is not freed. Raises `PageError` as `SlotFile.check_process` and `SlotFile.read` do.
     """
-    file, offset = _FILE_BY_NUMBER[file_number], int(token)
-    file.check_process()
+    file = _FILE_BY_NUMBER[file_number]
+    process, slot = divmod(int(token), _MAX_SLOTS)
+    file.check_process(process)
+    offset = slot * ALIGNMENT_BYTES
     size, *layout = file.layouts[offset]
     storage = torch.UntypedStorage(size)
     file.read(offset, bytes_of(storage))

@@ -81,8 +81,7 @@ def make_onnx_step(
     _check_ending(path, loss, model.ending)
     model.logits = model.ending is not None and model.ending.operator in _ENDINGS.get(loss, ())
     make_loss, make_target = _LOSSES[loss]
-    is_axis_known = model.logits and not model.reshapes_ending
-    output = _ExampleOutput(path, loss, outputs, model.ending if is_axis_known else None)
+    output = _ExampleOutput(path, loss, outputs, None if model.reshapes_ending else model.ending)
     return model, make_loss(output), (*inputs, make_target(output))
 
 
@@ -142,10 +141,11 @@ class _ExampleOutput:
     def __init__(self, path: str, loss: str, output: torch.Tensor, ending: OnnxNode | None) -> None:
         """Store `output`; if `loss` needs classes, find their dimension for `has_classes_last`.
 
-        `ending` is the final operator that the loss replaces; its ``axis`` is the dimension of
-        classes. It is None if there is no such operator, or a later node reshapes its result: then
-        classes are in the second dimension, and an output of three dimensions is ambiguous. Raises
-        `InputError` if the dimension is ambiguous, missing, or neither the second nor the last.
+        `ending` is the final operator of the file, whose ``axis`` is the dimension of classes if
+        it is a Softmax or LogSoftmax. It is None if the file has another end, or a later node
+        reshapes its result: then classes are in the second dimension, and an output of three
+        dimensions is ambiguous. Raises `InputError` if the dimension is ambiguous, missing, or
+        neither the second nor the last.
         """
         self.output = output
         self.has_classes_last = False
@@ -153,7 +153,7 @@ class _ExampleOutput:
         if loss not in ("cross-entropy", "nll"):
             return
         rank = output.ndim
-        axis = None if ending is None else ending.get("axis", -1) % rank
+        axis = None if ending is None or rank == 0 else ending.get("axis", -1) % rank
         if rank < 2 or (axis is None and rank == 3) or axis not in (None, 1, rank - 1):  # noqa: PLR2004
             raise InputError(
                 f"{path}: --loss {loss}: the dimension of classes is ambiguous or not supported in "

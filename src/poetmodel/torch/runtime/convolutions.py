@@ -18,11 +18,11 @@ import torch
 from torch import fx
 
 from poetmodel.torch.graph.operators import kernel_of, set_kernel, stored_kernel
-from poetmodel.torch.graph.tensors import heap_peak_bytes, tensors_in
+from poetmodel.torch.graph.tensors import call_key, fake_value, heap_peak_bytes, tensors_in
 from poetmodel.torch.step.scheduled import always_resident_bytes, keep_all_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
     from poetmodel.torch.step.trace import Trace
 
@@ -61,8 +61,8 @@ def choose_divisions(trace: Trace, *, budget_bytes: int) -> list[DividedOp]:
 
     These are convolutions, their gradients, and gradients of batch norms whose tensors and
     workspace exceed `MAX_FRACTION` of the budget minus always resident bytes, and which need less
-    workspace in pieces. They are executed on random numbers, equal calls once, undivided and in
-    pieces.
+    workspace in pieces. They are executed on random numbers, undivided and in pieces; calls with
+    equal call keys and equal allowed workspaces once.
 
     Parameters
     ----------
@@ -75,8 +75,8 @@ def choose_divisions(trace: Trace, *, budget_bytes: int) -> list[DividedOp]:
     -------
     list of DividedOp
         In the order of the step's graph. Each has the fewest pieces with which it needs no more
-        than that fraction, otherwise the smallest workspace; the first of equal calls decides.
-        The list is empty if the budget is at least the keep-all peak.
+        than that fraction, otherwise the smallest workspace. The list is empty if the budget is at
+        least the keep-all peak.
 
     Raises
     ------
@@ -87,7 +87,7 @@ def choose_divisions(trace: Trace, *, budget_bytes: int) -> list[DividedOp]:
         return []
     target_bytes = int(MAX_FRACTION * (budget_bytes - always_resident_bytes(trace)))
     sizes = {tensor.name: tensor.bytes for tensor in trace.graph.tensors}
-    kernel_of_call: dict[str, tuple[Any, int] | None] = {}
+    kernel_of_call: dict[Hashable, tuple[Any, int] | None] = {}
     divided_ops = []
     for operation in trace.step_graph.operations:
         node = trace.graph.nodes[operation.index]
@@ -98,12 +98,8 @@ def choose_divisions(trace: Trace, *, budget_bytes: int) -> list[DividedOp]:
             or node.workspace_bytes <= allowed_bytes
         ):
             continue
-        key = repr(
-            (
-                operation.node.target,
-                fx.map_arg(operation.node.args, lambda source: source.meta["val"]),
-            )
-        )
+        arguments = fx.map_arg(operation.node.args, fake_value)
+        key = (call_key(operation.node.target, arguments), allowed_bytes)
         if key not in kernel_of_call:
             kernel_of_call[key] = _find_divided_kernel(operation.node, allowed_bytes)
         measured_kernel = kernel_of_call[key]

@@ -79,7 +79,8 @@ def in_place_workspace_bytes(step_graph: CapturedGraph, operation: Operation) ->
     dropout's backward; out of place, the output uses this memory.
     """
     workspace_bytes = operation.profile.workspace_bytes
-    if not (workspace_bytes and operation.in_place and operation.node.target is _DROPOUT_BACKWARD):
+    is_measured = operation.profile.time_s > 0  # A measured workspace may be 0, if p is 1.
+    if not (is_measured and operation.in_place and operation.node.target is _DROPOUT_BACKWARD):
         return workspace_bytes
     return workspace_bytes + step_graph.storages[operation.in_place[0][0]].bytes
 
