@@ -301,8 +301,8 @@ _MAX_PREFIX: Final = 50
 def _create_temporary(path: Path) -> Path:
     """Create an empty temporary file in the folder of `path`, with the permissions of a new file.
 
-    Raises `InputError` if the folder is missing or not writable, or if the folder or the first
-    `_MAX_PREFIX` characters of the name contain a character that no path can have.
+    Raises `InputError` if the folder is missing or not writable, or if the path contains a
+    character that no path can have.
     """
     try:
         with suppress(OSError):

@@ -493,10 +493,10 @@ def recompute_once(
 
     Tensors that are not `evictable_tensors` are kept, too; all state has its home on storage. Other
     tensors stay until their last forward reader, see `last_forward_uses`. Every node is recomputed
-    at most once, because saved and recomputed tensors stay while a later node may need them; maybe
-    more often if nodes of phase update precede the backward pass. `groups` are sets of nodes that
-    are recomputed together: if a backward node reads an output of a group that is not saved, all
-    missing outputs of the group that this backward node or a later one reads are recomputed.
+    at most once, because saved and recomputed tensors stay while a later node may need them.
+    `groups` are sets of nodes that are recomputed together: if a backward node reads an output of a
+    group that is not saved, all missing outputs of the group that this backward node or a later one
+    reads are recomputed.
     """
     first_backward, last_forward_use = first_backward_node(graph), last_forward_uses(graph)
     last_use = tuple(users[-1] if users else -1 for users in graph.users_of)

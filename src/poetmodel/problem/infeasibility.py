@@ -166,7 +166,7 @@ def insufficient_ram_message(
 def missing_unit_hint(budget_bytes: int, min_bytes: int) -> str:
     """Return a hint that a budget lacks its unit if it is small and far below the minimum, else "".
 
-    The budget must be below `MAX_BYTES_WITHOUT_UNIT`, and the minimum above `MISSING_UNIT_RATIO`
+    The budget must be at most `MAX_BYTES_WITHOUT_UNIT`, and the minimum above `MISSING_UNIT_RATIO`
     times the budget. The hint begins with a semicolon.
     """
     if budget_bytes > MAX_BYTES_WITHOUT_UNIT or min_bytes <= MISSING_UNIT_RATIO * budget_bytes:

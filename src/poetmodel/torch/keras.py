@@ -224,8 +224,8 @@ class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
 
         In training mode, skips the activation of `final_layer`, if any, and updates the untrained
         variables of floating-point type. Raises `InputError` if a functional model has another
-        number of inputs, or if the model's number of trainable or untrained variables has changed
-        since `from_keras`; in training mode also if layers draw from seeds of Keras, or add losses.
+        number of inputs, or if layers were frozen or unfrozen since `from_keras`; in training mode
+        also if layers draw from seeds of Keras, or add losses.
         """
         trained_tensors = [getattr(self, name) for name in self._trained_names]
         untrained_tensors = [
