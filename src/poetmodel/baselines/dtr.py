@@ -329,7 +329,9 @@ class _LivenessExecution(StagedExecution):
         def is_recomputable(i: int) -> bool:
             """Return whether `i` can be recomputed, recursively, from tensors that are available.
 
-            A tensor is available if `_is_available` returns True.
+            True if `Problem.may_recompute` permits the node of `i` and, recursively, the node of
+            each input that is not available (`_is_available`). Raises `TimeLimitError` if the time
+            limit passes.
             """
             check_time_limit()
             required_nodes, pending_nodes = set[int](), [graph.node_of[i]]

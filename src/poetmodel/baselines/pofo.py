@@ -323,9 +323,10 @@ class ActionPrefix:
     ) -> ActionPrefix | None:
         """Return the prefix with RECOMPUTE for `layer`, in a new or the current sequence.
 
-        Updates `sequence_cost` and `sequence_backward_cost`, but not `total_cost`, to which
-        `end_sequence` adds the costs of the sequence. Returns None if the sequence up to `layer`,
-        the kept bytes and the needed page-in do not fit in `ram_bytes`.
+        Sets `sequence_cost` by `sequence_cost_of`, and adds the layer's ``backward_cost`` to
+        `sequence_backward_cost`. Does not change `total_cost`, to which `end_sequence` adds the
+        costs of the sequence. Returns None if the sequence up to `layer`, the kept bytes and the
+        needed page-in do not fit in `ram_bytes`.
         """
         step = len(self.actions)
         first = step if self.sequence_start is None else self.sequence_start

@@ -574,11 +574,11 @@ class _Program:
     def _add_cut(self, cut: SetCut) -> None:
         """Add the row of a cut; with `state_bytes`, first a column and a row for this size.
 
-        The column must be 1 if the resident trained state has at least `state_bytes`. The sum of
-        ``active_row`` minus ``active_bound`` is 1 if the cut applies; otherwise it can be 0 or
-        less. Without `extra_s`, the row limits this difference to 0. With `extra_s`, the row is
-        that of the time, without transfers and commits of the state of ``cut.layers``, plus this
-        difference times `extra_s`.
+        The column, a term of ``active_row`` like those of ``cut.layers``, must be 1 if the resident
+        trained state has at least `state_bytes`. The sum of ``active_row`` minus ``active_bound``
+        is 1 if the cut applies; otherwise it can be 0 or less. Without `extra_s`, the row limits
+        this difference to 0. With `extra_s`, the row is that of the time, without transfers and
+        commits of the state of ``cut.layers``, plus this difference times `extra_s`.
         """
         active_row = {self.train_column_of[layer]: 1.0 for layer in cut.layers}
         active_bound = len(active_row) - 1.0

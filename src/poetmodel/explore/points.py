@@ -121,8 +121,10 @@ class Point:
         also if it is ``optimal`` or `schedule` is empty. The bound is raised to that of the result,
         but is at most the value. The schedule is no longer provisional. `schedule` is the packed
         best schedule of the point, empty without one, for the digest. `reason` is that of the
-        result if `schedule` is empty, otherwise it is emptied. `earlier_s`, the time of earlier
-        solves [s], is added to `seconds` and to ``solve_s`` of `proof`.
+        result if `schedule` is empty, otherwise it is emptied. `seconds` becomes the sum of
+        `earlier_s`, the time of earlier solves [s], and ``build_s`` and ``solve_s`` of the result.
+        `proof` becomes termination, times and versions of the result, with `earlier_s` added to
+        ``solve_s``.
         """
         new_metrics = result.get("metrics")
         is_better = new_metrics is not None and (

@@ -441,10 +441,10 @@ class ProgramSource:
     ) -> Iterator[str]:
         """Yield a copy of the old sum of gradients, and a call that adds the gradient to the copy.
 
-        They replace `copy_call`, which copies the new sum, the result of `add_call`. If the
-        gradient is in the workspace, which the copy would overwrite, a single call adds the old sum
-        to the gradient. `sum_names` are the names of the sums that `copy_call` reads; they count as
-        written afterwards.
+        They replace only `copy_call`, which copies the new sum, the result of the earlier
+        `add_call`. If the gradient is in the workspace, it is at the destination of the copy: then
+        a single call adds the old sum to it. `sum_names` are the names of the sums that `copy_call`
+        reads; they count as written afterwards.
         """
         (target, source), (_, gradient), count = (
             call_refs(copy_call),

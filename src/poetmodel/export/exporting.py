@@ -433,7 +433,10 @@ def _load_migration_source(
 
 
 def _check_migration(deployment: Deployment) -> None:
-    """Raise `InputError` if a step that migrates has state on storage outside of generations."""
+    """Raise `InputError` if a step that migrates has state on storage that is in no generation.
+
+    A step migrates if it copies state of an earlier export (`migrate_from`).
+    """
     graph = deployment.step.graph
     names = {graph.tensors[i].name for i in graph.state_tensors} - {*deployment.generation_names}
     stored_names = names - deployment.resident_names

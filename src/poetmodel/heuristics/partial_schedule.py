@@ -687,9 +687,9 @@ class PartialSchedule:
         """Split `whole_link` of tensor `i` at reader `t` (sign 1), or merge its two halves (-1).
 
         Updates the tensor's `intervals` and `_links_from` stage `t`, whose peak becomes stale. A
-        split reduces row `t` of `row_bytes` in two cases: by the tensor's size if the row always
-        counts the tensor (`_always_counting`), and by this size minus the bytes that overwriting
-        saves if node `t` could overwrite the tensor. A merge adds the same number.
+        split reduces row `t` of `row_bytes` by the tensor's size if the row always counts the
+        tensor (`_always_counting`); otherwise, if node `t` could overwrite the tensor, by this size
+        minus the bytes that overwriting saves; otherwise not. A merge adds the same number.
         """
         always_counting, intervals, (last, need) = (
             self._always_counting[i],

@@ -791,7 +791,7 @@ def _count_q8_convolution_dw(counts: Counter[str], arguments: Mapping[str, Any])
     """Count weights (``weight``), taps of each group (``tap``), and the blocks of each tap.
 
     For each tap of each group, `_count_q8_weight_blocks` counts the blocks of weights, with the
-    output rows and positions of the batch that the tap visits.
+    number of output rows and that of output positions that the tap visits in the whole batch.
     """
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     results = arguments["count"] // (sizes.group_channels * sizes.window)

@@ -36,8 +36,9 @@ def _add_input_rows(m: Model) -> None:
 
         R[t,j] <= R[t,node(i)] + S_RAM[t,i] + M_in[t,i]
 
-    Resident state is in RAM: for state `w`, the right-hand sides include ``+ resident[w]``. Only
-    state on storage has copies.
+    For state `w`, the right-hand side also has ``+ resident[w]``, because resident state is in RAM;
+    other rows set S_RAM and M_in of resident state to 0. Inputs are those of the working graph,
+    without state that is read in place.
     """
     graph = m.problem.working_graph
     m.begin_rows("inputs")

@@ -277,8 +277,9 @@ class _BeamSearch:
         """Yield the labels after one more transfer: page-ins first, each kind in index order.
 
         Yields at most `max_choices` labels for each kind, and sets `is_exhaustive` to False if
-        there are more. Before a page-in, waits for RAM. A transfer must have a higher index than
-        the previous transfer if both are of the same kind and interval; this avoids permutations.
+        there are more. Before a page-in, `_wait_for_ram` waits for RAM, and may begin page-outs. A
+        transfer must have a higher index than the previous transfer if both are of the same kind
+        and interval; this avoids permutations.
         """
         last_page_in = last_page_out = -1
         if label.trail is not None and label.trail.interval == interval:

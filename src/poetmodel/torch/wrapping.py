@@ -43,7 +43,8 @@ def refuse_processes(name: str, remedy: str) -> None:
     """Raise `InputError` if several processes train together.
 
     Their number is that of ``torch.distributed`` if it is initialized, otherwise the environment
-    variable ``WORLD_SIZE``, by default 1. Raises `ValueError` if the variable is no integer.
+    variable ``WORLD_SIZE``, by default 1. Raises `ValueError` if the variable is no integer, even
+    if it is not used.
 
     Parameters
     ----------

@@ -484,12 +484,12 @@ class PythonReads:
 
         Call this with all state restored: a place whose value differs from that of the first read
         (`is_unchanged`) was set by forward, and gets no guard. `name` is that of the step in
-        messages. `alternatives` has the comparison keys of values that forward itself sets, by
-        `GuardedPlace.item_id`. Raises `CaptureError` if a place cannot be guarded: an iterator or a
-        large container.
+        messages. The guards also accept values that forward itself sets: `alternatives` has their
+        comparison keys, by `GuardedPlace.item_id`. Raises `CaptureError` if a place cannot be
+        guarded: an iterator or a large container.
 
-        Also records in `places` the reads of executed code, stores the value of each place, and
-        removes temporary objects.
+        Also records in `places` the reads of executed code, removes objects to which only the
+        recorder refers, with their places, and stores the value of each place.
         """
         self._register_functions()
         self._record_code()

@@ -416,9 +416,11 @@ class StepLowering:
         return operation.phase is not Phase.STATE or operation.storages[0] in self.replaced_states
 
     def _make_graph(self, lowerings: Mapping[int, Lowering]) -> Graph:
-        """Return the graph of the exported step, from the lowered operations.
+        """Return the graph of the exported step: a node for each operation with `_has_node`.
 
-        The batch size is the first dimension of the first input with dimensions; 1 without one.
+        These are the lowered operations, which `lowerings` has by index, and updated state. The
+        batch size is the first dimension, at least 1, of the first input with dimensions; 1 without
+        such an input.
         """
         operations = [
             operation for operation in self.training_graph.operations if self._has_node(operation)

@@ -93,7 +93,8 @@ def save_state(
     """Write the state of a model as a file that an exported program can start from.
 
     ``pm_run`` starts from it with the argument ``state=FILE``; an application passes each tensor to
-    `pm_write_state`. A program that sums gradients of several batches starts with the first batch.
+    `pm_write_state`. Sums of gradients, and their number of batches, are written as 0: a program
+    that sums gradients of several batches starts with the first batch.
 
     Parameters
     ----------

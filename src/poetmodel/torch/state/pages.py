@@ -575,7 +575,8 @@ class Pagemap:
     def read_entries(self, address: int, span_bytes: int) -> NDArray[np.uint64] | None:
         """Return the page map's entry of each page of a memory range.
 
-        Returns None if the system refuses the page map, or returns fewer entries.
+        `address` and `span_bytes` must be multiples of `PAGE_BYTES`. Returns None if the system
+        refuses the page map, or returns fewer entries.
         """
         if self._descriptor is None:
             return None

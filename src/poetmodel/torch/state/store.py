@@ -200,11 +200,11 @@ class StateStore:
             self._set_homes(frozenset(stored_indices))
 
     def _update_file(self) -> None:
-        """Write values of state that have changed to the file, and commit them if there are any.
+        """Write values of state that have changed to the file, and commit if there are changes.
 
-        With one generation, only tensors with their home on storage are written. Tensors with their
+        With one generation, only tensors with their home on storage are written. Moments that the
+        optimizer no longer has become absent, which is a change, too. Finally, tensors with their
         home on storage are bound to the file if they are new, or if the user has replaced them.
-        Moments that the optimizer no longer has become absent.
         """
         absent_indices, replaced_states = [], []
         for index, state in self._states.items():
