@@ -170,7 +170,8 @@ def rotor(problem: Problem) -> Schedule:
     in the bisection that meet it, the best by the problem's objective is returned. The run time is
     proportional to ``L**3 * 500`` for `L` steps.
 
-    Raises `MethodNotApplicableError` if the graph is no chain, or if no schedule meets the budget.
+    Raises `MethodNotApplicableError` if the graph is no chain, or if no schedule meets the budget,
+    and `TimeLimitError` if the time limit passes.
     """
     return best_rotor_schedule(problem, ChainTable(problem))
 
@@ -180,7 +181,8 @@ def best_rotor_schedule(problem: Problem, table: ChainTable) -> Schedule:
 
     Begins with `budget_units`; all further memories are from 0 to `max_units`. Returns the best of
     the schedules found that meet the budget in the simulator, by the problem's objective; in ties,
-    the first one. Raises `MethodNotApplicableError` if no schedule meets the budget.
+    the first one. Raises `MethodNotApplicableError` if no schedule meets the budget, and
+    `TimeLimitError` if the time limit passes.
     """
     best = bisect_budget(problem, table.build_schedule, table.budget_units, table.max_units)
     if best is None:
@@ -244,7 +246,8 @@ class ChainTable:
         """Set `min_time_s` and `min_time_after_part_s` of steps ``s..t`` from shorter spans.
 
         `min_time_s` gets two entries, without and with the state of step `t` in memory;
-        `min_time_after_part_s` gets one, only if there is a step ``t + 1``.
+        `min_time_after_part_s` gets one, only if there is a step ``t + 1``. Raises `TimeLimitError`
+        if the time limit has passed.
         """
         check_time_limit()
         for keeps_state in (False, True):
@@ -339,7 +342,10 @@ class ChainTable:
             yield _Decision(checkpoint_step, untaped_s, held_units, max(held_units, peak_units))
 
     def build_schedule(self, units: int) -> Schedule | None:
-        """Return the fastest schedule with `units` of memory, or None if they do not suffice."""
+        """Return the fastest schedule with `units` of memory, or None if they do not suffice.
+
+        Raises `TimeLimitError` if the time limit passes.
+        """
         last = len(self.chain.steps) - 1
         if not np.isfinite(self.min_time_s[0, last, False][units]):
             return None
@@ -361,9 +367,10 @@ class ChainTable:
 
         The parts are those of the backward pass, by step from `first` to `last`; `outer_tensors`
         are in RAM during all of them, and included. The decisions are those of `best_decision` with
-        `units` of memory, which must suffice. A state (`ChainStep.state`) is freed before its
-        step's part, and recomputed for it, only if this is faster than to keep it. With
-        `keeps_last_state`, the state of step `last` is in memory, and counted.
+        `units` of memory, which must suffice. A state that is stored as a checkpoint
+        (`ChainStep.state`) is freed before its step's part unless the part reads it, and keeping it
+        fits and is not slower. With `keeps_last_state`, the state of step `last` is in memory, and
+        counted. Raises `TimeLimitError` if the time limit passes.
         """
         steps = self.chain.steps
         tensors_of_part: dict[int, frozenset[int]] = {}
@@ -412,10 +419,11 @@ class ChainTable:
     def sequence_time_s(self, first: int, last: int, free_bytes: int) -> float:
         """Return the minimum time to recompute steps `first` to `last`, each for its part [s].
 
-        A part is `ChainStep.backward`, the nodes of the backward pass that belong to a step; that
-        of the step after `last` was executed before. `ChainStep.state` of `last` stays in RAM if
-        that part has read it and this is faster, otherwise it is freed. `free_bytes` are rounded
-        down to units; at most `max_units` are used. Returns inf if they do not suffice.
+        A part is `ChainStep.backward`, the nodes of the backward pass that belong to a step. The
+        part of the step after `last` was executed before, so `ChainStep.state` of `last` is in RAM.
+        It stays there if the part of `last` reads it, and keeping it fits and is not slower;
+        otherwise it is freed. `free_bytes` are rounded down to units; at most `max_units` are used.
+        Returns inf if they do not suffice.
         """
         units = min(free_bytes // self.unit_bytes, self.max_units)
         return math.inf if units < 0 else min(self._min_times_freed_and_kept(first, last, units))
@@ -427,8 +435,9 @@ class ChainTable:
 
         Returns, by step, the tensors in RAM when its part of the backward pass begins,
         `outer_tensors` included; and the steps whose `ChainStep.state` is freed before their own
-        part and recomputed for it, because this is faster. `free_bytes`, beside `outer_tensors`,
-        must suffice: `sequence_time_s` is finite.
+        part, by the rules of `follow_decisions` and, for `last`, of `sequence_time_s`.
+        `free_bytes`, beside `outer_tensors`, must suffice: `sequence_time_s` is finite. Raises
+        `TimeLimitError` if the time limit passes.
         """
         units = min(free_bytes // self.unit_bytes, self.max_units)
         freed_s, kept_s = self._min_times_freed_and_kept(first, last, units)

@@ -96,7 +96,8 @@ class ChoiceRelaxation:
 
         `selected_layers` returns the set of the solution. The bound is valid for all sets that no
         row or cut excludes. `objective` and `bound` of the result are sums of scores divided by
-        `unit`; each is None if the solver returns none.
+        `unit`; each is None if the solver returns none. Raises `InputError` for an unknown back end
+        or an invalid time limit or seed, and the errors of `Solver.solve`.
         """
         from poetmodel.backends.protocol import Limits
         from poetmodel.backends.registry import backend as find_backend

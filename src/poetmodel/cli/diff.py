@@ -151,8 +151,9 @@ def _compared_facts(verified: VerifiedSchedule) -> Iterator[Fact]:
 def _table_row(first: Fact, second: Fact) -> tuple[str, str, str, str]:
     """Return a row of the table: name, value of each schedule, and second minus first value.
 
-    The difference is empty unless the values are different numbers. An unknown value is ``none``,
-    or empty if the fact states whether a step fits the device.
+    The difference is empty unless the values are different numbers; that of a user-defined
+    constraint ends with the limits of the first schedule. An unknown value is ``none``, or empty if
+    the fact states whether a step fits the device.
     """
     unknown_text = "" if first.format_value is _format_fit else "none"
     difference = ""

@@ -74,7 +74,7 @@ def print_written(path: Path) -> None:
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """Return a console of rich that prints texts unchanged: no markup, highlighting and emoji.
+    """Return a console of rich that prints texts unchanged: no markup, highlighting or emoji.
 
     `width` [columns] is by default the environment variable ``COLUMNS``. Without the variable, it
     is that of the terminal, or `UNLIMITED_WIDTH` for a pipe or file.

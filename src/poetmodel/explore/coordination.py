@@ -295,8 +295,9 @@ class Coordinator:
         """Return the drawing of a point as gzipped JSON.
 
         Return None if the point has no schedule, or if no session requests the point any more when
-        a worker is free. `revision` None stands for the newest; raise `GoneError` for any other,
-        and for an unknown point. Calls for one revision share one drawing.
+        a worker is free. Calls for one revision share one drawing. `revision` None stands for the
+        newest. Raise `GoneError` for any other revision and for an unknown point, `RefusedError` if
+        poetmodel refuses the job, and `WorkerError` if the worker fails.
         """
         open_problem, point = self.find_point(point_id)
         if point.value is None:
@@ -323,7 +324,8 @@ class Coordinator:
 
         A provisional point without a stored drawing has that of its lender, the point whose
         schedule it shows, if that is stored; a new drawing is stored under the point itself. Return
-        None if no session requests the point any more when a worker is free.
+        None if no session requests the point any more when a worker is free. Raise `RefusedError`
+        if poetmodel refuses the job, and `WorkerError` if the worker fails.
         """
         digest = point.digest
         drawing_keys = [(point.id, digest)]

@@ -269,9 +269,10 @@ INPUTS = Component(
 def _add_storage_rows(m: Model) -> None:
     """Limit the auxiliary storage, whose space is not reused.
 
-    Adds no row without a storage limit, or if the limit cannot bind. Tensors that start on storage
-    do not count as paged out. State that is not resident uses storage; its replacement uses the
-    same space::
+    Adds no row without a storage limit, or if the limit cannot bind; an infeasible row if no
+    decisions can meet the limit. Otherwise also registers the limit for cover cuts. Tensors that
+    start on storage do not count as paged out. State that is not resident uses storage; its
+    replacement uses the same space::
 
         sum(bytes[i] * paged_out[i]) + sum(bytes[w] * (1 - resident[w])) <= aux_limit_bytes
     """

@@ -136,8 +136,8 @@ def _add_storage_rows(m: Model) -> None:
     """Limit the auxiliary storage, whose space is not reused.
 
     Adds neither variables nor rows if storage has no limit or paging is impossible. If the limit
-    cannot bind, adds only the real variables `stored`, from 0 to 1. Tensors that start on storage
-    have no variable `stored`::
+    cannot bind, adds only the real variables `stored`, from 0 to 1; otherwise also registers the
+    limit for cover cuts. Tensors that start on storage have no variable `stored`::
 
         sum(bytes[i] * stored[i]) + sum(bytes[w] * (1 - resident[w])) <= aux_limit_bytes
         stored[i] >= M_out[t,i]

@@ -146,8 +146,9 @@ def read_run_files(run_fields: dict[str, Any]) -> dict[str, Files]:
 
     Omits fields that name no file, and a method that `lookup.method` does not find. Imports the
     file of a method; its files include the imported modules of its folder. Raises `InputError`
-    if the file of a model or device cannot be read, and `UserMethodError` if the file of a method
-    raises an exception when it is imported.
+    if the file of a model or device cannot be read, `UserMethodError` if the file of a method
+    raises an exception when it is imported, and `OSError` if a file of an imported method cannot be
+    read.
     """
     files_by_field: dict[str, Files] = {}
     for field, names in ((_MODEL, model_names()), (_DEVICE, device_names())):

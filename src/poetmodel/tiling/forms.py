@@ -123,9 +123,8 @@ def _read_bits(call: Call) -> Loops:
 def _write_bits(loops: Loops) -> Call | None:
     """Convert loops to a call that reads or writes a mask, by setting its shape table.
 
-    None if the loops, after merging, exceed the rank of a shape table.
-
-    The strides of the mask are not checked.
+    None if the loops, after merging, exceed the rank of a shape table. The strides of the mask are
+    not checked.
     """
     pairs = zip(pointer_names(loops.call), loops.strides, strict=True)
     table = make_shape_table((loops.sizes, *(strides for name, strides in pairs if name != "bits")))

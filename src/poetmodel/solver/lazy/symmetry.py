@@ -81,6 +81,7 @@ def solve_with_counts(
     counters. `settings` are further arguments of `Session.solve_form`. Up to a session's gap of
     `LazyParams.small_gap_ratio`, counters would only add columns. A `start` with more decisions of
     a class than counters is ignored. Returns None if no time remains or the session was stopped.
+    Changes the session, and raises errors, as `Session.solve_form` does.
     """
     params, counted_form = session.params, None
     if session.bounds.gap() > params.small_gap_ratio:

@@ -58,7 +58,7 @@ MAX_ROWS: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conflict(Generic[T]):
-    """A set of limits, or of rows of a model, that conflict: no schedule meets them together."""
+    """A set of limits, or of rows of a model, that no schedule or point meets together."""
 
     needed: list[T]
     """Members of the set; without any one of them, the other members are proven feasible. All rows

@@ -348,8 +348,8 @@ def _wrap_with_loss(
     may raise `CaptureError`, finds the loss in the output of `loss_fn`, or else of the model. If
     `output_structures` is a list, the module returns the loss and all tensors of the model's output
     except the loss, detached; each forward pass replaces the list's content by the structure of the
-    output. If forward tests for finite numbers and `checks` record this, the last
-    result is that of the checks.
+    output. If forward tests for finite numbers and `checks` record this, the last result is that of
+    the checks.
     """
 
     class FlatModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]

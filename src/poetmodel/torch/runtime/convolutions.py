@@ -459,7 +459,7 @@ def find_min_workspace_kernel(
 
     Of these `kernels`, this is the first whose workspace is at most `allowed_bytes`, otherwise the
     one with the smallest workspace. None if `undivided_kernel` needs at most `allowed_bytes`, or no
-    kernel with equal bits needs less.
+    kernel with equal bits needs less. Raises `CaptureError` if a profiler of PyTorch is on.
     """
     expected_outputs, min_bytes = _measure_kernel(undivided_kernel, arguments)
     best_kernel = None
