@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import signal
 import socket
 
 import httpx
@@ -41,6 +42,16 @@ def test_choices_name_networks_and_devices(visitor):
     assert visitor.open({**MLP, "batch": 2})["problem"] != found["problem"]
 
 
+@pytest.fixture
+def restored_signals():
+    """Restore the handlers of the signals that end a server, which replaces them for good."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("restored_signals")
 def test_server_whose_workers_do_not_start_is_an_error(tmp_path, monkeypatch):
     """The command then ends with an error instead of success."""
 
