@@ -173,3 +173,18 @@ def infrequent_gc() -> Iterator[None]:
             thresholds = _saved_thresholds.pop()
             if not _saved_thresholds:
                 gc.set_threshold(*thresholds)
+
+
+@contextmanager
+def no_gc() -> Iterator[None]:
+    """Context manager: collect no garbage in this process, unless code calls `gc.collect`.
+
+    Has no effect if collections are disabled already.
+    """
+    is_gc_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_gc_enabled:
+            gc.enable()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 from bisect import bisect_right
@@ -11,7 +10,7 @@ from itertools import chain, groupby, islice, repeat
 from operator import index, itemgetter, lt
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.clock import check_time_limit, iterate_in_time
+from poetmodel.clock import check_time_limit, iterate_in_time, no_gc
 from poetmodel.errors import ScheduleError, TooLargeError, quote
 from poetmodel.files import write_text
 from poetmodel.schedule.identity import FORMAT, RELATIONS, RESIDENT, VERSION, GraphIdentity
@@ -490,13 +489,8 @@ def pairs_of_spans(spans: Sequence[Span]) -> tuple[Pair, ...]:
         check_time_limit()
         for t in range(first, last + 1):
             rows.setdefault(t, []).append(i)
-    is_gc_enabled = gc.isenabled()
-    gc.disable()  # The new pairs are not garbage; collections would double the time.
-    try:
+    with no_gc():  # The new pairs are not garbage; collections would double the time.
         return tuple(chain.from_iterable(zip(repeat(t), rows[t]) for t in sorted(rows)))
-    finally:
-        if is_gc_enabled:
-            gc.enable()
 
 
 def checkpoint_all(graph: Graph) -> Schedule:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from poetmodel.clock import no_gc
 from poetmodel.torch.capturing.python_attributes import AttributeRecorder
 from poetmodel.torch.capturing.python_code import (
     READ_ATTRIBUTE,
@@ -125,13 +126,11 @@ class PythonReads:
         self._thread = get_ident()
         self._is_active = True
         self.places.record_use(self._loss_fn, "loss_fn", None, FollowingCode.unknown(None))
-        with self._attributes.patch_classes(), _disable_gc():
-            old_tracer = sys.gettrace()
-            sys.settrace(self._trace_call)
+        with self._attributes.patch_classes():
             try:
-                yield
+                with _trace_calls(self._trace_call):
+                    yield
             finally:
-                sys.settrace(old_tracer)
                 self._is_active = False
 
     def _trace_call(self, frame: FrameType, _: str, __: Any) -> Any:
@@ -346,13 +345,8 @@ class PythonReads:
             return executed_code.trace_line if executed_code.is_traced else None
 
         item_ids: set[tuple[int, Any]] = set()
-        with _disable_gc():
-            old_tracer = sys.gettrace()
-            sys.settrace(trace_call)
-            try:
-                yield item_ids
-            finally:
-                sys.settrace(old_tracer)
+        with _trace_calls(trace_call):
+            yield item_ids
         for executed_code in codes.values():
             if executed_code.is_traced:
                 for name, _ in executed_code.find_uses(STORE_GLOBAL):
@@ -509,15 +503,15 @@ _DEFINITION_TYPES: Final = (ModuleType, type, FunctionType, BuiltinFunctionType)
 
 
 @contextmanager
-def _disable_gc() -> Iterator[None]:
-    """Context manager: collect no garbage, unless code calls `gc.collect`."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+def _trace_calls(tracer: Callable[[FrameType, str, Any], Any]) -> Iterator[None]:
+    """Context manager: replace the tracer of `sys.settrace`, and collect no garbage."""
+    old_tracer = sys.gettrace()
+    with no_gc():
+        sys.settrace(tracer)
+        try:
+            yield
+        finally:
+            sys.settrace(old_tracer)
 
 
 def _find_functions(code_ids: set[int]) -> Iterator[FunctionType]:
