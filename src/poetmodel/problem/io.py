@@ -169,9 +169,10 @@ class _ConstraintReader:
 
         With ``each``, the constraints are named ``name[match]``. If the table has errors, adds
         these to `faults` instead: those that `Constraint` raises are prefixed by the constraint's
-        name, all others by `label`. A name that is already registered is an error. Registers the
-        names in both cases; there are none if ``each`` has an error, or without exactly one of
-        ``sum`` and ``each``. `default_name` is the name of a constraint without a valid name.
+        name, all further errors by `label`. A name that is already registered is an error.
+        Registers the names in both cases; there are none if ``each`` has an error, or without
+        exactly one of ``sum`` and ``each``. `default_name` is the name of a constraint without a
+        valid name.
         """
         n_faults = len(self.faults)
         self._check_keys(table, _CONSTRAINT_KEYS, f"{label}.")

@@ -302,8 +302,8 @@ class KnownValues:
         known, for these other operators, and for an index by integers, whose shape is fixed.
         Otherwise returns None if the values that determine the shape are unknown, and `_RANDOM` if
         they are random. If only these values are known, the operation is executed with zeros for
-        the others, so the result has other numbers (`is_metadata_only`). Only this execution raises
-        the operation's exceptions; `evaluate` returns None for them.
+        unknown values, so the result has other numbers (`is_metadata_only`). Only this execution
+        raises the operation's exceptions; `evaluate` returns None for them.
         """
         known_value = self.evaluate(function, arguments, keywords)
         is_known = known_value is not None and known_value.real_value is not None

@@ -593,8 +593,8 @@ class _OptimizerExtension:
     ) -> fx.Node:
         """Add a graph input for a value of the optimizer, or for state that only exported code has.
 
-        Inserts its node before all others, and returns it. Appends its specification, with `name`
-        and `source` as `optimizer_value`, to `new_arguments`.
+        Inserts its node as the first node of the graph, and returns it. Appends its specification,
+        with `name` and `source` as `optimizer_value`, to `new_arguments`.
         """
         with self.graph.inserting_before(next(iter(self.graph.nodes))):
             node = self.graph.placeholder(f"optimizer_{len(self.new_arguments)}")
