@@ -124,6 +124,15 @@ def test_sizes_of_an_input_are_said_in_two_ways():
     assert describe_model("resnet18-cifar") == "ResNet-18 on CIFAR-10, 32 x 32"
 
 
+@pytest.mark.parametrize("name", ["mlp", "ds-cnn", "resnet18-cifar", "transformer"])
+@pytest.mark.parametrize("batch", [2, 40, 1001])
+def test_model_is_found_by_its_fingerprint_at_any_batch_size(name, batch):
+    """A file that names a network need not state the batch size, be it usual or not."""
+    shape = InputShape(batch=batch)
+    graph = load_model(name, shape)
+    assert find_model_by_hash(name, graph.sha256) == (graph, shape)
+
+
 @pytest.mark.parametrize("shape", [Variant(state="momentum"), Variant(state="sgd", in_place=True)])
 def test_model_with_state_is_found_by_its_fingerprint(shape):
     """A file that names a network need not say that its state is in the graph."""

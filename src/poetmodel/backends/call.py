@@ -137,19 +137,21 @@ class SolverCall:
     def discard_progress(self) -> None:
         """Discard incumbent, bounds and nodes, which may be wrong, before a second solve.
 
-        Also withdraws a stop that `on_progress` requested, but not one by an exception or by the
-        stop event.
+        Reports the restart to `on_progress`, after the withdrawal of a stop that it requested. A
+        stop by an exception or by the stop event stays.
         """
         self._incumbent = None
         self._bound = self.root_bound = self._n_nodes = None
         self._stop_requested = self._failure is not None
+        if self.on_progress is not None:
+            self._call_guarded(lambda: self._report(None, is_restart=True))
 
     def raise_failure(self) -> None:
         """Raise the first exception that a callback raised during the solve, if any."""
         if self._failure is not None:
             raise self._failure
 
-    def _report(self, x: NDArray[np.float64] | None) -> None:
+    def _report(self, x: NDArray[np.float64] | None, *, is_restart: bool = False) -> None:
         """Call `on_progress`, unless an earlier call of it or an exception requested a stop.
 
         `x` is a new incumbent, None for a report without one. Restarts the interval between
@@ -159,7 +161,11 @@ class SolverCall:
             return
         self._last_report_s = time.perf_counter()
         progress = BackendProgress(
-            incumbent=self._incumbent, bound=self._bound, x=x, nodes=self._n_nodes
+            incumbent=self._incumbent,
+            bound=self._bound,
+            x=x,
+            nodes=self._n_nodes,
+            is_restart=is_restart,
         )
         if self.on_progress is not None and self.on_progress(progress) is False:
             self._stop_requested = True

@@ -120,6 +120,9 @@ class BackendProgress:
     incumbent."""
     nodes: int | None = None
     """Branch-and-bound nodes so far, at most 1 at the root; None until the solver reports them."""
+    is_restart: bool = False
+    """Whether the model is now solved again, because an earlier solve of the call went wrong; all
+    earlier reports of the call are then invalid, above all their bounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +223,7 @@ class RawSolution:
     start, which the solver may use."""
     solved_again: bool = False
     """Whether an earlier solve failed or was wrong, and the model was solved again without presolve
-    or start. All progress that the earlier solve reported is then invalid, above all its bounds."""
+    or start. `BackendProgress.is_restart` reports this when it happens."""
 
     @property
     def is_infeasible(self) -> bool:

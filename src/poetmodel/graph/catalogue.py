@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import shlex
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from inspect import signature
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import GraphError, InputError
@@ -117,8 +120,8 @@ _PARAMETER_OF_FIELD: Final = {"batch": "batch_size", "image": "image_size", "seq
 DEFAULT_SHAPE: Final = InputShape()
 """The default input sizes of every network."""
 
-_COMMON_BATCH_SIZES: Final = (*range(2, 33), 48, 64, 96, 128, 192, 256, 384, 512, 1024)
-"""Batch sizes that `find_model_by_hash` tries."""
+MAX_FOUND_BATCH: Final = 4096
+"""Largest batch size that `find_model_by_hash` finds."""
 
 
 def model_names() -> tuple[str, ...]:
@@ -231,9 +234,9 @@ def _replace_argument_names(fault: str) -> str:
 def find_model_by_hash(name: str, sha256: str) -> tuple[Graph, InputShape] | None:
     """Return the variant of network `name` whose graph has this SHA-256, with its settings.
 
-    Tries the default sizes, common batch sizes without state, and at the default sizes every
-    combination of `state` and `in_place`, untiled and with all weights trained. Tries only the one
-    size of a published graph. Returns None if no variant matches or no network has this name.
+    Tries the default sizes, with every combination of `state` and `in_place`, untiled and with all
+    weights trained, and without state batch sizes up to `MAX_FOUND_BATCH`. Tries only the one size
+    of a published graph. Returns None if no variant matches or no network has this name.
     """
     if name not in _DESCRIPTIONS:
         return None
@@ -241,7 +244,6 @@ def find_model_by_hash(name: str, sha256: str) -> tuple[Graph, InputShape] | Non
     if not name.startswith(_PUBLISHED):
         from poetmodel.graph.zoo.state import STATES
 
-        shapes += [InputShape(batch=batch) for batch in _COMMON_BATCH_SIZES]
         shapes += [
             Variant(state=state, in_place=in_place)
             for state in (*STATES, None)
@@ -252,6 +254,37 @@ def find_model_by_hash(name: str, sha256: str) -> tuple[Graph, InputShape] | Non
         graph = load_model(name, shape)
         if graph.sha256 == sha256:
             return graph, shape
+    batch = None if name.startswith(_PUBLISHED) else _find_batch_by_hash(name, sha256)
+    if batch is None:
+        return None
+    shape = InputShape(batch=batch)
+    return load_model(name, shape), shape
+
+
+def _find_batch_by_hash(name: str, sha256: str) -> int | None:
+    """Return the batch size from 2 on at which network `name` has this SHA-256; None if none has.
+
+    Every number in the JSON of a network is linear in the batch size, so two graphs tell all texts.
+    """
+    from poetmodel.graph.io import canonical_json
+
+    graphs = [load_model(name, InputShape(batch=batch)) for batch in (2, 3)]
+    texts = [canonical_json(graph.to_dict(defaults=True)) for graph in graphs]
+    parts: list[str] = [""]
+    """Fixed texts, before and after each of `numbers`."""
+    numbers: list[tuple[int, int]] = []
+    """Numbers that change with the batch size: at batch size 2, and by how much for each sample."""
+    for at_two, at_three in zip(*(re.split(r"(\d+)", text) for text in texts), strict=True):
+        if at_two == at_three:
+            parts[-1] += at_two
+        else:
+            numbers.append((int(at_two), int(at_three) - int(at_two)))
+            parts.append("")
+    for batch in range(2, MAX_FOUND_BATCH + 1):
+        values = [str(value + (batch - 2) * change) for value, change in numbers]
+        text = "".join(chain.from_iterable(zip(parts, values, strict=False))) + parts[-1]
+        if hashlib.sha256(text.encode()).hexdigest() == sha256:
+            return batch
     return None
 
 

@@ -83,7 +83,7 @@ def encode(plan: Plan, graph: Graph | None = None) -> bytes:
         A valid plan.
     graph : Graph, optional
         The graph of the plan. Default: ``plan.graph``, or the built-in network with the name and
-        SHA-256 of the plan, at a default or common batch size, or with state or in-place operators.
+        SHA-256 of the plan, at any batch size, or with state or in-place operators.
 
     Returns
     -------

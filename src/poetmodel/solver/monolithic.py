@@ -299,7 +299,7 @@ class ModelProof:
         if self.is_abandoned:
             return False
         previous, self.last_report = self.last_report, progress
-        if progress.x is None and previous is not None:
+        if progress.x is None and previous is not None and not progress.is_restart:
             self.last_report = replace(progress, x=previous.x)
         incumbent = None
         if self.is_problem_objective and progress.incumbent is not None:

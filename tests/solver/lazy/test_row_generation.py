@@ -9,7 +9,9 @@ import pytest
 from kit.instances import scarce_problem
 from kit.rotation import parametrize_parts
 from kit.worked import comb_problem, skip_problem
-from poetmodel.backends.protocol import BackendProgress
+from poetmodel.backends import call as call_module
+from poetmodel.backends.highs import Highs
+from poetmodel.backends.protocol import BackendProgress, RawSolution, SolverStatus
 from poetmodel.heuristics.greedy import construct, page_everything
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Quantity
@@ -97,23 +99,31 @@ def test_the_allowance_of_a_cutoff_is_no_bound():
 
 
 def test_what_a_run_that_went_wrong_told_is_taken_back(monkeypatch):
-    """Its bounds on the way are void; what the second run ended with counts."""
+    """Its bounds are void as soon as the second run begins, and the callback is told so."""
+    told = []
     session = session_with(10.0)
-    relaxation = session.build_relaxation(Grouping(20))
-    solve = type(session.solver).solve
+    request = replace(session.request, on_progress=told.append)
+    session.request = request
+    relaxation = session.build_relaxation(Grouping(20, frozenset({9})))
+    run, bounds = Highs._solve_once, []
 
-    def misled(solver, form, limits, **given):
-        given["on_progress"](BackendProgress(incumbent=None, bound=9.0, x=None))
-        assert session.bounds.lower_bound > 2.0
-        return replace(solve(solver, form, limits, **given), solved_again=True)
+    def misled(self, call):
+        bounds.append(session.bounds.lower_bound)
+        if len(bounds) > 1:
+            return run(self, call)
+        call.report_progress(9.0)
+        return RawSolution(status=SolverStatus.OTHER_LIMIT), "presolve"
 
     def watch(progress):
-        session.raise_bound(progress.bound)
+        if progress.bound is not None:
+            session.raise_bound(progress.bound)
         return True
 
-    monkeypatch.setattr(type(session.solver), "solve", misled)
+    monkeypatch.setattr(call_module, "_MIN_REPORT_INTERVAL_S", -1.0)
+    monkeypatch.setattr(Highs, "_solve_once", misled)
     assert session.solve_form(relaxation.form, progress_callback=watch) is not None
-    assert session.bounds.lower_bound == 2.0
+    assert bounds[:2] == [2.0, 2.0]
+    assert [report.overhead_bound for report in told[:3]] == [9.0, 9.0, 2.0]
 
 
 @pytest.mark.parametrize("repairs", [True, False])

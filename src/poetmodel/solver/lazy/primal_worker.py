@@ -238,14 +238,14 @@ class PrimalSearch:
                 self.session.stop_event.wait(UPDATE_INTERVAL_S)
 
     def update(self, state: ProofState) -> None:
-        """Raise the bound, offer the schedule, and store the solution of a state of the proof.
+        """Take over the bound, offer the schedule, and store the solution of a state of the proof.
 
         Also raises the session's maximum number of columns. The schedule counts as received, so
         that `_report` sends only better ones. Parts that are None change no value.
         """
         session = self.session
         session.max_columns = max(session.max_columns, state.max_columns)
-        session.raise_bound(state.bound)
+        session.bounds.replace_bound(state.bound)
         if state.found_schedule is not None:
             self._best_value = min(self._best_value, state.found_schedule.value)
             session.offer_schedule(state.found_schedule.schedule)

@@ -77,6 +77,11 @@ class BoundTracker:
             self.lower_bound = max(bound, self.lower_bound)
         return is_higher
 
+    def replace_bound(self, bound: float) -> None:
+        """Set the proven bound to `bound`, also to a lower one if a solver's bound was wrong."""
+        with self.lock:
+            self.lower_bound = bound
+
     def replace_incumbent(self, candidate: Candidate) -> bool:
         """Replace the incumbent by `candidate`, a valid schedule, if its value is smaller.
 
@@ -314,12 +319,12 @@ class Session:
 
         `extra_limits` are further fields of `Limits`. During the solve, reports the session's bound
         and incumbent. Before each report, calls `progress_callback`, which may raise the bound; if
-        it returns False, this solver call ends, but not the session. Updates `max_columns`,
-        `max_rows`, `n_nodes`, `log` and, before the first integer model, `root_bound`. The caller
-        raises the bound to that of the result. If the back end solved again, the bound is reset to
-        that before this call, because the first attempt may have reported wrong bounds. Returns
-        None if no time remains or the session was stopped. May set `stop_reason`, as `is_done`
-        does. Raises the errors of the solver and of the callbacks.
+        it returns False, this solver call ends, but not the session. If the back end solves again,
+        the bound is first reset to that before this call. Updates `max_columns`, `max_rows`,
+        `n_nodes`, `log` and, before the first integer model, `root_bound`. The caller raises the
+        bound to that of the result. Returns None if no time remains or the session was stopped.
+        May set `stop_reason`, as `is_done` does. Raises the errors of the solver and of the
+        callbacks.
         """
         wall_s = self.request.remaining_wall_s()
         if wall_s <= 0 or self.request.remaining_s() <= 0 or self.stop_reason is not None:
@@ -336,6 +341,8 @@ class Session:
         )
 
         def on_progress(progress: BackendProgress) -> bool:
+            if progress.is_restart:
+                self.bounds.replace_bound(known_bound)
             if progress_callback is not None and not progress_callback(progress):
                 return False
             self.report()
@@ -351,8 +358,6 @@ class Session:
             form, limits, start=start, basis=basis, on_progress=on_progress, stop=self.stop_event
         )
         self.n_nodes += raw.nodes or 0
-        if raw.solved_again:
-            self.bounds.lower_bound = known_bound  # the first call may have reported wrong bounds
         if raw.status == SolverStatus.INTERRUPTED:
             self.is_done()  # sets `stop_reason` after Ctrl-C
         return raw
