@@ -60,6 +60,47 @@ def slow_storage(page_s=2.0, **limits):
     return Problem(graph, costs, **{"ram": 12, "deadline_counts": "overlap", **limits})
 
 
+def two_branches(**limits):
+    """Return a training step of two branches whose quickest plan misses each sum that is tried.
+
+    Its least time needs transfers that hide behind computations, in another order than that of any
+    surrogate with a deadline.
+    """
+    rows = (
+        ("t0", (), 64, (16, 6), (15, 16), (10, 2)),
+        ("t1", (), 52, (8, 13), (20, 19), (4, 3)),
+        ("t2", (), 35, (20, 18), (2, 4), (1, 20)),
+        ("t3", (), 6, (14, 18), (3, 19), (3, 4)),
+        ("p0", ("t0", "t1"), 50, (18, 8), (3, 2), (19, 17)),
+        ("p1", ("t2", "t3"), 17, (18, 17), (6, 19), (12, 2)),
+        ("l", ("p0", "p1"), 7, (20, 12), (5, 15), (18, 10)),
+        ("ga", ("l", "t0", "t1"), 47, (8, 2), (20, 6), (1, 10)),
+        ("gb", ("l", "t2", "t3", "ga"), 64, (14, 4), (11, 11), (13, 10)),
+    )
+    fixed, spacious = {"p0", "p1", "gb"}, {"p0", "gb"}
+    phases = {"l": "loss", "ga": "backward", "gb": "backward"}
+    nodes = tuple(
+        operation(
+            name,
+            output_bytes=size,
+            inputs=inputs,
+            phase=phases.get(name, "forward"),
+            workspace_bytes=27 if name in spacious else 0,
+            recomputable=name not in fixed,
+        )
+        for name, inputs, size, *_ in rows
+    )
+    graph = Graph(name="two-branches", nodes=nodes)
+    costs = Costs.from_arrays(
+        graph,
+        compute_time_s=[row[3][0] for row in rows],
+        compute_energy_j=[row[3][1] for row in rows],
+        page_in=[row[4] for row in rows],
+        page_out=[row[5] for row in rows],
+    )
+    return Problem(graph, costs, **{"ram": 198, "deadline_counts": "overlap", **limits})
+
+
 def planned_s(problem, result):
     """Return how long the plan of a result takes, by the verifier of plans."""
     graph, costs, ram = problem.graph, problem.costs, problem.usable_ram_bytes
@@ -139,6 +180,19 @@ def test_makespans_are_those_of_plans():
     assert "makespan found is 11 s" in result.reason
     result = solve(slow_storage(deadline=10), on_progress=lambda _: False)
     assert result.termination in (Termination.INTERRUPTED, Termination.PROVED)
+
+
+@pytest.mark.parametrize("minimize", ["energy", "time", "ram", "writes"])
+def test_a_deadline_just_above_the_least_time_is_met(minimize):
+    """The least time that is found for two branches is 146 s, which a deadline of 147 s admits."""
+    least = solve(two_branches(minimize="time"))
+    assert least.simulation.time_s == 146
+    result = solve(two_branches(minimize=minimize, deadline=147))
+    assert result.schedule is not None, result.reason
+    assert verify(result.problem, result.schedule).valid
+    late = solve(two_branches(minimize=minimize, deadline=145))
+    assert late.schedule is None
+    assert "best makespan found is 2.43 min" in late.reason
 
 
 def test_model_with_own_rows_keeps_the_deadline_of_its_plan():

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import TimeLimitError
 from poetmodel.problem import Problem, Quantity
+from poetmodel.problem.rows import is_within
 from poetmodel.problem.totals import Total
 from poetmodel.result import ModelObjective, Termination
 from poetmodel.solver.outcome import Candidate, Outcome, is_gap_closed, make_candidate
@@ -34,6 +35,8 @@ SURROGATE_RATIO: Final = 0.5
 """Fraction of the remaining time for each further surrogate."""
 MIN_WEIGHT_STEP: Final = 1 / 64
 """Smallest difference between two transfer weights that the bisection distinguishes."""
+LEAST_MAKESPAN_RATIO: Final = 0.25
+"""Fraction of the bisection's time that remains for the least makespan if no plan is in time."""
 TIME_WEIGHTS: Final = (1 / 1024, 1 / 256, 1 / 64, 1 / 8, 1.0)
 """Transfer weights of surrogates that minimize time, in the order in which they are tried after
 weight 0. Small weights are first because most transfers can overlap computations."""
@@ -65,6 +68,10 @@ class TransferWeightSearch:
     """Smallest makespan of the schedules whose plan violates limits [s]; None without one."""
     weight_outcomes: list[tuple[float, Outcome]] = field(default_factory=list)
     """The tried weights with the outcomes of their surrogates."""
+    is_enough: Callable[[Candidate], bool] | None = None
+    """Called with each schedule whose plan meets all limits; the search ends once it is True."""
+    has_enough: bool = False
+    """Whether `is_enough` ended the search."""
 
     def __post_init__(self) -> None:
         self.problem = self.task.planned_problem
@@ -76,31 +83,39 @@ class TransferWeightSearch:
         start from it. Weight 0, the relaxation, follows; if it is infeasible, its outcome is
         returned. Further weights are only tried if the makespan matters: `TIME_WEIGHTS` if time is
         minimized, otherwise those of a bisection. If the bisection ends without a plan within all
-        limits, surrogates that minimize time follow, except for a user's model. Ends early when the
-        gap is closed, the time limit passes or a solve is interrupted.
+        limits, the search for the least makespan follows, except for a user's model. Ends early
+        when the gap is closed, the time limit passes or a solve is interrupted.
 
         Raises `TooLargeError` if the spans of `start` (`Span`) that contain invalid (stage, tensor)
         pairs have more than `MAX_PAIRS` pairs, and the errors of `Task.solve_problem`.
         """
-        relaxation_ratio = RELAXATION_RATIO if self._is_timed else 1.0
         try:
-            # A user's model may have rows that the start violates; only its solves check these.
-            if self.start is not None and self.task.can_restate:
-                self._verify_plan(self.start)
-            relaxation_outcome, _ = self._try_weight(0.0, time_ratio=relaxation_ratio)
-            if relaxation_outcome.is_infeasible:
-                return relaxation_outcome
-            if self._is_timed and self.problem.minimize == Quantity.TIME:
-                self._minimize_time()
-            elif self._is_timed:
-                self._bisect_weight()
-                if self.best is None and self.task.can_restate:
-                    self._minimize_time()
+            infeasible_outcome = self.search()
         except TimeLimitError:  # raised while a schedule was planned
             return replace(self._make_outcome(), termination=Termination.TIME_LIMIT)
         except KeyboardInterrupt:  # raised between two solves, which handle it themselves
             return replace(self._make_outcome(), termination=Termination.INTERRUPTED)
-        return self._make_outcome()
+        return infeasible_outcome or self._make_outcome()
+
+    def search(self) -> Outcome | None:
+        """Search as `find_schedule` describes; return the relaxation's outcome if infeasible."""
+        relaxation_ratio = RELAXATION_RATIO if self._is_timed else 1.0
+        # A user's model may have rows that the start violates; only its solves check these.
+        if self.start is not None and self.task.can_restate:
+            self._verify_plan(self.start)
+        relaxation_outcome, _ = self._try_weight(0.0, time_ratio=relaxation_ratio)
+        if relaxation_outcome.is_infeasible:
+            return relaxation_outcome
+        if self._is_timed and self.problem.minimize == Quantity.TIME:
+            self._minimize_time()
+        elif self._is_timed:
+            self._bisect_weight()
+        is_restatable = self.task.can_restate and (
+            self.problem.minimize != Quantity.TIME or self.problem.deadline_s is not None
+        )
+        if self._is_timed and self.best is None and is_restatable:
+            self._search_least_makespan()
+        return None
 
     @property
     def _is_timed(self) -> bool:
@@ -118,23 +133,44 @@ class TransferWeightSearch:
         )
 
     def _minimize_time(self) -> None:
-        """Solve surrogates that minimize time, without the deadline, with each of `TIME_WEIGHTS`.
+        """Solve surrogates with each of `TIME_WEIGHTS`, without the deadline, until done.
 
         They have no deadline because a plan may meet a deadline that the surrogate's sum misses. If
-        the task cannot restate its problem, objective and deadline stay. If the stated problem does
-        not minimize time, the first schedule whose plan meets all limits ends the loop; if one is
-        known, no surrogate is solved. The loop also ends if the search is done (`_is_done`). Raises
-        the errors of `_try_weight`.
+        the task cannot restate its problem, the deadline stays.
         """
-        problem, minimizes_time = self.problem, self.problem.minimize == Quantity.TIME
+        problem = self.problem
         if self.task.can_restate:
-            problem = problem.without_limits(
-                Quantity.TIME, minimize=Quantity.TIME, user_objective=()
-            )
+            problem = problem.without_limits(Quantity.TIME)
         for weight in TIME_WEIGHTS:
-            if self._is_done() or not (minimizes_time or self.best is None):
+            if self._is_done():
                 return
             self._try_weight(weight, problem=problem)
+
+    def _search_least_makespan(self) -> None:
+        """Search for the least makespan without the deadline, until a plan meets all limits.
+
+        A plan may meet a deadline that the sum of every surrogate misses.
+        """
+        if self._is_done():
+            return
+        problem = self.problem.without_limits(
+            Quantity.TIME, minimize=Quantity.TIME, user_objective=()
+        )
+        TransferWeightSearch(
+            replace(self.task, problem=problem),
+            replace(self.request, on_progress=self._progress_callback(1.0)),
+            self.start,
+            weight_outcomes=self.weight_outcomes,
+            is_enough=self._meets_limits,
+        ).search()
+
+    def _meets_limits(self, candidate: Candidate) -> bool:
+        """Return whether the plan of a candidate without the deadline meets all limits."""
+        makespan_s = candidate.simulation.planned_s
+        if makespan_s is not None and not is_within(makespan_s, self.problem.deadline_s):
+            self._note_late_plan(makespan_s)
+            return False
+        return self._verify_plan(candidate.schedule)
 
     def _bisect_weight(self) -> None:
         """Bisect for the smallest transfer weight whose plan meets all limits, starting with 1.
@@ -142,12 +178,16 @@ class TransferWeightSearch:
         The next weight is smaller after weight 1, after a weight whose plan meets all limits, and
         after a surrogate without a schedule, because its limit is too strict; otherwise it is
         larger. Ends at a difference of `MIN_WEIGHT_STEP`, or if the search is done (`_is_done`).
-        Raises the errors of `_try_weight`.
+        Without a plan within all limits, leaves `LEAST_MAKESPAN_RATIO` of the time. Raises the
+        errors of `_try_weight`.
         """
         small_weight, sufficient_weight = 0.0, None
+        reserved_s = LEAST_MAKESPAN_RATIO * self.request.remaining_s()
         while not self._is_done() and (
             sufficient_weight is None or sufficient_weight - small_weight > MIN_WEIGHT_STEP
         ):
+            if self.best is None and self.request.remaining_s() <= reserved_s:
+                return
             weight = 1.0 if sufficient_weight is None else (small_weight + sufficient_weight) / 2
             outcome, meets_limits = self._try_weight(weight)
             if meets_limits or outcome.candidate is None or sufficient_weight is None:
@@ -175,10 +215,8 @@ class TransferWeightSearch:
             request, time_limit_s=max(limit_s, 1e-3), on_progress=self._progress_callback(weight)
         )
         start_schedule = self.start if self.best is None else self.best.schedule
-        base_problem = problem or self.problem
-        outcome = self.task.solve_problem(
-            base_problem.surrogate(transfer_weight=weight), limited_request, start_schedule
-        )
+        surrogate = (problem or self.problem).surrogate(transfer_weight=weight)
+        outcome = self.task.solve_problem(surrogate, limited_request, start_schedule)
         self.weight_outcomes.append((weight, outcome))
         self._raise_bound(weight, outcome.bound)
         candidate = outcome.candidate
@@ -226,13 +264,10 @@ class TransferWeightSearch:
         makespan_s = candidate.simulation.planned_s
         if candidate.violations:
             if makespan_s is not None and candidate.simulation.valid:
-                min_late_makespan_s = self.min_late_makespan_s
-                self.min_late_makespan_s = (
-                    makespan_s
-                    if min_late_makespan_s is None
-                    else min(min_late_makespan_s, makespan_s)
-                )
+                self._note_late_plan(makespan_s)
             return False
+        if self.is_enough is not None:
+            self.has_enough = self.is_enough(candidate)
         # A start has no value of the user-defined objective, so any solution replaces it.
         if (
             self.best is None
@@ -243,6 +278,10 @@ class TransferWeightSearch:
             if self._is_timed:  # the result may be ignored: the next solve reports again
                 self.request.report(candidate.value, self.bound, schedule)
         return True
+
+    def _note_late_plan(self, makespan_s: float) -> None:
+        if self.min_late_makespan_s is None or makespan_s < self.min_late_makespan_s:
+            self.min_late_makespan_s = makespan_s
 
     def _make_candidate(self, schedule: Schedule) -> Candidate:
         """Verify a schedule with its plan; return the candidate, with the violations of both.
@@ -255,14 +294,14 @@ class TransferWeightSearch:
         return make_candidate(self.problem, schedule, planning_s=planning_s)
 
     def _is_done(self) -> bool:
-        """Return whether the gap of `best` is closed, a solve was interrupted or no time remains.
+        """Return whether the gap of `best` is closed, `is_enough`, or the solve must end.
 
         If `best` has a user-defined objective, the gap is that of this objective.
         """
         is_interrupted = any(
             outcome.termination == Termination.INTERRUPTED for _, outcome in self.weight_outcomes
         )
-        if is_interrupted or self.request.remaining_s() <= 0:
+        if self.has_enough or is_interrupted or self.request.remaining_s() <= 0:
             return True
         if self.best is None:
             return False
