@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
-from poetmodel import solver
 from poetmodel.baselines.engine import watch_rules
 from poetmodel.baselines.lookup import method
 from poetmodel.baselines.registry import DEFAULT, Method
@@ -22,12 +21,15 @@ from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.problem.infeasibility import describe_limits, infeasibility_reason
 from poetmodel.result import SolveResult, Status, Termination
+from poetmodel.solver.facade import execute
 from poetmodel.solver.outcome import Candidate, Outcome, make_candidate, make_result
-from poetmodel.solver.request import Request, SolveKeywords
+from poetmodel.solver.request import Request, SearchOptions, SolveKeywords
 from poetmodel.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from poetmodel.schedule import Schedule
 
 
 def run(problem: Problem, name: str, **options: Unpack[SolveKeywords]) -> SolveResult:
@@ -73,10 +75,36 @@ def run(problem: Problem, name: str, **options: Unpack[SolveKeywords]) -> SolveR
         `MethodNotApplicableError`, `TimeLimitError` and `TooLargeError`; also if the method returns
         no schedule or one that violates the rules of execution.
     """
-    entry = method(name)
-    request = _make_request(entry, options)
+    keywords = SolveKeywords.__annotations__
+    for unknown_name in sorted(options.keys() - set(keywords)):
+        raise TypeError(
+            f"run() got an unexpected keyword argument {unknown_name!r}; "
+            f"expected {', '.join(keywords)}"
+        )
+    stated: dict[str, Any] = {"time_limit": SearchOptions().time_limit_s, **options}
+    request = Request(
+        method=name,
+        time_limit_s=stated.pop("time_limit"),
+        solver_options=dict(stated.pop("solver_options", None) or {}),
+        **{key: value for key, value in stated.items() if key != "start"},
+    )
+    return run_method(problem, request, options.get("start"))
+
+
+def run_method(problem: Problem, request: Request, start: Schedule | None = None) -> SolveResult:
+    """Schedule a problem by the method of a request, as `run` does."""
+    entry = method(request.method)
+    if not entry.uses_solver:
+        for option, value in (
+            ("formulation", request.formulation),
+            ("start", start),
+            ("solver_options", request.solver_options),
+        ):
+            if value:
+                raise InputError(f"{option}: method {entry.name!r} needs no solver; leave it out")
+    name = request.method
     try:
-        result = _solve_by_method(problem, entry, request, options)
+        result = _solve_by_method(problem, entry, request, start)
     except MethodNotApplicableError as error:
         reason = f"{name}: {error}"
         no_schedule = Outcome(termination=Termination.STALLED, reason=reason)
@@ -85,55 +113,27 @@ def run(problem: Problem, name: str, **options: Unpack[SolveKeywords]) -> SolveR
     return replace(result, method=name)
 
 
-def _make_request(entry: Method, options: SolveKeywords) -> Request:
-    """Make a request from `poetmodel.solve` keywords, without ``formulation`` and ``start``.
-
-    Methods with a solver pass these two to `poetmodel.solve` themselves. The default time limit is
-    60 s. Raises TypeError for unknown keywords, and `InputError` for invalid values, or if a
-    formulation, a start or solver options are passed to a method without a solver.
-    """
-    keywords = SolveKeywords.__annotations__
-    for unknown_name in sorted(options.keys() - set(keywords)):
-        raise TypeError(
-            f"run() got an unexpected keyword argument {unknown_name!r}; "
-            f"expected {', '.join(keywords)}"
-        )
-    ignored_names = {"formulation", "start"}
-    for unusable_name in (
-        (*sorted(ignored_names), "solver_options") if not entry.uses_solver else ()
-    ):
-        if options.get(unusable_name):
-            raise InputError(
-                f"{unusable_name}: method {entry.name!r} needs no solver; leave it out"
-            )
-    request_options: dict[str, Any] = {
-        name: value for name, value in options.items() if name not in ignored_names
-    }
-    request_options["solver_options"] = dict(request_options.get("solver_options") or {})
-    return Request(time_limit_s=request_options.pop("time_limit", 60.0), **request_options)
-
-
 def _solve_by_method(
-    problem: Problem, entry: Method, request: Request, options: SolveKeywords
+    problem: Problem, entry: Method, request: Request, start: Schedule | None
 ) -> SolveResult:
     """Return the result of a method, verified with the original problem.
 
-    The default method returns the result of `solver.solve`. All other methods return the status
+    The default method returns the result of `solve`. All other methods return the status
     ``infeasible`` only for a problem that is infeasible by inspection, which they do not solve.
     The result of a method without a solver names no back end. If the time limit stops the method,
     that result has the best schedule found that meets all limits, or none; after Ctrl-C or a
     `TooLargeError`, it has none. Raises `MethodNotApplicableError` if the method does not apply,
     has no schedule within the limits or one that violates a limit; `VerificationError`, or
     `UserMethodError` for a user-defined method, if the schedule violates a rule of execution; and
-    all other errors of the method and of `solver.solve`.
+    all other errors of the method and of `solve`.
     """
     if entry.name == DEFAULT:
-        return solver.solve(problem, **options)
+        return execute(problem, request, start)
     reason, formulation = infeasibility_reason(problem), ""
     if reason is not None:
         outcome = Outcome(termination=Termination.PROVED, is_infeasible=True, reason=reason)
     elif entry.uses_solver:
-        outcome, formulation = _solve_restricted(problem, entry.function()(problem), options)
+        outcome, formulation = _solve_restricted(problem, entry.function()(problem), request, start)
     else:
         outcome = _run_heuristic(problem, entry, request)
     result = make_result(problem, request, outcome, formulation=formulation)
@@ -141,7 +141,7 @@ def _solve_by_method(
 
 
 def _solve_restricted(
-    problem: Problem, restricted_problem: Problem, options: SolveKeywords
+    problem: Problem, restricted_problem: Problem, request: Request, start: Schedule | None
 ) -> tuple[Outcome, str]:
     """Solve a restricted problem, and verify its schedule with the original problem.
 
@@ -150,7 +150,7 @@ def _solve_restricted(
     solve found no schedule, the outcome has its reason. Raises `MethodNotApplicableError` if the
     restricted problem is infeasible or the schedule violates a limit.
     """
-    restricted_result = solver.solve(restricted_problem, **options)
+    restricted_result = execute(restricted_problem, request, start)
     if restricted_result.status == Status.INFEASIBLE:
         raise MethodNotApplicableError(
             f"it has no schedule within {describe_limits(restricted_problem)}"

@@ -149,15 +149,9 @@ def _check_options(
     from poetmodel.choosing.search import GRADIENT_NORM
     from poetmodel.device import Costs
     from poetmodel.lowered.io import load_scores
-    from poetmodel.problem.parse import check_limits
     from poetmodel.tiling.choice import parse_tile
 
-    check_limits(
-        ram=limits.ram,
-        deadline=limits.deadline,
-        aux_bytes=limits.aux,
-        energy_budget=limits.energy_budget,
-    )
+    limits.stated.check()
     parse_tile(request.tile)
     if request.scores != GRADIENT_NORM:
         load_scores(Path(request.scores))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cache, partial, wraps
 from typing import (
@@ -31,7 +31,7 @@ from poetmodel.cli.completion import COMPLETERS
 from poetmodel.cli.output import set_quiet
 from poetmodel.errors import InputError, UserMethodError
 from poetmodel.graph.catalogue import Variant
-from poetmodel.problem import DeadlineCounts, Problem, Quantity
+from poetmodel.problem import DeadlineCounts, Limits, Problem, Quantity
 from poetmodel.units import parse_time
 
 if TYPE_CHECKING:
@@ -575,6 +575,22 @@ class LimitOptions(CommitOptions):
             if getattr(self, entry.name) not in (entry.default, [])
         ]
 
+    @property
+    def stated(self) -> Limits:
+        """The limits that the options state, without those of ``--constraints``."""
+        return Limits(
+            ram=self.ram,
+            deadline=self.deadline,
+            deadline_counts=self.deadline_counts,
+            aux_bytes=self.aux,
+            recompute=not self.no_recompute,
+            paging=not self.no_paging,
+            minimize=self.minimize,
+            energy_budget=self.energy_budget,
+            count_parameters=self.count_parameters,
+            commit=self.steps_to_commit,
+        )
+
     def build_problem(
         self,
         graph: Graph,
@@ -590,20 +606,13 @@ class LimitOptions(CommitOptions):
         The default RAM is that of the device. Raises `InputError` for invalid limits, files or
         costs, for a missing RAM without a device, and for two objectives (``--minimize`` is one).
         """
-        problem = Problem(
-            graph,
-            costs,
+        stated = replace(
+            self.stated,
             ram=self.ram if ram is None else ram,
             deadline=self.deadline if deadline is None else deadline,
-            deadline_counts=self.deadline_counts,
-            aux_bytes=self.aux,
-            recompute=not self.no_recompute,
-            paging=not self.no_paging,
-            minimize=self.minimize or Quantity.ENERGY,
             energy_budget=self.energy_budget if energy_budget is None else energy_budget,
-            count_parameters=self.count_parameters,
-            commit=self.steps_to_commit,
         )
+        problem = Problem.from_limits(graph, costs, stated)
         if not self.constraints:
             return problem
         from poetmodel.problem.io import load_constraints

@@ -15,9 +15,8 @@ from poetmodel.export.deployment import RUNTIME_BYTES, WeightsFormat, parse_stac
 from poetmodel.export.folder import check_folder, check_prefix, check_shared_folder
 from poetmodel.export.replay import check_samples
 from poetmodel.lowered.tables import parse_byte_inputs
-from poetmodel.problem import Quantity
+from poetmodel.problem import Limits, Quantity
 from poetmodel.problem.infeasibility import missing_unit_hint
-from poetmodel.problem.parse import check_limits
 from poetmodel.solver.request import Request
 from poetmodel.tiling.choice import parse_tile
 from poetmodel.units import format_bytes
@@ -81,7 +80,7 @@ def check_options(  # noqa: PLR0913 - each option of an export that needs no ste
     if replay and board.storage is None:
         raise InputError(f"replay: device {board.name} has no storage for samples")
     parse_tile(tile)
-    check_limits(ram=ram, deadline=deadline)
+    Limits(ram=ram, deadline=deadline).check()
     parse_stack(stack, commit=commit)
     return board
 

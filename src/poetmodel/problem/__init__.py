@@ -1,5 +1,6 @@
 """The stated problem: a graph, its costs, limits and an objective."""
 
+from poetmodel.problem.limits import Limits
 from poetmodel.problem.objective import (
     DEADLINE_ROWS,
     LIMITED_SUMS,
@@ -32,6 +33,7 @@ __all__ = [
     "Coefficients",
     "Constraint",
     "DeadlineCounts",
+    "Limits",
     "LinearRow",
     "Objective",
     "Problem",

@@ -238,38 +238,6 @@ def _parse_or_default(parse: Callable[[], Limit], default: Limit, faults: list[s
         return default
 
 
-def check_limits(
-    *,
-    ram: str | int | Budget | None = None,
-    deadline: str | float | None = None,
-    aux_bytes: str | int | None = None,
-    energy_budget: str | float | None = None,
-) -> None:
-    """Raise `BudgetError` with all errors of limits that cannot be parsed, such as unknown units.
-
-    None is no limit. Limits of 0 are accepted, although problems may refuse them.
-    """
-    base = 1.0
-    values_and_parsers: tuple[tuple[Any, Callable[[Any], float]], ...] = (
-        (ram, lambda value: Budget.parse(value).resolve(1)),
-        (deadline, lambda value: parse_time(value, field="deadline", base_s=base)),
-        (aux_bytes, lambda value: parse_size(value, field="aux", base_bytes=1)),
-        (
-            energy_budget,
-            lambda value: parse_energy(value, field="energy budget", base_j=base),
-        ),
-    )
-    faults: list[str] = []
-    for value, parse in values_and_parsers:
-        try:
-            if value is not None:
-                parse(value)
-        except BudgetError as error:
-            faults.extend(error.faults)
-    if faults:
-        raise BudgetError(faults)
-
-
 def user_sum_faults(
     graph: Graph, constraints: Iterable[Constraint], objective: Terms
 ) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from poetmodel.errors import quote
 from poetmodel.graph import Floor, Graph, checkpoint_all_peak_bytes, floor
+from poetmodel.problem.limits import Limits
 from poetmodel.problem.objective import (
     OBJECTIVES,
     USER_OBJECTIVE,
@@ -29,7 +30,6 @@ from poetmodel.units import MAX_BYTES, brief, format_bytes, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from poetmodel.budgets import Budget
     from poetmodel.device import Costs, CostTable
     from poetmodel.device.cost import Cost
     from poetmodel.problem.single_pass import SinglePass
@@ -67,8 +67,16 @@ class SurrogateOptions:
     """Whether rows added to a model may reward page-outs that no page-in needs."""
 
 
+@dataclass(frozen=True)
+class _GraphAndCosts:
+    """Makes graph and costs the first parameters of `Problem`, before those of `Limits`."""
+
+    graph: Graph
+    costs: Costs
+
+
 @dataclass(frozen=True, eq=False)
-class Problem:
+class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
     """A graph, its costs, limits, and an objective.
 
     Parameters
@@ -141,17 +149,7 @@ class Problem:
 
     graph: Graph
     costs: Costs
-    ram: str | int | Budget | None = None
-    deadline: str | float | None = None
-    deadline_counts: str | None = None
-    aux_bytes: str | int | None = None
-    recompute: bool = True
-    paging: bool = True
     minimize: str = "energy"
-    energy_budget: str | float | None = None
-    count_parameters: bool = False
-    commit: int | None = None
-    constraints: tuple[Constraint, ...] = ()
     user_objective: Terms = ()
     surrogate_options: SurrogateOptions = SurrogateOptions()
 
@@ -163,6 +161,9 @@ class Problem:
     """Storage for paged-out tensors and state on storage [B]; None for unlimited."""
     energy_budget_j: float | None = field(init=False)
     """The energy limit [J]; None for none."""
+
+    __eq__ = object.__eq__  # By identity: `Limits` compares limits alone.
+    __hash__ = object.__hash__
 
     def __post_init__(self) -> None:
         """Validate the fields, and store the values of `resolve_problem`.
@@ -181,6 +182,32 @@ class Problem:
         assign("deadline_s", resolved.deadline_s)
         assign("aux_limit_bytes", resolved.aux_limit_bytes)
         assign("energy_budget_j", resolved.energy_budget_j)
+
+    @classmethod
+    def from_limits(
+        cls, graph: Graph, costs: Costs, limits: Limits, *, user_objective: Terms = ()
+    ) -> Self:
+        """Return the problem of a graph and its costs with stated limits.
+
+        Parameters
+        ----------
+        graph : Graph
+            The training graph.
+        costs : Costs
+            Time and energy of its computations and transfers.
+        limits : Limits
+            Limits, objective and allowed decisions.
+        user_objective : tuple of (str, float)
+            User-defined objective, by total; for ``minimize="own"``.
+
+        Returns
+        -------
+        Problem
+            The problem; `Problem` lists the errors that making it may raise.
+        """
+        values = ((entry.name, getattr(limits, entry.name)) for entry in fields(Limits))
+        stated = {name: value for name, value in values if value is not None}
+        return cls(graph, costs, **stated, user_objective=user_objective)
 
     def __repr__(self) -> str:
         """Return a text with graph, RAM budget and objective, and device and deadline if any."""

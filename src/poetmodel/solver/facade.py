@@ -99,24 +99,33 @@ def solve(
     Ctrl-C during the search ends the solve with the best schedule so far. For a large model whose
     additions a problem can state, a warning is logged.
     """
-    from poetmodel.backends.registry import backend as find_backend
-
-    history = History(on_progress=on_progress)
     request = Request(
+        formulation=formulation,
         backend=backend,
         time_limit_s=time_limit,
         gap=gap,
         threads=threads,
         seed=seed,
-        on_progress=history.record,
+        on_progress=on_progress,
         solver_options=dict(solver_options or {}),
     )
-    solver = find_backend(backend)
+    return execute(problem_or_model, request, start)
+
+
+def execute(
+    problem_or_model: Problem | pyo.ConcreteModel, request: Request, start: Schedule | None = None
+) -> SolveResult:
+    """Solve a problem or model as `solve` does, within the time that is left of a request."""
+    from poetmodel.backends.registry import backend as find_backend
+
+    history = History(on_progress=request.on_progress)
+    request = replace(request, on_progress=history.record)
+    solver = find_backend(request.backend)
     solver.versions()
     _check_capabilities(solver)
     solver.check_options(request.solver_options)
     with infrequent_gc():
-        task = _make_task(problem_or_model, formulation)
+        task = _make_task(problem_or_model, request.formulation)
         problem, reason = task.problem, infeasibility_reason(task.problem)
         history.baseline = problem.objective.baseline
         if start is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Final, TypedDict
 
 from poetmodel.clock import now_s, wall_end_s
@@ -84,30 +84,25 @@ class SolveKeywords(SearchKeywords, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """The parameters of a solve. The time limit counts from `started_s`."""
+class SearchOptions:
+    """Options of the search for a schedule, each declared once; `solve` documents them."""
 
+    method: str = "optimal"
+    """Name of the method, or ``FILE.py:FUNCTION``."""
+    formulation: str | None = None
+    """Formulation of a problem; None for the default one, and for methods without one."""
     backend: str = "highs"
     time_limit_s: float = 60.0
-    """Time for the whole solve, building included [s]: processor time if `wall_end_s` is set, else
-    wall time."""
+    """Time for the whole search, building included [s]: processor time if `Request.wall_end_s` is
+    set, else wall time."""
     gap: float = 1e-4
     """Gap tolerance of the overhead or of a model's user-defined objective, at which the solve
     stops."""
     threads: int = 1
     seed: int = 0
     """Seed of every random choice."""
-    on_progress: OnProgress | None = None
-    """Called with reports of progress; returning False stops the solve."""
     solver_options: Mapping[str, OptionValue] = field(default_factory=dict)
     """Options of the back end by its own names, for each of its solves."""
-    presolve: bool = True
-    """Whether the solver may reduce a model before it solves it."""
-    started_s: float = field(default_factory=now_s)
-    """Time of the request, on the clock that counts against the limit [s]; by default the creation
-    of this object."""
-    wall_end_s: float | None = field(default_factory=wall_end_s)
-    """Latest end on the monotonic clock if the limit is processor time [s]; None otherwise."""
 
     def __post_init__(self) -> None:
         """Raise `InputError` if the time limit, gap, threads or seed are invalid.
@@ -126,6 +121,26 @@ class Request:
                 errors.append(f"{name}: expected a whole number from {minimum}, got {value!r}")
         if errors:
             raise InputError(errors)
+
+    def start(self, on_progress: OnProgress | None = None) -> Request:
+        """Return the request of these options, whose clock starts now."""
+        stated = {entry.name: getattr(self, entry.name) for entry in fields(SearchOptions)}
+        return Request(**stated, on_progress=on_progress)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request(SearchOptions):
+    """A search that has started: options, clock and callback. The limit counts from `started_s`."""
+
+    on_progress: OnProgress | None = None
+    """Called with reports of progress; returning False stops the solve."""
+    presolve: bool = True
+    """Whether the solver may reduce a model before it solves it."""
+    started_s: float = field(default_factory=now_s)
+    """Time of the request, on the clock that counts against the limit [s]; by default the creation
+    of this object."""
+    wall_end_s: float | None = field(default_factory=wall_end_s)
+    """Latest end on the monotonic clock if the limit is processor time [s]; None otherwise."""
 
     def report(
         self, overhead: float | None, bound: float | None, schedule: Schedule | None = None

@@ -28,8 +28,7 @@ from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, join_names
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.lowered.io import load_scores
-from poetmodel.problem import Problem
-from poetmodel.problem.parse import check_limits
+from poetmodel.problem import Limits, Problem
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity
 from poetmodel.solver import solve
@@ -226,7 +225,8 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
     frozen (for example for batched products). Then the bound is the sum of all scores, and
     `Choice.note` explains it.
     """
-    _check_options(scores, per, device, profile, tile, limits)
+    stated = Limits(**limits)
+    _check_options(scores, per, device, profile, tile, stated)
     Request(backend=backend, time_limit_s=time_limit, gap=gap, threads=threads, seed=seed)
     if isinstance(model, torch.nn.Module) and scores != GRADIENT_NORM:
         stated_scores, source = _stated_scores(scores)
@@ -251,7 +251,7 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
         solver_options=dict(solver_options or {}),
     )
     find_backend(backend).check_options(request.solver_options)
-    tiles, limits = _choose_tiles(whole_step, parse_tile(tile), device, profile, limits, request)
+    tiles, stated = _choose_tiles(whole_step, parse_tile(tile), device, profile, stated, request)
     elapsed_s = time_limit if tiles.is_interrupted else request.elapsed_s()
     tile_bytes, step = tiles.tile_bytes, tiles.step
     freezable = Freezable(step=step)
@@ -259,7 +259,7 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
     scores_by_layer = _layer_scores(
         scores, layers, model, loss_fn, inputs if batch is None else batch
     )
-    problem = Problem(step.graph, _step_costs(step, device, profile), **limits)
+    problem = Problem.from_limits(step.graph, _step_costs(step, device, profile), stated)
     request = replace(request, started_s=now_s() - elapsed_s)
     selection = select_layers(
         freezable,
@@ -325,13 +325,12 @@ def _check_options(
     device: str | Device | None,
     profile: str | Path | Costs | None,
     tile: str | int | TileChoice | None,
-    limits: Mapping[str, Any],
+    limits: Limits,
 ) -> None:
     """Raise `InputError` for the first invalid option, before the first capture.
 
     Without a device, a `profile` is required, and tiles are invalid. Loads the device, and files of
-    scores and costs. Layers and values of scores are not checked. Of `limits`, only RAM, deadline,
-    storage and energy are checked: whether they can be parsed.
+    scores and costs. Layers and values of scores are not checked.
     """
     group_by_layer((), per)
     if scores != GRADIENT_NORM:
@@ -343,8 +342,7 @@ def _check_options(
         raise InputError(_NO_COSTS)
     if not parse_tile(tile).is_whole and board is None:
         raise InputError(_NO_BOARD)
-    limit_names = ("ram", "deadline", "aux_bytes", "energy_budget")
-    check_limits(**{name: limits[name] for name in limit_names if name in limits})
+    limits.check()
 
 
 def _choose_tiles(
@@ -352,9 +350,9 @@ def _choose_tiles(
     choice: TileChoice,
     device: str | Device | None,
     profile: str | Path | Costs | None,
-    limits: Mapping[str, Any],
+    limits: Limits,
     request: Request,
-) -> tuple[ChosenTiles, dict[str, Any]]:
+) -> tuple[ChosenTiles, Limits]:
     """Choose the tile size of a step; return (tile size with the step in tiles, limits).
 
     If `choice.is_whole`, step and limits are unchanged. Otherwise `find_cheapest_tiles` solves each
@@ -364,24 +362,24 @@ def _choose_tiles(
     tiles. Raises `InputError` if tiles are requested without a device.
     """
     if choice.is_whole:
-        return ChosenTiles(tile_bytes=None, step=step), dict(limits)
+        return ChosenTiles(tile_bytes=None, step=step), limits
     board = Device.load(device) if isinstance(device, str) else device
     if board is None:
         raise InputError(_NO_BOARD)
-    ram, keep_all_bytes = limits.get("ram"), checkpoint_all_peak_bytes(step.graph)
-    budget = Budget.from_bytes(board.ram_bytes) if ram is None else Budget.parse(ram)
-    absolute_limits = {**limits, "ram": budget.to_size(keep_all_bytes)}
+    keep_all_bytes = checkpoint_all_peak_bytes(step.graph)
+    budget = Budget.parse(board.ram_bytes if limits.ram is None else limits.ram)
+    absolute_limits = replace(limits, ram=budget.to_size(keep_all_bytes))
     candidates = candidate_tiles(
         step,
         choice,
         board,
         ram_bytes=budget.resolve(keep_all_bytes),
-        paging=board.storage is not None and limits.get("paging", True),
+        paging=board.storage is not None and limits.paging,
         names_nodes=profile is not None,
     )
 
     def build_problem(step: LoweredStep) -> Problem:
-        return Problem(step.graph, _step_costs(step, device, profile), **absolute_limits)
+        return Problem.from_limits(step.graph, _step_costs(step, device, profile), absolute_limits)
 
     return find_cheapest_tiles(candidates, build_problem, request), absolute_limits
 

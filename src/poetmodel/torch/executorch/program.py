@@ -17,9 +17,8 @@ from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.plan import Op, check_plan
 from poetmodel.plan.arena_check import check_arena
 from poetmodel.planner import verify
-from poetmodel.problem import Problem
+from poetmodel.problem import Limits, Problem
 from poetmodel.problem.infeasibility import insufficient_ram_message
-from poetmodel.problem.parse import check_limits
 from poetmodel.result import Status
 from poetmodel.solver import fit_arena, solve
 from poetmodel.solver.fitting import plan_and_place
@@ -168,7 +167,7 @@ def to_executorch(
     """
     output_path = Path(path)
     _check_arguments(output_path, storage, paging)
-    check_limits(ram=ram)
+    Limits(ram=ram).check()
     sgd = None if optimizer is None else _sgd_options(optimizer, model, loss_fn)
     if isinstance(device, str):
         device = Device.load(device)

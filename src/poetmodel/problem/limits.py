@@ -1,0 +1,75 @@
+"""The limits of a step, each declared once: every door takes them from here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from poetmodel.budgets import Budget
+from poetmodel.errors import BudgetError
+from poetmodel.units import parse_energy, parse_size, parse_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Self
+
+    from poetmodel.graph import Graph
+    from poetmodel.problem.job import Job
+    from poetmodel.problem.totals import Constraint
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits, objective and allowed decisions, as stated; `poetmodel.Problem` documents each.
+
+    The fields come in the order of a problem's parameters. Code that hands limits on passes this
+    object: a new field then reaches every door.
+    """
+
+    ram: str | int | Budget | None = None
+    deadline: str | float | None = None
+    deadline_counts: str | None = None
+    aux_bytes: str | int | None = None
+    recompute: bool = True
+    paging: bool = True
+    minimize: str | None = None
+    """None for energy, or for the objective of user-defined constraints."""
+    energy_budget: str | float | None = None
+    count_parameters: bool = False
+    commit: int | None = None
+    constraints: tuple[Constraint, ...] = ()
+
+    def check(self) -> None:
+        """Raise `BudgetError` with all errors of limits that no graph makes valid: unknown units.
+
+        Limits of 0 pass, although problems may refuse them.
+        """
+        parsers: tuple[tuple[Any, Callable[[Any], object]], ...] = (
+            (self.ram, Budget.parse),
+            (self.deadline, lambda value: parse_time(value, field="deadline", base_s=1.0)),
+            (self.aux_bytes, lambda value: parse_size(value, field="aux", base_bytes=1)),
+            (
+                self.energy_budget,
+                lambda value: parse_energy(value, field="energy budget", base_j=1.0),
+            ),
+        )
+        faults: list[str] = []
+        for value, parse in parsers:
+            try:
+                if value is not None:
+                    parse(value)
+            except BudgetError as error:
+                faults.extend(error.faults)
+        if faults:
+            raise BudgetError(faults)
+
+    def with_job(self, job: Job | None, graph: Graph) -> Self:
+        """Return the limits with the time and energy that a job leaves each step of a graph."""
+        if job is None:
+            return self
+        deadline_s, energy_j = job.deadline_s(graph), job.energy_budget_j(graph)
+        return replace(
+            self,
+            deadline=self.deadline if deadline_s is None else deadline_s,
+            energy_budget=self.energy_budget if energy_j is None else energy_j,
+        )
