@@ -35,12 +35,10 @@ _WALL_END_S: Final[ContextVar[float | None]] = ContextVar("wall_end_s", default=
 
 @contextmanager
 def processor_clock(wall_s: float) -> Iterator[None]:
-    """Context manager: time limits inside count processor time, for at most `wall_s` of wall time.
+    """Let time limits inside count processor time, for at most `wall_s` of wall time.
 
-    The result of a solve inside then does not depend on the load of the machine, unless the wall
-    time ends. The wall time ends `wall_s` [s] after entry, or earlier, when the rest of an outer
-    time limit has passed on the wall clock. From then on `check_time_limit` raises, also without a
-    limit inside. The wall time of an outer `processor_clock` has no effect inside.
+    A solve inside then does not depend on the machine's load. After `wall_s`, or the rest of an
+    outer limit, `check_time_limit` raises.
     """
     end_s = time.monotonic() + min(wall_s, time_left_s())
     tokens = _WALL_END_S.set(end_s), _END_S.set(None)
@@ -52,22 +50,12 @@ def processor_clock(wall_s: float) -> Iterator[None]:
 
 
 def wall_end_s() -> float | None:
-    """Return the end of the wall time of `processor_clock` [s]; None if limits count wall time.
-
-    The end refers to ``time.monotonic()``.
-    """
+    """Return the end of the wall time of `processor_clock` [s]; None if limits count wall time."""
     return _WALL_END_S.get()
 
 
 def now_s(*, use_processor_time: bool | None = None) -> float:
-    """Return the time on the clock that time limits use, or on a given clock [s].
-
-    Parameters
-    ----------
-    use_processor_time : bool, optional
-        Whether to read the processor time of this process instead of the monotonic clock. Default:
-        True inside `processor_clock`, which has no effect on other threads.
-    """
+    """Return the time on the clock that time limits use, or on a given clock [s]."""
     if use_processor_time is None:
         use_processor_time = _WALL_END_S.get() is not None
     return time.process_time() if use_processor_time else time.monotonic()
@@ -75,10 +63,7 @@ def now_s(*, use_processor_time: bool | None = None) -> float:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Context manager: limit the time of the code inside, on the clock of `now_s`.
-
-    `check_time_limit` raises after the limit, and after an outer limit.
-    """
+    """Limit the time of the code inside, on the clock of `now_s`."""
     end_s, outer_end_s = now_s() + seconds, _END_S.get()
     token = _END_S.set(end_s if outer_end_s is None else min(end_s, outer_end_s))
     try:
@@ -88,10 +73,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def check_time_limit() -> None:
-    """Raise `TimeLimitError` if the time limit or the wall time of `processor_clock` has passed.
-
-    A check takes a fraction of a microsecond; with processor time, about one microsecond.
-    """
+    """Raise `TimeLimitError` if the time limit or the wall time of `processor_clock` has passed."""
     end_s, clock_end_s = _END_S.get(), _WALL_END_S.get()
     is_over = clock_end_s is not None and time.monotonic() > clock_end_s
     if is_over or (end_s is not None and now_s() > end_s):
@@ -99,19 +81,13 @@ def check_time_limit() -> None:
 
 
 def time_left_s() -> float:
-    """Return the remaining time of the time limit [s], 0 or more; infinite without a limit.
-
-    The wall time of `processor_clock` is not considered.
-    """
+    """Return the remaining time of the time limit [s], 0 or more; infinite without a limit."""
     end_s = _END_S.get()
     return math.inf if end_s is None else max(0.0, end_s - now_s())
 
 
 def iterate_in_time(items: Sequence[T]) -> Iterator[T]:
-    """Return an iterator over items that checks the time limit before every `CHUNK` items.
-
-    The iterator raises the error of `check_time_limit`.
-    """
+    """Return an iterator that checks the time limit before every `CHUNK` items."""
     return chain.from_iterable(_chunks(items))
 
 
@@ -123,10 +99,9 @@ def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
 
 @contextmanager
 def block_ctrl_c() -> Iterator[None]:
-    """Context manager: block Ctrl-C in this thread, and permanently in processes started inside.
+    """Block Ctrl-C in this thread, and permanently in processes started inside.
 
-    If no other thread accepts it, a Ctrl-C takes effect at the end. The function has no effect on
-    Windows, where worker processes have no console.
+    If no other thread accepts it, a Ctrl-C takes effect at the end.
     """
     if sys.platform == "win32":
         yield
@@ -150,16 +125,10 @@ _saved_thresholds: list[tuple[int, int, int]] = []
 
 @contextmanager
 def infrequent_gc() -> Iterator[None]:
-    """Context manager: collect garbage less often, until the last concurrent use ends.
+    """Collect garbage less often, in all threads, until the last concurrent use ends.
 
-    Applies to all threads of the process. The thresholds from before the first concurrent use
-    are restored after the last. Has no effect if collections are disabled or less frequent already.
-
-    Notes
-    -----
-    A model or schedule of a large graph consists of hundreds of thousands of small objects. With
-    default thresholds, garbage collections during their creation take up to a third of the time
-    outside the solver.
+    A model of a large graph consists of hundreds of thousands of small objects: with default
+    thresholds, collections take up to a third of the time outside the solver.
     """
     with _lock:
         thresholds_before = gc.get_threshold()
@@ -177,10 +146,7 @@ def infrequent_gc() -> Iterator[None]:
 
 @contextmanager
 def no_gc() -> Iterator[None]:
-    """Context manager: collect no garbage in this process, unless code calls `gc.collect`.
-
-    Has no effect if collections are disabled already.
-    """
+    """Collect no garbage in this process, unless code calls `gc.collect`."""
     is_gc_enabled = gc.isenabled()
     gc.disable()
     try:

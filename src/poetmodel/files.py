@@ -23,11 +23,7 @@ _SHIPPED_KINDS: Final = ("graphs", "devices")
 
 
 def shipped_folder(kind: str) -> Path:
-    """Return the folder of shipped files of one kind, ``graphs`` or ``devices``.
-
-    The folder is inside the installed package, or in the checkout of an editable install. Raises
-    `InputError` if it is missing, and for any other kind.
-    """
+    """Return the folder of shipped files of one kind, ``graphs`` or ``devices``."""
     package = Path(str(files("poetmodel")))
     for folder in (package / "_data" / kind, package.parents[1] / kind):
         if kind in _SHIPPED_KINDS and folder.is_dir():
@@ -36,10 +32,7 @@ def shipped_folder(kind: str) -> Path:
 
 
 def installed_version(package: str) -> str | None:
-    """Return the version of an installed package without importing it.
-
-    None if the package is not installed.
-    """
+    """Return the version of a package without importing it; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -62,10 +55,9 @@ def licence(package: str) -> str:
 
 @cache
 def processor_line(*keys: str) -> str:
-    """Return the first line of ``/proc/cpuinfo`` that starts with any of the keys.
+    """Return the first line of ``/proc/cpuinfo`` that starts with any of the keys; cached.
 
-    The line includes the key. Falls back to the processor name of the `platform` module, which may
-    be empty. Cached.
+    Falls back to the processor name of the `platform` module, which may be empty.
     """
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
@@ -75,13 +67,7 @@ def processor_line(*keys: str) -> str:
 
 
 def read_bytes(path: str | Path, *, limit_bytes: int = 2**30, begin: int = 0) -> bytes:
-    """Return the content of a file from byte `begin` on.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read, or has more than `limit_bytes` bytes after `begin`.
-    """
+    """Return the content of a file from byte `begin` on, at most `limit_bytes`."""
     path = Path(path)
     try:
         with path.open("rb") as stream:
@@ -102,18 +88,12 @@ def read_bytes(path: str | Path, *, limit_bytes: int = 2**30, begin: int = 0) ->
 
 
 def read_text(path: str | Path, *, limit_bytes: int = 2**30) -> str:
-    """Return the text of a UTF-8 file, without a byte order mark.
-
-    Raises `InputError` if the file cannot be read, is not UTF-8, or exceeds `limit_bytes`.
-    """
+    """Return the text of a UTF-8 file, without a byte order mark."""
     return decode_text(read_bytes(path, limit_bytes=limit_bytes), source=str(path))
 
 
 def decode_text(content: bytes, *, source: str) -> str:
-    """Decode UTF-8 bytes and drop a byte order mark; raise `InputError` for other bytes.
-
-    `source` names the file in errors.
-    """
+    """Decode UTF-8 bytes and drop a byte order mark; `source` names the file in errors."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -126,10 +106,8 @@ def decode_text(content: bytes, *, source: str) -> str:
 def parse_json(text: str, *, expected: str, faults: list[str] | None = None) -> object:
     """Parse JSON; NaN and infinities become floats, which the validation of each key refuses.
 
-    `expected` names the format in messages. Adds an error to `faults` for each key that occurs
-    repeatedly in one object; without `faults`, raises `InputError` with these errors. The last
-    value of a repeated key is returned. Also raises `InputError` for an empty or blank text, for a
-    text that is not JSON, and for too deep nesting or too many digits.
+    `expected` names the format in messages. Errors of repeated keys go to `faults`, if given; the
+    last value of a repeated key counts.
     """
     if not text.strip():
         raise InputError(f"expected a {expected} file (a JSON object), got an empty file")
@@ -165,10 +143,7 @@ def parse_json(text: str, *, expected: str, faults: list[str] | None = None) -> 
 
 
 def parse_toml(text: str, *, expected: str) -> dict[str, Any]:
-    """Parse TOML; raise `InputError` if it is invalid, too deep, or a number has too many digits.
-
-    `expected` names the kind of file in the message about nesting.
-    """
+    """Parse TOML; `expected` names the kind of file in the message about nesting."""
     import tomllib
 
     try:
@@ -182,10 +157,7 @@ def parse_toml(text: str, *, expected: str) -> dict[str, Any]:
 
 
 def format_location(path: Sequence[str | int], document: object = None) -> str:
-    """Format a path into a document for messages: ``nodes[3] ('conv1').inputs[0]``.
-
-    With `document`, the location includes the name of an item of a top-level list, if it has one.
-    """
+    """Format a path into a document for messages: ``nodes[3] ('conv1').inputs[0]``."""
     location = ""
     value: Any = document
     for depth, key in enumerate(path):
@@ -213,8 +185,7 @@ def unknown_key_message(key: object, known_keys: Iterable[str]) -> str:
 def check_writable(path: str | Path) -> None:
     """Raise `InputError` if no file can be written at `path`; an existing file is not changed.
 
-    Creates and removes a temporary file in the folder of `path`, or of the target of a link. Does
-    not check devices and pipes.
+    Creates and removes a temporary file in the folder. Does not check devices and pipes.
     """
     path = _resolve_target(path)
     if not _is_special(path):
@@ -222,12 +193,7 @@ def check_writable(path: str | Path) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a UTF-8 file atomically: other programs read either the old or the new content.
-
-    The target of a link is written; a device or pipe (``/dev/stdout``) is written directly. The
-    file has the permissions of a new file. Raises `InputError` if the file cannot be written, or
-    the text contains a character that UTF-8 cannot encode.
-    """
+    """Write a UTF-8 file atomically; a device or pipe (``/dev/stdout``) is written directly."""
     try:
         content = text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -241,9 +207,8 @@ def write_text(path: str | Path, text: str) -> None:
 def write_bytes(path: str | Path, content: bytes) -> None:
     """Write bytes to a file atomically, with the permissions of a new file.
 
-    The target of a link is written; a device or pipe is written directly. The content is flushed to
-    the disk before it replaces that of an existing file. Raises `InputError` if the file cannot be
-    written.
+    The target of a link is written; a device or pipe directly. The content is flushed to the disk
+    before it replaces that of an existing file.
     """
     path = _resolve_target(path)
     with raise_write_errors(path):
@@ -263,10 +228,7 @@ def write_bytes(path: str | Path, content: bytes) -> None:
 
 @contextmanager
 def raise_write_errors(path: Path, failure: str = "cannot be written") -> Iterator[None]:
-    """Context manager: convert `OSError` to `InputError`.
-
-    The message consists of `path`, `failure` and the reason that the system states.
-    """
+    """Convert `OSError` to `InputError` inside; the message has path, `failure` and reason."""
     try:
         yield
     except OSError as error:
@@ -274,10 +236,7 @@ def raise_write_errors(path: Path, failure: str = "cannot be written") -> Iterat
 
 
 def _resolve_target(path: str | Path) -> Path:
-    """Return the path to write to: the target of a link to a file or to none, else `path`.
-
-    Raises `InputError` for a folder, and for a path that cannot be resolved.
-    """
+    """Return the path to write to: the target of a link to a file or to none, else `path`."""
     path = Path(path)
     try:
         if path.is_dir():
@@ -299,11 +258,7 @@ _MAX_PREFIX: Final = 50
 
 
 def _create_temporary(path: Path) -> Path:
-    """Create an empty temporary file in the folder of `path`, with the permissions of a new file.
-
-    Raises `InputError` if the folder is missing or not writable, or if the path contains a
-    character that no path can have.
-    """
+    """Create an empty file in the folder of `path`, with the permissions of a new file."""
     try:
         with suppress(OSError):
             os.lstat(path)  # Raises `ValueError` for a name that no file can have.

@@ -113,10 +113,7 @@ _FREQUENCY: Final = _QuantityKind("a frequency such as 64MHz", FREQUENCY_UNITS)
 def parse_size(value: str | int, *, field: str, base_bytes: int | None = None) -> int:
     """Parse a size as bytes: ``256KiB`` (1024), ``32kB`` (1000), ``50%``, or a number of bytes.
 
-    Sizes with a unit or ``%`` are rounded down. `field` is the prefix of error messages.
-    `base_bytes` is the size of 100 % [B]. Raises `BudgetError` for a percentage without
-    `base_bytes`, a fraction without a unit, an unknown unit, a size that is negative or above
-    `MAX_BYTES`, and a value that is no size.
+    Rounded down. `field` is the prefix of error messages, `base_bytes` the size of 100 % [B].
     """
     with convert_errors(BudgetError, field):
         size, unit = _split_quantity(value, _SIZE)
@@ -136,11 +133,7 @@ def parse_size(value: str | int, *, field: str, base_bytes: int | None = None) -
 
 
 def parse_fraction(value: str | int) -> Fraction | None:
-    """Return the fraction of a percentage, 1/2 for ``50%``; None for any other number.
-
-    Raises `BudgetError` unless the value is a number from 0, with or without a unit. Units are not
-    checked.
-    """
+    """Return the fraction of a percentage, 1/2 for ``50%``; None for any other number."""
     number, unit = _split_quantity(value, _SIZE)
     return number / 100 if unit == "%" else None
 
@@ -148,34 +141,23 @@ def parse_fraction(value: str | int) -> Fraction | None:
 def parse_time(value: str | float, *, field: str, base_s: float | None = None) -> float:
     """Parse a time as seconds: ``20ms``, ``10min``, ``110%`` of `base_s`, or a number of seconds.
 
-    `field` is the prefix of error messages. Raises `BudgetError` for a text without a unit, an
-    unknown unit, a percentage without `base_s`, a time that is negative or above 1e30 s, and a
-    value that is no time.
+    `field` is the prefix of error messages; the maximum is 1e30 s.
     """
     return _parse_real(value, _TIME, field=field, base=base_s)
 
 
 def parse_energy(value: str | float, *, field: str, base_j: float | None = None) -> float:
-    """Parse an energy as joules: ``300mJ``, ``1.2Wh``, ``105%`` of `base_j`, or a number of joules.
-
-    `field` and errors are as for `parse_time`.
-    """
+    """Parse an energy as joules: ``300mJ``, ``1.2Wh``, ``105%`` of `base_j`, or a number."""
     return _parse_real(value, _ENERGY, field=field, base=base_j)
 
 
 def parse_frequency(value: str | float, *, field: str) -> float:
-    """Parse a frequency as hertz: ``64MHz``, ``1.5GHz``, or a number of hertz.
-
-    `field` and errors are as for `parse_time`; percentages raise `BudgetError`.
-    """
+    """Parse a frequency as hertz: ``64MHz``, ``1.5GHz``, or a number of hertz."""
     return _parse_real(value, _FREQUENCY, field=field, base=None)
 
 
 def format_bytes(size_bytes: float) -> str:
-    """Format a size in binary units: ``1.50 MiB``, below 1 KiB without decimals: ``512 B``.
-
-    The unit is the largest one, up to GiB, in which the size is at least 1.
-    """
+    """Format a size in binary units: ``1.50 MiB``, below 1 KiB without decimals: ``512 B``."""
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(size_bytes) >= factor:
             return f"{size_bytes / factor:,.2f} {unit}"
@@ -183,12 +165,7 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_seconds(time_s: float) -> str:
-    """Format a time: ``12.3 ms``.
-
-    Times below 2 min are in ns to s with up to four significant digits (three below 1 ns), times
-    below 2 h in minutes and other times in hours, both with up to three digits. From 1000 h, the
-    format is scientific. Zero is ``0 s``; a negative time has the format of its absolute value.
-    """
+    """Format a time with up to four significant digits: ``12.3 ms``, ``35.1 min``, ``2 h``."""
     if abs(time_s) >= _LONG_S:
         return f"{time_s / 3600:.3g} h"
     if abs(time_s) >= _MEDIUM_S:
@@ -197,10 +174,7 @@ def format_seconds(time_s: float) -> str:
 
 
 def format_joules(energy_j: float) -> str:
-    """Format an energy in nJ to J with four significant digits: ``4.56 mJ``.
-
-    Energies below 1 nJ have three digits. From 10,000 J, the format is scientific: ``1.235e+04 J``.
-    """
+    """Format an energy in nJ to J with four significant digits: ``4.56 mJ``."""
     return _format_with_prefix(energy_j, "J")
 
 
@@ -214,10 +188,7 @@ def _format_with_prefix(value: float, unit: str) -> str:
 def _parse_real(
     value: str | float, kind: _QuantityKind, *, field: str, base: float | None
 ) -> float:
-    """Parse a time, energy or frequency; a percentage refers to `base`.
-
-    Raises the errors that `parse_time` describes.
-    """
+    """Parse a time, energy or frequency; a percentage refers to `base`."""
     with convert_errors(BudgetError, field):
         number, unit = _split_quantity(value, kind)
         if unit == "%":
@@ -238,11 +209,7 @@ def _to_float(number: Fraction, value: object) -> float:
 
 
 def _split_quantity(value: object, kind: _QuantityKind) -> tuple[Fraction, str | None]:
-    """Return (number, unit) of a text or number; the unit may be ``%``, and is None if missing.
-
-    `kind` has the examples for messages: units are not checked. Raises `BudgetError` for negative
-    or infinite numbers, NaN, texts of another format, and values of other types, also bool.
-    """
+    """Return (number, unit) of a text or number; the unit may be ``%``, and is None if missing."""
     if isinstance(value, str):
         match = _QUANTITY.fullmatch(value)
         if match is not None:
@@ -259,10 +226,7 @@ def _split_quantity(value: object, kind: _QuantityKind) -> tuple[Fraction, str |
 
 
 def _unit_factor(unit: str, value: str, kind: _QuantityKind) -> Fraction:
-    """Return the factor of a unit; raise `BudgetError` with similar units if it is unknown.
-
-    `value` is the whole text of the quantity, for the message.
-    """
+    """Return the factor of a unit; an unknown unit is an error with similar units."""
     if unit not in kind.units:
         number = value.strip().removesuffix(unit).strip()
         candidates = [_format_candidate(number, name) for name in _similar_units(unit, kind.units)]
@@ -298,11 +262,7 @@ def _percentage_base(base: float | None, kind: _QuantityKind) -> Fraction:
 
 
 def brief(subject: object, *facts: str) -> str:
-    """Return a one-line ``repr`` of an object from its nonempty `facts`: ``Class(fact, fact)``.
-
-    Line breaks and repeated spaces become one space. If the text between the parentheses is longer
-    than `MAX_BRIEF_CHARACTERS`, it is truncated to this length, with "..." at its end.
-    """
+    """Return a one-line ``repr``, ``Class(fact, fact)``, of at most `MAX_BRIEF_CHARACTERS`."""
     representation = ", ".join(" ".join(fact.split()) for fact in facts if fact)
     if len(representation) > MAX_BRIEF_CHARACTERS:
         representation = representation[: MAX_BRIEF_CHARACTERS - 3] + "..."

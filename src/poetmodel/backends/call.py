@@ -32,9 +32,8 @@ def finite_or_none(value: float) -> float | None:
 class SolverCall:
     """Model, limits and start of one solve; receives progress and log of the solver.
 
-    Exceptions of the user's callbacks are stored, not raised: `should_stop` becomes True, and
-    `raise_failure` raises the exception after the solver has returned. Solvers crash, ignore the
-    exception or continue to their limit if it is raised inside their callbacks.
+    Exceptions of the user's callbacks are stored, and raised by `raise_failure` after the solver
+    has returned: solvers crash or ignore an exception inside their callbacks.
     """
 
     def __init__(
@@ -44,7 +43,6 @@ class SolverCall:
         on_progress: OnProgress | None = None,
         stop: threading.Event | None = None,
     ) -> None:
-        """Store arguments and a copy of `limits.options`, no start or basis; start the clock."""
         self.form = form
         self.limits = limits
         self.options = dict(limits.options)
@@ -96,10 +94,7 @@ class SolverCall:
     ) -> bool:
         """Record the best bound, and the objective of the best solution; return `should_stop`.
 
-        A solution better than all recorded ones is passed to `on_progress`, with integers rounded,
-        unless a callback has requested a stop or raised an exception. `read_values` returns the
-        value of each column. It is called only for a better solution, and only if `on_progress` is
-        set. Errors of `read_values` and `round_integers` are stored like those of callbacks.
+        `read_values` returns the value of each column; it is called for a better solution only.
         """
         self._record_bound(bound)
         incumbent = self._incumbent
@@ -112,10 +107,8 @@ class SolverCall:
     def report_progress(self, bound: float | None = None, nodes: float | None = None) -> bool:
         """Record bound and latest node count, call `on_progress`, and return `should_stop`.
 
-        None leaves the recorded value unchanged, as does a bound that is not tighter than the
-        recorded one. `on_progress` is not called within 0.1 s of its last call or of the start of
-        this call, nor after a callback has requested a stop or raised an exception. The bound is
-        also stored as `root_bound` if `nodes` is at most 1.
+        `on_progress` is called at most every 0.1 s. With at most one node the bound is also
+        `root_bound`.
         """
         self._record_bound(bound)
         self._n_nodes = self._n_nodes if nodes is None else int(nodes)
@@ -137,8 +130,7 @@ class SolverCall:
     def discard_progress(self) -> None:
         """Discard incumbent, bounds and nodes, which may be wrong, before a second solve.
 
-        Reports the restart to `on_progress`, after the withdrawal of a stop that it requested. A
-        stop by an exception or by the stop event stays.
+        Reports the restart to `on_progress`, after the withdrawal of a stop that it requested.
         """
         self._incumbent = None
         self._bound = self.root_bound = self._n_nodes = None
@@ -152,11 +144,7 @@ class SolverCall:
             raise self._failure
 
     def _report(self, x: NDArray[np.float64] | None, *, is_restart: bool = False) -> None:
-        """Call `on_progress`, unless an earlier call of it or an exception requested a stop.
-
-        `x` is a new incumbent, None for a report without one. Restarts the interval between
-        reports. A result of False requests a stop; an exception is raised, for `_call_guarded`.
-        """
+        """Call `on_progress`, with `x` if there is a new incumbent; False requests a stop."""
         if self._stop_requested:
             return
         self._last_report_s = time.perf_counter()
@@ -171,10 +159,7 @@ class SolverCall:
             self._stop_requested = True
 
     def _record_bound(self, bound: float | None) -> None:
-        """Store a bound, clipped at the cutoff, if it is the tightest so far; ignore None.
-
-        A bound beyond the cutoff is not proven.
-        """
+        """Store a bound, clipped at the cutoff (beyond it nothing is proven), if it is tighter."""
         sense = self.form.sense
         if bound is None:
             return
@@ -185,10 +170,7 @@ class SolverCall:
             self._bound = bound
 
     def _call_guarded(self, callback: Callable[[], None]) -> None:
-        """Call a callback; store an exception of any class, and request that the solver stops.
-
-        After an earlier exception, the callback is not called.
-        """
+        """Call a callback; store an exception of any class, and request that the solver stops."""
         if self._failure is not None:
             return
         try:

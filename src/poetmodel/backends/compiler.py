@@ -114,10 +114,8 @@ def compile_model(model: Any) -> StandardForm:
 def load_values(form: StandardForm, x: ArrayLike) -> None:
     """Write a solution into the variables of the Pyomo model from which the form was compiled.
 
-    Integers are rounded. An unfixed variable without a column retains its value if bounds and
-    domain allow it; otherwise it is set to the allowed value nearest to 0. Fixed variables stay
-    unchanged. Raises `ModelError` if the form was not compiled from a Pyomo model, and
-    `BackendError` for a solution that `round_integers` rejects.
+    Integers are rounded. An unfixed variable without a column keeps its value if bounds and domain
+    allow it; otherwise it becomes the allowed value nearest to 0.
     """
     if form.model is None:
         raise ModelError("form: was made from arrays; there are no variables to write to")
@@ -138,11 +136,6 @@ class _RowCollector:
     """
 
     def __init__(self, model: Any, objective: Any) -> None:
-        """Collect the objective and the rows of all active constraints, up to a contradiction.
-
-        A contradiction is a violated constraint without unfixed variables; its name is stored in
-        `contradiction`. Raises as `_linearize`, and `TimeLimitError` if the time limit passes.
-        """
         self.variables: dict[int, Any] = {}
         """Registered variables, by `id`."""
         self._position_by_id: dict[int, int] = {}
@@ -175,23 +168,14 @@ class _RowCollector:
                 return
 
     def _linearize(self, item: Any, expression: Any) -> Any:
-        """Return Pyomo's linear representation of an expression of `item`.
-
-        If a variable is not registered yet, registers all variables of its component. Raises
-        `InvalidExpressionError`, with the name of `item`, for a nonlinear expression.
-        """
+        """Return Pyomo's linear representation of an expression; register its variables."""
         repn = self._walk_expression(expression)
         if repn.nonlinear is not None:
             raise InvalidExpressionError(f"{item.name}: has terms that are not linear.")
         return repn
 
     def _add_constraint(self, constraint: Any) -> bool:
-        """Append the rows of a constraint; stop and return False at a violated constant row.
-
-        A constant row, one without unfixed variables, is not appended, nor is a constraint without
-        bounds. A constraint that `build` made may have several rows, any other is one row. Raises
-        `InvalidExpressionError` if it is not linear.
-        """
+        """Append the rows of a constraint; stop and return False at a violated constant row."""
         if self.unchanged_rows is not None and id(constraint) in self.unchanged_rows.rows:
             rows = self.unchanged_rows.rows[id(constraint)]
             return all(self._add_unchanged_row(self.unchanged_rows, row) for row in rows)
@@ -212,11 +196,7 @@ class _RowCollector:
         return True
 
     def _add_unchanged_row(self, source: _UnchangedRows, row: int) -> bool:
-        """Append a row from the arrays of `build`; return False if it is constant and violated.
-
-        Fixed columns are moved to the bounds of the row. A constant row, one without unfixed
-        variables, is not appended.
-        """
+        """Append a row from the arrays of `build`; return False if it is constant and violated."""
         columns, values = source.terms(row)
         constants = source.fixed_values[columns]
         is_unfixed = np.isnan(constants)
@@ -246,10 +226,7 @@ class _RowCollector:
         return position
 
     def arrays(self) -> tuple[csr_array, NDArray[np.float64], tuple[Any, ...]]:
-        """Return matrix, costs and variables of the columns with a nonzero coefficient or cost.
-
-        Columns are in the order in which variables were registered; zeros are removed.
-        """
+        """Return matrix, costs and variables of the columns with a nonzero coefficient or cost."""
         costs = np.zeros(len(self._position_by_id))
         costs[list(self._costs)] = list(self._costs.values())
         values = np.frombuffer(self._values, dtype=np.float64)
@@ -276,8 +253,7 @@ class _UnchangedRows:
     def __init__(self, model: Any) -> None:
         """Read arrays, row labels and fixed variables of a model from `build`; find unchanged rows.
 
-        A constraint, active or not, is unchanged if its expression, which includes the bounds, is
-        still the object that `build` made. Variables are fixed by `build` or the user.
+        A constraint is unchanged if its expression is still the object that `build` made.
         """
         self.model: Model = model.arrays
         self.variables: list[Any] = model.variables
@@ -334,10 +310,7 @@ _REMEDIES: Final = {
 
 
 def _check_components(model: Any) -> None:
-    """Raise `ModelError` for unsupported active components, or else for unset variables.
-
-    An unset variable is fixed but has no value, whether or not an expression contains it.
-    """
+    """Raise `ModelError` for unsupported active components, or fixed variables without value."""
     network_module = sys.modules.get("pyomo.network")
     valid = {pyo.Block, pyo.Constraint, pyo.Var, pyo.Param, pyo.Expression, pyo.Set, pyo.RangeSet}
     valid |= {pyo.ExternalFunction} | (set() if network_module is None else {network_module.Port})
@@ -366,10 +339,7 @@ def _check_components(model: Any) -> None:
 
 
 def _check_columns(variables: Iterable[Any], model: Any) -> None:
-    """Raise `ModelError` for variables of another model or none, or with an unsupported domain.
-
-    `_has_unit_steps` decides whether a domain is supported.
-    """
+    """Raise `ModelError` for variables of another model or none, or of an unsupported domain."""
     root = model.model()
     is_in_model: dict[int, bool] = {}
     has_unit_steps: dict[int, bool] = {}
@@ -401,10 +371,7 @@ def _has_unit_steps(domain: Any) -> bool:
 
 
 def _nonlinear_errors(model: Any, objective: Any, message: str) -> list[str]:
-    """Return a list of one message, which names up to 11 nonlinear items (objective, constraints).
-
-    Without nonlinear items, the message is `message` itself.
-    """
+    """Return one message with up to 11 nonlinear items, or `message` without any."""
     expressions = [(objective, objective.expr)]
     for row in model.component_data_objects(pyo.Constraint, active=True):
         expressions.append((row, row.body))

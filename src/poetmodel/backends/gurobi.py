@@ -86,10 +86,7 @@ class Gurobi(Solver):
         return {"gurobi": ".".join(map(str, version_numbers)), "gurobipy": version("gurobipy")}
 
     def run(self, call: SolverCall) -> RawSolution:
-        """Solve a model that has columns and no trivial contradiction; see `Solver.run`.
-
-        If the time is over once the model is built, return TIME_LIMIT without a solution.
-        """
+        """Solve a model that has columns and no trivial contradiction; see `Solver.run`."""
         gurobipy = self.import_package()
         with _open_model(gurobipy, is_quiet=call.limits.log is None) as model:
             try:
@@ -98,12 +95,7 @@ class Gurobi(Solver):
                 raise _translate_error(gurobipy, error, model) from error
 
     def _solve(self, gurobipy: Any, model: Any, call: SolverCall) -> RawSolution:
-        """Build the model, solve it within the remaining time, and return the result.
-
-        If the time is over once the model is built, return TIME_LIMIT without a solution. Raises
-        ``GurobiError`` if Gurobi fails, `UnknownOptionError` if it rejects an option, and
-        `BackendError` for an unknown status.
-        """
+        """Build the model, solve it within the remaining time, and return the result."""
         start = call.start
         columns = _add_columns_and_rows(gurobipy, model, call.form)
         _set_options(gurobipy, model, call)
@@ -125,9 +117,9 @@ class Gurobi(Solver):
 
 @contextmanager
 def _open_model(gurobipy: Any, *, is_quiet: bool) -> Iterator[Any]:
-    """Context manager: yield an empty model without console output; free it on exit.
+    """Yield an empty model without console output; free it on exit.
 
-    `is_quiet` also turns the log for callbacks off. Raises `LicenceError` if Gurobi cannot start.
+    `is_quiet` also turns the log for callbacks off.
     """
     settings = {"LogToConsole": 0} | ({"OutputFlag": 0} if is_quiet else {})
     try:
@@ -142,11 +134,7 @@ def _open_model(gurobipy: Any, *, is_quiet: bool) -> Iterator[Any]:
 
 
 def _set_options(gurobipy: Any, model: Any, call: SolverCall) -> None:
-    """Set threads, seed, gaps, tolerances, presolve and objective limits, but no time limit.
-
-    Then set the options of the call, which override these settings. Raises `UnknownOptionError` if
-    Gurobi rejects the name or the value of any of them.
-    """
+    """Set threads, seed, gaps, tolerances and objective limits, then the options of the call."""
     limits = call.limits
     settings: dict[str, OptionValue] = {
         "Threads": int(limits.threads),
@@ -181,7 +169,7 @@ def _set_option(gurobipy: Any, model: Any, name: str, value: OptionValue) -> Non
 def _add_columns_and_rows(gurobipy: Any, model: Any, form: StandardForm) -> Any:
     """Add columns, rows, costs, sense and offset of a form to the model; return the columns.
 
-    A row with two different finite bounds becomes two constraints, a row without bounds none.
+    A row with two different finite bounds becomes two constraints.
     """
     columns = model.addMVar(
         form.n_columns,
@@ -204,18 +192,11 @@ def _add_columns_and_rows(gurobipy: Any, model: Any, form: StandardForm) -> Any:
 
 
 def _make_callback(gurobipy: Any, columns: Any, call: SolverCall) -> Callable[[Any, int], None]:
-    """Return the callback that forwards Gurobi's log, solutions, bounds and nodes to the call.
-
-    It terminates the solve if the call should stop.
-    """
+    """Return the callback that forwards Gurobi's log, solutions, bounds and nodes to the call."""
     codes = gurobipy.GRB.Callback
 
     def on_event(model: Any, where: int) -> None:
-        """Forward the event of code `where` to the call; stop Gurobi if the call should stop.
-
-        Forwards log messages, solutions with the bound, and in ``MIP`` events bound and nodes. For
-        all other events calls `report_progress` without arguments.
-        """
+        """Forward the event of code `where` to the call; stop Gurobi if the call should stop."""
         if where == codes.MESSAGE:
             call.write_log(model.cbGet(codes.MSG_STRING))
         elif where == codes.MIPSOL:
@@ -237,11 +218,7 @@ def _make_callback(gurobipy: Any, columns: Any, call: SolverCall) -> Callable[[A
 
 
 def _translate_error(gurobipy: Any, error: Any, model: Any) -> BackendError:
-    """Return a `LicenceError` if the licence refuses the solve, otherwise a `BackendError`.
-
-    `error` is the ``GurobiError`` of the solve. If it is about the size limit of the licence, the
-    message contains the size of `model`.
-    """
+    """Return a `LicenceError`, with the size of `model`, if the licence refuses it."""
     codes = gurobipy.GRB.Error
     if error.errno == codes.SIZE_LIMIT_EXCEEDED:
         max_size = Gurobi.capabilities.licence_free_size or 0
@@ -258,10 +235,7 @@ def _translate_error(gurobipy: Any, error: Any, model: Any) -> BackendError:
 
 
 def _read_result(model: Any, columns: Any, form: StandardForm, status: SolverStatus) -> RawSolution:
-    """Return the solution, bound and nodes of a finished solve.
-
-    Without integers, nodes are None, and so is the bound unless `status` is optimal.
-    """
+    """Return the solution, bound and nodes of a finished solve."""
     x = np.array(columns.X) if model.SolCount else None
     if form.is_mip:
         bound, nodes = finite_or_none(model.ObjBound), int(model.NodeCount)

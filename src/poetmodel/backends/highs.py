@@ -167,13 +167,9 @@ class Highs(Solver):
     def run(self, call: SolverCall) -> RawSolution:
         """Solve a model that has columns and no trivial contradiction.
 
-        If `Limits.presolve` is False, the option ``presolve`` of `call` is set to "off" first,
-        unless it is set. If presolve or the start caused a wrong result, the model is solved again
-        without it. `_solve_once` and `_confirm_proof` detect wrong results; OPTIMAL without a
-        solution is one of presolve. With the option ``presolve``, the model is not solved again
-        because of presolve: the result is returned, OPTIMAL without a solution as OTHER_LIMIT.
-        Before another solve, the option or the start of `call` is changed, and the progress of
-        `call` is discarded. A proof that `_confirm_proof` cannot confirm becomes OTHER_LIMIT, too.
+        If presolve or the start caused a wrong result (`_solve_once`, `_confirm_proof`), the model
+        is solved again without it, unless the user set ``presolve``. A proof that cannot be
+        confirmed becomes OTHER_LIMIT.
         """
         solved_again = False
         if not call.limits.presolve:
@@ -202,12 +198,8 @@ class Highs(Solver):
     def _solve_once(self, call: SolverCall) -> tuple[RawSolution, str | None]:
         """Solve once; return the result and the feature of HiGHS that made it wrong, or None.
 
-        The feature is "presolve" if HiGHS logged a violation of the original model or returned an
-        error code, "start" if `_has_returned_start`. An error code is ignored if the call should
-        stop; otherwise it raises `BackendError` if ``call.options`` has ``presolve``. If the time
-        is over once the model is built, return TIME_LIMIT without a solution. Raises
-        `UnknownOptionError`, and `BackendError` for a refused model, start or basis, or an unknown
-        status.
+        "presolve" if HiGHS logged a violation of the original model or returned an error code,
+        "start" if `_has_returned_start`.
         """
         highspy, start = self.import_package(), call.start
         highs = create_quiet_highs(highspy)
@@ -248,12 +240,8 @@ class Highs(Solver):
     def _confirm_proof(self, call: SolverCall, outcome: RawSolution) -> RawSolution | None:
         """Search without presolve for a solution that refutes a proof of the first solve.
 
-        Return None if the search finds one. Return the outcome unchanged if the search ends without
-        one, or if there is no search: if the outcome is no proof, for a linear model whose status
-        is not INFEASIBLE, above `_MAX_CONFIRMED_COLUMNS` columns, or with the option ``presolve``.
-        If HiGHS fails, or the search is stopped or ends at a limit (`_MAX_CONFIRMATION_S`, the
-        remaining time, or another one), log this, and return the outcome with status OTHER_LIMIT
-        and the search's bound, if any, or the bound of the outcome if that is weaker.
+        Return None if there is one; the outcome if the search finds none or is not needed; the
+        outcome as OTHER_LIMIT if the search does not end.
         """
         form, limits = call.form, call.limits
         is_confirmable = form.n_columns <= _MAX_CONFIRMED_COLUMNS and "presolve" not in call.options
@@ -302,9 +290,7 @@ class Highs(Solver):
     ) -> RawSolution:
         """Search without presolve, up to `time_s`, for one solution at least as good as `target`.
 
-        Without a target, solve to optimality. The search stops if `call` should stop. It does not
-        use the start, the basis and the log of the call. If HiGHS reports an error, the status is
-        TIME_LIMIT.
+        Without a target, solve to optimality.
         """
         limits = replace(
             call.limits,
@@ -386,11 +372,8 @@ def _read_versions(highspy: Any) -> tuple[tuple[str, str], ...]:
 def reset_scheduler(highspy: Any) -> None:
     """Reset HiGHS's task scheduler of this thread, unless the thread executes a solve's callback.
 
-    HiGHS has one scheduler per thread of the process, and a solve with a different number of
-    threads than the first one fails silently. The reset affects only the calling thread, as the
-    method's name in highspy 1.16 states (``resetThreadScheduler``; ``resetGlobalScheduler`` in
-    versions without it), so solves in other threads are safe. A solve that is started in a callback
-    must not reset the scheduler of the outer solve.
+    HiGHS has one scheduler per thread, and a solve with another number of threads than the first
+    one fails silently. A solve that is started in a callback must not reset the outer solve's.
     """
     if _outer_thread_count() is None:
         highs_class = highspy.Highs
@@ -409,10 +392,8 @@ def _outer_thread_count() -> int | None:
 def _set_options(highspy: Any, highs: Any, call: SolverCall, reduced_model: _ReducedModel) -> None:
     """Set threads, seed, gaps, tolerances and objective limits, not presolve and the time limit.
 
-    Objective limits are shifted for the removed costs. A solve inside of a callback gets the thread
-    count of the outer solve. The presolve rule "enumeration" is turned off, and models without
-    integers get a smaller cost perturbation. The options of the call override all these settings.
-    Raises `UnknownOptionError` if HiGHS rejects the name or the value of an option.
+    A solve inside of a callback gets the thread count of the outer solve. The options of the call
+    override all settings.
     """
     limits = call.limits
     settings: dict[str, OptionValue] = {
@@ -475,17 +456,11 @@ def _subscribe_callbacks(
 ) -> None:
     """Forward HiGHS's bounds, nodes and log to the call; interrupt HiGHS if the call should stop.
 
-    Bounds are converted to those of the original model (``reduced_model.original_bound``); its
-    solutions have the same columns, and are forwarded only if `on_progress` is set. Log messages
-    about a solution that violates the original model by more than `_MIN_VIOLATION` are appended to
-    `violation_messages`.
+    Log messages about a violated original model are appended to `violation_messages`.
     """
 
     def on_improvement(event: Any) -> None:
-        """Report a solution, with its value in `call.form` and the bound of the original model.
-
-        `on_mip_step` interrupts HiGHS afterwards if the call should stop.
-        """
+        """Report a solution, with its value in `call.form` and the bound of the original model."""
         data = event.data_out
         x = np.array(data.mip_solution)
         call.report_solution(
@@ -527,10 +502,7 @@ def _reports_violation(message: str) -> bool:
 
 
 def _wrap_callback(threads: int, handle: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Wrap a callback so that `_outer_thread_count` returns `threads` during the callback.
-
-    During a callback inside of another solve's callback, it returns the count of the outer solve.
-    """
+    """Wrap a callback so that `_outer_thread_count` returns `threads` during the callback."""
 
     def wrapper(event: Any) -> None:
         outer_threads = _outer_thread_count()
@@ -562,11 +534,7 @@ def _read_basis(highspy: Any, highs: Any) -> Basis | None:
 def _read_result(
     highspy: Any, highs: Any, reduced_model: _ReducedModel, status: SolverStatus
 ) -> RawSolution:
-    """Return status, solution, nodes and basis of a solve, and the bound of the original model.
-
-    The solution is None unless it is feasible; both models have the same columns. Without integers,
-    nodes are None, and bound and basis are None unless `status` is optimal.
-    """
+    """Return status, solution, nodes and basis of a solve, and the bound of the original model."""
     info = highs.getInfo()
     is_feasible = info.valid and info.primal_solution_status == _PRIMAL_FEASIBLE
     x = np.array(highs.getSolution().col_value) if is_feasible else None
@@ -587,9 +555,7 @@ def _has_returned_start(
 ) -> bool:
     """Return whether a solve with a start lost its best solution and returned the start.
 
-    HiGHS then reports a better objective than that of the returned solution in `form`, the reduced
-    model. Returns False without a start or a solution, and for a status other than OPTIMAL and
-    OBJECTIVE_STOP.
+    HiGHS then reports a better objective than that of the returned solution in `form`.
     """
     is_finished = outcome.status in (SolverStatus.OPTIMAL, SolverStatus.OBJECTIVE_STOP)
     if call.start is None or outcome.x is None or not is_finished:

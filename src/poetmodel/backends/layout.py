@@ -21,11 +21,8 @@ def to_standard_form(model: Model) -> StandardForm:
     """Return the standard form of an array model, with its `Layout`.
 
     Families of columns are ordered by their first mention in costs and rows. Columns without a
-    nonzero cost or coefficient are dropped, as are rows without unfixed columns; fixed columns are
-    folded into constants. If a row without unfixed columns is violated, the model is infeasible:
-    the form then has no columns and one infeasible row, with the label of the first such row, and
-    a layout without limits. Raises `TimeLimitError` once the limit of `poetmodel.clock.time_limit`
-    has passed.
+    nonzero coefficient and rows without unfixed columns are dropped. A violated constant row makes
+    a form without columns and with this one row.
     """
     from poetmodel.backends.sparse import csr_array
 
@@ -105,10 +102,7 @@ def require_layout(form: StandardForm) -> Layout:
 
 
 def _order_by_family(model: Model, columns_by_mention: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return all columns, sorted by the first mention of their family, then by index.
-
-    `columns_by_mention` may repeat columns. Families that it does not mention are last.
-    """
+    """Return all columns, sorted by the first mention of their family, then by index."""
     n_columns_of_family = [len(columns) for columns in model.families.values()]
     family_of_column = np.repeat(np.arange(len(n_columns_of_family)), n_columns_of_family)
     families_by_mention, first_mention = np.unique(

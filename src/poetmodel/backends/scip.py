@@ -87,10 +87,7 @@ class Scip(Solver):
         }
 
     def run(self, call: SolverCall) -> RawSolution:
-        """Solve a model that has columns and no trivial contradiction; see `Solver.run`.
-
-        If the time is over once the model is built, return TIME_LIMIT without a solution.
-        """
+        """Solve a model that has columns and no trivial contradiction; see `Solver.run`."""
         pyscipopt = self.import_package()
         model = pyscipopt.Model()
         model.hideOutput()
@@ -114,12 +111,9 @@ class Scip(Solver):
 
 @contextmanager
 def _open_log_forwarder(model: Any, call: SolverCall) -> Iterator[Callable[[], None]]:
-    """Context manager: yield a function that passes new log output of SCIP to the call.
+    """Yield a function that passes new log output of SCIP, in a temporary file, to the call.
 
-    Without `Limits.log`, the function does nothing. The rest of the log is passed on exit.
-
-    SCIP writes its log to a temporary file. Redirecting its output to Python crashes the process if
-    a solve without the GIL writes to it.
+    Redirecting the output to Python crashes the process if a solve without the GIL writes to it.
     """
     if call.limits.log is None:
         yield lambda: None
@@ -140,10 +134,7 @@ def _open_log_forwarder(model: Any, call: SolverCall) -> Iterator[Callable[[], N
 
 
 def _optimize(model: Any) -> None:
-    """Solve without the GIL, because ``optimize`` would block all other threads.
-
-    Raises `BackendError` if SCIP fails.
-    """
+    """Solve without the GIL, because ``optimize`` would block all other threads."""
     try:
         model.optimizeNogil()
     except Exception as error:  # PySCIPOpt raises no more specific class
@@ -151,10 +142,9 @@ def _optimize(model: Any) -> None:
 
 
 def _set_options(model: Any, call: SolverCall) -> None:
-    """Set seed, gaps, tolerance, presolve and objective limits, but not the time limit.
+    """Set seed, gaps, tolerance, presolve and objective limits, then the options of the call.
 
-    Then set the options of the call, which override these settings. Raises `UnknownOptionError`
-    if SCIP rejects an option. Turns SCIP's own handling of Ctrl-C off.
+    Turns SCIP's own handling of Ctrl-C off.
     """
     limits = call.limits
     settings: dict[str, OptionValue] = {
@@ -188,8 +178,7 @@ def _set_option(model: Any, name: str, value: OptionValue) -> None:
 def _add_columns_and_rows(pyscipopt: Any, model: Any, form: StandardForm) -> list[Any]:
     """Add columns, rows, costs, sense and offset of a form; return the variable of each column.
 
-    Rows without terms and rows without bounds are omitted. The other rows are built coefficient by
-    coefficient, the fastest option in PySCIPOpt.
+    Rows are built coefficient by coefficient, the fastest option in PySCIPOpt.
     """
     infinity = model.infinity()
     arrays = (form.lower, form.upper, form.integer, form.objective)
@@ -273,11 +262,7 @@ def _attach_event_handler(
 def _read_result(
     model: Any, variables: list[Any], form: StandardForm, status: SolverStatus
 ) -> RawSolution:
-    """Return status, best solution, bound and number of nodes of a finished solve.
-
-    The solution is None if there is none, or with status UNBOUNDED; the number of nodes is None
-    without integers. The objective is not filled in.
-    """
+    """Return status, best solution, bound and number of nodes of a finished solve."""
     x = None
     if model.getNSols() and status is not SolverStatus.UNBOUNDED:
         best_solution = model.getBestSol()

@@ -268,11 +268,8 @@ class Solver(ABC):
     def _distinguish_infeasible(self, call: SolverCall) -> SolverStatus:
         """Return INFEASIBLE or UNBOUNDED for a model with the status INFEASIBLE_OR_UNBOUNDED.
 
-        A model whose bounds limit the objective is infeasible. Any other model is solved again
-        without objective, cutoff, start and basis: it is unbounded if the status of that solve is
-        OPTIMAL; otherwise, return that status. An exception of `Limits.log` in that solve is
-        raised. If the call should stop or has no time left, return INTERRUPTED or TIME_LIMIT
-        without a solve.
+        A model whose bounds limit the objective is infeasible. Any other is solved again without
+        objective.
         """
         form, remaining_s = call.form, call.remaining_s
         if form.is_bounded():
@@ -294,12 +291,7 @@ class Solver(ABC):
 def _round_and_check_start(
     start: NDArray[np.float64] | None, form: StandardForm, limits: Limits
 ) -> tuple[NDArray[np.float64] | None, bool | None]:
-    """Return a copy of the start, and whether it is feasible within `Limits.tolerance`.
-
-    Values of integer columns are rounded if they are whole within the same tolerance. Both results
-    are None without a start or values; feasibility is None for a partial start. Raises `InputError`
-    for a wrong shape or an infinite value.
-    """
+    """Return a copy of the start with whole integers, and its feasibility (None if partial)."""
     if start is None:
         return None, None
     values = np.array(start, dtype=np.float64)
@@ -321,11 +313,7 @@ def _round_and_check_start(
 
 
 def _solve_trivially(call: SolverCall) -> RawSolution | None:
-    """Return the result of a model that is infeasible by inspection or has no columns.
-
-    For all other models return None, or a result with the status INTERRUPTED if the call should
-    already stop. The cutoff is not applied.
-    """
+    """Return the result of a model that is infeasible by inspection or has no columns, or None."""
     form = call.form
     if form.describe_contradiction() is not None:
         return RawSolution(status=SolverStatus.INFEASIBLE, nodes=0 if form.is_mip else None)
@@ -342,12 +330,7 @@ def _correct_result(
     """Return the solver's result with its objective, and with inconsistent values corrected.
 
     Integers are rounded, bounds are clipped at objective and cutoff, and statuses take the cutoff
-    into account. INFEASIBLE becomes OTHER_LIMIT if `start` disproves it. With status INFEASIBLE,
-    UNBOUNDED or CUTOFF there is no solution; otherwise a feasible `start` replaces a missing or
-    worse one. The root bound is clipped at the bound, equal to it with at most one node, and None
-    without a number of nodes. Raises `BackendError` if the solver failed, returned a solution that
-    `round_integers` rejects, did not distinguish infeasible from unbounded, or claims optimality
-    without any solution. Rows and bounds of the solution are not checked.
+    into account. A feasible `start` replaces a missing or worse solution. Rows are not checked.
     """
     x = None if raw_solution.x is None else round_integers(raw_solution.x, form)
     status = _correct_status(raw_solution.status, x, form, limits.objective_cutoff)
@@ -379,8 +362,7 @@ def _start_disproves_infeasibility(
 ) -> bool:
     """Return whether the start is feasible although the solver reported the model as infeasible.
 
-    False without a start, for a start with a violation above `_TOLERANCE`, and with a cutoff,
-    because the start may be beyond it.
+    False with a cutoff, because the start may be beyond it.
     """
     if raw_solution.status is not SolverStatus.INFEASIBLE or limits.objective_cutoff is not None:
         return False
@@ -392,10 +374,7 @@ def _correct_status(
 ) -> SolverStatus:
     """Return the status; CUTOFF replaces INFEASIBLE, and OPTIMAL with a solution beyond the cutoff.
 
-    Without a cutoff, the status stays unchanged.
-
-    If the cutoff is better than the optimum, HiGHS returns OPTIMAL with any solution that it found;
-    the other solvers return INFEASIBLE.
+    If the cutoff is better than the optimum, HiGHS returns OPTIMAL with any solution that it found.
     """
     if cutoff is None:
         return status
@@ -414,8 +393,7 @@ def _correct_bound(
 ) -> float | None:
     """Return the bound, clipped at the objective of the solution and at the cutoff.
 
-    A bound beyond the cutoff is not proven. With status CUTOFF, the bound is always the cutoff.
-    Otherwise None if the solver reported no bound, or with status INFEASIBLE or UNBOUNDED.
+    A bound beyond the cutoff is not proven. With status CUTOFF, the bound is the cutoff.
     """
     if status in (SolverStatus.INFEASIBLE, SolverStatus.UNBOUNDED):
         return None

@@ -36,8 +36,7 @@ _MAX_ERRORS_PER_KIND: Final = 10
 class Layout:
     """Map from the columns of an array model to those of its standard form.
 
-    Fixed columns, and columns whose cost and coefficients are 0, have no column in the form. A form
-    with a violated row without columns has no columns at all.
+    Fixed columns, and columns whose cost and coefficients are 0, have no column in the form.
     """
 
     model: Model
@@ -50,10 +49,7 @@ class Layout:
     """Limits before scaling, over columns of the model, by the label of their row."""
 
     def model_values(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Convert a solution of the form to the value of each column of the model.
-
-        The value is 0 for unfixed columns that the form does not have. Values are not rounded.
-        """
+        """Convert a solution of the form to the value of each column of the model, else 0."""
         values = np.where(np.isnan(self.fixed_values), 0.0, self.fixed_values)
         has_column = self.positions >= 0
         values[has_column] = x[self.positions[has_column]]
@@ -62,11 +58,7 @@ class Layout:
     def to_form_solution(
         self, n_columns: int, values: Iterable[tuple[int, float]]
     ) -> NDArray[np.float64]:
-        """Convert (column of the model, value) pairs to a partial solution of the form.
-
-        The result has the `n_columns` columns of the form, NaN without a pair. Pairs of columns
-        that the form does not have are ignored.
-        """
+        """Convert (model column, value) pairs to a partial solution of the form, else NaN."""
         x = np.full(n_columns, np.nan)
         for column, value in values:
             if self.positions[column] >= 0:
@@ -81,9 +73,8 @@ class Layout:
     def exact_limit(self, limit: LinearRow) -> tuple[list[tuple[float, int]], Fraction]:
         """Return a limit as (coefficient, column of the form) terms, and its upper bound.
 
-        Terms of fixed columns, with values rounded to integers, are subtracted from the upper
-        bound. The form lacks an unfixed column if scaling dropped all its coefficients. Then its
-        smallest contribution as a binary variable, ``min(coefficient, 0)``, is subtracted.
+        Terms of fixed columns are subtracted from it; so is the least value of a column without
+        one.
         """
         terms, upper = [], Fraction(limit.upper)
         for value, column in limit.terms:
@@ -274,10 +265,7 @@ class StandardForm:
         return float(self.objective @ np.asarray(x, dtype=np.float64)) + self.offset
 
     def max_violation(self, x: ArrayLike) -> float:
-        """Return the largest absolute violation of a row, bound or integrality at `x`, or 0.
-
-        `x` must not contain NaN, which would hide violations.
-        """
+        """Return the largest absolute violation of a row, bound or integrality at `x`, or 0."""
         values = np.asarray(x, dtype=np.float64)
         activity = self.matrix @ values
         violations = (
@@ -298,13 +286,7 @@ class StandardForm:
     def with_rows(
         self, matrix: csr_array, lower: ArrayLike, upper: ArrayLike, names: Sequence[Any]
     ) -> StandardForm:
-        """Return a new form with the rows of `matrix` appended, with their bounds and names.
-
-        There must be one of each per new row. Coefficients of one entry are summed, in a copy of
-        `matrix`. Raises `ModelError` for a wrong number of bounds or names, for coefficients that
-        are not finite, and for bounds that are NaN, lower ones of ``inf`` and upper ones of
-        ``-inf``. Crossed bounds are no error.
-        """
+        """Return a new form with the rows of `matrix` appended, with their bounds and names."""
         from poetmodel.backends.sparse import csr_array, vstack
 
         new_rows = matrix.copy()
@@ -320,9 +302,7 @@ class StandardForm:
     def describe_contradiction(self) -> str | None:
         """Return a message about the first column or row that no value satisfies; None without one.
 
-        Crossed bounds of columns are checked first, then those of rows, then whether rows without
-        coefficients are violated by more than `ROUNDING_TOLERANCE`. `Solver.solve` calls no solver
-        for such models, because solvers treat them differently.
+        `Solver.solve` calls no solver for such models, because solvers treat them differently.
         """
         for lower, upper, name_of in self._iterate_bounds():
             for k in np.flatnonzero(lower > upper)[:1]:
@@ -347,11 +327,7 @@ class StandardForm:
         yield self.row_lower, self.row_upper, self.row_name
 
     def _describe_invalid_numbers(self) -> list[str]:
-        """Return messages about infinite or NaN coefficients, costs or offset, and unusable bounds.
-
-        There are up to ten messages of each kind. A bound is unusable if it is NaN, a lower bound
-        of ``inf`` or an upper bound of ``-inf``.
-        """
+        """Return messages about numbers that are not finite and unusable bounds, ten per kind."""
         errors = []
         for i in np.flatnonzero(~np.isfinite(self.matrix.data))[:_MAX_ERRORS_PER_KIND]:
             row = int(np.searchsorted(self.matrix.indptr, i, side="right")) - 1
@@ -371,10 +347,7 @@ class StandardForm:
 
 
 def contains_zero(lower: Any, upper: Any) -> Any:
-    """Return whether 0 is between bounds, numbers or arrays, within `ROUNDING_TOLERANCE`.
-
-    A row without coefficients is satisfied by all values if so, otherwise by none.
-    """
+    """Return whether 0 is between bounds, numbers or arrays, within `ROUNDING_TOLERANCE`."""
     return (lower <= ROUNDING_TOLERANCE) & (upper >= -ROUNDING_TOLERANCE)
 
 
@@ -383,8 +356,8 @@ def round_integers(
 ) -> NDArray[np.float64]:
     """Return a solver's solution of a form with its integer columns rounded; read-only.
 
-    Raises `BackendError` if the number of values is wrong, a value is not finite, or an integer
-    column is farther than `tolerance` from a whole number.
+    Raises `BackendError` for a wrong size, a value that is not finite, or an integer column farther
+    than `tolerance` from a whole number.
     """
     values = np.array(x, dtype=np.float64)
     if values.shape != (form.n_columns,):

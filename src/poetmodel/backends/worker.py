@@ -29,21 +29,17 @@ _MAX_EXIT_WAIT_S: Final = 60.0
 def run_interruptibly(
     solve: Callable[[], T], stop: threading.Event, *, max_s: float | None = None
 ) -> T:
-    """Run a solve in a new thread; return its result or raise its exception.
+    """Return what `solve` returns, executed in a thread so that Ctrl-C is handled.
 
-    The first Ctrl-C sets `stop`; the solve must then end soon, and its result so far is returned.
-    `KeyboardInterrupt` is raised by a second Ctrl-C, which abandons the solver thread, and by one
-    before the thread has started. Unless `max_s` is None, the thread is also abandoned if it has
-    not ended after `max_s` [s]: `stop` is set and `TimeLimitError` is raised. Some solvers do not
-    check the clock for long periods. After this error, a Python program waits at exit for the
-    thread for at most `_MAX_EXIT_WAIT_S`; the command line does not wait.
+    The first Ctrl-C sets `stop`: `solve` should then return its best result. The second abandons
+    the thread and raises `KeyboardInterrupt`. After `max_s` seconds the thread is abandoned with
+    `TimeLimitError`.
 
     Notes
     -----
-    While a solver executes in the main thread, Python handles no signal, and each solver handles
-    signals in its own way. The main thread therefore only waits for a plain lock. If Ctrl-C arrives
-    while waiting, ``Thread.join`` of Python 3.11 treats a live thread as finished, and a
-    ``Condition``, hence also a ``Future``, releases a lock that it does not hold.
+    The main thread waits for a plain lock: if Ctrl-C arrives while waiting, ``Thread.join`` of
+    Python 3.11 treats a live thread as finished, and a ``Condition`` releases a lock that it does
+    not hold.
     """
     context = copy_context()
     futures: list[Future[T]] = []
@@ -63,8 +59,7 @@ def run_interruptibly(
     def wait_for_thread() -> None:
         """Wait until the thread has a result or an exception, or the deadline passes.
 
-        Meanwhile, restores the handler of Ctrl-C repeatedly if called in the main thread, because
-        Gurobi replaces it: the handler of Gurobi prints to standard output, which may carry JSON.
+        Restores the handler of Ctrl-C repeatedly: Gurobi replaces it by one that prints to stdout.
         """
         sigint_handler = signal.getsignal(signal.SIGINT)
         is_main_thread = (

@@ -66,10 +66,7 @@ class InputShape:
 
     @property
     def overrides(self) -> dict[str, int | str]:
-        """Settings other than None, False and 0, by field name.
-
-        Includes settings that equal the network's default.
-        """
+        """Settings other than None, False and 0, by field name."""
         return {name: value for name, value in asdict(self).items() if value not in _UNSET}
 
     def label(self, model: str) -> str:
@@ -82,11 +79,7 @@ class InputShape:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The `overrides` as command-line arguments, such as ``("--batch", "8")``.
-
-        They are in the order of the fields. A setting that is True becomes an option without a
-        value.
-        """
+        """The `overrides` as command-line arguments, such as ``("--batch", "8")``."""
         return tuple(
             argument
             for name, value in self.overrides.items()
@@ -130,10 +123,7 @@ def model_names() -> tuple[str, ...]:
 
 
 def describe_model(name: str) -> str:
-    """Return the one-line description of a built-in network or published graph.
-
-    Raises `GraphError` if no network has this name.
-    """
+    """Return the one-line description of a built-in network or published graph."""
     check_model_name(name)
     return _DESCRIPTIONS[name]
 
@@ -141,10 +131,7 @@ def describe_model(name: str) -> str:
 def load_model(name: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
     """Load a built-in network or published graph from ``graphs/``.
 
-    If `shape`, which may be a `Variant`, has overrides, a built-in network is generated with them,
-    and no file is read. Raises `GraphError` if no network has this name, if the network lacks a
-    setting or refuses its value, or for any override of a published graph. Without overrides,
-    raises `InputError` if the installation has no folder ``graphs/``.
+    With overrides in `shape`, a built-in network is generated; a published graph refuses them.
     """
     from poetmodel.graph.structure import Graph
 
@@ -157,9 +144,7 @@ def load_model(name: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
 def read_model_or_file(name: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
     """Load the built-in network or published graph of this name, or else a graph file.
 
-    Any other `name` is a path if it ends in ``.json``, names an existing file or folder, or
-    contains a separator and does not begin with ``paper/``. Raises the errors of `load_model` or
-    `load_file`.
+    `name` is a path if it ends in ``.json``, exists, or has a separator and no prefix ``paper/``.
     """
     has_separator = os.sep in name and not name.startswith(_PUBLISHED)
     is_file = has_separator or name.endswith(".json") or os.path.exists(name)  # noqa: PTH110
@@ -169,11 +154,7 @@ def read_model_or_file(name: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
 
 
 def load_file(path: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
-    """Load a graph file or the graph of a step file, as `Graph.load`.
-
-    Raises `InputError` if `shape` has overrides, because a file has fixed sizes, and `GraphError`
-    if the file is missing or invalid.
-    """
+    """Load a graph file or the graph of a step file; a file has fixed sizes."""
     from poetmodel.graph.structure import Graph
 
     if shape.overrides:
@@ -185,11 +166,7 @@ def load_file(path: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
 
 
 def _build_zoo_model(name: str, shape: InputShape) -> Graph:
-    """Generate the graph of a built-in network with the overrides of `shape`.
-
-    Raises `GraphError` for a published graph, for a size that the network lacks, such as the image
-    size of a language model, and for values that its function in `MODELS` refuses.
-    """
+    """Generate the graph of a built-in network with the overrides of `shape`."""
     subject = f"model {name!r}, {shlex.join(shape.options)}"
     if name.startswith(_PUBLISHED):
         raise GraphError(f"{subject}: the published graphs have fixed sizes; leave the option out")
@@ -218,11 +195,7 @@ def _build_zoo_model(name: str, shape: InputShape) -> Graph:
 
 
 def _replace_argument_names(fault: str) -> str:
-    """Replace argument names of a zoo function in an error message by command-line options.
-
-    Replaces a field name of `Variant` only if it is the whole text before the first colon, but the
-    parameter names in `_PARAMETER_OF_FIELD`, such as ``batch_size``, everywhere.
-    """
+    """Replace argument names of a zoo function in an error message by command-line options."""
     argument_name, colon, description = fault.partition(": ")
     if argument_name in Variant.__dataclass_fields__:
         fault = f"--{argument_name.replace('_', '-')}{colon}{description}"
@@ -294,13 +267,7 @@ def model_path(folder: Path, name: str) -> Path:
 
 
 def check_model_name(name: str) -> None:
-    """Check that a built-in network or published graph has this name.
-
-    Raises
-    ------
-    GraphError
-        If there is no such network; the message suggests similar names, if there are any.
-    """
+    """Raise `GraphError`, with similar names, if no built-in network or graph has this name."""
     if name in _DESCRIPTIONS:
         return
     normalized_name = name.strip().lower().replace("_", "-")

@@ -139,10 +139,7 @@ def digraph_to_dict(digraph: networkx.DiGraph[Any]) -> dict[str, Any]:
 
 
 def _to_json_value(value: Any) -> Any:
-    """Convert tuples to lists and NumPy integers to int, recursively, as JSON requires.
-
-    Other values, bool included, and keys are returned unchanged.
-    """
+    """Convert tuples to lists and NumPy integers to int, recursively, as JSON requires."""
     if isinstance(value, list | tuple):
         return [_to_json_value(item) for item in value]
     if isinstance(value, dict):
@@ -155,11 +152,7 @@ def _is_integer(value: object) -> bool:
 
 
 def _output_names(item: Mapping[str, Any]) -> list[object]:
-    """Return the names of the outputs in a node's file entry, skipping outputs that are no dict.
-
-    The name is None for a dict without a name. If ``outputs`` is missing or no list, returns the
-    node's name alone. `Graph` reports malformed outputs later.
-    """
+    """Return the names of the outputs in a node's file entry, None for a missing name."""
     outputs = item.get("outputs")
     if not isinstance(outputs, list):
         return [item["name"]]

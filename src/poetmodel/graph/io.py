@@ -52,20 +52,8 @@ def graph_defaults(graph_type: type[Any]) -> dict[str, Any]:
 def read_document(path: str | Path) -> tuple[object, str, list[str]]:
     """Read the JSON of a graph file or step file, without validating it.
 
-    Returns
-    -------
-    document : object
-        Content of the graph file; for a step file (by its ``format``), its graph, or None if it has
-        none.
-    source : str
-        Path, and key within a step file, for error messages.
-    faults : list of str
-        One message per duplicate key in the file.
-
-    Raises
-    ------
-    GraphError
-        If the file cannot be read, or its text cannot be parsed as JSON.
+    Returns the content (of a step file, its graph), the source for messages, and a message per
+    duplicate key.
     """
     with convert_errors(GraphError):
         text = read_text(path)
@@ -120,10 +108,7 @@ def node_to_dict(node: object, *, defaults: bool = False) -> object:
 
 
 def _has_only_size(node: Node, output: object) -> bool:
-    """Return whether ``output_bytes`` describes this output completely.
-
-    It does if the output has the node's name and replaces no state.
-    """
+    """Return whether ``output_bytes`` describes this output completely."""
     return isinstance(output, Tensor) and output.name == node.name and output.replaces is None
 
 
@@ -133,11 +118,7 @@ def _tensor_to_dict(tensor: Tensor) -> dict[str, Any]:
 
 
 def _in_place_to_dict(pairs: object) -> object:
-    """Return (output, input) pairs of names as a JSON object that maps outputs to inputs.
-
-    If `pairs` is no tuple of pairs of names, or two pairs have the same output, returns a value
-    that validation refuses.
-    """
+    """Return (output, input) pairs of names as a JSON object that maps outputs to inputs."""
     if not isinstance(pairs, tuple) or not all(
         isinstance(pair, tuple) and [*map(type, pair)] == [str, str] for pair in pairs
     ):
@@ -156,8 +137,7 @@ def optional_keys(
 ) -> dict[str, Any]:
     """Return the attributes of `owner`, by name, that differ from their defaults in `default_of`.
 
-    Only attributes in `default_of` count. With `defaults`, also include attributes equal to their
-    defaults, unless the default is None.
+    With `defaults`, include attributes equal to their defaults, unless the default is None.
     """
     values = ((key, getattr(owner, key), default) for key, default in default_of.items())
     return {
@@ -170,13 +150,7 @@ def optional_keys(
 def parse_graph_fields(document: object, *, source: str, faults: Iterable[str]) -> dict[str, Any]:
     """Validate the content of a graph file and return the fields of its `Graph`, by name.
 
-    The result lacks optional fields that the file lacks.
-
-    Raises
-    ------
-    GraphError
-        If `document` is no object, or format or version is wrong: with these errors only. Else with
-        `faults` and every invalid key and value or, if there are none, every error between nodes.
+    Reports `faults` and all invalid keys and values at once, else all errors between nodes.
     """
     if not isinstance(document, dict):
         raise GraphError(
@@ -220,9 +194,8 @@ def _parse_node(item: dict[str, Any]) -> Node:
 def canonical_json(document: dict[str, Any]) -> str:
     """Return the canonical JSON that a graph's hash is computed from: sorted keys, no spaces.
 
-    Deletes ``kernels`` and ``instructions`` from the given `document`, because two graphs that
-    differ only in these are the same graph. `document` comes from `Graph.to_dict` with all
-    defaults. Characters outside ASCII are not escaped.
+    Deletes ``kernels`` and ``instructions`` from `document`: graphs that differ in these are the
+    same.
     """
     document.pop("kernels", None)
     for node in document["nodes"]:

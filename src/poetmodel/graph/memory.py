@@ -68,11 +68,7 @@ def checkpoint_all_profile(graph: Graph) -> tuple[int, ...]:
 
 
 def _keep_all_profile(graph: Graph, node_indices: Sequence[int]) -> tuple[int, ...]:
-    """Return the RAM in use at each of the `node_indices` nodes under keep-all [B].
-
-    Counts as `checkpoint_all_profile`, but only these nodes, which must be ascending, are computed:
-    other nodes make and read no tensor. State whose node is among them is in RAM throughout.
-    """
+    """Return the RAM at each of the `node_indices` nodes, if only these are computed [B]."""
     sizes, computed_nodes = graph.tensor_bytes, frozenset(node_indices)
     state = frozenset(graph.state_tensors)
     never_freed = state.union(graph.state_of)
@@ -101,11 +97,8 @@ def checkpoint_all_peak_bytes(graph: Graph) -> int:
 def inference_profile(graph: Graph) -> dict[int, int] | None:
     """Return the RAM in use at each node of inference, by node [B].
 
-    Inference computes every ``forward`` node and the nodes whose outputs these read, directly or
-    indirectly. Labels, which only the loss reads, do not count. Each tensor is freed after its last
-    use in inference, except state that inference reads. Returns None if phases do not separate the
-    forward pass from the rest of the training step: there is no ``forward`` node, or there are only
-    ``input`` and ``forward`` nodes.
+    Inference computes every ``forward`` node and the nodes that these read. None if phases do not
+    separate the forward pass from the rest of the step.
     """
     forward = {k for k, node in enumerate(graph.nodes) if node.phase == Phase.FORWARD}
     if not forward or all(node.phase in (Phase.INPUT, Phase.FORWARD) for node in graph.nodes):
@@ -122,10 +115,8 @@ def inference_profile(graph: Graph) -> dict[int, int] | None:
 def articulation_points(graph: Graph, *, phases: Collection[str] | None = None) -> tuple[int, ...]:
     """Return the indices of nodes whose outputs alone carry all data to later nodes, ascending.
 
-    Node `k` is such a node if no tensor made before `k` is read after `k`; the first and the last
-    node always are. Segmenting methods cut the graph at these nodes (Chen et al., 2016, section 4).
-    With `phases`, only nodes of these phases and their reads count; with ``{"input", "forward"}``,
-    reads of the backward pass do not hide the cut points of the network.
+    Segmenting methods cut the graph at these nodes (Chen et al., 2016, section 4). With `phases`,
+    only nodes of these phases and their reads count.
     """
     node_indices = [
         k for k, node in enumerate(graph.nodes) if phases is None or node.phase in phases

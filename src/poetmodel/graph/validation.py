@@ -26,10 +26,7 @@ class _Rule(NamedTuple):
 
 
 def _integer_rule(minimum: int, maximum: int, expected: str) -> _Rule:
-    """Return a rule that accepts integers from `minimum` to `maximum`, but no bool.
-
-    `expected` describes them in messages.
-    """
+    """Return a rule that accepts integers from `minimum` to `maximum`, but no bool."""
     # bool is a subclass of int.
     return _Rule(
         lambda value: (
@@ -95,10 +92,7 @@ _REQUIRED: Final = frozenset({"name", "bytes", "op", "phase", "inputs", "nodes"}
 
 
 def value_faults(document: Mapping[str, Any]) -> list[str]:
-    """Return a message for each unknown or missing key and invalid value in a graph file's content.
-
-    Checks the keys of each object; `structure_faults` checks nodes against each other.
-    """
+    """Return a message for each unknown or missing key and invalid value of a graph file."""
     faults: list[str] = []
 
     def check(item: object, rules: Mapping[str, _Rule], *path: str | int) -> None:
@@ -125,11 +119,7 @@ def value_faults(document: Mapping[str, Any]) -> list[str]:
 
 
 def _key_faults(item: object, rules: Mapping[str, _Rule]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield (key path, message) for each unknown key, missing key and invalid value of `item`.
-
-    `rules` has the known keys; those in `_REQUIRED` must be present. The path has one key, or none
-    if `item` is no object.
-    """
+    """Yield (key path, message) for each unknown key, missing key and invalid value of `item`."""
     if not isinstance(item, dict):
         yield (), f"expected an object, got {quote(item)}"
         return
@@ -148,11 +138,7 @@ def _key_faults(item: object, rules: Mapping[str, _Rule]) -> Iterator[tuple[tupl
 
 
 def structure_faults(nodes: Sequence[Node], *, version: int = 2) -> list[str]:
-    """Return a message for each contradiction between nodes that are valid individually.
-
-    Checks names, execution order, cycles, state and in-place pairs, that a file of version 1 uses
-    no feature of version 2, and that there is a node.
-    """
+    """Return a message for each contradiction between nodes that are valid individually."""
     version_2_nodes = [k for k, node in enumerate(nodes) if node.needs_version_2]
     faults = [] if nodes else ["nodes: expected at least 1 node, got 0"]
     if version == 1:
@@ -166,10 +152,7 @@ def structure_faults(nodes: Sequence[Node], *, version: int = 2) -> list[str]:
 
 
 def _order_faults(nodes: Sequence[Node], maker_of: Mapping[str, int]) -> Iterator[str]:
-    """Yield a message for each input that no earlier node makes, and for one cycle if there is any.
-
-    `maker_of` maps tensor names to the index of the node that makes the tensor.
-    """
+    """Yield a message for each input that no earlier node makes, and for one cycle."""
     edges = []
     for k, node in enumerate(nodes):
         for name in dict.fromkeys(node.inputs):
@@ -191,11 +174,7 @@ def _order_faults(nodes: Sequence[Node], maker_of: Mapping[str, int]) -> Iterato
 
 
 def _repeated_name_faults(nodes: Sequence[Node], maker_of: dict[str, int]) -> Iterator[str]:
-    """Yield a message for each duplicate name of a node or tensor.
-
-    A node and its output that repeat the same name have one message. Adds to `maker_of` the index
-    of the first node that makes each tensor, by tensor name.
-    """
+    """Yield a message for each duplicate name of a node or tensor; fill `maker_of`."""
     first_node_of: dict[str, int] = {}
     for k, node in enumerate(nodes):
         is_repeated = node.name in first_node_of
@@ -215,10 +194,7 @@ def _repeated_name_faults(nodes: Sequence[Node], maker_of: dict[str, int]) -> It
 
 
 def cycle_faults(digraph: networkx.DiGraph[Any], name_of: Callable[[Any], object]) -> Iterator[str]:
-    """Yield one message that names the nodes of a cycle; no message if the digraph is acyclic.
-
-    `name_of` returns the displayed name of a key of the digraph.
-    """
+    """Yield one message that names the nodes of a cycle, if there is one."""
     import networkx as nx
 
     try:
@@ -248,11 +224,7 @@ def _replacement_pairs(node: Node) -> list[tuple[Tensor, str]]:
 
 
 def _version_2_keys(node: Node) -> Iterator[str]:
-    """Yield the keys of a node whose values need version 2 of graph files.
-
-    These are ``phase`` of state, ``in_place`` unless it is (), and, once, ``outputs.replaces`` if
-    an output replaces state.
-    """
+    """Yield the keys of a node whose values need version 2 of graph files."""
     if node.is_state:
         yield "phase"
     if node.in_place != ():
@@ -262,11 +234,7 @@ def _version_2_keys(node: Node) -> Iterator[str]:
 
 
 def _state_faults(nodes: Sequence[Node], maker_of: Mapping[str, int]) -> Iterator[str]:
-    """Yield a message for each violated rule of state, replacements and in-place pairs.
-
-    In addition to the rules of `_state_node_faults`, `_replacement_faults` and `_in_place_faults`,
-    no node may read a replacement, or a state tensor after the node that replaces it.
-    """
+    """Yield a message for each violated rule of state, replacements and in-place pairs."""
     replacer_of: dict[str, int] = {}
     for k, node in enumerate(nodes):
         if node.is_state:
@@ -289,10 +257,7 @@ def _state_faults(nodes: Sequence[Node], maker_of: Mapping[str, int]) -> Iterato
 
 
 def _state_node_faults(nodes: Sequence[Node], k: int) -> Iterator[str]:
-    """Yield a message for each violated rule of node `k`, which holds state.
-
-    It must have no input, 1 output, and the attribute values in `STATE_DEFAULTS`.
-    """
+    """Yield a message for each violated rule of node `k`, which holds state."""
     node, label = nodes[k], _node_label(nodes, k)
     for key, default in STATE_DEFAULTS.items():
         if getattr(node, key) != default:
@@ -306,13 +271,7 @@ def _state_node_faults(nodes: Sequence[Node], k: int) -> Iterator[str]:
 def _replacement_faults(
     nodes: Sequence[Node], k: int, maker_of: Mapping[str, int], replacer_of: dict[str, int]
 ) -> Iterator[str]:
-    """Yield a message for each violated rule of the replacements that node `k` makes.
-
-    A replacement must have the size of a state tensor that the node reads and that has no earlier
-    replacement. The node must not hold state, nor be `recomputable` or `on_aux`. Unless it holds
-    state, adds `k` to `replacer_of`: the first node that replaces each state tensor, by tensor
-    name.
-    """
+    """Yield a message per violated rule of the replacements of node `k`; fill `replacer_of`."""
     node, label = nodes[k], _node_label(nodes, k)
     replacement_pairs = _replacement_pairs(node)
     if replacement_pairs and node.is_state:
@@ -351,9 +310,7 @@ def _replacement_faults(
 def _in_place_faults(nodes: Sequence[Node], k: int, maker_of: Mapping[str, int]) -> Iterator[str]:
     """Yield a message for each violated rule of the in-place pairs of node `k`.
 
-    The output must be one of the node and no replacement. The input must be one of the node, no
-    state tensor, and in no other pair of the node. Sizes may differ. `maker_of` maps tensor names
-    to the index of the node that makes the tensor.
+    Sizes of output and input may differ.
     """
     node, label = nodes[k], f"{_node_label(nodes, k)}.in_place"
     outputs = [tensor.name for tensor in node.outputs]

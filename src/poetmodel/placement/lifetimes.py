@@ -45,11 +45,9 @@ class Block:
 
 
 def list_blocks(graph: Graph, plan: Plan, alignment: int) -> list[Block]:
-    """Return all blocks of a valid plan, in the order of their first copies or workspaces.
+    """Return all blocks of a valid plan, sizes rounded up to `alignment` [B].
 
-    A copy made in place of another is in the block of that copy. Sizes are rounded up to
-    `alignment` [B]. Raises `PlanError` if the plan is for another graph, and `TimeLimitError` if a
-    time limit of the calling context passes.
+    A copy made in place of another is in the block of that copy.
     """
     blocks: list[Block] = []
     latest_block_of: dict[int | None, Block] = {}
@@ -68,19 +66,14 @@ def list_blocks(graph: Graph, plan: Plan, alignment: int) -> list[Block]:
 
 
 def lower_bound_bytes(blocks: Iterable[Block], length: int) -> int:
-    """Return a lower bound on the size of the arena: the maximum RAM at a position [B].
-
-    `length` is the number of instructions of the program. If spans of a block overlap, the largest
-    one counts. 0 without blocks.
-    """
+    """Return a lower bound on the size of the arena: the maximum RAM at a position [B]."""
     return max(ram_by_position(blocks, length), default=0)
 
 
 def ram_by_position(blocks: Iterable[Block], length: int) -> list[int]:
     """Return the RAM of blocks before the program, then at each of its positions [B].
 
-    `length` is the number of instructions of the program: there are ``length + 1`` values. If spans
-    of a block overlap, the largest one counts.
+    If spans of a block overlap, the largest one counts.
     """
     ram_changes = [0] * (length + 2)
     for block in blocks:
@@ -95,12 +88,7 @@ def ram_by_position(blocks: Iterable[Block], length: int) -> list[int]:
 
 
 def split_overlaps(spans: Sequence[Span]) -> list[Span]:
-    """Split the spans of a block at every begin and end, so that none overlap.
-
-    The result is sorted by begin, and empty without spans. Each new span has the size of the
-    largest span that covers it, or 0 bytes between two spans; adjacent spans of one size are not
-    merged.
-    """
+    """Split the spans of a block at every begin and end; where they overlap the largest counts."""
     if len(spans) == 1:
         return list(spans)
     edges = sorted({position for begin, end, _ in spans for position in (begin, end)})

@@ -58,12 +58,7 @@ class PackingProblem:
 
     @classmethod
     def from_blocks(cls, blocks: Sequence[Block]) -> Self:
-        """Return the problem of packing blocks.
-
-        One sweep over the positions of the program finds all pairs of blocks that are in RAM at
-        once, and the largest sizes of both during this time: the minimum distances. Spans of 0
-        bytes cause no conflict.
-        """
+        """Return the packing problem: pairs of blocks in RAM at once, with minimum distances."""
         spans = sorted(
             (begin, end, size, index)
             for index, block in enumerate(blocks)
@@ -104,10 +99,7 @@ class PackingProblem:
         )
 
     def lowest_offset(self, index: int, offsets: Integers) -> int:
-        """Return the lowest offset at which block `index` fits among the placed blocks [B].
-
-        `offsets` has the offset of each block, `UNPLACED` for blocks that are not placed.
-        """
+        """Return the lowest offset at which block `index` fits among the placed blocks [B]."""
         conflicts = self.conflicts_of[index]
         if not conflicts.indices.size:
             return 0
@@ -135,17 +127,11 @@ def search_offsets(
     until_s: float,
     seed: int = 0,
 ) -> Integers:
-    """Return offsets of `blocks` with the smallest arena found; `problem` is their packing problem.
+    """Return offsets of `blocks` with the smallest arena found, until it has `bound` bytes.
 
-    The search stops if the arena has `bound` bytes, a lower bound, at `until_s` of the monotonic
-    clock [s], or after `MAX_PLACEMENTS` placements; after a tenth of them if at most
-    `MAX_SHORT_SEARCH_PAIRS` pairs of blocks conflict.
-
-    Blocks are placed one by one at the lowest offset where they fit: first in the greedy order,
-    then within a target size, halfway between the bound and the smallest arena so far. A block that
-    does not fit within the target moves to a random earlier position in the order, and the blocks
-    from that position on are placed again. After `MAX_FRUITLESS_MOVES` moves, the search restarts
-    from the next initial order.
+    Blocks are placed one by one at the lowest offset where they fit, within a target size halfway
+    between the bound and the best arena. A block that does not fit moves to a random earlier
+    position in the order. `until_s` is of the monotonic clock [s].
     """
     search = _OrderSearch(blocks, problem, bound, Random(seed))  # noqa: S311 - reproducible
     return search.find_offsets(until_s)
@@ -154,8 +140,7 @@ def search_offsets(
 class _OrderSearch:
     """Random local search over placement orders.
 
-    `order` lists block indices. `offsets` has one entry per block; those of blocks that are not
-    placed are `UNPLACED`.
+    `order` lists block indices; `offsets` has an entry per block.
     """
 
     def __init__(
@@ -165,10 +150,6 @@ class _OrderSearch:
         bound: int,
         rng: Random,
     ) -> None:
-        """Sort the blocks by ``height * lifetime ** LIFETIME_POWERS[0]``, largest first.
-
-        Places no block.
-        """
         self.problem, self.bound, self.rng = problem, bound, rng
         self.lifetimes = [sum(end - begin for begin, end, _ in block.spans) for block in blocks]
         self.powers = cycle(LIFETIME_POWERS)
@@ -178,12 +159,7 @@ class _OrderSearch:
         """Number of placements of single blocks so far."""
 
     def find_offsets(self, until_s: float) -> Integers:
-        """Place greedily, then search for a smaller arena; return the offsets of the smallest one.
-
-        Stops if the arena has `bound` bytes, at `until_s` of the monotonic clock [s], or after
-        `MAX_PLACEMENTS` placements, a tenth of them if few blocks conflict. Greedy ones do not
-        count.
-        """
+        """Place greedily, then search for a smaller arena; return the best offsets."""
         self._place_from(0, None)
         best_offsets = self.offsets.copy()
         arena_bytes, target = self._unplace_all(best_offsets)
@@ -215,11 +191,9 @@ class _OrderSearch:
         return best_offsets
 
     def _place_from(self, begin: int, target: int | None) -> int | None:
-        """Place the blocks from a position of the order on.
+        """Place blocks from a position of the order on.
 
-        Returns the position of the first block that would end above `target` [B], which is not
-        placed, nor are those after it; None if all are placed. A `target` of None is no limit.
-        Adds the number of blocks tried to `n_placements`.
+        Returns the position of the first that would end above `target` [B], or None.
         """
         for position in range(begin, len(self.order)):
             index = self.order[position]

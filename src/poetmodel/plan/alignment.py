@@ -36,11 +36,9 @@ def align_sizes(graph: Graph, alignment: int) -> Graph:
 
 
 def device_alignment(device: Device | None) -> int:
-    """Return the alignment of offsets on a device [B].
+    """Return the alignment of offsets on a device [B]: a cache line where DMA meets a data cache.
 
-    It is `ALIGNMENT` or, on a device with DMA and a data cache, the length of a cache line if that
-    is longer: a cache line with both DMA and other data could be neither cleaned nor invalidated.
-    Without a device, it is `ALIGNMENT`.
+    A cache line with both DMA and other data could be neither cleaned nor invalidated.
     """
     return ALIGNMENT if device is None else max(ALIGNMENT, device.dma_line_bytes)
 

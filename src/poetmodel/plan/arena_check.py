@@ -107,11 +107,6 @@ class _ArenaChecker:
     """Checks offsets instruction by instruction, and collects rectangles and violations."""
 
     def __init__(self, graph: Graph, plan: Plan, arena: Arena) -> None:
-        """Store the offsets of the arena in `unused_offsets`, by position, `Content` and index.
-
-        The index is that of a tensor or, for a workspace, of a node. Adds a violation for each
-        repeated key; its last offset counts.
-        """
         self.graph, self.plan, self.arena = graph, plan, arena
         self.rectangles: list[Rectangle] = []
         """Rectangles of all copies so far."""
@@ -128,13 +123,10 @@ class _ArenaChecker:
             self.unused_offsets[key] = offset
 
     def check_copies(self, copies: Sequence[Stay]) -> None:
-        """Add the rectangles of the copies made at one position, and violations of their offsets.
+        """Check the offsets of the copies made at one position; add their rectangles.
 
-        `copies` must not be empty; a workspace is one, too. An offset must exist, be aligned, be
-        inside the arena without overlap of a live rectangle, and equal that of an input overwritten
-        in place. Drops live rectangles that end at or before the position. Raises
-        `lower_bound_bytes` to the sum of all live sizes, each rounded up to the alignment, if that
-        is larger; overwritten bytes count once. Updates `unused_offsets` and `end_bytes`, too.
+        An offset must exist, be aligned, be inside the arena, overlap no live rectangle, and equal
+        that of an input overwritten in place.
         """
         position = copies[0].begin
         self.live_rectangles = [
@@ -175,12 +167,7 @@ class _ArenaChecker:
         )
 
     def _pop_offset(self, copy: Stay) -> int | None:
-        """Return the offset of a copy, and remove it from `unused_offsets`.
-
-        Adds violations of the alignment and of the size of the arena, and raises `end_bytes` to the
-        end of the copy, rounded up to the alignment. If the arena has no offset for the copy, adds
-        a violation and returns None.
-        """
+        """Return and remove the offset of a copy; add violations of alignment and arena size."""
         key = (copy.begin, copy.content, copy.index)
         offset = self.unused_offsets.pop(key, None)
         if offset is None:
@@ -195,10 +182,7 @@ class _ArenaChecker:
         return offset
 
     def _check_overlap(self, rectangle: Rectangle, live_rectangles: Iterable[Rectangle]) -> None:
-        """Add a violation for each of `live_rectangles` that shares bytes with `rectangle`.
-
-        Rectangles without an offset share none.
-        """
+        """Add a violation for each of `live_rectangles` that shares bytes with `rectangle`."""
         begin_offset, size = rectangle.offset, rectangle.bytes
         if begin_offset is None or not size:
             return
@@ -220,10 +204,7 @@ class _ArenaChecker:
             )
 
     def _check_in_place(self, rectangle: Rectangle, overwritten: Rectangle) -> None:
-        """Add a violation if an output in place and its input have different offsets.
-
-        Adds none if one of them has no offset.
-        """
+        """Add a violation if an output in place and its input have different offsets."""
         if (
             rectangle.offset != overwritten.offset
             and rectangle.offset is not None
@@ -237,10 +218,7 @@ class _ArenaChecker:
             )
 
     def check_totals(self) -> None:
-        """Add violations for unused offsets, wrong sizes of the arena, and an exceeded budget.
-
-        The sizes are `bytes` and `lower_bound_bytes`. Call it after `check_copies` of all copies.
-        """
+        """Add violations for unused offsets, wrong sizes of the arena, and an exceeded budget."""
         for key in self.unused_offsets:
             self._add_violation(key, "has an offset, but the program makes no such copy there")
         arena, budget = self.arena, self.plan.ram_budget_bytes

@@ -191,11 +191,7 @@ def is_binary(data: bytes) -> bool:
 
 
 def stored_fingerprint(data: bytes) -> bytes:
-    """Return the stored prefix of the graph's SHA-256.
-
-    Raises `PlanError` for bytes that are no binary plan or corrupt, and for an unknown version or
-    flag.
-    """
+    """Return the stored prefix of the graph's SHA-256."""
     return _parse_header(data)[2]
 
 
@@ -226,7 +222,6 @@ class _IndexPredictor:
     """Predicts the index of the next record, identically in encoder and decoder."""
 
     def __init__(self, homes: Homes) -> None:
-        """Start without records; computing a node in `homes.first_reads` always needs a record."""
         self.node_of = homes.graph.node_of
         self.new_nodes = [k for k in range(len(homes.graph.nodes)) if k not in homes.first_reads]
         """Nodes in graph order, except nodes of first reads."""
@@ -239,10 +234,8 @@ class _IndexPredictor:
     def predict_index(self, op: Op) -> int:
         """Return the predicted index of an operation.
 
-        For ``compute``, the index of its last record plus 1; computations without a record do not
-        count. For ``page_out``, the first tensor of the last computed node, with or without a
-        record (node 0 before any), or of a later node if it makes none. Otherwise the index of the
-        operation's last record. Each operation but ``page_out`` has 0 before its first record.
+        ``compute``: the node after its last record. ``page_out``: the first tensor of the last
+        computed node. Otherwise the index of the operation's last record; 0 before any.
         """
         if op == Op.COMPUTE:
             return self._last_index_of[op] + 1
@@ -251,11 +244,7 @@ class _IndexPredictor:
         return self._last_index_of[op]
 
     def is_due(self, k: int, *, n_unregistered: int) -> bool:
-        """Return whether computing node `k` needs no record, as the next one of `new_nodes`.
-
-        These are all nodes in graph order, except first reads of state. `n_unregistered` is the
-        number of computations without a record that precede the node and are not registered yet.
-        """
+        """Return whether computing node `k` needs no record, as the next one of `new_nodes`."""
         position = self.n_computed + n_unregistered
         return position < len(self.new_nodes) and self.new_nodes[position] == k
 
@@ -273,11 +262,7 @@ class _IndexPredictor:
 
 
 def _encode_steps(homes: Homes, steps: Iterable[Instruction]) -> bytes:
-    """Return the records of steps, as bytes.
-
-    First computations in graph order, except first reads of state, have no record. The next record
-    counts those since the record before it; those after the last record are not counted.
-    """
+    """Return the records of steps; first computations in graph order are only counted."""
     encoded = bytearray()
     predictor = _IndexPredictor(homes)
     n_first = 0
@@ -294,12 +279,7 @@ def _encode_steps(homes: Homes, steps: Iterable[Instruction]) -> bytes:
 
 
 def _decode_steps(homes: Homes, reader: _ByteReader) -> Iterator[Instruction]:
-    """Yield the instruction of each record, and the computations without a record.
-
-    These compute the nodes of `_IndexPredictor.new_nodes`, in order. A record states the number of
-    them that directly precede it; the rest follow the last record. Raises `PlanError` for a record
-    that is incomplete or does not fit the graph.
-    """
+    """Yield the instruction of each record, and the computations without a record."""
     predictor = _IndexPredictor(homes)
     new_nodes, n_tensors = predictor.new_nodes, len(homes.graph.tensors)
     while not reader.is_at_end:
@@ -336,12 +316,7 @@ def _read_resident(graph: Graph, reader: _ByteReader) -> Iterator[int]:
 
 
 def _parse_header(data: bytes) -> tuple[int, int, bytes, bytes]:
-    """Return version, flags, fingerprint, and the bytes from there to the checksum, not decoded.
-
-    These are the length of the body, and the body.
-
-    Raises `PlanError` if start, version, flags or checksum are wrong, or if bytes are missing.
-    """
+    """Return version, flags, fingerprint, and the bytes from there to the checksum, not decoded."""
     if not data.startswith(MAGIC):
         start = "no bytes" if not data else f"bytes that begin with {data[: len(MAGIC)].hex()}"
         raise PlanError(f"expected a binary plan, which begins with {MAGIC.hex()}, got {start}")
@@ -367,11 +342,7 @@ def _parse_header(data: bytes) -> tuple[int, int, bytes, bytes]:
 
 
 def _parse_body(data: bytes, graph: Graph) -> tuple[int, int, bytes]:
-    """Return version, flags and body of a binary plan.
-
-    Raises `PlanError` as `_parse_header`, for a fingerprint of another graph, and if the stated
-    length of the body is wrong.
-    """
+    """Return version, flags and body of a binary plan for `graph`."""
     version, flags, fingerprint, content = _parse_header(data)
     if fingerprint != _fingerprint(graph):
         raise PlanError(
@@ -387,11 +358,7 @@ def _parse_body(data: bytes, graph: Graph) -> tuple[int, int, bytes]:
 
 
 def _describe_damage(data: bytes) -> str:
-    """Return a message for bytes with a wrong checksum.
-
-    It depends on the size that the stored length of the body implies: fewer bytes are cut off or
-    altered; otherwise, they are altered.
-    """
+    """Return a message for bytes with a wrong checksum: cut off or altered, by their length."""
     reader = _ByteReader(data[_LENGTH_POSITION:])
     try:
         expected_bytes = reader.read_number() + reader.position + _LENGTH_POSITION + CHECKSUM_BYTES
@@ -413,10 +380,7 @@ def _checksum(content: bytes) -> bytes:
 
 
 def _encode_number(number: int) -> bytes:
-    """Encode a number in groups of 7 bits, lowest first; bit 7 is set in all but the last.
-
-    Raises `PlanError` for a negative number, or one of more than `_MAX_BITS` bits.
-    """
+    """Encode a number in groups of 7 bits, lowest first; bit 7 is set in all but the last."""
     if not 0 <= number < 1 << _MAX_BITS:
         raise PlanError(f"expected 0 or more, below 2^{_MAX_BITS}, in a binary plan, got {number}")
     groups = bytearray()
@@ -444,10 +408,7 @@ def _decode_signed(number: int) -> int:
 
 
 class _ByteReader:
-    """Reads numbers and texts from bytes, sequentially.
-
-    Methods that read raise `PlanError` if the bytes end too early or encode no valid value.
-    """
+    """Reads numbers and texts from bytes, sequentially; raises `PlanError` at their end."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -459,10 +420,7 @@ class _ByteReader:
         return self.position >= len(self.data)
 
     def read_number(self) -> int:
-        """Read a number encoded by `_encode_number`.
-
-        Raises `PlanError` if the bytes end within the number, or if it is too long.
-        """
+        """Read a number encoded by `_encode_number`."""
         number = shift = 0
         while True:
             if self.is_at_end or shift >= _MAX_BITS:

@@ -20,25 +20,17 @@ def add_waits_and_frees(homes: Homes, steps: Iterable[Instruction], mode: Storag
     """Add waits and frees to computations and transfers, so that they form a program.
 
     `steps` are in program order, with first reads of state as page-ins. For ``dma`` they include
-    the ``wait i`` of a page-out whose tensor must be freed later than right after its last use, or
-    whose transfer must be complete before the last use; they include no other waits and no frees.
-    For ``blocking``, given waits are removed and no waits are added. In the result, the first
-    page-in of each state tensor on storage is the ``compute`` of its node.
-
-    A copy of a tensor lives from the instruction that makes it (a computation, a page-in) to the
-    last step that touches it (a computation or page-out that reads it, a given ``wait``) before the
-    next copy is made. A copy that no step touches is freed right after it is made. A transfer is
-    waited for before the first instruction that needs it. The result is unique by these rules:
+    only those waits for page-outs that the rules below do not give; for ``blocking``, waits are
+    removed. A copy lives from the instruction that makes it to the last step that touches it.
 
     - Right after a step, every tensor is freed whose copy the step touches last, in ascending
-      order. If a transfer of that copy is pending, its ``wait`` comes right before. After a node
-      that may operate in place, copies without a pending transfer are freed first.
+      order, after the ``wait`` for its pending transfer. After a node that may operate in place,
+      copies without a pending transfer are freed first.
     - State is not freed by the node that replaces it, since the replacement uses its memory.
     - Before a computation there is a ``wait`` for each input that is still being paged in, in the
-      order in which their transfers began. Transfers right before the computation follow the wait
-      if they begin after the page-in; this does not delay them, as the bus is busy until then.
+      order of the bus. Transfers right before the computation follow the wait if they begin after
+      the page-in; the bus is busy until then.
     - Right before a page-out there is a ``wait`` for a pending transfer of the same tensor.
-    - A transfer is pending from its start to its ``wait``, given or derived.
 
     Steps that cannot be executed are completed by the same rules; `check_plan` reports them.
     """
@@ -80,11 +72,7 @@ def add_waits_and_frees(homes: Homes, steps: Iterable[Instruction], mode: Storag
 def _order_frees(
     homes: Homes, step: Instruction, tensors: list[int], transferring_tensors: Collection[int]
 ) -> list[int]:
-    """Return `tensors` in the order in which they are freed after a step.
-
-    After a node that may operate in place, tensors with a pending transfer come last; otherwise the
-    order is unchanged.
-    """
+    """Return `tensors` in the order of their frees: pending transfers last after nodes in place."""
     if step.op != Op.COMPUTE or not homes.graph.in_place_of[step.index]:
         return tensors
     return sorted(tensors, key=transferring_tensors.__contains__)
@@ -122,8 +110,7 @@ class Copy:
 def find_copies(homes: Homes, steps: Iterable[Instruction]) -> list[Copy]:
     """Return all copies of tensors, in the order in which `steps` make them.
 
-    `steps` are as for `add_waits_and_frees`. Unmoved state (`Homes.unmoved_state`) and replacements
-    of resident state have no copies. Uses of a tensor without a copy are ignored.
+    `steps` are as for `add_waits_and_frees`. State that does not move has no copies.
     """
     copies: list[Copy] = []
     latest_copy_of: dict[int, Copy] = {}
@@ -147,8 +134,7 @@ def find_copies(homes: Homes, steps: Iterable[Instruction]) -> list[Copy]:
 def last_uses_by_position(homes: Homes, steps: Iterable[Instruction]) -> dict[int, list[int]]:
     """Return the tensors whose copy each step uses last, or makes without a use, by position.
 
-    The tensors of a position are ascending; positions without tensors are omitted. Copies of state
-    that are replaced are omitted, since they are not freed. `steps` must have no frees.
+    Copies of state that are replaced are omitted, since they are not freed.
     """
     tensors_by_position: dict[int, list[int]] = {}
     for copy in find_copies(homes, steps):
@@ -160,12 +146,7 @@ def last_uses_by_position(homes: Homes, steps: Iterable[Instruction]) -> dict[in
 def strip_derived_instructions(
     homes: Homes, program: Iterable[Instruction], mode: StorageMode
 ) -> tuple[Instruction, ...] | None:
-    """Return the steps from which `add_waits_and_frees` derives a program; its inverse.
-
-    The steps are computations, transfers (also first reads of state), and waits for page-outs that
-    cannot be derived. Returns None if these rules do not restore the program, such as one that
-    waits or frees elsewhere. Whether the program is valid is not checked.
-    """
+    """Return the steps from which `add_waits_and_frees` derives a program, or None."""
     original = tuple(program)
     steps = _remove_derived_instructions(homes, homes.expand_first_reads(original))
     return steps if add_waits_and_frees(homes, steps, mode) == original else None
@@ -174,13 +155,7 @@ def strip_derived_instructions(
 def _remove_derived_instructions(
     homes: Homes, program: Sequence[Instruction]
 ) -> tuple[Instruction, ...]:
-    """Return a program without frees, and without waits except underivable ones for page-outs.
-
-    First reads of state must be page-ins in `program`, and remain. A wait for a page-out is
-    derivable if the result has no instruction between the wait and the latest computation or
-    transfer that uses the tensor, and the next instruction of `program` frees the tensor or pages
-    it out.
-    """
+    """Return a program without frees, and without waits except underivable ones for page-outs."""
     steps: list[Instruction] = []
     n_steps_at_last_use: dict[int, int] = {}
     paged_out: set[int] = set()

@@ -34,10 +34,7 @@ def load_document(path: str | Path) -> PlanDocument:
 
 
 def parse_document(text: str, *, source: str) -> PlanDocument:
-    """Parse the text of a plan file; `source` names the file in errors.
-
-    Raises `PlanError` if the text is invalid, as `parse_plan` does.
-    """
+    """Parse the text of a plan file; `source` names the file in errors."""
     return _to_document(parse_plan(text, source=source))
 
 

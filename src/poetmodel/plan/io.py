@@ -35,10 +35,7 @@ OpName = Literal["compute", "page_in", "page_out", "wait", "free"]
 
 
 def _list_validator(length: int, description: LiteralString) -> BeforeValidator:
-    """Return a validator that accepts lists of `length` items and converts them to tuples.
-
-    `description` names the items in the error for other values.
-    """
+    """Return a validator that converts lists of `length` items (`description`) to tuples."""
 
     def check(value: object) -> object:
         if not isinstance(value, list) or len(value) != length:
@@ -110,11 +107,7 @@ def parse_plan(text: str, *, source: str) -> PlanFile:
 
 
 def _content_faults(document: PlanFile) -> Iterator[str]:
-    """Yield an error for each key that contradicts another key.
-
-    These are ``resident`` and ``memory_mapped`` that do not fit the version, indices beyond the
-    file's ``nodes`` or ``tensors``, and errors of `_arena_faults`.
-    """
+    """Yield an error for each key that contradicts another key."""
     if (document.resident is None) != (document.version == VERSION):
         yield (
             f"resident: a file of version {VERSION_WITH_STATE} lists the state whose home is RAM, "
@@ -141,11 +134,7 @@ def _content_faults(document: PlanFile) -> Iterator[str]:
 
 
 def _arena_faults(document: PlanFile, arena: ArenaEntry) -> Iterator[str]:
-    """Yield an error if the alignment is no power of two, and per position or index out of range.
-
-    Positions are in ``program``; an index is of a tensor or, for a workspace, of a node.
-    `poetmodel.plan.arena_check.check_arena` checks the offsets.
-    """
+    """Yield an error for a wrong alignment, and for each position or index out of range."""
     try:
         check_alignment(arena.alignment)
     except PlanError as error:

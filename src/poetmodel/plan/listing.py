@@ -24,14 +24,10 @@ STALL_MARK: Final = "!"
 
 
 def plan_listing(graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None = None) -> str:
-    """Return a plan as text; `check` is the result of `check_plan`.
+    """Return a plan as text: metrics, then a line per instruction with clock, RAM and a remark.
 
-    After the metrics of the plan and a table head, there is one line per instruction: its position,
-    the core's clock when it is issued, RAM after it, its verb, the name of its node or tensor, and
-    a remark with its duration, bytes, delay on the bus or in-place outputs. ``!`` marks waits at
-    which the core stalls, ``<- peak`` the first instruction with the peak RAM. With an arena, the
-    lines state the offsets of new copies. Violations follow at the end. Without costs, the metrics
-    omit makespan and energy, and all times in the table are 0.
+    ``!`` marks waits at which the core stalls, ``<- peak`` the first instruction with the peak RAM.
+    Violations follow at the end. Without costs, times in the table are 0.
     """
     lines = [
         *_heading_lines(graph, plan, check, arena),
@@ -46,10 +42,7 @@ def plan_listing(graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None
 def _heading_lines(
     graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None
 ) -> Iterator[str]:
-    """Yield a title, then lines with time, energy, peak RAM, arena and homes of state.
-
-    Omits time and energy without costs, the arena if it is None, and homes without state.
-    """
+    """Yield a title, then lines with time, energy, peak RAM, arena and homes of state."""
     device = f" on {plan.device}" if plan.device else ""
     yield (
         f"Plan for {graph.name}{device}, {plan.mode} transfers: {len(plan.program)} instructions, "
@@ -83,10 +76,7 @@ def describe_fragmentation(arena: Arena) -> str:
 
 
 def describe_homes(graph: Graph, plan: Plan) -> str:
-    """Return a phrase with the number and bytes of state tensors in RAM and on storage.
-
-    Omits a home without tensors; returns "" without state.
-    """
+    """Return a phrase with the number and bytes of state tensors by home; "" without state."""
     resident, sizes = plan.resident or (), graph.tensor_bytes
     homes = {
         "resident": [sizes[i] for i in graph.state_tensors if i in resident],
@@ -104,10 +94,7 @@ def describe_homes(graph: Graph, plan: Plan) -> str:
 def _instruction_lines(
     graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None
 ) -> Iterator[str]:
-    """Yield the table head and one line per instruction; `plan_listing` describes the columns.
-
-    With an arena, the remark of a line includes the offsets of new copies.
-    """
+    """Yield the table head and one line per instruction."""
     factor, unit = _time_unit(check.makespan_s or 0.0)
     time_head = f"time [{unit}]"
     text = InstructionText(graph, plan)
@@ -142,12 +129,7 @@ class _OffsetRemarks:
             self.copies_of_position.setdefault(copy.position, []).append(copy)
 
     def format_offsets(self, position: int, step: Instruction) -> str:
-        """Return a remark on the offsets of the copies that an instruction makes.
-
-        The remark begins with a comma. It names tensors and workspace, except a tensor that is the
-        only copy. `position` is that of `step` in the program. The ``compute`` of resident state
-        has the offset of this state. Returns "" without an arena, or if `step` makes no copy.
-        """
+        """Return a remark on the offsets of the copies that an instruction makes, or ""."""
         copies = self.copies_of_position.get(position, [])
         if step.op == Op.COMPUTE and step.index in self.resident_nodes:
             outputs = self.graph.outputs_of[step.index]
@@ -170,7 +152,6 @@ class InstructionText:
     """Verbs, names and remarks of a plan's instructions."""
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
-        """Store the transfer mode, the first reads and the homes of state of a plan."""
         self.graph = graph
         self.is_dma = plan.mode == StorageMode.DMA
         self.first_reads = plan.first_reads(graph)
@@ -183,8 +164,7 @@ class InstructionText:
     def format_verb(self, step: Instruction, *, is_repeated: bool) -> str:
         """Return the verb of an instruction, such as ``page in``, ``wait for`` or ``recompute``.
 
-        `is_repeated` is whether an equal instruction was executed before. The ``compute`` of state
-        is ``read`` if it is a first read, otherwise ``hold``.
+        The ``compute`` of state is ``read`` if it is a first read, otherwise ``hold``.
         """
         op, index = step
         if op == Op.COMPUTE and index in self.first_reads:
@@ -196,21 +176,14 @@ class InstructionText:
         return "wait for" if op == Op.WAIT else op.replace("_", " ")
 
     def format_name(self, step: Instruction) -> str:
-        """Return the name of the node or tensor of an instruction.
-
-        Returns ``number`` and the index if the graph lacks the index.
-        """
+        """Return the name of the node or tensor; ``number`` and index if the graph lacks it."""
         items = self.graph.nodes if step.op == Op.COMPUTE else self.graph.tensors
         if 0 <= step.index < len(items):
             return items[step.index].name
         return f"number {step.index}"
 
     def format_remark(self, step: Instruction, record: InstructionRecord) -> str:
-        """Return the remark on an instruction: duration, bytes, home of state, in-place outputs.
-
-        For a wait, the remark is ``STALL`` with the duration, or ``done already``. For other
-        instructions on a node or tensor that the graph lacks, it is ``?``.
-        """
+        """Return the remark: duration, bytes, home of state, in-place outputs or stall."""
         op, index = step
         duration_text = format_seconds(record.end_s - record.start_s)
         items = self.graph.nodes if op == Op.COMPUTE else self.graph.tensors
@@ -233,10 +206,7 @@ class InstructionText:
         return f"{write_back_text}{self._format_transfer(index, record)}"
 
     def _format_transfer(self, i: int, record: InstructionRecord) -> str:
-        """Return the bytes and duration of a transfer of tensor `i`.
-
-        For DMA, also the time that the transfer waits for the bus, if above 0.
-        """
+        """Return bytes and duration of a transfer of tensor `i`, and its wait for the bus."""
         size = format_bytes(self.graph.tensor_bytes[i])
         delay_s = record.start_s - record.issued_s
         delay_text = (
@@ -260,10 +230,7 @@ class InstructionText:
 
 
 def _time_unit(longest_s: float) -> tuple[float, str]:
-    """Return the size [s] and name of the largest unit in which `longest_s` is at least 100.
-
-    Times below 100 us have microseconds; a time of 0 has seconds.
-    """
+    """Return the size [s] and name of the largest unit in which `longest_s` is at least 100."""
     units = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
     fitting_units = (unit for unit in units if longest_s >= 100 * unit[0])
     return next(fitting_units, units[-1] if longest_s > 0 else units[0])

@@ -115,8 +115,7 @@ def check_identity(graph: Graph, plan: Plan) -> None:
 def false_claims(check: PlanCheck, stated: Mapping[str, float | None]) -> Iterator[str]:
     """Yield a message for each metric of a plan file that differs from the simulation.
 
-    Times and energies may differ by `RELATIVE_TOLERANCE`. Metrics without a value in the file or in
-    the simulation are not compared.
+    Times and energies may differ by `RELATIVE_TOLERANCE`.
     """
     metrics = simulated_metrics(Display.PLAN_FILE, check)
     for key, stated_value in stated.items():
@@ -129,11 +128,7 @@ def false_claims(check: PlanCheck, stated: Mapping[str, float | None]) -> Iterat
 
 
 def _home_faults(plan: Plan, homes: Homes, device: Device | None) -> Iterator[str]:
-    """Yield an error for each tensor in a plan's list of resident state that is no state.
-
-    If there are a device and state on storage, also yields an error if storage is memory-mapped
-    only in the plan or only on the device.
-    """
+    """Yield an error for resident tensors that are no state, and for a wrong memory mapping."""
     yield from homes.resident_faults
     if device is not None and homes.on_storage and homes.is_mapped != device.is_memory_mapped:
         yield (
@@ -159,11 +154,7 @@ def _limit_violations(
 
 
 def _written_bytes(machine: Machine, sizes: Sequence[int]) -> int:
-    """Return the bytes that page-outs write, plus `Commit.written_bytes`, an average per step [B].
-
-    Page-outs of `Commit.replacements` count only in the commits. Without costs, commits are
-    omitted, and all page-outs count.
-    """
+    """Return the bytes that page-outs write, plus `Commit.written_bytes`, averaged [B]."""
     commit = None if machine.table is None else machine.table.commit
     replacements, committed_bytes = (
         ((), 0) if commit is None else (commit.replacements, commit.written_bytes)
@@ -175,7 +166,7 @@ def _written_bytes(machine: Machine, sizes: Sequence[int]) -> int:
 
 
 def _time_and_energy_metrics(machine: Machine, idle_power_w: float) -> dict[str, float]:
-    """Return times and energy, commits and idle power included, as fields of `PlanCheck`.
+    """Return times and energy with commits and idle power, as fields of `PlanCheck`.
 
     Returns {} without costs.
     """

@@ -40,10 +40,7 @@ def list_stays(graph: Graph, plan: Plan) -> tuple[Stay, ...]:
 
 
 def ram_in_use(stays: Iterable[Stay], n_instructions: int) -> tuple[tuple[int, int], ...]:
-    """Return the RAM that `stays` use: one pair (during, after) per instruction of a program [B].
-
-    `n_instructions` is the length of the program.
-    """
+    """Return the RAM that `stays` use: a pair (during, after) per instruction [B]."""
     # One entry during, and one after, each instruction; two at the end.
     changes = [0] * (2 * n_instructions + 2)
     for stay in stays:

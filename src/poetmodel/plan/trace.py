@@ -74,10 +74,7 @@ def trace_events(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
 
 
 def trace_text(document: dict[str, Any]) -> str:
-    """Return the JSON text of a document of trace events, one event or further key per line.
-
-    Raises `ValueError` if a number is not finite.
-    """
+    """Return the JSON text of a document of trace events, one event or further key per line."""
     other_values = {
         key: json.dumps(value, allow_nan=False)
         for key, value in document.items()

@@ -112,12 +112,7 @@ def _make_unchecked_plan(
     peak_bytes: int,
     limit_s: float | None = None,
 ) -> Plan:
-    """Make the plan of a schedule without checking the schedule.
-
-    `peak_bytes` is the peak of the schedule [B]. The budget of a ``dma`` plan is the larger of
-    `ram_budget_bytes` and this peak, or the peak if `ram_budget_bytes` is None. `limit_s` is the
-    `time_limit` of `make_plan` [s]. Raises `TimeLimitError` as `make_plan` does.
-    """
+    """Make the plan of a schedule; a ``dma`` plan's budget is at least `peak_bytes`."""
     from poetmodel.plan import Plan
 
     budget = max(ram_budget_bytes or 0, peak_bytes)
@@ -143,12 +138,7 @@ def _make_unchecked_plan(
 def _make_dma_program(
     homes: Homes, table: CostTable, schedule: Schedule, budget: int, limit_s: float | None
 ) -> Program:
-    """Return a program for a device with DMA, with the improvements found within `limit_s` [s].
-
-    Without an improvement, each page-in begins right before its first use. Raises `TimeLimitError`
-    if an outer time limit passes before the search for improvements or, if `limit_s` is None,
-    during this search.
-    """
+    """Return a program for a device with DMA, with the improvements found within `limit_s` [s]."""
     from poetmodel.plan.derivation import add_waits_and_frees
     from poetmodel.planner.sequence import extract_actions, move_page_ins_to_readers
     from poetmodel.planner.timing import Timing
@@ -169,13 +159,7 @@ def _make_dma_program(
 def _improve_timing(
     homes: Homes, table: CostTable, actions: Sequence[Instruction], budget: int, best_timing: Timing
 ) -> Iterator[Timing]:
-    """Yield improvements of `best_timing`, none slower than the one before except by rounding.
-
-    First a search chooses the transfers' intervals; its result is yielded if it fits in the budget
-    and is faster. Then up to `_MAX_DELAY_PASSES` passes delay page-ins of the best timing, without
-    more RAM; they end when a pass moves no page-in or makes the program slower. Raises
-    `TimeLimitError` if the time limit passes.
-    """
+    """Yield better timings: first by a search, then by passes that delay page-ins."""
     from poetmodel.planner.search import choose_transfers
     from poetmodel.planner.timing import Timing, delay_page_ins
     from poetmodel.planner.windows import TransferWindows
@@ -367,8 +351,7 @@ def _increase_to_stated_values(
 ) -> PlanMetrics:
     """Return makespan and RAM, increased to the values stated in a file, up to `max_metrics`.
 
-    A file may state the values of another, slower plan; the stated RAM has the key
-    `OBJECTIVE_VALUE`. A metric does not change if it or its stated value is None.
+    A file may state the values of another, slower plan.
     """
     makespan_s, ram_bytes = metrics
     stated_s, stated_bytes = stated.get("makespan_s"), stated.get(OBJECTIVE_VALUE)
@@ -385,13 +368,9 @@ def _min_ram_bytes(
     simulation: Simulation,
     make_and_check: Callable[[int], PlanCheck],
 ) -> int:
-    """Bisect for the smallest RAM budget whose plan meets all limits [B].
+    """Bisect for the smallest RAM budget whose plan meets all limits [B], from the schedule's peak.
 
-    All budgets are without resident bytes; `make_and_check` makes the plan within a budget [B] and
-    checks it. Stops after `_MAX_BISECTIONS` iterations, so that a smaller budget may suffice. The
-    result is at least the peak of the schedule; it is larger if page-ins must begin early. If the
-    schedule's peak is at least the usable RAM, returns this peak without a check. If the plans for
-    this peak and for the usable RAM both violate a rule or limit, returns the usable RAM.
+    Returns the usable RAM if the plan violates a limit even there.
     """
 
     def peak_if_valid(ram_bytes: int) -> int | None:

@@ -67,7 +67,7 @@ class _Trail(NamedTuple):
 class _Label(NamedTuple):
     """State of a partial program at an interval.
 
-    The first four fields break ties between labels, and identify a label within its interval.
+    The first four fields identify a label within its interval and break ties.
     """
 
     core_s: float
@@ -105,17 +105,10 @@ def choose_transfers(
 ) -> BestTransfers:
     """Choose the interval in which each transfer begins, so that the makespan is small.
 
-    In small cases the makespan is nearly always minimal. A label is a choice of transfers up to an
-    interval. From interval to interval, each label is extended by all choices that can help, within
-    the limits of the round: a transfer whose window stays open begins only if the bus would
-    otherwise idle before the next interval, because otherwise a later begin costs no time. A label
-    is discarded if another label dominates it (`_dominates`). Of the remaining labels, those with
-    the smallest estimates are retained, up to the beam width. If a limit of the round skipped a
-    label and the makespan exceeds a lower bound, the next round follows. Rounds that would probably
-    exceed `max_labels` are omitted. Returns the transfers of the round that skipped no label or, if
-    there is none, the transfers with the smallest makespan, on ties of the earliest round.
-
-    Raises `TimeLimitError` if the time limit passes.
+    Beam search over intervals: each label (a choice of transfers so far) is extended by all choices
+    that can help, dominated labels are discarded, and those with the smallest estimates remain.
+    Rounds widen the beam until no label was skipped, the makespan equals a lower bound, or the next
+    round would exceed `max_labels`.
     """
     search = _BeamSearch(windows, parameters)
     bound = max(windows.remaining_s[0], search.estimates.preceding_s[-1]) * (1 + RELATIVE_TOLERANCE)
@@ -139,16 +132,10 @@ def choose_transfers(
 class _BeamSearch:
     """The beam search of all rounds, and the masks of open and closing windows by interval.
 
-    A window closes with its last interval. Page-outs count as open from their first interval to the
-    end, since all have begun once their windows close. `n_labels`, `max_choices` and
-    `is_exhaustive` describe the current round, or the last one.
+    Page-outs count as open from their first interval to the end of the program.
     """
 
     def __init__(self, windows: TransferWindows, parameters: SearchParameters) -> None:
-        """Make masks, by interval, of the windows that are open and of those that close there.
-
-        Also prepares the estimates of makespans. `search_round` does one round of the search.
-        """
         self.windows, self.parameters = windows, parameters
         n_intervals = len(windows.nodes) + 1
         self.closing_page_ins = _make_window_masks(
@@ -180,12 +167,7 @@ class _BeamSearch:
         """Whether the round has skipped no label so far."""
 
     def search_round(self, width: int, max_choices: int) -> BestTransfers:
-        """Search all intervals with a beam width; return the transfers with the smallest makespan.
-
-        After each transfer, at most `max_choices` transfers of each kind are tried next. Each label
-        has an extension, so there is always a result. Resets the attributes that describe the
-        round. Raises `TimeLimitError` if the time limit passes.
-        """
+        """Search all intervals with a beam width; return the transfers of least makespan."""
         self.n_labels = 0
         self.max_choices = max_choices
         self.is_exhaustive = True
@@ -227,9 +209,7 @@ class _BeamSearch:
     def _extend_label(self, label: _Label, interval: int) -> Iterator[_Label]:
         """Yield labels of the next interval: each choice of transfers, then the computation.
 
-        The first label begins only the transfers that must begin. A further transfer is tried
-        only if the bus is idle before the core reaches the next interval. Sets `is_exhaustive` to
-        False if `max_continuations`, `max_choices` or `max_page_ins` limits the enumeration.
+        Sets `is_exhaustive` to False if a limit of the round skips a choice.
         """
         # Drop the page-outs that have finished.
         if label.pending_outs and label.pending_outs[0][1] <= label.core_s:
@@ -256,12 +236,7 @@ class _BeamSearch:
                     stack.append(choice)
 
     def _begin_closing_transfers(self, label: _Label, interval: int) -> _Label:
-        """Begin the transfers whose window closes with an interval; return the new label.
-
-        Skips transfers that have begun. Begins such page-outs first, in index order. Then, for each
-        such page-in, `_store_source` begins the page-out that it reads, if that has not begun, and
-        waits for it. After one wait for RAM, the page-ins begin in index order.
-        """
+        """Begin the transfers whose window closes: page-outs, sources of page-ins, page-ins."""
         for page_out in _bit_indices(self.closing_page_outs[interval] & ~label.begun_outs):
             label = self._begin_page_out(label, page_out, interval)
         closing_mask = self.closing_page_ins[interval] & ~label.begun_ins
@@ -276,10 +251,7 @@ class _BeamSearch:
     def _labels_after_transfer(self, label: _Label, interval: int) -> Iterator[_Label]:
         """Yield the labels after one more transfer: page-ins first, each kind in index order.
 
-        Yields at most `max_choices` labels for each kind, and sets `is_exhaustive` to False if
-        there are more. Before a page-in, `_wait_for_ram` waits for RAM, and may begin page-outs. A
-        transfer must have a higher index than the previous transfer if both are of the same kind
-        and interval; this avoids permutations.
+        Indices of a kind ascend within an interval, which avoids permutations.
         """
         last_page_in = last_page_out = -1
         if label.trail is not None and label.trail.interval == interval:
@@ -302,13 +274,7 @@ class _BeamSearch:
             yield self._begin_page_out(label, page_out, interval)
 
     def _find_possible_page_ins(self, label: _Label, interval: int) -> Iterator[int]:
-        """Yield the indices of the page-ins that can begin in an interval, by last interval.
-
-        Candidates are the page-ins that have not begun and whose window contains the interval. Of
-        the first `max_page_ins` candidates, those are yielded whose tensor starts on storage or
-        whose page-out has begun, if RAM suffices. If there are further candidates, sets
-        `is_exhaustive` to False.
-        """
+        """Yield at most `max_page_ins` page-ins that can begin in `interval`, by last interval."""
         for n_candidates, page_in in enumerate(
             _bit_indices(self.open_page_ins[interval] & ~label.begun_ins)
         ):
@@ -322,10 +288,7 @@ class _BeamSearch:
                 yield page_in
 
     def _limit_choices(self, indices: Iterator[int]) -> Iterator[int]:
-        """Yield the first `max_choices` of the indices.
-
-        Sets `is_exhaustive` to False if there are more indices.
-        """
+        """Yield the first `max_choices` indices; set `is_exhaustive` to False if there are more."""
         for n_yielded, index in enumerate(indices):
             if n_yielded == self.max_choices:
                 self.is_exhaustive = False
@@ -333,12 +296,7 @@ class _BeamSearch:
             yield index
 
     def _execute_computation(self, label: _Label, interval: int) -> _Label:
-        """Execute the computation at the end of `interval`, with its index; return a new label.
-
-        First the core waits for page-ins that the computation reads, for page-outs of tensors that
-        it computes again, and for RAM (`_wait_for_ram`); too little RAM after that is no error. The
-        mark of a page-in without a reader takes no compute time.
-        """
+        """Execute computation `interval` after the necessary waits; too little RAM is no error."""
         page_ins = self.windows.page_ins
         core_s, pending_ins, pending_outs = label.core_s, label.pending_ins, label.pending_outs
         if pending_ins and page_ins[pending_ins[0][0]].last_interval <= interval:
@@ -371,10 +329,7 @@ class _BeamSearch:
     # -- one transfer ------------------------------------------------------------------------
 
     def _store_source(self, label: _Label, index: int, interval: int) -> _Label:
-        """Begin the page-out that a page-in reads, if it has not begun, and wait for it.
-
-        Returns the new label: `label` itself if the tensor is on storage already.
-        """
+        """Begin the page-out that a page-in reads, if it has not begun, and wait for it."""
         source = self.windows.page_ins[index].page_out_index
         if source is None:
             return label
@@ -388,12 +343,7 @@ class _BeamSearch:
         return label
 
     def _begin_page_in(self, label: _Label, index: int, interval: int) -> _Label:
-        """Begin a page-in on the bus; return the new label, with (index, end) in `pending_ins`.
-
-        Before, `_store_source` begins the page-out that the page-in reads, if necessary, and waits
-        for it. `index` is that of the page-in in `TransferWindows.page_ins`; `interval` is the
-        current one, for the trail. Does not wait for RAM.
-        """
+        """Begin page-in `index` after the page-out that it reads; does not wait for RAM."""
         label = self._store_source(label, index, interval)
         page_in = self.windows.page_ins[index]
         end = max(label.core_s, label.bus_s) + page_in.time_s
@@ -406,10 +356,7 @@ class _BeamSearch:
         )
 
     def _begin_page_out(self, label: _Label, index: int, interval: int) -> _Label:
-        """Begin a page-out in `interval`, after earlier transfers on the bus; return the new label.
-
-        `index` is its index in `TransferWindows.page_outs`. The page-out becomes pending.
-        """
+        """Begin page-out `index` in `interval`, after earlier transfers on the bus."""
         page_out = self.windows.page_outs[index]
         end = max(label.core_s, label.bus_s) + page_out.time_s
         return label._replace(
@@ -425,8 +372,7 @@ class _BeamSearch:
     def _page_in_fits(self, label: _Label, index: int, interval: int) -> bool:
         """Return whether page-in `index`, begun in `interval`, fits in RAM until its use.
 
-        RAM must also hold all page-ins that have begun and whose reader has not been executed. RAM
-        that unfinished page-outs hold is not counted.
+        RAM that unfinished page-outs hold is not counted.
         """
         if not label.pending_ins:
             return True  # the window of the page-in ensures that it fits alone
@@ -453,9 +399,7 @@ class _BeamSearch:
     def _wait_for_ram(self, label: _Label, interval: int, extra_bytes: int) -> _Label:
         """Wait for page-outs until computation `interval` and `extra_bytes` fit in RAM.
 
-        RAM must also hold the pending page-ins that later computations read. Begins further
-        page-outs, in index order, if those that have begun do not free enough. Returns the new
-        label, also if all page-outs together do not free enough.
+        Begins further page-outs if necessary; returns a label even if all of them free too little.
         """
         page_ins, page_outs = self.windows.page_ins, self.windows.page_outs
         excess = self.windows.min_ram_bytes[interval] + extra_bytes - self.windows.budget_bytes
@@ -471,12 +415,7 @@ class _BeamSearch:
         return label if excess <= 0 else self._free_ram(label, interval, excess)
 
     def _free_ram(self, label: _Label, interval: int, excess: int) -> _Label:
-        """Wait for page-outs until they have freed `excess` bytes; return the new label.
-
-        Waits only for page-outs that hold RAM in `interval`: first for those that have begun, in
-        bus order; then begins further ones, in the order of `TransferWindows.page_outs`, and waits
-        for them. If all together free less, returns the label after all waits.
-        """
+        """Wait for page-outs, in bus order, until `excess` bytes are free or none is left."""
         page_outs, held_by_page_outs = self.windows.page_outs, self.held_by_page_outs[interval]
         core_s, pending_outs = label.core_s, []
         for page_out, end in label.pending_outs:
@@ -514,11 +453,6 @@ class _Estimates:
     """Estimates of the makespan of labels: the remaining transfers are executed in due order."""
 
     def __init__(self, windows: TransferWindows, lookahead: int) -> None:
-        """Sort page-ins and page-outs together in due order; fill `preceding_s` and `remaining_s`.
-
-        A page-in is due in its last interval, a page-out in its `due_interval`. Estimates simulate
-        the next `lookahead` transfers one by one.
-        """
         self.windows, self.lookahead = windows, lookahead
         page_ins = (
             (page_in.last_interval, page_in.first_interval, page_in.time_s)
@@ -544,11 +478,7 @@ class _Estimates:
         self._due_intervals = [transfer.due_interval for transfer in self.transfers]
 
     def estimate_makespan(self, label: _Label, interval: int) -> float:
-        """Return the estimated makespan of a label that has reached an interval [s].
-
-        Begins the remaining transfers in due order: the next `lookahead` one by one, later ones by
-        a precomputed time. The estimate is neither a lower nor an upper bound.
-        """
+        """Return the estimated makespan of a label at `interval` [s]; it bounds nothing."""
         remaining_s = self.windows.remaining_s
         page_ins, page_outs = self.windows.page_ins, self.windows.page_outs
         core_s = label.core_s
@@ -577,10 +507,7 @@ class _Estimates:
 
 
 def _make_window_masks(n_intervals: int, windows: Iterable[tuple[int, int]]) -> list[int]:
-    """Return for each interval the bit mask of the (first, last) windows that contain it.
-
-    Both ends are inclusive; the bits are in the order of the windows.
-    """
+    """Return the bit mask of the (first, last) windows around each interval, ends included."""
     masks = [0] * n_intervals
     for bit, (first, last) in enumerate(windows):
         for interval in range(first, last + 1):
@@ -589,10 +516,7 @@ def _make_window_masks(n_intervals: int, windows: Iterable[tuple[int, int]]) -> 
 
 
 def _add_if_undominated(group: list[_Label], label: _Label) -> None:
-    """Add a label to a group unless a label of the group dominates it.
-
-    Removes the labels of the group that the added label dominates.
-    """
+    """Add a label to a group unless a label there dominates it; remove those that it dominates."""
     if any(_dominates(existing, label) for existing in group):
         return
     group[:] = [existing for existing in group if not _dominates(label, existing)]
@@ -600,11 +524,9 @@ def _add_if_undominated(group: list[_Label], label: _Label) -> None:
 
 
 def _dominates(label: _Label, other: _Label) -> bool:
-    """Return whether `label` dominates `other`, which has begun the same page-ins.
+    """Return whether `label` dominates `other`, of the same interval and with the same page-ins.
 
-    Both are labels of the same interval. `label` dominates exactly if it has begun all page-outs of
-    `other`, no time of `label` is later than that of `other`, and page-outs that are pending only
-    in `label` end no later than the core time of `other`.
+    No time of `label` is later, and its own pending page-outs end before the core time of `other`.
     """
     if (
         label.core_s > other.core_s

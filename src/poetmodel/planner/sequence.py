@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 def extract_actions(homes: Homes, schedule: Schedule) -> Program:
     """Return computations and transfers of a schedule in execution order, without idle page-outs.
 
-    First reads of state are page-ins; state in RAM or on memory-mapped storage stays a ``compute``.
-    A page-out is idle if no page-in of the tensor follows, or if the tensor is already on storage.
-    The page-out of a state replacement is never idle. Invalid entries are omitted as in
-    `compile_schedule`.
+    First reads of state on storage are page-ins. A page-out is idle if no page-in of the tensor
+    follows or the tensor is on storage already.
     """
     program = homes.expand_first_reads(compile_schedule(homes, schedule).program)
     last_page_in = {i: position for position, (op, i) in enumerate(program) if op == Op.PAGE_IN}
@@ -51,12 +49,7 @@ def find_unread_page_ins(homes: Homes, actions: Sequence[Instruction]) -> frozen
 
 
 def move_page_ins_to_readers(homes: Homes, actions: Sequence[Instruction]) -> Program:
-    """Return the actions with each page-in right before the computation that first reads its copy.
-
-    `actions` is the result of `extract_actions`. Page-ins before the same computation are in
-    ascending order of tensors. Page-ins without a reader do not move, nor do page-outs and
-    computations. No waits and frees are added.
-    """
+    """Return the actions with each page-in right before the first reader of its copy."""
     unread_positions = find_unread_page_ins(homes, actions)
     steps: list[Instruction] = []
     deferred_page_ins: dict[int, Instruction] = {}

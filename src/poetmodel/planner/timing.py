@@ -29,12 +29,9 @@ _ROUNDING: Final = 1e-12
 class Timing:
     """Start times of computations and transfers, in program order, on a core and a DMA channel.
 
-    A tensor whose last use is over, but whose page-out is pending, is *dead* and still in RAM. The
-    core waits for this page-out when RAM is short or the tensor is computed or paged in again, or
-    once the page-out has finished. For the given order no other choice of waits is faster:
-    transfers end in the order in which they begin, so if RAM is short, the core waits for the
-    earliest page-outs until RAM suffices. A computation overwrites an input in place only after
-    the core has waited for the page-out of this input, if it has one.
+    A tensor is *dead* when its last use is over but its page-out is pending: it is still in RAM.
+    For the given order no other choice of waits is faster, since transfers end in the order in
+    which they begin: if RAM is short, the core waits for the earliest page-outs.
     """
 
     def __init__(
@@ -44,14 +41,6 @@ class Timing:
         steps: Sequence[Instruction],
         ram_budget_bytes: int,
     ) -> None:
-        """Execute all `steps`, with waits for page-outs where necessary; set times and peak.
-
-        `steps` are computations and transfers without waits and frees; first reads of state are
-        page-ins. The core waits for a page-in before its copy is read or ends; for a page-out if
-        RAM is short, or before the tensor is computed again or overwritten; for either before
-        another transfer of the tensor. If waits cannot free enough RAM, the peak exceeds the
-        budget. Raises `TimeLimitError` if the time limit passes.
-        """
         self.homes, self.table, self.input_steps = homes, table, tuple(steps)
         self.steps: list[Instruction] = []
         """Input steps with waits for page-outs inserted; argument of `add_waits_and_frees`."""
@@ -90,12 +79,7 @@ class Timing:
             self._free_dead(i)
 
     def _add_step(self, position: int, step: Instruction, ended_tensors: Collection[int]) -> None:
-        """Execute the step at a position of the input, after the necessary waits.
-
-        First frees dead tensors whose page-out has finished. `ended_tensors` are the tensors whose
-        copies end with this step. Afterwards waits for their page-ins, and frees them or, during
-        their page-out, registers them as dead.
-        """
+        """Execute a step after the necessary waits; `ended_tensors` have their last use in it."""
         self.core_s.append(self._now_s)
         self.waiting_position.append(position)
         self._position = position
@@ -120,11 +104,7 @@ class Timing:
     def _compute(self, k: int, ended_tensors: Collection[int]) -> None:
         """Execute node `k`, after waits for its inputs and for page-outs that must free RAM.
 
-        Also waits for page-outs of dead copies of its outputs. The node may overwrite those inputs
-        that are in `ended_tensors`, the tensors whose last use is this step. If the page-out of
-        such an input has finished or must free RAM, adds a wait for it to `steps`; otherwise a
-        pending page-out prevents overwriting. Waits for page-ins are not added to `steps`. The
-        caller adds the step itself, and frees `ended_tensors` or registers them as dead.
+        A pending page-out of an input prevents overwriting it, unless it must free RAM anyway.
         """
         for i in self.homes.inputs[k]:
             if i in self._page_in_ends:
@@ -159,12 +139,7 @@ class Timing:
         self._now_s += self.table.compute_time_s[k]
 
     def _begin_transfer(self, op: Op, i: int) -> None:
-        """Begin a transfer on the bus, after the core has waited for other transfers of tensor `i`.
-
-        Before a page-in, which allocates its RAM, the core also waits for page-outs of dead tensors
-        until tensor `i` fits, or none is left. Of the waits, only those of `_free_dead` are added
-        to `steps`; the caller adds the transfer itself.
-        """
+        """Begin a transfer on the bus, after other transfers of tensor `i` have ended."""
         if i in self._dead_tensors:
             self._free_dead(i)
         for transfer_ends in (self._page_in_ends, self._page_out_ends):
@@ -182,22 +157,16 @@ class Timing:
             self._bus_free_s = self._page_out_ends[i] = begin + self.table.page_out_time_s[i]
 
     def _wait_for_ram(self, size_bytes: int) -> None:
-        """Wait for page-outs of dead tensors until `size_bytes` fit or none is left.
+        """Wait for page-outs of dead tensors, earliest end first, until `size_bytes` fit.
 
-        Frees these tensors, the one with the earliest end of its page-out first. Then updates the
-        peak for `size_bytes`, without allocating them.
+        Updates the peak for `size_bytes` without allocating them.
         """
         while self._ram_bytes + size_bytes > self._budget_bytes and self._dead_tensors:
             self._free_dead(min(self._dead_tensors, key=self._page_out_ends.__getitem__))
         self.peak_ram_bytes = max(self.peak_ram_bytes, self._ram_bytes + size_bytes)
 
     def _free_dead(self, i: int) -> None:
-        """Wait for the page-out of a dead tensor and subtract its bytes from the RAM in use.
-
-        Inserts the wait into `steps`, before the page-ins at their end, which follow the page-out
-        on the bus. Omits a wait right after the last use of the tensor, and the ``free``:
-        `add_waits_and_frees` adds them.
-        """
+        """Wait for the page-out of a dead tensor, inserted into `steps`, and free its RAM."""
         self._wait(i, self._page_out_ends)
         position = len(self.steps)
         while self.steps[position - 1].op == Op.PAGE_IN:
@@ -208,19 +177,12 @@ class Timing:
         self._ram_bytes -= self._sizes[i]
 
     def _wait_before_use(self, i: int) -> None:
-        """Wait for the page-out of an input before the next computation; add the wait to `steps`.
-
-        That computation overwrites the input in place.
-        """
+        """Add a wait for the page-out of an input that the next computation overwrites."""
         self._wait(i, self._page_out_ends)
         self.steps.append(Instruction(Op.WAIT, i))
 
     def _wait(self, i: int, transfer_ends: dict[int, float]) -> None:
-        """Stall the core until the transfer of tensor `i` ends; remove it from `transfer_ends`.
-
-        Sets the transfer's `waiting_position` to the position of the current input step, and adds
-        the stall to `stall_s`. Adds no wait to `steps`. The transfer must be in `transfer_ends`.
-        """
+        """Stall the core until the transfer of tensor `i` ends; adds no wait to `steps`."""
         end_s = transfer_ends.pop(i)
         self.waiting_position[self._begin_position[i]] = self._position
         if end_s > self._now_s:
@@ -252,10 +214,8 @@ class _BusTransfer:
 def delay_page_ins(timing: Timing) -> tuple[Instruction, ...]:
     """Return `Timing.input_steps` with page-ins moved later, without delaying any computation.
 
-    Each page-in that a computation reads, from the last on the bus to the first, moves to the last
-    position for which the start times of all computations stay the same, within rounding. If two
-    page-ins compete for the bus, the one that is used first begins first. RAM use never increases.
-    Raises `TimeLimitError` if the time limit passes.
+    From the last on the bus to the first, each page-in that a computation reads moves as late as
+    possible. RAM use never increases.
     """
     transfers, steps = _list_transfers(timing), timing.input_steps
     tolerance_s = _ROUNDING * timing.makespan_s
@@ -275,11 +235,7 @@ def delay_page_ins(timing: Timing) -> tuple[Instruction, ...]:
 
 
 def _list_transfers(timing: Timing) -> list[_BusTransfer]:
-    """Return the transfers among the input steps, in bus order, none moved yet.
-
-    `max_end_s` of a page-in that is read is the start of its reader. For another transfer, it is
-    the end or, if later, the time at which the core reaches the step that waits for it.
-    """
+    """Return the transfers among the input steps, in bus order, each with its `max_end_s`."""
     table, steps = timing.table, timing.input_steps
     unread_positions = find_unread_page_ins(timing.homes, steps)
     transfers = []
@@ -305,12 +261,7 @@ def _delay_page_in(
     core_s: Sequence[float],
     tolerance_s: float,
 ) -> None:
-    """Move a page-in as late as possible, in bus order and then among the steps.
-
-    `core_s` has the time at which the core reaches each input step [s]. Updates order, positions
-    and ends of `transfers`; leaves them unchanged if no move keeps all ends within `max_end_s` plus
-    `tolerance_s`.
-    """
+    """Move a page-in as late as possible; update order, positions and ends of `transfers`."""
     old_index = last_index = transfers.index(transfer)
     # If two page-ins compete for the bus, the one that is used first begins first.
     while (
@@ -357,13 +308,7 @@ def _find_ends_after_move(
     core_s: Sequence[float],
     tolerance_s: float,
 ) -> list[float] | None:
-    """Return the ends of transfers from `old_index` on after a move, in the new bus order [s].
-
-    None if a transfer ends after its `max_end_s` plus `tolerance_s`. The transfer moves from
-    `old_index` to `index` of the bus order, the same or a later one, and begins no earlier than the
-    core reaches input step `new_position`. The list stops after the first end behind `index` that
-    the move does not change.
-    """
+    """Return the new ends of transfers from `old_index` on [s]; None if one is too late."""
     free_s = transfers[old_index - 1].end_s if old_index else 0.0
     order = [*range(old_index + 1, index + 1), old_index, *range(index + 1, len(transfers))]
     ends = []

@@ -35,10 +35,7 @@ class _Transfer:
 
 @dataclass(slots=True, kw_only=True)
 class PageIn(_Transfer):
-    """A page-in; it may begin once the older copy of the tensor is dead and RAM suffices.
-
-    A page-in whose copy no computation reads begins in its interval in the schedule.
-    """
+    """A page-in; it may begin once the older copy of the tensor is dead and RAM suffices."""
 
     page_out_index: int | None = None
     """Index in `TransferWindows.page_outs` of the page-out that stores the tensor; None if the
@@ -59,10 +56,7 @@ class PageOut(_Transfer):
     overwrite once the page-out has finished [B]."""
 
     def held_bytes(self, interval: int) -> int:
-        """Return the RAM that an unfinished page-out adds to the minimum in an interval [B].
-
-        The interval must be at least `first_held_interval`.
-        """
+        """Return the RAM that an unfinished page-out adds to the minimum in an interval [B]."""
         return self.bytes if interval >= self.first_dead_interval else self.overwritable_bytes
 
     @property
@@ -72,9 +66,10 @@ class PageOut(_Transfer):
 
 
 class TransferWindows:
-    """Computations of a schedule in order, and the windows of its transfers.
+    """Computations of a schedule in order, and the intervals in which each transfer may begin.
 
-    The RAM budget and the lifetimes of copies limit the windows.
+    Interval `g` precedes computation `g`. The RAM budget and the lifetimes of copies limit the
+    windows; a budget below the largest entry of `min_ram_bytes` is raised to it.
     """
 
     def __init__(
@@ -84,12 +79,6 @@ class TransferWindows:
         actions: Sequence[Instruction],
         ram_budget_bytes: int,
     ) -> None:
-        """Find the window of each transfer in `actions`: the intervals in which it may begin.
-
-        Interval `g` precedes computation `g`. `actions` is the result of `extract_actions`. A RAM
-        budget below the largest entry of `min_ram_bytes`, which has one for each computation, is
-        raised to this entry. Raises `TimeLimitError` if the time limit passes.
-        """
         self._homes, self._table = homes, table
         unread_positions = find_unread_page_ins(homes, actions)
         intervals = []
@@ -138,12 +127,7 @@ class TransferWindows:
     def insert_transfers(
         self, interval_transfers: Iterable[tuple[int, Instruction]]
     ) -> tuple[Instruction, ...]:
-        """Return the computations in order, each preceded by the transfers of its interval.
-
-        `interval_transfers` has (interval, transfer) pairs in bus order; those of the last interval
-        follow all computations. Omits entries of `nodes` that are None: each marks a page-in
-        without a reader, which is among the transfers.
-        """
+        """Return the computations in order, each preceded by the transfers of its interval."""
         transfers_by_interval: list[list[Instruction]] = [[] for _ in range(len(self.nodes) + 1)]
         for interval, transfer in interval_transfers:
             transfers_by_interval[interval].append(transfer)
@@ -155,12 +139,7 @@ class TransferWindows:
         return tuple(actions)
 
     def _add_copy(self, copy: Copy, intervals: Sequence[int], *, is_paged_in: bool) -> None:
-        """Register a copy's change of RAM and, with their windows, its page-in and page-out.
-
-        The windows follow from lifetimes of copies; `_limit_by_ram` narrows them. If the copy is
-        computed and the preceding copy of the tensor was paged out, closes the window of that
-        page-out. `intervals` has the interval of each action.
-        """
+        """Register a copy's change of RAM and, with their windows, its page-in and page-out."""
         i, interval, end = copy.tensor, intervals[copy.begin], len(self.nodes)
         size, table = self._homes.sizes[i], self._table
         begin, first_dead_interval, overwritable_bytes = (
@@ -209,11 +188,7 @@ class TransferWindows:
             )
 
     def _find_min_ram(self) -> list[int]:
-        """Return the RAM at each entry of `nodes` [B], if page-ins begin as late as possible.
-
-        Includes resident state, outputs and workspace; bytes overwritten in place count once.
-        Page-outs take no time.
-        """
+        """Return the RAM at each entry of `nodes` [B], if page-ins begin as late as possible."""
         step_bytes, resident_bytes = self._homes.step_bytes, self._homes.ram_bytes
         return [
             resident_bytes + copy_bytes + (0 if k is None else step_bytes[k]) - overwritable_bytes
@@ -225,9 +200,7 @@ class TransferWindows:
     def _limit_by_ram(self) -> None:
         """Set `due_interval` of page-outs; delay `first_interval` of page-ins until they fit.
 
-        A page-out is due in the first interval in which the RAM that it holds does not fit beside
-        `min_ram_bytes`, at the latest where a page-in reads the tensor or the tensor is computed
-        again. A page-in may begin once it fits beside `min_ram_bytes` until its last interval.
+        A page-out is due in the first interval in which the RAM that it holds does not fit.
         """
 
         def fits(interval: int, size_bytes: int) -> bool:

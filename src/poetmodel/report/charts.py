@@ -44,11 +44,7 @@ KINDS: Final = tuple(Kind)
 
 
 def list_action_kinds() -> list[dict[str, str]]:
-    """List the kinds of actions with their colours, in the order of `KINDS`.
-
-    The keys are ``name``, ``light`` and ``dark`` (colours on light and dark backgrounds), and
-    ``key``, the name for scripts and styles.
-    """
+    """List the kinds of actions with name, key and colours (light, dark), as in `KINDS`."""
     return [
         {
             "name": str(kind),
@@ -71,8 +67,7 @@ def list_ram_kinds() -> list[dict[str, str]]:
 def graph_chart(graph: Graph) -> dict[str, Any]:
     """Return the data about the graph that the charts of a page need.
 
-    ``nodes``: list of node names. ``tensors``: for each tensor the list [name, bytes, index of the
-    node that computes it, kind], with the kind of `tensor_kind`.
+    ``nodes``: node names. ``tensors``: for each tensor [name, bytes, index of its node, kind].
     """
     return {
         "nodes": [escape_controls(node.name) for node in graph.nodes],
@@ -91,14 +86,9 @@ def graph_chart(graph: Graph) -> dict[str, Any]:
 def map_chart(graph: Graph, schedule: Schedule) -> dict[str, Any]:
     """Return the map of a schedule, stages by nodes (POET, ICML 2022, figure 2).
 
-    Returns
-    -------
-    dict
-        - ``columns``: node names.
-        - ``labels``: the different contents of cells: `dominant_kind` as an index into `KINDS`,
-          whether the cell is marked as paged out, and a description of all actions with bytes.
-        - ``runs``: the vertical sequences of equal cells, each as column (node), first row, last
-          row (stages, inclusive) and index into ``labels``. Cells without actions are omitted.
+    ``columns``: node names. ``labels``: the different cells: kind as an index into `KINDS`, whether
+    paged out, description. ``runs``: vertical sequences of equal cells: column, first row, last
+    row, index into ``labels``.
     """
     labels: dict[tuple[int, bool, str], int] = {}
     labels_by_column: dict[int, list[tuple[int, int]]] = {}
@@ -132,18 +122,9 @@ def map_chart(graph: Graph, schedule: Schedule) -> dict[str, Any]:
 def address_chart(subject: Subject) -> dict[str, Any] | None:
     """Return the chart of addresses over time of a plan; None without a plan or addresses.
 
-    Returns
-    -------
-    dict or None
-        - ``boxes``: one list for each copy of a tensor or workspace that has an address and bytes:
-          kind as an index into `KINDS`, start, length, lowest address and height in the units of
-          the axes, description, and the index of the tensor, None for a workspace. A box lasts from
-          the issue of the instruction at `begin` of its `Rectangle` (0 for `BEFORE`) to that of the
-          one at `end`.
-        - ``end``: the makespan; 1 if it is 0 or unknown.
-        - ``limit``, ``limit_name``: size of the arena that its contents need (`ArenaCheck.bytes`),
-          and its label.
-        - ``x_name``, ``y_name``: labels of the axes with units.
+    ``boxes``: for each copy or workspace its kind, start, length, lowest address and height in the
+    units of the axes, description, and tensor index (None for a workspace). ``end``: the makespan.
+    ``limit``, ``limit_name``: size of the arena and its label. ``x_name``, ``y_name``: axis labels.
     """
     graph, plan, check, arena_check = (
         subject.graph,
@@ -200,12 +181,7 @@ def address_chart(subject: Subject) -> dict[str, Any] | None:
 def _rectangles_with_kinds(
     graph: Graph, plan: Plan, arena_check: ArenaCheck
 ) -> Iterator[tuple[Kind, Rectangle]]:
-    """Yield (kind, rectangle) for each rectangle of `arena_check`, also those without an offset.
-
-    The kind of a workspace is `Kind.WORKSPACE`. The kind of a copy of a tensor is its origin:
-    `Kind.KEPT` if it is in RAM when the program begins, `Kind.PAGED_IN` for a page-in or a first
-    read of state, `Kind.COMPUTED` for the first computation, else `Kind.RECOMPUTED`.
-    """
+    """Yield (kind, rectangle) of `arena_check`; the kind of a copy is its origin."""
     computed_tensors: set[int] = set()
     state_tensors = set(graph.state_tensors)
     for rectangle in arena_check.rectangles:
@@ -224,11 +200,10 @@ def _rectangles_with_kinds(
 
 
 def gauge_chart(subjects: Sequence[Subject]) -> dict[str, Any] | None:
-    """Return the device RAM used by valid schedules with a device, and by keep-all.
+    """Return the device RAM used by valid schedules with a device, and by keep-all, or None.
 
-    Returns None if there is no such schedule. ``rows``: label, device, RAM, use by kind
-    (``parts``), free and missing bytes [B] of each schedule; ``keep_all``: the same values of
-    keep-all on each device of the schedules. Both include the reserved bytes of a compiled step.
+    ``rows``: label, device, RAM, use by kind (``parts``), free and missing bytes [B] of each
+    schedule.
     """
     gauged_subjects = [
         subject for subject in subjects if subject.device_ram is not None and subject.verdict.valid
@@ -247,10 +222,7 @@ def gauge_chart(subjects: Sequence[Subject]) -> dict[str, Any] | None:
 
 
 def _gauge_row(label: str, device_ram: DeviceRam | None) -> dict[str, Any]:
-    """Return the device RAM that a schedule uses, as a row of the chart.
-
-    Raises `KeyError` for None, and if the kinds of RAM use are unknown.
-    """
+    """Return the device RAM that a schedule uses, as a row of the chart."""
     sizes: Mapping[str, Any] = make_gauge(device_ram) or {}
     return {
         "label": label,

@@ -34,7 +34,6 @@ def check_picture(
 ) -> None:
     """Check that a picture with this file name can be drawn; write no file.
 
-    Raises `InputError` for an unknown suffix, and `MissingExtraError` if a library is missing.
     `libraries` has the packages that each suffix needs.
     """
     suffix = Path(path).suffix.lower()
@@ -46,10 +45,7 @@ def check_picture(
 
 
 def check_installed(path: str | Path, purpose: str, *libraries: str) -> None:
-    """Raise `MissingExtraError` unless all `libraries` of the extra ``report`` are installed.
-
-    `path` and `purpose` begin the message.
-    """
+    """Raise `MissingExtraError` unless all `libraries` of the extra ``report`` are installed."""
     missing = [name for name in libraries if find_spec(name) is None]
     if missing:
         raise MissingExtraError(
@@ -61,9 +57,7 @@ def check_installed(path: str | Path, purpose: str, *libraries: str) -> None:
 def draw_plan(graph: Graph, plan: Plan, check: PlanCheck, path: str | Path) -> None:
     """Draw the RAM of a plan over time, with the activity of core and bus, and write the picture.
 
-    The suffix of the path selects a self-contained page (.html) or a still image. Raises the errors
-    of `check_picture`, `PlanError` if the plan is for another graph, and `InputError` if the file
-    cannot be written, or for a still image if the plan takes no time.
+    The suffix of the path selects a self-contained page (.html) or a still image.
     """
     check_picture(path)
     title, chart = plan_title(graph, plan, check), plan_chart(graph, plan, check)
@@ -79,8 +73,7 @@ def draw_plan(graph: Graph, plan: Plan, check: PlanCheck, path: str | Path) -> N
 def draw_stages(graph: Graph, schedule: Schedule, path: str | Path) -> None:
     """Draw the map of a schedule, stages by nodes, and write the picture.
 
-    The suffix of the path selects a self-contained page (.html) or a still image. Raises the errors
-    of `check_picture`, and `InputError` if the file cannot be written.
+    The suffix of the path selects a self-contained page (.html) or a still image.
     """
     check_picture(path)
     title, chart = f"{graph.name}: {format_move_counts(schedule)}", map_chart(graph, schedule)
@@ -94,11 +87,7 @@ def draw_stages(graph: Graph, schedule: Schedule, path: str | Path) -> None:
 def _write_page(
     title: str, graph: Graph, chart_type: str, chart: Mapping[str, Any], path: str | Path
 ) -> None:
-    """Write a page with one chart of type `chart_type`, which is also the name of its script.
-
-    Characters that UTF-8 cannot encode become question marks. Raises `InputError` if the file
-    cannot be written.
-    """
+    """Write a page with one chart of type `chart_type`, which is also the name of its script."""
     page_text = render(
         "picture.html.jinja",
         chart_scripts=(chart_type,),

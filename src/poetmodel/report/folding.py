@@ -91,12 +91,7 @@ def _split_name(name: str) -> tuple[NameParts, NameParts]:
 
 
 def _cartesian_products(points: Sequence[NameParts]) -> Iterator[tuple[NameParts, ...]]:
-    """Yield Cartesian products of numbers that together contain each point exactly once.
-
-    A point has the numbers of one name; a product is a tuple with the numbers at each position.
-    There must be at least one point, and all have the same length. There may be more products than
-    necessary.
-    """
+    """Yield Cartesian products of numbers that together contain each point exactly once."""
     if not points[0]:
         yield ()
         return
@@ -136,24 +131,9 @@ def decision_table(
 ) -> dict[str, Any]:
     """Return the table of decisions as plain values for the page, with tensors folded by `fold`.
 
-    Tensors of one fold have equal `_fold_key`, and names that differ only in numbers.
-
-    Parameters
-    ----------
-    rows : iterable of mapping
-        Rows of `poetmodel.report.facts.decision_rows`, one for each tensor.
-    costs : collection of str
-        Costs with columns: ``energy`` and ``time``, one of them, or none.
-
-    Returns
-    -------
-    dict
-        ``heads``: column names. ``rows``: one for each tensor or fold, in the order of first
-        tensors, each with ``name``, ``tail`` (start of the part of the name that is always shown),
-        ``choice``, ``tensor`` (its index, None for several), ``node`` (the node that makes all
-        members, else None), ``cells`` (a sort key and a text for each column after the decision)
-        and ``members``, the rows of the tensors of a fold, without ``members`` of their own; [] for
-        one tensor. Control characters of names are escaped.
+    ``heads``: column names. ``rows``: one for each tensor or fold, with ``name``, ``tail`` (start
+    of the part that is always shown), ``choice``, ``tensor``, ``node``, ``cells`` (sort key and
+    text) and ``members``. `costs` are the columns ``energy`` and ``time`` to show.
     """
     numbered_rows = [{**row, "index": i} for i, row in enumerate(rows)]
     folds = fold(numbered_rows, name=lambda row: str(row["tensor"]), key=_fold_key)
@@ -174,10 +154,7 @@ def decision_table(
 
 
 def _fold_key(row: Mapping[str, Any]) -> Hashable:
-    """Return the properties in which folded tensors are equal: decision, size, counts and costs.
-
-    Costs are rounded to `DIGITS` digits. Stages may differ.
-    """
+    """Return the properties in which folded tensors are equal: decision, size, counts and costs."""
     properties = (row["choice"], row["size_bytes"])
     counts = (row["recomputed"], row["paged_out"], row["paged_in"])
     return (*properties, *counts, *(f"{row[key]:.{DIGITS}g}" for key in ("energy_j", "time_s")))
@@ -186,11 +163,7 @@ def _fold_key(row: Mapping[str, Any]) -> Hashable:
 def _table_row(
     name: str, members: Sequence[Mapping[str, Any]], costs: Collection[str]
 ) -> dict[str, Any]:
-    """Return the row of one tensor or of a fold of `members`, without the key ``members``.
-
-    `name` is that of the tensor or fold, `costs` as in `decision_table`. The cells of a fold are
-    ``10 x 14.82 mJ`` for sizes, costs and counts, and ``0-12`` (lowest to highest) for stages.
-    """
+    """Return the row of a tensor or of a fold, with cells like ``10 x 14.82 mJ``, ``0-12``."""
     first, count = members[0], len(members)
     nodes = dict.fromkeys(row["node"] for row in members)
     display_name = escape_controls(name)
@@ -233,11 +206,7 @@ def _range_cell(lower: int, upper: int) -> tuple[int, str]:
 
 
 def tail_start(name: str) -> int:
-    """Return the index in a name from which the page always shows it.
-
-    The tail is the longest of at most `MAX_TAIL` characters that is the whole name or begins after
-    a ``.`` or ``/`` that is not the last character; without one, the last `MAX_TAIL` characters.
-    """
+    """Return the index from which the page always shows a name: at a ``.`` or ``/`` if possible."""
     min_start = max(0, len(name) - MAX_TAIL)
     separator_ends = (separator.end() for separator in re.finditer("[./](?!$)", name))
     return next((start for start in (0, *separator_ends) if start >= min_start), min_start)

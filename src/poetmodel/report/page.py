@@ -51,11 +51,7 @@ def check_report(path: str | Path) -> None:
 
 
 def report_facts(subjects: Sequence[Subject]) -> dict[str, Any]:
-    """Return all facts of a report on schedules of one graph as JSON values.
-
-    ``graph`` has those of `graph_facts` of the first subject, ``schedules`` those of
-    `schedule_facts` of each subject.
-    """
+    """Return all facts of a report on schedules of one graph as JSON values."""
     return {
         "graph": graph_facts(subjects[0]),
         "schedules": [schedule_facts(subject) for subject in subjects],
@@ -65,9 +61,7 @@ def report_facts(subjects: Sequence[Subject]) -> dict[str, Any]:
 def report_page(subjects: Sequence[Subject]) -> str:
     """Return a report as the text of an HTML file; equal input gives equal text.
 
-    Raises `ModuleNotFoundError` if a library of `check_report` is missing. The page loads no other
-    file, which its content security policy enforces. The schedules, of one graph and with different
-    labels, are shown side by side in the given order.
+    The page loads no other file, which its content security policy enforces.
     """
     facts = report_facts(subjects)
     has_several_schedules = len(subjects) > 1
@@ -102,11 +96,7 @@ def report_page(subjects: Sequence[Subject]) -> str:
 
 
 def write_report(path: str | Path, subjects: Sequence[Subject]) -> int:
-    """Write a report atomically; return its size [B].
-
-    Raises `MissingExtraError` if a library is missing, and `InputError` if the file cannot be
-    written. Characters that UTF-8 cannot encode become question marks.
-    """
+    """Write a report atomically; return its size [B]."""
     check_report(path)
     content = report_page(subjects).encode("utf-8", "replace")
     write_bytes(path, content)
@@ -122,11 +112,7 @@ def _estimates_note(subjects: Sequence[Subject]) -> str:
 
 
 def _decisions(subjects: Sequence[Subject]) -> dict[str, Any]:
-    """Return the tables of decisions: column heads, and a (label, rows) pair for each schedule.
-
-    Times have a column if any schedule has costs; energies only if, in addition, any problem uses
-    energy.
-    """
+    """Return the tables of decisions: column heads, and a (label, rows) pair for each schedule."""
     has_costs = any(subject.costs is not None for subject in subjects)
     shows_energy = any(subject.problem.uses_energy for subject in subjects)
     costs = [name for name in COSTS if has_costs and (shows_energy or name != "energy")]
@@ -141,12 +127,7 @@ def _decisions(subjects: Sequence[Subject]) -> dict[str, Any]:
 
 
 def _step_section(schedule: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the template values of the section about a compiled step.
-
-    These are ``entry`` (`schedule` itself), ``answers`` (`step_answers`), ``rows``
-    (`measured_rows`), and the ``differences`` of the step's certificate, [] without one. `schedule`
-    has the `schedule_facts` of one schedule; its ``step`` must not be None.
-    """
+    """Return the template values of the section about a compiled step."""
     step = schedule["step"]
     return {
         "entry": schedule,
@@ -157,11 +138,7 @@ def _step_section(schedule: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gauge_texts(subjects: Sequence[Subject]) -> Iterator[str]:
-    """Yield a text per valid schedule with a device: label, free or missing RAM, and use by kind.
-
-    The texts are for readers without scripts, who do not see `gauge_chart`. Schedules with unknown
-    kinds of RAM use have none.
-    """
+    """Yield a text per valid schedule with a device, for readers who cannot see `gauge_chart`."""
     for subject in subjects:
         sizes = make_gauge(subject.device_ram)
         if sizes is not None and subject.verdict.valid:
@@ -171,10 +148,7 @@ def _gauge_texts(subjects: Sequence[Subject]) -> Iterator[str]:
 
 
 def _title(subjects: Sequence[Subject]) -> str:
-    """Return the title of the page: the graph, and each known device of the schedules once.
-
-    The devices follow ``on`` or, if any schedule is of a compiled step, ``planned for``.
-    """
+    """Return the title of the page: the graph, and each known device of the schedules once."""
     device_names = dict.fromkeys(
         device.name for subject in subjects if (device := subject.problem.costs.device) is not None
     )
@@ -185,11 +159,7 @@ def _title(subjects: Sequence[Subject]) -> str:
 
 
 def _charts(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
-    """Return the data of all charts, each with its type and its id on the page.
-
-    In this order: gauge, timelines, charts of addresses, maps. Omits a gauge, timeline or chart of
-    addresses whose function returns None.
-    """
+    """Return the data of all charts, each with its type and its id on the page."""
     gauge_data = gauge_chart(subjects)
     return [
         *([] if gauge_data is None else [{"type": "gauge", "id": "gauge", **gauge_data}]),

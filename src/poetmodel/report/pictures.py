@@ -98,10 +98,7 @@ def _largest_unit(max_value: float, units: tuple[tuple[float, str], ...]) -> tup
 
 
 def format_move_counts(schedule: Schedule) -> str:
-    """Return the counts of recomputations and transfers: ``1 recomputation, 0 page-outs, ...``.
-
-    First reads of state on storage are not counted.
-    """
+    """Return the counts of recomputations and transfers: ``1 recomputation, 0 page-outs, ...``."""
     counts = (
         (sum(k < t for t, k in schedule.R), "recomputation"),
         (len(schedule.M_out), "page-out"),
@@ -115,9 +112,7 @@ def stage_actions(
 ) -> dict[tuple[int, int], dict[Kind, tuple[int, ...]]]:
     """Return the tensors that each action affects, by (stage, node) and kind of action.
 
-    The node is the one that makes the tensors. The computation of a state node, in its own stage,
-    counts as page-in, even if the core reads storage in place, or as kept if its tensor is
-    resident.
+    The ``compute`` of a state node counts as page-in, or as kept if its tensor is resident.
     """
     actions: defaultdict[tuple[int, int], dict[Kind, tuple[int, ...]]] = defaultdict(dict)
     resident = set(schedule.resident)
@@ -138,10 +133,7 @@ def stage_actions(
 
 
 def dominant_kind(kinds: Container[Kind]) -> Kind:
-    """Return the kind that colours a cell with several kinds.
-
-    The priority is computed, recomputed, paged in, kept, paged out.
-    """
+    """Return the kind that colours a cell: computed, recomputed, paged in, kept, paged out."""
     priority = (Kind.COMPUTED, Kind.RECOMPUTED, Kind.PAGED_IN, Kind.KEPT)
     return next((kind for kind in priority if kind in kinds), Kind.PAGED_OUT)
 

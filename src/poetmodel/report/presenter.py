@@ -60,11 +60,7 @@ def listed_facts(facts: Iterable[Fact]) -> Iterator[Fact]:
 
 
 def device_ram_facts(device_ram: DeviceRam | None) -> Iterator[Fact]:
-    """Yield resident bytes, RAM of a device, whether the step fits, and the device gauge.
-
-    All values are None without a device. Tables list the RAM, in red if the step does not fit, and
-    the gauge.
-    """
+    """Yield resident bytes, RAM of a device, whether the step fits, and the device gauge."""
     for key, value in device_ram_metrics(device_ram).items():
         if key == "device_ram_bytes" and device_ram is not None:
             yield Fact(
@@ -84,12 +80,7 @@ def device_ram_facts(device_ram: DeviceRam | None) -> Iterator[Fact]:
 
 
 def gauge_fact(key: str, name: str, device_ram: DeviceRam | None) -> Fact:
-    """Return a fact with the gauge of `make_gauge`, displayed as the free or missing RAM.
-
-    `key` is that in JSON, `name` that in tables. The note lists the RAM in use by kind, and
-    mentions resident bytes if these are included. Without a device, or if the kinds are unknown,
-    the value is None, and tables omit the fact.
-    """
+    """Return a fact with the gauge of `make_gauge`, displayed as the free or missing RAM."""
     sizes = make_gauge(device_ram)
     note = "" if sizes is None else format_gauge(sizes)[1]
     if note and device_ram is not None and device_ram.resident_bytes:
@@ -122,10 +113,7 @@ def state_metrics(graph: Graph, simulation: Simulation) -> dict[str, int] | None
 
 
 def state_facts(graph: Graph, simulation: Simulation) -> Iterator[Fact]:
-    """Yield facts about state in RAM and, if there is any, state on storage with its transfers.
-
-    A separate first fact has the `state_metrics` for JSON. Yield no facts without state.
-    """
+    """Yield facts about state in RAM and on storage; the first has the `state_metrics` for JSON."""
     metrics = state_metrics(graph, simulation)
     if metrics is None:
         return
@@ -151,25 +139,9 @@ def metric_facts(
     notes: Mapping[str, str] | None = None,
     unlisted_keys: Collection[str] = (),
 ) -> Iterator[Fact]:
-    """Yield the metrics of a display as facts, in the order of the display.
+    """Yield the metrics of a display as facts; energies and times are None without costs.
 
-    Metrics without a value function are skipped. A fact has no name if the table of the display
-    does not list its metric.
-
-    Parameters
-    ----------
-    display : Display
-        The table, file or page that contains the metrics.
-    simulation : Simulation or PlanCheck
-        Source of the values.
-    *groups : Group
-        The groups of metrics; all groups if none is given.
-    has_costs : bool
-        Whether the costs are known; otherwise energies and times are None.
-    notes : mapping of str to str, optional
-        Notes for the reader, by key.
-    unlisted_keys : collection of str
-        Keys of further metrics that the table omits: their facts have no name.
+    Metrics in `unlisted_keys` are for JSON only; `notes` are texts by key.
     """
     notes = notes or {}
     for metric in metrics_at(display, *groups):
@@ -191,21 +163,13 @@ def report_page_rows(*groups: Group) -> tuple[RowSpec, ...]:
 
 
 def wear_facts(display: Display, simulation: Simulation) -> Iterator[Fact]:
-    """Yield the number of steps until storage is worn out, if `display` contains this metric.
-
-    The value is None without storage, if its endurance or size is unknown, or if no bytes are
-    written.
-    """
+    """Yield the number of steps until storage is worn out, if `display` contains this metric."""
     note = _wear_note(simulation.written_bytes)
     yield from metric_facts(display, simulation, Group.WEAR, notes={"steps_until_worn": note})
 
 
 def wear_fact(steps: float | None, written_bytes: int) -> Fact:
-    """Return a fact about the number of steps until storage is worn out.
-
-    `steps` is None if unknown or unlimited; tables then omit the fact. The note states
-    `written_bytes`, the bytes written in each step [B].
-    """
+    """Return a fact about the steps until storage is worn out, with the bytes written per step."""
     return Fact(
         "steps_until_worn",
         steps,
@@ -230,8 +194,7 @@ MAX_CONSTRAINTS: Final = 20
 def constraint_facts(values: Sequence[ConstraintValue]) -> Iterator[Fact]:
     """Yield the sums of user-defined constraints, with their limits as notes.
 
-    The first fact has all constraints for JSON. At most `MAX_CONSTRAINTS` are listed, followed by
-    the number of omitted ones. Yield no facts without constraints.
+    The first fact has all constraints for JSON; at most `MAX_CONSTRAINTS` are listed.
     """
     if not values:
         return
@@ -255,13 +218,7 @@ def constraint_facts(values: Sequence[ConstraintValue]) -> Iterator[Fact]:
 def constraint_rows(
     values_by_schedule: Sequence[Sequence[ConstraintValue]],
 ) -> Iterator[tuple[Fact, ...]]:
-    """Yield one row per user-defined constraint, with one fact for each of several schedules.
-
-    `values_by_schedule` has the values of the constraints of each schedule. Constraints of equal
-    name share a row; the fact has no value if its schedule lacks the constraint. Only constraints
-    that `_select_constraints` returns for any schedule have rows, in the order in which it returns
-    them, schedule by schedule.
-    """
+    """Yield one row per user-defined constraint, with one fact for each schedule."""
     indices_by_name = [
         {value.row.name: index for index, value in enumerate(values)}
         for values in values_by_schedule
@@ -277,10 +234,7 @@ def constraint_rows(
 
 
 def _constraint_cell(name: str, index: int | None, values: Sequence[ConstraintValue]) -> Fact:
-    """Return a fact about constraint `values[index]` of a schedule, with its limits in the text.
-
-    If `index` is None, the schedule lacks constraint `name`, and the fact has no value.
-    """
+    """Return a fact about constraint `values[index]`; without a value if `index` is None."""
     if index is None:
         return Fact("", None, name)
     constraint = values[index]
@@ -295,10 +249,7 @@ def _constraint_cell(name: str, index: int | None, values: Sequence[ConstraintVa
 
 
 def _select_constraints(values: Sequence[ConstraintValue]) -> Sequence[ConstraintValue]:
-    """Return the constraints to display: at most `MAX_CONSTRAINTS`.
-
-    If there are more, those at or beyond a limit come first. Both groups are in the given order.
-    """
+    """Return at most `MAX_CONSTRAINTS` constraints, those at or beyond a limit first."""
     if len(values) <= MAX_CONSTRAINTS:
         return values
     return sorted(values, key=lambda value: not (value.at_limit or value.violated_side))[
@@ -329,10 +280,7 @@ Sections = list[tuple[str, list[tuple[Fact, ...]]]]
 def compare_objects(
     row_specs: Mapping[str, Sequence[RowSpec]], objects: Sequence[Mapping[str, Any]]
 ) -> Sections:
-    """Return the facts of several JSON objects in rows, without rows and sections that lack values.
-
-    `row_specs` are the rows of each section, by its title.
-    """
+    """Return the facts of several JSON objects in rows, without empty rows and sections."""
     known_sections: Sections = []
     for title, specs in row_specs.items():
         rows = [
@@ -346,11 +294,7 @@ def compare_objects(
 
 
 def value_at_path(values: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a path of keys and list indices; None if a key is missing.
-
-    Also None if a value on the path is None. `path` has keys and indices separated by dots. Raises
-    `IndexError` for an index beyond a list.
-    """
+    """Return the value at a dotted path of keys and list indices; None if a key is missing."""
     value: Any = values
     for key in path.split("."):
         if value is None:
@@ -370,10 +314,7 @@ def escape_controls(text: str) -> str:
 
 
 def format_count(value: float | None) -> str:
-    """Format a count with a metric prefix, to which a unit can be appended: ``11.69 M``, ``512 ``.
-
-    It has up to four significant digits. None gives ``unknown``.
-    """
+    """Format a count with a metric prefix, ready for a unit: ``11.69 M``, ``512 ``."""
     if value is None:
         return "unknown"
     for letter, factor in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -385,9 +326,7 @@ def format_count(value: float | None) -> str:
 def format_device_quantity(value: float, *, unit: str) -> str:
     """Format a device quantity with its unit for display.
 
-    Watts, writes and times (`unit` ``times``) have no metric prefix. Bytes are exact, and from
-    1 KiB also rounded in brackets. Seconds have the format of `format_seconds`; other units have a
-    metric prefix.
+    Watts, writes and times have no metric prefix; bytes are exact.
     """
     if unit == "B":
         return format_exact_bytes(value)
@@ -399,10 +338,7 @@ def format_device_quantity(value: float, *, unit: str) -> str:
 
 
 def format_percent(ratio: float, *, digits: int = 5, decimals: int = 5) -> str:
-    """Format a ratio as a percentage: ``12.5 %``.
-
-    It is rounded to `decimals` decimal places, then to `digits` significant digits.
-    """
+    """Format a ratio as a percentage: ``12.5 %``."""
     return f"{round(100 * ratio, decimals):.{digits}g} %"
 
 

@@ -72,21 +72,7 @@ _KEEP_ALL_COLOURS: Final = ("#DDDDDD", "#767676")
 def draw_timeline(graph: Graph, chart: Mapping[str, Any], title: str, file_format: str) -> bytes:
     """Draw the work of core and bus over time, and RAM below it; return the content of the file.
 
-    Parameters
-    ----------
-    graph : Graph
-        The training graph.
-    chart : mapping
-        Data of the timeline, as `poetmodel.report.timeline.plan_chart` returns it, with times.
-    title : str
-        Title of the image.
-    file_format : str
-        ``svg``, ``png`` or ``pdf``.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        Without matplotlib.
+    `chart` is the result of `plan_chart`, with times; `file_format` is ``svg``, ``png`` or ``pdf``.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -111,10 +97,7 @@ def draw_timeline(graph: Graph, chart: Mapping[str, Any], title: str, file_forma
 
 
 def draw_stage_map(stage_map: Map, file_format: str) -> bytes:
-    """Draw the map of a schedule, stages by nodes; return the content of the file.
-
-    `file_format` is ``svg``, ``png`` or ``pdf``. Raises `ModuleNotFoundError` without matplotlib.
-    """
+    """Draw the map of a schedule, stages by nodes; return the content of the file."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -133,7 +116,7 @@ def draw_stage_map(stage_map: Map, file_format: str) -> bytes:
 
 
 def encode_figure(figure: Any, file_format: str, *, note: str) -> bytes:
-    """Encode a matplotlib figure as a file with a note in its metadata; return the content.
+    """Encode a matplotlib figure as a file with a note in its metadata.
 
     If `SETTINGS` are active, equal figures have equal bytes in the same version of matplotlib.
     """
@@ -168,10 +151,7 @@ def _glyphs() -> frozenset[int]:
 
 
 def draw_map(axes: Any, stage_map: Map) -> dict[str, Any]:
-    """Draw a map, with page-outs as marks on its cells; set title, limits and ticks of the axes.
-
-    Returns a legend patch for each drawn kind, by the kind's name, in the order of `KINDS`.
-    """
+    """Draw a map, with page-outs as marks on its cells; return a legend patch per kind drawn."""
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Patch, Polygon, Rectangle
 
@@ -213,12 +193,9 @@ def draw_map(axes: Any, stage_map: Map) -> dict[str, Any]:
 def stack_bands(graph: Graph, chart: Mapping[str, Any]) -> Iterator[tuple[str, BandSegments]]:
     """Yield (band kind, segments) of each copy and workspace in RAM, from the bottom of the stack.
 
-    `chart` is the result of `plan_chart`, with times. A segment is [start, end, lower edge, upper
-    edge] in the chart's units. The band kind of a recomputation or page-in is its `Kind`; of any
-    other copy or workspace, its kind of RAM use in `KIND_NAMES`. The order is that of the kinds of
-    RAM use in `KIND_NAMES`, then of begin; of equal begin, the last to end comes first. Copies and
-    workspaces that are in RAM for no time are omitted. Bytes that an output overwrites in place
-    count for the output from then on.
+    A segment is [start, end, lower edge, upper edge] in the chart's units. The order is that of the
+    kinds of RAM use in `KIND_NAMES`, then of begin. Bytes that an output overwrites in place count
+    for the output from then on.
     """
     end_times = list(chart["issued"][:-1])
     for position, _, end in chart["work"]:
@@ -253,12 +230,7 @@ def stack_bands(graph: Graph, chart: Mapping[str, Any]) -> Iterator[tuple[str, B
 
 
 def keep_all_curve(chart: Mapping[str, Any]) -> list[tuple[float, float]]:
-    """Return the points (time, RAM) of keep-all, in the units of the chart.
-
-    Each point has the time at which the chart's plan issues the first computation of a node, except
-    of state, and the RAM of keep-all at this node. RAM is constant from one point to the next; the
-    last point is at the end of the plan.
-    """
+    """Return the points (time, RAM) of keep-all, a step function in the units of the chart."""
     positions, ram_values = chart["ghost"]
     points = [
         (chart["issued"][position], ram_bytes / chart["scale"])
@@ -286,11 +258,7 @@ def band_colour(band_kind: str) -> str:
 def _lane_bars(
     chart: Mapping[str, Any], kind_by_letter: Mapping[str, Kind]
 ) -> list[tuple[Kind, float, float]]:
-    """Return (kind, start, length) of the bars of a lane, in program order.
-
-    Each instruction that takes time and whose letter is in `kind_by_letter` has a bar. Times are in
-    the chart's ``unit``.
-    """
+    """Return (kind, start, length) of the bars of a lane, in program order and the chart's unit."""
     return [
         (kind_by_letter[letter], start, end - start)
         for position, start, end in chart["work"]
@@ -299,11 +267,7 @@ def _lane_bars(
 
 
 def _draw_lanes(axes: Any, lanes: Mapping[str, Sequence[tuple[Kind, float, float]]]) -> None:
-    """Draw one row of bars for each lane, the first on top; stalls are hatched.
-
-    `lanes` has the bars (kind, start, length) of each lane by its name. Sets the limits of the y
-    axis and its ticks, labelled with these names. Hides the ticks of the x axis, and the frame.
-    """
+    """Draw one row of bars for each lane, the first on top; stalls are hatched."""
     for lane_index, lane_bars in enumerate(lanes.values()):
         for kind in dict.fromkeys(kind for kind, *_ in lane_bars):
             bar_spans = [
@@ -324,12 +288,7 @@ def _draw_lanes(axes: Any, lanes: Mapping[str, Sequence[tuple[Kind, float, float
 
 
 def _draw_stack(axes: Any, graph: Graph, chart: Mapping[str, Any]) -> None:
-    """Draw the RAM of keep-all as an area behind the bands of `stack_bands`, and lines in front.
-
-    The lines are the RAM of keep-all and any budget. Sets the labels of the axes, and limits that
-    include 0, keep-all, all bands and the budget. Sets labels of the drawn objects for a legend,
-    which it does not draw.
-    """
+    """Draw the RAM of keep-all as an area, the bands of `stack_bands` on it, and the budget."""
     from matplotlib.collections import PolyCollection
 
     outlines_by_kind: dict[str, list[Any]] = {}

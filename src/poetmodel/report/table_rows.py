@@ -38,10 +38,7 @@ if TYPE_CHECKING:
 def metric_sections(schedules: Sequence[Facts]) -> Sections:
     """Return the rows of the metrics of schedules, in sections with titles.
 
-    `schedules` have the facts of `poetmodel.report.facts.schedule_facts`. A schedule has no values
-    of energies and their bounds if its problem does not use energies (`Problem.uses_energy`), and
-    no RAM budget less resident bytes if this equals the RAM budget. Rows and sections without
-    values are omitted.
+    Rows and sections without values are omitted, such as energies that no problem uses.
     """
     return compare_objects(
         _schedule_rows(), [{**schedule, **_omitted_metrics(schedule)} for schedule in schedules]
@@ -64,20 +61,12 @@ def constraint_section(values_by_schedule: Sequence[Sequence[ConstraintValue]]) 
 
 
 def step_sections(schedules: Sequence[Facts]) -> Sections:
-    """Return the rows of compiled steps in sections, without those of `measured_rows`.
-
-    Rows and sections without values are omitted. A schedule without a step has values only in the
-    section "Solve", whose status, gaps and effort are those of the schedule.
-    """
+    """Return the rows of compiled steps in sections, without those of `measured_rows`."""
     return compare_objects(_step_rows(), schedules)
 
 
 def measured_rows(step: Facts) -> Iterator[tuple[Fact, ...]]:
-    """Yield the rows peak RAM, paged out, paged in and time, with one fact for each of `COLUMNS`.
-
-    A fact has no value if its column lacks the metric. If the step was not measured, only the
-    column of the plan has values.
-    """
+    """Yield the rows peak RAM, paged out, paged in and time, a fact for each of `COLUMNS`."""
     for name, format_value, keys in _MEASURED_ROWS:
         yield tuple(
             Fact(f"step.{key}", value_at_path(step, key), name, format_value)
@@ -88,13 +77,7 @@ def measured_rows(step: Facts) -> Iterator[tuple[Fact, ...]]:
 
 
 def graph_rows(graph: Facts, *, includes_reserved: bool) -> Iterator[Fact]:
-    """Yield facts about the graph as texts: name, sizes, FLOP, keep-all peak, minimum RAM, state.
-
-    Then resident bytes by kind, and the hash. State is omitted if there is none. The facts have no
-    key in JSON. `graph` has the facts of `poetmodel.report.facts.graph_facts`. `includes_reserved`
-    is whether RAM values include the reserved bytes of a compiled step; the name of the minimum RAM
-    then states this.
-    """
+    """Yield facts about the graph as texts: name, sizes, FLOP, peak, minimum RAM, state."""
     yield text_fact("network", graph["name"])
     yield text_fact("nodes", f"{graph['nodes']:,}")
     yield text_fact("tensors", f"{graph['tensors']:,}")
@@ -126,12 +109,7 @@ _DISPLAYED_GAPS: Final = (0.5, 0.1, 0.01, 0.001, 0.0001, 0.0)
 
 
 def _gap_over_time_text(history: Sequence[Sequence[float]]) -> str:
-    """Format the first times of the gaps `_DISPLAYED_GAPS`: ``10 % in 12 ms, 0 % in 80 ms``.
-
-    `history` has pairs of time [s] and gap. Of gaps that were reached at the same time, only the
-    smallest is listed; gaps that were not reached are omitted. If none was reached, returns
-    ``above 50 %``.
-    """
+    """Format the first times of the gaps `_DISPLAYED_GAPS`: ``10 % in 12 ms, 0 % in 80 ms``."""
     texts: dict[float, str] = {}
     for gap_limit in _DISPLAYED_GAPS:
         first_reached = next(((seconds, gap) for seconds, gap in history if gap <= gap_limit), None)

@@ -32,21 +32,9 @@ def render(
 ) -> str:
     """Render a page as text; equal values give equal text.
 
-    Raises `ModuleNotFoundError` if one of `LIBRARIES` is missing.
-
-    Parameters
-    ----------
-    template : str
-        A template that extends ``base.html.jinja``.
-    chart_scripts : sequence of str
-        Types of the charts of the page; each has a script in ``assets/scripts``.
-    charts : mapping
-        Data of the scripts: ``graph`` (see `poetmodel.report.charts.graph_chart`) and ``charts``,
-        each with ``type`` and ``id``.
-    package : str
-        Package whose ``assets`` contain the template. Missing assets come from `SHARED_PACKAGE`.
-    **values
-        Further values of the template.
+    `template` extends ``base.html.jinja``. `chart_scripts` are the types of `charts`, which have
+    ``graph`` (see `graph_chart`) and ``charts``. Assets that `package` lacks come from
+    `SHARED_PACKAGE`; `values` are further values of the template.
     """
     page_text: str = (
         _environment(package)
@@ -74,10 +62,10 @@ def render(
 
 @cache
 def packed_plotly() -> str:
-    """Return plotly's script, compressed by gzip and encoded in base 85.
+    """Return plotly's script, compressed by gzip and encoded in base 85; cached.
 
     The digits are those of `base64.b85encode`, with a comma in place of ``<``, which could begin a
-    tag or comment in the enclosing HTML element. The result is cached.
+    tag.
     """
     from plotly.offline import get_plotlyjs
 
@@ -87,12 +75,7 @@ def packed_plotly() -> str:
 
 @cache
 def _environment(package: str) -> Any:
-    """Return the jinja2 environment for the templates of a package, with filters.
-
-    Templates and the styles and scripts that they include are files in the folder ``assets`` of the
-    package, else of `SHARED_PACKAGE`. Values are escaped for HTML; an undefined value is an error.
-    Environments are cached.
-    """
+    """Return the jinja2 environment for the templates of a package, with filters; cached."""
     import jinja2
 
     loaders = [

@@ -38,11 +38,9 @@ below that of the captured step."""
 
 
 def timeline_chart(subject: Subject) -> dict[str, Any] | None:
-    """Return the timeline of a schedule in the format of `plan_chart`.
+    """Return the timeline of a schedule in the format of `plan_chart`; None if it cannot execute.
 
-    Without a plan, for example without costs, ``issued`` is None, and the x axis is the instruction
-    index. RAM values of a compiled step include its reserved bytes, and ``ghost_name`` names its
-    keep-all curve. Returns None if there is no plan and the schedule violates a rule of execution.
+    Without a plan, ``issued`` is None, and the x axis is the instruction index.
     """
     if subject.plan is not None and subject.check is not None:
         chart = plan_chart(subject.graph, subject.plan, subject.check)
@@ -54,13 +52,9 @@ def timeline_chart(subject: Subject) -> dict[str, Any] | None:
 
 
 def _add_reserved_bytes(subject: Subject, chart: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of a compiled step's timeline with all RAM curves raised by its reserved bytes.
+    """Return a compiled step's timeline with all RAM curves raised by its reserved bytes.
 
-    The reserved bytes, if there are any, are the lowest band: an entry of ``stays`` with an index
-    below those of all workspaces. It is omitted if RAM has no other content. The raised keep-all
-    curve is capped at the step's keep-all peak; if its maximum is below this peak, because
-    operations are divided into pieces, ``ghost_name`` is `DIVIDED_KEEP_ALL`. Budget and unit of the
-    RAM axis are those of the step.
+    The keep-all curve is capped at the step's keep-all peak.
     """
     reserved_bytes, n_instructions = subject.reserved_bytes, len(chart["ops"])
     positions, keep_all_ram = chart["ghost"]
@@ -151,10 +145,7 @@ def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
 
 
 def plan_title(graph: Graph, plan: Plan, check: PlanCheck) -> str:
-    """Return a timeline's title: graph, device, transfer mode, makespan, stall, peak RAM.
-
-    A missing device and a stall of 0 are omitted; a missing makespan is 0.
-    """
+    """Return a timeline's title: graph, device, transfer mode, makespan, stall, peak RAM."""
     device_text = f" on {plan.device}" if plan.device else ""
     stall_text = f", stall {format_seconds(check.stall_s)}" if check.stall_s else ""
     return (
@@ -165,11 +156,7 @@ def plan_title(graph: Graph, plan: Plan, check: PlanCheck) -> str:
 
 
 def _instruction_letters(graph: Graph, plan: Plan) -> Iterator[str]:
-    """Yield the letter of each instruction: of `LETTERS`, else `RECOMPUTATION` or `FIRST_READ`.
-
-    A ``compute`` of `Plan.first_reads` is a first read. Any other is a recomputation if its node
-    was computed before.
-    """
+    """Yield the letter of each instruction: of `LETTERS`, else `RECOMPUTATION` or `FIRST_READ`."""
     computed_nodes: set[int] = set()
     first_reads = plan.first_reads(graph)
     for op, index in plan.program:
@@ -183,12 +170,7 @@ def _instruction_letters(graph: Graph, plan: Plan) -> Iterator[str]:
 
 
 def _stay_values(stay: Stay) -> list[int]:
-    """Return a copy or workspace as an entry of ``stays`` of `plan_chart`.
-
-    The numbers are: tensor, or -1 - k for the workspace of node k; bytes; begin; end; origin;
-    whether it was paged out; position and bytes of an overwrite; tensor that replaced it; and the
-    positions of reads. A missing position or tensor is -1.
-    """
+    """Return a copy or workspace as an entry of ``stays`` of `plan_chart`."""
     return [
         stay.index if stay.content == Content.OUTPUT else -1 - stay.index,
         stay.bytes,
@@ -204,12 +186,7 @@ def _stay_values(stay: Stay) -> list[int]:
 
 
 def _keep_all_profile(graph: Graph, ops: str, item_indices: list[int]) -> dict[str, Any]:
-    """Return the entry ``ghost`` of `plan_chart`: positions of first computations, RAM of keep-all.
-
-    Positions are indices in `ops`; the RAM is that in use at each of these nodes under keep-all
-    [B]. Computations of state are omitted. `ops` and `item_indices` are the entries ``ops`` and
-    ``of`` of `plan_chart`.
-    """
+    """Return ``ghost`` of `plan_chart`: first computations and RAM of keep-all [B]."""
     profile = checkpoint_all_profile(graph)
     first_positions = [
         position for position, letter in enumerate(ops) if letter == LETTERS[Op.COMPUTE]
@@ -226,11 +203,7 @@ def _keep_all_profile(graph: Graph, ops: str, item_indices: list[int]) -> dict[s
 
 
 def _budget_values(budget_bytes: int | None, peak_bytes: int) -> dict[str, Any]:
-    """Return ``budget``, ``budget_name``, ``size`` and ``scale`` of `plan_chart`.
-
-    ``size`` and ``scale`` are name and bytes of the RAM axis's unit, which the larger of budget and
-    peak determines. Without a budget, ``budget`` is None and ``budget_name`` empty.
-    """
+    """Return ``budget``, ``budget_name``, ``size`` and ``scale`` of `plan_chart`."""
     scale, unit_name = size_unit(max(peak_bytes, budget_bytes or 0))
     return {
         "budget": budget_bytes,
@@ -241,11 +214,7 @@ def _budget_values(budget_bytes: int | None, peak_bytes: int) -> dict[str, Any]:
 
 
 def _make_untimed_chart(subject: Subject) -> dict[str, Any]:
-    """Return the timeline of a schedule over instructions instead of time; costs are ignored.
-
-    Transfers of its plan block the core. A budget of 0 or less is omitted. RAM curves omit reserved
-    bytes, which `_add_reserved_bytes` adds. Raises `PlanError` if the schedule is not valid.
-    """
+    """Return the timeline of a schedule over instructions instead of time; costs are ignored."""
     from poetmodel.planner import make_plan
 
     graph, budget_bytes = subject.graph, subject.budget_bytes

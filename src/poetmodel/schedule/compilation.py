@@ -42,23 +42,14 @@ def compile_schedule(homes: Homes, schedule: Schedule) -> CompiledSchedule:
 
     These invalid entries become faults and are omitted from the program:
 
-    * entries with unknown stages or indices;
-    * entries before the stage of the first computation, and those of ``S_RAM``, ``S_AUX`` and
-      ``M_in`` in this stage;
-    * entries that are forbidden for state tensors;
-    * page-ins of tensors that are in RAM, or that ``S_AUX`` does not list in the stage;
-    * transferred, kept or stored tensors that are absent.
+    * entries with unknown stages or indices; * entries before the stage of the first computation,
+    and those of ``S_RAM``, ``S_AUX`` and ``M_in`` in this stage; * entries that are forbidden for
+    state tensors; * page-ins of tensors that are in RAM, or that ``S_AUX`` does not list in the
+    stage; * transferred, kept or stored tensors that are absent.
 
-    Further faults omit no entry: forbidden recomputations (of a node that is not recomputable, or
-    that reads replaced state), missing first computations, missing page-outs of replacements, and
-    resident tensors that are not state. `poetmodel.schedule.machine` checks that inputs of
-    computations are in RAM when it executes the program.
-
-    The program of a valid schedule has the energy, time and peak RAM of its simulation. The time of
-    a compilation is proportional to the number of changes between stages.
-
-    Raises `TooLargeError` if spans with invalid entries have more than `MAX_PAIRS` pairs, and
-    `TimeLimitError` if the time limit passes.
+    Further faults omit no entry: forbidden recomputations, missing first computations, missing
+    page-outs of replacements, and resident tensors that are not state. The program of a valid
+    schedule has the energy, time and peak RAM of its simulation.
     """
     compiler = _Compiler(homes, schedule)
     for t in range(len(homes.graph.nodes)):
@@ -71,7 +62,6 @@ class _PresenceTracker:
     """Tracks the tensors that one relation, ``S_RAM`` or ``S_AUX``, lists in the current stage."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
-        """Fill `tensors_from` by first and `tensors_until` by last stage; enter no stage yet."""
         self.tensors_from: Rows = defaultdict(list)
         """Tensors of the spans that begin with each stage."""
         self.tensors_until: Rows = defaultdict(list)
@@ -85,11 +75,7 @@ class _PresenceTracker:
         """Listed tensors that are absent, ascending."""
 
     def enter_stage(self, t: int, present_tensors: Container[int]) -> list[int]:
-        """Move to the next stage, `t`; return its listed tensors that are not in `present_tensors`.
-
-        A stage lists the tensors of the spans that contain it. The result is ascending. A tensor
-        that stays absent is returned for each stage that lists it.
-        """
+        """Move to the next stage, `t`; return its listed tensors that are absent."""
         self.listed_tensors.difference_update(self.tensors_until.get(t - 1, ()))
         new_tensors = self.tensors_from.get(t)
         # A listed tensor that is present is not freed. So only tensors of new spans, and tensors
@@ -113,13 +99,6 @@ class _Compiler:
     """
 
     def __init__(self, homes: Homes, schedule: Schedule) -> None:
-        """Group valid entries of each relation by stage; start with empty RAM and initial storage.
-
-        Adds a fault for each resident tensor that is not state, each of `Homes.schedule_faults`,
-        each entry with an invalid stage or index, and each recomputation of a node that is not
-        recomputable. `compile_stage` compares entries with the content of RAM and storage. Raises
-        the errors of `Homes.schedule_faults`.
-        """
         self.homes, self.graph, self.node_of = homes, homes.graph, homes.graph.node_of
         self.program: list[Instruction] = []
         self.steps: list[Pair] = []
@@ -148,9 +127,7 @@ class _Compiler:
     ) -> Rows:
         """Return the valid indices of each stage; add a fault for each invalid entry.
 
-        `pairs` have no repeats; the indices are in their order. A forbidden recomputation is
-        returned although it adds a fault. Entries of `state_faults` are omitted; their faults are
-        registered already.
+        A forbidden recomputation is returned although it adds a fault.
         """
         rows: Rows = defaultdict(list)
         nodes, lists_nodes = self.graph.nodes, relation == "R"
@@ -169,11 +146,7 @@ class _Compiler:
     def _valid_spans(
         self, relation: str, spans: Sequence[Span], state_faults: Mapping[Entry, str]
     ) -> Sequence[Span]:
-        """Return spans of all valid entries, in any order; add a fault for each invalid entry.
-
-        Spans with an invalid entry are split. Entries of `state_faults` are omitted like invalid
-        ones; their faults are registered already.
-        """
+        """Return spans of all valid entries; add a fault for each invalid entry."""
         faulty_tensors = {i for name, _, i in state_faults if name == relation}
         valid_spans: list[Span] = []
         suspect_spans: list[Span] = []
@@ -194,11 +167,7 @@ class _Compiler:
         return [*valid_spans, *spans_of_pairs(pairs)]
 
     def _entry_fault(self, relation: str, t: int, index: int) -> str:
-        """Return the reason why an entry's stage or index is invalid; "" if both are valid.
-
-        They are invalid if the graph lacks them, or if the stage is too early for the relation.
-        `index` is that of a node in the relation ``R``, otherwise that of a tensor.
-        """
+        """Return the reason why an entry's stage or index is invalid; "" if both are valid."""
         nodes, node_of, lists_nodes = self.graph.nodes, self.node_of, relation == "R"
         if not (0 <= t < len(nodes) and 0 <= index < len(nodes if lists_nodes else node_of)):
             return "the graph has no such stage or index"
@@ -212,11 +181,7 @@ class _Compiler:
     # -- stages ------------------------------------------------------------------------------
 
     def compile_stage(self, t: int) -> None:
-        """Append the instructions and faults of stage `t`, the next one.
-
-        Steps ascend; each has its page-ins, then the instructions of `_compile_step`. Updates
-        `steps`, `in_ram` and `on_storage`. Adds a fault if `R` lacks node `t`.
-        """
+        """Append the instructions and faults of stage `t`, the next one."""
         computed_nodes = set(self.computed.get(t, ()))
         self._enter_stage(t)
         if t not in computed_nodes:
@@ -249,11 +214,7 @@ class _Compiler:
             self.in_ram.difference_update(freed_tensors)
 
     def _enter_stage(self, t: int) -> None:
-        """Move both trackers to stage `t`; the content of RAM and storage is unchanged.
-
-        Adds a fault for each tensor that the schedule lists in RAM or on storage when the stage
-        begins, but that is absent from RAM or storage.
-        """
+        """Move both trackers to stage `t`; add a fault for each listed tensor that is absent."""
         for i in self.ram_tracker.enter_stage(t, self.in_ram):
             fault = f"{self._tensor_label(i)} is not in RAM when stage {t} begins"
             self._add_fault(("S_RAM", t, i), fault)
@@ -266,10 +227,7 @@ class _Compiler:
     ) -> dict[int, list[int]]:
         """Return the tensors to free in stage `t`, ascending, by the node of the freeing step.
 
-        These are the tensors in RAM that ``S_RAM`` does not list in the next stage. The node is the
-        last of `computed_nodes` that reads the tensor, else the tensor's own. Adds
-        `paged_in_tensors` and the outputs of `computed_nodes` to `in_ram`; the caller removes the
-        freed tensors after the stage.
+        Adds paged-in and computed tensors to `in_ram`; the caller removes those that are freed.
         """
         last_use_of: dict[int, int] = {}
         new_tensors = list(paged_in_tensors)
@@ -295,11 +253,7 @@ class _Compiler:
     ) -> None:
         """Append a step: its computation if `is_computed`, and its page-outs and frees.
 
-        Inputs and outputs of the computation are freed before the page-outs, unless they are paged
-        out. A paged-out tensor in `frees` is freed right after its page-out, all other tensors
-        last. State that the node replaces gets no free, since its replacement uses the memory. Adds
-        the paged-out tensors to `on_storage`; a tensor that is not in `in_ram` gets a fault instead
-        of a page-out. Does not change `in_ram`.
+        Inputs and outputs are freed before the page-outs, paged-out tensors right after theirs.
         """
         homes, append = self.homes, self.program.append
         if is_computed:

@@ -83,19 +83,12 @@ class Decision:
 
     @property
     def has_cost(self) -> bool:
-        """Whether the tensor is recomputed or paged.
-
-        Recomputation of an unread output does not count.
-        """
+        """Whether the tensor is recomputed or paged."""
         is_paged = bool(self.paged_in or self.paged_out)
         return is_paged or self.treatment in (Treatment.RECOMPUTED, Treatment.BOTH)
 
     def to_dict(self, graph: Graph) -> dict[str, Any]:
-        """Return the decision as JSON values in SI units, with the size of the tensor.
-
-        The names of the tensor and of its node replace the index. The key of `treatment` is
-        ``fate``, that of `bytes_at_limit` is ``binding_bytes``.
-        """
+        """Return the decision as JSON values in SI units, with the size of the tensor."""
         return {
             "tensor": graph.tensors[self.tensor].name,
             "node": graph.nodes[graph.node_of[self.tensor]].name,
@@ -117,8 +110,7 @@ def find_decisions(
 ) -> tuple[Decision, ...]:
     """Return a `Decision` for each tensor of the graph, by index; the schedule must be valid.
 
-    `limit_steps` are the steps at the RAM limit (`steps_at_limit`). `Decision.bytes_at_limit`
-    counts the size of a tensor once for each of them at which the tensor is in RAM.
+    `limit_steps` are the steps at the RAM limit (`steps_at_limit`).
     """
     stages, points = _StagesByItem(problem, schedule), tuple(limit_steps)
     return tuple(
@@ -131,14 +123,8 @@ def steps_at_limit(
 ) -> tuple[MemoryPoint, ...]:
     """Return the steps of a schedule at which free RAM is too small for a cheaper decision.
 
-    At these steps, free RAM is smaller than one of these tensors, if it is absent in the stage:
-
-    * a tensor, computed in an earlier stage, that the schedule restores in a later one, since it
-      cannot be kept instead;
-    * state on storage that is read into RAM or written back, since it cannot be resident.
-
-    Returns () if free RAM suffices at every step. If the schedule has neither kind of tensor,
-    returns the steps with peak RAM.
+    That is smaller than a tensor that is restored later instead of kept, or than state on storage
+    that cannot be resident. Without such tensors: the steps with peak RAM.
     """
     graph, stages = problem.graph, _StagesByItem(problem, schedule)
     recomputed_or_paged = {i for _, i in schedule.M_in} - stages.on_storage
@@ -183,8 +169,8 @@ class InPlaceUse:
 def in_place_uses(graph: Graph, schedule: Schedule) -> tuple[InPlaceUse, ...]:
     """Return each output that a valid schedule writes over an input, in execution order.
 
-    A recomputation that overwrites an input has an entry of its own. An input is overwritten
-    if no later node in the stage reads it, and ``S_RAM`` does not list it in the next stage.
+    An input is overwritten if no later node in the stage reads it and ``S_RAM`` does not list it
+    next.
     """
     if not any(graph.in_place_of):
         return ()
@@ -220,11 +206,6 @@ class _StagesByItem:
     """The stages of each relation, by node or tensor."""
 
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
-        """Collect the set of stages of each node or tensor in each relation, and the state by home.
-
-        The relations are ``R`` (`computed`, with first computations), ``S_RAM`` (`kept`), ``S_AUX``
-        (`stored`), ``M_in`` and ``M_out``.
-        """
         graph = problem.graph
         self.graph = graph
         self.resident = frozenset(schedule.resident)
@@ -243,8 +224,7 @@ class _StagesByItem:
     def in_ram(self, i: int) -> set[int]:
         """Return the stages in which tensor `i` is in RAM at some step.
 
-        For resident state, these are all stages, for state that is read in place none, and for a
-        replacement only the stage that computes it.
+        All for resident state, none for state that is read in place.
         """
         if i in self.resident:
             return set(range(len(self.graph.nodes)))
@@ -255,10 +235,7 @@ class _StagesByItem:
     def is_in_ram_at(self, t: int, k: int, i: int) -> bool:
         """Return whether tensor `i` is in RAM at step `k` of stage `t`.
 
-        Always True for resident state, and False for replacements. Any other tensor must be in RAM
-        at some step of stage `t`. It is there from its node's step, at which it is computed or
-        paged in, or from the beginning if ``S_RAM`` lists it in stage `t`. It stays until its last
-        use in the stage (its node's step without one), or to the end if the next stage lists it.
+        Always True for resident state, and False for replacements.
         """
         if i in self.resident or i in self.state_of:
             return i in self.resident  # A replacement allocates no memory.
@@ -274,11 +251,7 @@ class _StagesByItem:
 def _find_decision(
     problem: Problem, stages: _StagesByItem, i: int, limit_steps: tuple[MemoryPoint, ...]
 ) -> Decision:
-    """Return the decision of a schedule, given by its `stages`, on tensor `i`.
-
-    The treatment is the first that applies: replacement, resident, on storage, paged (or both),
-    unused, recomputed, kept. `limit_steps` are as in `find_decisions`.
-    """
+    """Return the decision of a schedule, given by its `stages`, on tensor `i`."""
     graph, table, energy = problem.graph, problem.table, problem.energy.coefficients
     k = graph.node_of[i]
     treatment, on_storage = Treatment.KEPT, stages.stored[i]

@@ -40,8 +40,8 @@ class StateAccess:
 class Homes:
     """Homes of state, and the tensors that nodes read from RAM and make in RAM as copies.
 
-    In a program, the first read of state on storage is the ``compute`` of the state's node.
-    `expand_first_reads` states this read as a page-in, and `collapse_first_reads` converts it back.
+    In a program, the first read of state on storage is the ``compute`` of the state's node;
+    `expand_first_reads` states this read as a page-in.
     """
 
     graph: Graph
@@ -86,15 +86,8 @@ class Homes:
     ) -> Homes:
         """Return the homes in which some state is resident and the rest is on storage.
 
-        Parameters
-        ----------
-        graph : Graph
-            The training graph.
-        resident : iterable of int
-            The tensors whose home is RAM. A tensor that is not state is ignored and listed in
-            `resident_faults`.
-        is_mapped : bool
-            Whether storage is memory-mapped, so that the core reads state in place.
+        A tensor of `resident` that is not state is listed in `resident_faults`. `is_mapped`:
+        storage is memory-mapped, so that the core reads state in place.
         """
         resident_tensors = tuple(resident)
         resident_faults = tuple(_resident_faults(graph, resident_tensors))
@@ -164,8 +157,7 @@ class Homes:
     def overwritten_bytes(self, k: int, dying_tensors: Collection[int]) -> dict[int, int]:
         """Return the overwritten bytes of each input that node `k` overwrites in place [B].
 
-        The bytes are the smaller size of input and output. An input is overwritten if it is in
-        `Graph.in_place_of` and in `dying_tensors`, the tensors whose last use is this computation.
+        `dying_tensors` have their last use in this computation.
         """
         pairs = self.graph.in_place_of[k]
         return {
@@ -185,11 +177,7 @@ class Homes:
         )
 
     def collapse_first_reads(self, steps: Iterable[Instruction]) -> Program:
-        """Return the program of `steps`: the inverse of `expand_first_reads`.
-
-        The first page-in of each state tensor in `first_reads` becomes the ``compute`` of its node.
-        No other instruction changes.
-        """
+        """Return the program of `steps`: the inverse of `expand_first_reads`."""
         unread_state = {i: k for k, i in self.first_reads.items()}
         return tuple(
             Instruction(Op.COMPUTE, unread_state.pop(step.index))
@@ -203,10 +191,7 @@ class Homes:
         return sorted(self.written_back - access.written)
 
     def read_fault(self, i: int, access: StateAccess) -> str:
-        """Return the reason why a computation must not read tensor `i`; "" if it may.
-
-        Only state that `access` lists as replaced must not be read.
-        """
+        """Return the reason why a computation must not read tensor `i`; "" if it may."""
         return (
             f"reads {self._tensor_label(i)}, {self._replaced_by_phrase(i, access)}"
             if i in access.replaced
@@ -216,10 +201,7 @@ class Homes:
     def instruction_fault(self, op: Op, i: int, access: StateAccess) -> str:
         """Return why rules of state forbid a transfer, wait or free of a tensor; "" if allowed.
 
-        `access` lists earlier accesses. Forbidden are all instructions on resident state. On state
-        on storage, these are forbidden: a page-out; a page-in before the ``compute`` of the state's
-        node, which reads it first; all instructions if `is_mapped`, or after the state was
-        replaced. For replacements, see `_replacement_fault`.
+        `access` lists earlier accesses. Resident state allows none, state on storage no page-out.
         """
         if i in self.graph.state_of:
             return self._replacement_fault(op, i, access)
@@ -238,11 +220,7 @@ class Homes:
         return ""
 
     def _replacement_fault(self, op: Op, new: int, access: StateAccess) -> str:
-        """Return why a transfer, wait or free of replacement `new` is forbidden; "" if allowed.
-
-        If its state is resident, all are forbidden. Otherwise a page-in, a second page-out, and a
-        free before the page-out are. `access` lists the page-outs so far.
-        """
+        """Return why a transfer, wait or free of replacement `new` is forbidden; "" if allowed."""
         old = self.graph.state_of[new]
         if old in self.resident:
             label = self._tensor_label(old)
@@ -258,14 +236,7 @@ class Homes:
     # -- schedules ---------------------------------------------------------------------------
 
     def schedule_faults(self, schedule: Schedule) -> Iterator[tuple[Entry, str]]:
-        """Yield each entry that rules of state forbid, and each missing write-back, with a message.
-
-        These are computations that read replaced state, entries that `_entry_fault` forbids, and
-        replacements of state on storage without a page-out in the stage of their node.
-
-        Raises `TooLargeError` if spans with invalid entries have more than `MAX_PAIRS` pairs, and
-        `TimeLimitError` if a time limit of the calling context passes.
-        """
+        """Yield entries that rules of state forbid, and missing write-backs, with messages."""
         graph = self.graph
         if not graph.state_tensors:
             return
@@ -301,9 +272,6 @@ class Homes:
         """Return the sorted pairs of all spans of state or replacements with an invalid last pair.
 
         Other spans have no invalid pair: an entry forbidden in one stage is so in all later ones.
-
-        Raises `TooLargeError` if spans with invalid entries have more than `MAX_PAIRS` pairs, and
-        `TimeLimitError` if a time limit of the calling context passes.
         """
         return pairs_of_spans(
             [
@@ -314,11 +282,7 @@ class Homes:
         )
 
     def _late_reads(self, computations: Sequence[Pair]) -> Iterator[tuple[Entry, str]]:
-        """Yield (entry of ``R``, message) for each computation that reads replaced state.
-
-        This is a computation after the stage that replaces an input of its node. The message names
-        the input that is replaced first.
-        """
+        """Yield (entry of ``R``, message) for each computation that reads replaced state."""
         replacement, node_of = self.graph.replacement_of, self.graph.node_of
         # For each node, the input that is replaced first.
         first_replaced_input: dict[int, int] = {}
@@ -337,14 +301,7 @@ class Homes:
                 yield ("R", t, k), fault
 
     def _entry_fault(self, relation: str, t: int, i: int) -> str:
-        """Return why rules of state forbid an entry of state or a replacement; "" if allowed.
-
-        If the state is resident, all entries are forbidden. Otherwise, these are forbidden:
-
-        * for state, ``M_out``, stages after that of its replacement and, if `is_mapped`, all
-          relations except ``S_AUX``;
-        * for a replacement, ``S_RAM``, ``M_in``, and ``M_out`` after the stage of its node.
-        """
+        """Return why rules of state forbid an entry of state or a replacement; "" if allowed."""
         graph = self.graph
         old = graph.state_of.get(i, i)
         new = graph.replacement_of.get(old)

@@ -54,10 +54,7 @@ class GraphIdentity:
         )
 
     def check(self, graph: Graph, *, kind: str, error: type[InputError]) -> None:
-        """Raise `error` unless `graph` has the SHA-256 of this identity.
-
-        `kind` is the word for the object with the identity in messages: schedule or plan.
-        """
+        """Raise `error` unless `graph` has the SHA-256 of this identity; `kind` names its owner."""
         if self.sha256 != graph.sha256:
             raise error(
                 f"the {kind} was made for graph {self.name!r} (sha256 {self.sha256[:12]}...), not "

@@ -121,9 +121,9 @@ class Machine:
     """Executes a program: clocks of core and bus, content of RAM and storage, transfers.
 
     With the `mode` ``dma``, a transfer is pending until a ``wait``, and the core computes
-    meanwhile. For a program compiled from a schedule, `steps` has the step of each instruction.
-    Then a computation overwrites an input in place only if the step of the computation frees the
-    input. Without a `table`, computations and transfers take no time.
+    meanwhile. `steps` has the step of each instruction of a compiled schedule: a computation then
+    overwrites an input in place only if its own step frees the input. Without a `table`,
+    computations and transfers take no time.
     """
 
     def __init__(
@@ -135,10 +135,6 @@ class Machine:
         table: CostTable | None = None,
         steps: Sequence[Pair] | None = None,
     ) -> None:
-        """Set clocks to 0, and storage and `ram_bytes` to their values before the program.
-
-        Copies of resident state are made by `execute`, although `ram_bytes` counts them already.
-        """
         self.graph, self.homes, self.program = homes.graph, homes, program
         self.table, self.steps = table, steps
         self.is_dma = mode == StorageMode.DMA
@@ -179,11 +175,8 @@ class Machine:
     def execute(self) -> None:
         """Make the copies of resident state, then execute all instructions in order.
 
-        Adds to `records`, `copies` and `faults`, and advances the clocks. Skips instructions with
-        unknown indices, and transfers, waits and frees that the rules for state tensors forbid;
-        each of these has a fault, and a record without time. Executes all other instructions, even
-        if they violate rules. At the end, adds the faults of `_check_end`. Raises `TimeLimitError`
-        if the time limit passes.
+        Skips instructions with unknown indices, and those that the rules for state forbid; executes
+        all others even if they violate rules. Each violation is a fault.
         """
         for i in sorted(self.homes.resident):
             self._add_copy(i, Origin.RESIDENT)
@@ -221,12 +214,7 @@ class Machine:
     # instruction [B], and the inputs that it overwrites
 
     def _compute(self, k: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Execute a node: overwrite inputs in place, make outputs, and advance the core's clock.
-
-        Adds faults for missing, replaced or pending inputs, a wrong order, and outputs with a
-        pending transfer. For a node of `first_reads`, pages in its state instead. Returns start and
-        end [s], maximum RAM [B], and the overwritten inputs, ascending.
-        """
+        """Execute a node; return start and end [s], maximum RAM [B] and overwritten inputs."""
         homes, position, n_computations = self.homes, self.position, self.counts[Op.COMPUTE]
         n_computations[k] += 1
         if k in homes.first_reads:
@@ -256,10 +244,7 @@ class Machine:
         return start_s, self.core_s, peak_bytes, tuple(sorted(overwritten))
 
     def _make_outputs(self, k: int, origin: Origin) -> None:
-        """Add a node's new outputs to RAM and its workspace to `copies`; replace state.
-
-        Removes old copies of these outputs from RAM. `ram_bytes` never counts the workspace.
-        """
+        """Add a node's new outputs to RAM and its workspace to `copies`; replace state."""
         new_outputs, workspace_bytes = (
             self.homes.new_outputs[k],
             self.graph.nodes[k].workspace_bytes,
@@ -284,11 +269,7 @@ class Machine:
             self._replace_state(k)
 
     def _read_state_first(self, k: int, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Page in state `i` by the ``compute`` of its node `k`, and register the state as read.
-
-        A repeated ``compute`` adds a fault, and pages in again. Returns start and end [s],
-        maximum RAM [B], and ().
-        """
+        """Page in state `i` by the ``compute`` of its node `k`, and register the state as read."""
         if self.counts[Op.COMPUTE][k] > 1:
             self._add_fault(Op.COMPUTE, k, "must not be computed again")
         self.state_access.read.add(i)
@@ -297,8 +278,7 @@ class Machine:
     def _tensors_freed_next(self) -> set[int]:
         """Return the tensors in RAM that the frees directly after this instruction free.
 
-        Resident state, tensors with a pending transfer and, if `steps` are known, frees of later
-        steps are excluded.
+        Excludes pending transfers and, if `steps` are known, frees of later steps.
         """
         program, steps, position = self.program, self.steps, self.position + 1
         freed_tensors = set()
@@ -314,9 +294,7 @@ class Machine:
     def _replace_state(self, k: int) -> None:
         """Register that node `k` replaces state, in `state_access` and the copy's `replaced_by`.
 
-        If the home of the state is RAM, `ram` does not change. If it is storage, the copy becomes
-        that of the replacement in `ram`; without a copy, the replacement gets a new one, whose size
-        is added to `ram_bytes`, but which is not listed in `copies`.
+        State on storage: the copy becomes that of the replacement.
         """
         for new in self.graph.outputs_of[k]:
             old = self.graph.state_of.get(new)
@@ -336,10 +314,7 @@ class Machine:
             self.ram[new] = copy
 
     def _check_order(self, k: int, *, is_first: bool) -> None:
-        """Add a fault if `k` is recomputed but must not be, or first computed after a later node.
-
-        A valid first computation sets `last_first_computed`.
-        """
+        """Add a fault if `k` must not be recomputed, or is first computed after a later node."""
         if not is_first:
             if not self.graph.nodes[k].recomputable:
                 self._add_fault(Op.COMPUTE, k, "must not be computed again")
@@ -353,11 +328,9 @@ class Machine:
             self.last_first_computed = k
 
     def _read_inputs(self, k: int) -> None:
-        """Register the current instruction as a reader of each input of node `k` in RAM.
+        """Register this instruction as a reader of the inputs of node `k`; add faults.
 
-        Adds a fault for each input that was replaced, is not in RAM (unless it is in
-        `Homes.unmoved_state`), or has a pending page-in. Inputs in RAM with a fault are registered,
-        too.
+        Inputs must be in RAM, neither replaced nor being paged in.
         """
         homes, position = self.homes, (self.position,)
         for i in self.graph.inputs_of[k]:
@@ -375,11 +348,7 @@ class Machine:
                 self._add_fault(Op.COMPUTE, k, fault, i if is_missing else None)
 
     def _page_in(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Start a page-in, even if it is invalid.
-
-        Adds a fault if the tensor is not on storage or is in RAM already. Returns start and end
-        [s], maximum RAM [B], and ().
-        """
+        """Start a page-in, even if it is invalid; return start, end [s], maximum RAM [B] and ()."""
         if i not in self.storage:
             self._add_fault(Op.PAGE_IN, i, "is not on storage")
         if i in self.ram:
@@ -387,11 +356,7 @@ class Machine:
         return self._page_into_ram(i)
 
     def _page_into_ram(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Count a page-in in `counts` and start it; add a copy and its RAM if `i` is not in RAM.
-
-        The caller checks whether the page-in is valid. Returns start and end [s], maximum RAM [B],
-        and (): it overwrites no tensors.
-        """
+        """Count and start a page-in; add a copy and its RAM if `i` is not in RAM."""
         self.counts[Op.PAGE_IN][i] += 1
         if i not in self.ram:
             self._add_copy(i, Origin.PAGED_IN)
@@ -399,12 +364,7 @@ class Machine:
         return *self._execute_transfer(Op.PAGE_IN, i), self.ram_bytes, ()
 
     def _page_out(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Start a page-out, even if it is invalid, and add the tensor to storage.
-
-        Marks the copy as paged out, and registers a replacement as written. Adds a fault if the
-        tensor is not in RAM or has a pending transfer. Returns start and end [s], maximum RAM [B],
-        and ().
-        """
+        """Start a page-out, even if it is invalid, and add the tensor to storage."""
         self.counts[Op.PAGE_OUT][i] += 1
         if i not in self.ram:
             self._add_fault(Op.PAGE_OUT, i, "is not in RAM")
@@ -420,12 +380,7 @@ class Machine:
         return *self._execute_transfer(Op.PAGE_OUT, i), self.ram_bytes, ()
 
     def _execute_transfer(self, op: Op, i: int) -> tuple[float, float]:
-        """Start a transfer of tensor `i` when core and bus are free; return its start and end [s].
-
-        Advances the bus clock to the end, and registers the end in `transfer_ends_s`. With DMA,
-        registers the transfer as pending, otherwise advances the core clock too. Adds a fault if
-        the costs have no storage; the transfer then takes no time.
-        """
+        """Start a transfer of tensor `i` when core and bus are free; return its times [s]."""
         time_s = 0.0
         if self.table is not None and not self.table.has_storage:
             self._add_fault(op, i, "is paged, but the costs have no auxiliary storage")
@@ -441,11 +396,7 @@ class Machine:
         return start_s, self.bus_s
 
     def _wait(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Stall the core until the last transfer of a tensor is complete, and no longer pending.
-
-        Adds the time to `stall_s`. Adds a fault if the tensor was never transferred. Returns start
-        and end [s], maximum RAM [B], and ().
-        """
+        """Stall the core until the last transfer of a tensor is complete, and no longer pending."""
         start_s = self.core_s
         if i in self.transfer_ends_s:
             self.core_s = max(start_s, self.transfer_ends_s[i])
@@ -456,12 +407,7 @@ class Machine:
         return start_s, self.core_s, self.ram_bytes, ()
 
     def _free(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Free a tensor, even during its transfer.
-
-        Adds a fault if the tensor has a pending transfer. If it is not in RAM, only adds a fault.
-        Returns the core's clock twice [s], the RAM before the free [B], and (): it overwrites no
-        tensors.
-        """
+        """Free a tensor, even during its transfer, which is a fault."""
         peak_bytes = self.ram_bytes
         if i in self.pending_transfers:
             self._add_fault(Op.FREE, i, f"is still under way: its {self.pending_transfers[i]}")
@@ -474,10 +420,7 @@ class Machine:
     # -- copies ------------------------------------------------------------------------------
 
     def _make_copy(self, i: int, origin: Origin) -> Stay:
-        """Return a new copy of a tensor, from this instruction to the end of the program.
-
-        It is added neither to `ram` nor to `copies`.
-        """
+        """Return a new copy of a tensor, not yet in `ram` and `copies`."""
         return Stay(
             content=Content.OUTPUT,
             index=i,
@@ -493,10 +436,7 @@ class Machine:
         self.copies.append(copy)
 
     def _remove_copy(self, i: int) -> None:
-        """Remove the copy of a tensor from RAM, and its bytes from `ram_bytes`; store its end.
-
-        Bytes that an output overwrote in place count for that output already.
-        """
+        """Remove the copy of a tensor from RAM, and its bytes from `ram_bytes`; store its end."""
         copy = self.ram.pop(i)
         copy.end = self.position
         self.ram_bytes -= copy.bytes - copy.overwritten_bytes
@@ -504,10 +444,7 @@ class Machine:
     # -- faults ------------------------------------------------------------------------------
 
     def _check_end(self) -> None:
-        """Add faults: uncomputed nodes, tensors that are still in RAM, missing write-backs.
-
-        Resident state, and tensors that no node of the graph reads, may still be in RAM.
-        """
+        """Add faults: uncomputed nodes, tensors that are still in RAM, missing write-backs."""
         messages = [
             f"node {node.name!r} is never computed"
             for k, node in enumerate(self.graph.nodes)
@@ -531,8 +468,7 @@ class Machine:
     ) -> None:
         """Add a fault of the current instruction, whose message ends with `description`.
 
-        `index` is that of the node of a computation, else of the tensor; the graph may lack it.
-        `missing_input` is the input that a computation lacks in RAM; None for other faults.
+        `missing_input` is the input that a computation lacks in RAM.
         """
         is_compute, label = op == Op.COMPUTE, ""
         if is_compute and 0 <= index < len(self.graph.nodes):

@@ -293,10 +293,7 @@ class Schedule:
 
 
 def format_document(document: dict[str, Any]) -> str:
-    """Return the JSON text of a schedule or plan file, with one top-level key per line.
-
-    Raises `ValueError` if a number is not finite.
-    """
+    """Return the JSON text of a schedule or plan file, with one top-level key per line."""
     lines = [
         f"{json.dumps(key)}: {json.dumps(value, allow_nan=False, ensure_ascii=False)}"
         for key, value in document.items()
@@ -305,11 +302,7 @@ def format_document(document: dict[str, Any]) -> str:
 
 
 def _stages_of_order(graph: Graph, order: list[int]) -> list[Pair]:
-    """Return the (stage, node) pairs of an execution order; a first computation ends a stage.
-
-    Raises `ScheduleError` for missing or unknown nodes, first computations out of graph order,
-    recomputations of one stage out of graph order, and nodes after the last first computation.
-    """
+    """Return the (stage, node) pairs of an execution order; a first computation ends a stage."""
     names = [node.name for node in graph.nodes]
     pairs: list[Pair] = []
     t = 0
@@ -334,10 +327,7 @@ def _stages_of_order(graph: Graph, order: list[int]) -> list[Pair]:
 
 
 def pairs_of_rows(rows: Iterable[Iterable[int]]) -> Iterator[Pair]:
-    """Yield (stage, index) pairs from the indices of each stage, from 0 on.
-
-    Raises `TimeLimitError` if a time limit of the calling context passes.
-    """
+    """Yield (stage, index) pairs from the indices of each stage, from 0 on."""
     for t, row in enumerate(rows):
         check_time_limit()
         yield from zip(repeat(t), row)
@@ -367,18 +357,14 @@ def storage_entries(
 ) -> tuple[Pair, ...]:
     """Return the pairs of ``S_AUX`` for page-ins, samples on storage and state on storage.
 
-    Tensors are listed from the stage after their node on: a paged-in tensor until its last page-in,
-    a sample on storage until the last stage. State that is not resident is listed until the stage
-    that replaces it, or the last stage. Raises the errors of `pairs_of_spans`.
+    Listed from the stage after the node: a paged-in tensor until its last page-in, a sample to the
+    end, state until it is replaced.
     """
     return pairs_of_spans(sorted(_storage_spans(graph, page_ins, resident)))
 
 
 def _storage_spans(graph: Graph, page_ins: Iterable[Pair], resident: Collection[int]) -> list[Span]:
-    """Return the pairs of `storage_entries` as spans (tensor, first stage, last stage), unsorted.
-
-    The last stage is included; a span whose first stage is after its last is empty.
-    """
+    """Return `storage_entries` as unsorted spans (tensor, first stage, last stage)."""
     last_stages: dict[int, int] = {}
     for t, i in page_ins:
         last_stages[i] = max(t, last_stages.get(i, 0))
@@ -402,8 +388,6 @@ def with_immediate_page_outs(
     """Return a schedule that pages out each paged-in tensor right after its first computation.
 
     Tensors that start on storage need no page-out. Parameters are those of `Schedule.from_spans`.
-    The spans on storage are those of `storage_entries`; further page-outs in `M_out` add no spans.
-    Replacements of state that is not resident are paged out where they are made.
     """
     page_ins, homes = tuple(M_in), set(resident)
     paged_out = {i for _, i in page_ins if not graph.starts_on_storage[i]}
@@ -422,8 +406,7 @@ def with_immediate_page_outs(
 def spans_of_pairs(pairs: Iterable[Pair]) -> tuple[Span, ...]:
     """Return (stage, tensor) pairs as maximal spans (tensor, first stage, last stage), sorted.
 
-    The stages of successive pairs must not descend. Raises `TimeLimitError` if a time limit of the
-    calling context passes.
+    The stages of successive pairs must not descend.
     """
     spans: list[Span] = []
     first_stages: dict[int, int] = {}
@@ -442,10 +425,7 @@ def spans_of_pairs(pairs: Iterable[Pair]) -> tuple[Span, ...]:
 
 
 def spans_of_rows(rows: Iterable[Iterable[int]]) -> tuple[Span, ...]:
-    """Return maximal spans from the tensors of each stage, from 0 on, sorted by tensor.
-
-    Raises `TimeLimitError` if a time limit of the calling context passes.
-    """
+    """Return maximal spans from the tensors of each stage, from 0 on, sorted by tensor."""
     return spans_of_pairs(pairs_of_rows(rows))
 
 
@@ -467,17 +447,7 @@ def count_pairs(spans: Iterable[Span]) -> int:
 
 
 def pairs_of_spans(spans: Sequence[Span]) -> tuple[Pair, ...]:
-    """Return the (stage, tensor) pairs of spans, sorted by stage, then by tensor.
-
-    The spans must be disjoint, and sorted by tensor.
-
-    Raises
-    ------
-    TooLargeError
-        If there are more than `MAX_PAIRS` pairs.
-    TimeLimitError
-        If a time limit of the calling context passes.
-    """
+    """Return the pairs of disjoint spans, sorted by stage, then by tensor; at most `MAX_PAIRS`."""
     n_pairs = count_pairs(spans)
     if n_pairs > MAX_PAIRS:
         raise TooLargeError(

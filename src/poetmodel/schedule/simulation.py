@@ -204,8 +204,7 @@ class Simulation:
     def _total_value(self, key: str, *, only_excess: bool) -> Fraction | float:
         """Return the value of a total, or 1 for the constant.
 
-        With `only_excess`, returns the excess of the total over a single pass, 0 for the constant.
-        Without costs, energies and times are 0. Raises `KeyError` for an unknown key.
+        With `only_excess`: its excess over a single pass, 0 for the constant.
         """
         if key == CONSTANT:
             return 0 if only_excess else 1
@@ -224,12 +223,7 @@ class Simulation:
 
     @cached_property
     def _excess_over_pass(self) -> dict[str, Fraction | float]:
-        """Energy, compute and transfer time beyond a single pass, by `Total`: exact sums [J, s, s].
-
-        All are 0 without cost parameters. Page-outs that are writes of a commit do not
-        count. The energy includes idle power over the counted time beyond a single pass, which is
-        `overtime_s` if there is a plan (`planned_s`).
-        """
+        """Energy, compute and transfer time beyond a single pass, by `Total`: exact [J, s, s]."""
         if self.cost_parameters is None:
             return dict.fromkeys((Total.ENERGY, Total.COMPUTE, Total.TRANSFER), 0.0)
         table, cost_parameters = self.cost_parameters.table, self.cost_parameters
@@ -381,10 +375,8 @@ def replace_makespan(
 ) -> Simulation:
     """Return a copy of the simulation with the times and energies of a plan with this makespan.
 
-    The schedule is not simulated again: its RAM, storage, counts and violations, which exclude
-    exceeded limits, do not depend on the makespan. As in `simulate`, the makespan is ignored unless
-    `deadline_counts`, by default that of the device, is ``overlap``. `planned_ram_bytes` becomes
-    `ram_bytes`: the RAM of that plan if RAM is minimized, else None.
+    The makespan is ignored unless `deadline_counts`, by default that of the device, is ``overlap``.
+    `ram_bytes` is the RAM of that plan if RAM is minimized.
     """
     compute_counts = _count_items(schedule.R, len(graph.nodes))
     transfer_counts = Counter(simulation.page_ins), Counter(simulation.page_outs)
@@ -399,9 +391,7 @@ def _collect_violations(
 ) -> list[str]:
     """Return the messages of a schedule's violations, in execution order.
 
-    These are invalid or missing entries (`faults`, with the position of the next instruction) and
-    computations without their inputs. Further faults of the machine are returned only if there are
-    neither. `steps` are the (stage, node) pairs of the instructions.
+    Further faults of the machine follow only from these, so they are returned if there are none.
     """
     nodes, tensors = machine.graph.nodes, machine.graph.tensors
     missing_inputs: dict[int, list[str]] = {}
@@ -431,13 +421,7 @@ def _make_curve(machine: Machine, steps: Sequence[Pair]) -> tuple[MemoryPoint, .
 def _find_peak_content(
     machine: Machine, steps: Sequence[Pair], peak: MemoryPoint
 ) -> tuple[tuple[int, ...], RamUse]:
-    """Return the tensors in RAM at the step of the peak, ascending, and the RAM use by kind.
-
-    The tensors are in RAM at any time from the first computation or transfer of the step to its
-    last. The RAM use counts all of them, both copies of a tensor that is computed while it is in
-    RAM, and the workspace; memory of an input that an output overwrites counts once. If the program
-    neither computes nor transfers at that step, returns no tensors and a use of 0 bytes.
-    """
+    """Return the tensors in RAM at the step of the peak, ascending, and the RAM use by kind."""
     graph, step = machine.graph, (peak.stage, peak.node)
     active_positions = [
         position
@@ -476,15 +460,7 @@ def _time_and_energy_metrics(
     deadline_counts: str | None,
     makespan_s: float | None,
 ) -> dict[str, Any]:
-    """Return times, energies and cost parameters as fields of `Simulation`; {} without costs.
-
-    Times are those of computations, transfers (commits included) and recomputations, the time that
-    the deadline counts, overtime, and `planned_s`: `makespan_s` if the deadline counts ``overlap``,
-    else None. Energies are the total, the baseline and the overhead.
-
-    `transfer_counts` are the numbers of page-ins and of page-outs of each tensor. `deadline_counts`
-    and `makespan_s` are as in `simulate`. Raises `CostError` if the costs do not match the graph.
-    """
+    """Return times, energies and cost parameters as fields of `Simulation`; {} without costs."""
     if costs is None:
         return {}
     table, device = costs.table(graph), costs.device

@@ -152,11 +152,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
     ) -> torch.Tensor:
         """Return the loss that ``transformers.Trainer.training_step`` differentiates.
 
-        Calls that method without its backward pass, so that no gradients are computed. The method
-        neither calls the optimizer's ``train()`` nor empties the cache of an accelerator, for which
-        it would read the step count. `accumulated_batches` is the number of batches whose gradients
-        are accumulated. Raises `CaptureError` if ``compute_loss`` reads the epoch or the step
-        count.
+        Calls that method without its backward pass, without the optimizer's ``train()``, and
+        without emptying an accelerator's cache, which reads the step count.
         """
         losses: list[torch.Tensor] = []
 

@@ -80,12 +80,9 @@ def from_keras(model: Any, *, logits: bool = False) -> KerasModule:
 
 
 def _final_activation(model: Any) -> Any:
-    """Return the layer whose softmax, log_softmax or sigmoid computes the only output.
+    """Return the layer whose softmax, log_softmax or sigmoid computes the only output, or None.
 
-    Searches nested models, too. The layer must be a `Softmax`, `Activation`, `Dense`, `EinsumDense`
-    or convolution of one or two dimensions, transposed or not. Returns None for another layer or
-    activation, for several outputs, for a model without a graph of layers, and if the layer or a
-    nested model is called twice.
+    None also if the layer or a nested model is called twice.
     """
     from keras import activations, layers
 
@@ -115,10 +112,7 @@ def _final_activation(model: Any) -> Any:
 
 @contextmanager
 def _skip_activation(layer: Any) -> Iterator[None]:
-    """Context manager that replaces the activation of a layer by the identity inside the context.
-
-    For a layer without the attribute ``activation``, such as `Softmax`, it replaces ``call``.
-    """
+    """Replace the activation of a layer by the identity inside the context."""
     from keras import activations
 
     if not hasattr(layer, "activation"):
@@ -136,10 +130,7 @@ def _skip_activation(layer: Any) -> Iterator[None]:
 
 
 def _check_layers(model: Any) -> None:
-    """Raise `InputError` for an activity regularizer, a stateful layer or a constrained parameter.
-
-    Constraints on frozen variables are permitted.
-    """
+    """Refuse an activity regularizer, a stateful layer and a constrained parameter."""
     for layer in model._flatten_layers():  # noqa: SLF001
         if getattr(layer, "activity_regularizer", None) is not None:
             raise _added_losses_error(model)
@@ -205,11 +196,7 @@ class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
         ]
 
     def _register_variable(self, variable: Any, *, is_trained: bool) -> str:
-        """Register the tensor of a variable under its path; return the attribute's name.
-
-        It becomes a parameter if `is_trained`, otherwise a buffer. In the name, ``.`` becomes
-        ``_``, and ``_`` is appended while the module has an attribute of that name.
-        """
+        """Register the tensor of a variable under its path; return the attribute's name."""
         name: str = variable.path.replace(".", "_")
         while hasattr(self, name):
             name += "_"
@@ -243,12 +230,7 @@ class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
 def _make_stateless_call(
     model: Any, final_layer: Any
 ) -> Callable[..., tuple[Any, list[torch.Tensor]]]:
-    """Return `call`, the model as a function of its variables' tensors, opaque to Dynamo.
-
-    Its arguments are the tensors of trained and of untrained variables, the inputs, and `training`;
-    it returns the output and the new values of ``model.non_trainable_variables``. If `training` is
-    true, it skips the activation of the layer `final_layer`; None for no layer.
-    """
+    """Return the model as a function of its variables' tensors, opaque to Dynamo."""
     from keras import StatelessScope
 
     untrained_variables = list(model.non_trainable_variables)
@@ -269,11 +251,7 @@ def _make_stateless_call(
         inputs: tuple[torch.Tensor, ...],
         training: bool,  # noqa: FBT001
     ) -> tuple[Any, list[torch.Tensor]]:
-        """Return the output and the new values of ``model.non_trainable_variables``.
-
-        With `training`, skips the activation of `final_layer`. Raises the errors of
-        `KerasModule.forward`.
-        """
+        """Return the output and the new values of ``model.non_trainable_variables``."""
         model_inputs = _pack_inputs(model, inputs)
         if variable_ids() != initial_ids:
             raise InputError(
@@ -304,12 +282,7 @@ def _make_stateless_call(
 def _check_draws(
     model: Any, scope: Any, variable_tensors: Iterable[tuple[Any, torch.Tensor]]
 ) -> None:
-    """Raise `InputError` if a layer drew from a seed of Keras: the draws would repeat in each step.
-
-    `variable_tensors` are variables with their tensors before the call of the model; `scope`, a
-    Keras `StatelessScope`, has those after the call. The message names the layer of the first such
-    seed.
-    """
+    """Raise `InputError` if a layer drew from a seed of Keras: the draws would repeat each step."""
     seeds = [
         (variable, seed)
         for variable, seed in variable_tensors
@@ -333,11 +306,7 @@ def _check_draws(
 
 
 def _pack_inputs(model: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
-    """Return inputs in the structure that a functional model expects, in a tuple.
-
-    Inputs of other models are returned unchanged. Raises `InputError` if a functional model has
-    another number of inputs.
-    """
+    """Return inputs in the structure that a functional model expects, in a tuple."""
     structure = getattr(model, "_inputs_struct", None)
     if structure is None:
         return inputs

@@ -178,11 +178,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         super().teardown()
 
     def _optimizer_options(self, trainer: Any) -> dict[str, Any]:
-        """Return the options ``optimizer`` and ``clip_grad_norm`` of `compile`.
-
-        ``clip_grad_norm`` is None without clipping. Raises one `InputError` for all unsupported
-        options: several optimizers or none, accumulation, and clipping by value.
-        """
+        """Return the options ``optimizer`` and ``clip_grad_norm`` of `compile`."""
         errors = []
         if len(self.optimizers) != 1:
             errors.append(f"expected one optimizer, got {len(self.optimizers)}")
@@ -206,10 +202,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     ) -> dict[str, Any]:
         """Return ``loss``, ``returned`` (the result of ``training_step``) and ``logged``.
 
-        ``logged`` is the list from `_attach_trainer`, which attaches the trainer of the batch.
-        `other_arguments` are the arguments after `batch`, such as the batch index, as tensors. The
-        loss is divided by `accumulated_batches`. Raises `CaptureError` if ``training_step``
-        returned None, and as `find_loss` and `_attach_trainer` do.
+        `other_arguments` are the arguments after `batch`, as tensors.
         """
         with (
             self._attach_trainer(module) as logged_entries,
@@ -230,20 +223,16 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
 
     @contextmanager
     def _attach_trainer(self, module: Any) -> Iterator[list[dict[str, Any]]]:
-        """Context manager that attaches the trainer to the module; yields the list of log entries.
+        """Attach the trainer to the module; yield the list to which calls of ``log`` append.
 
-        Each call of ``log`` inside only appends an entry, its arguments by name. Raises
-        `CaptureError` if the module logs a value that is no tensor, or reads the epoch or the step
-        count: a compiled step would repeat these values from the capture.
+        A value that is no tensor, the epoch and the step count would be constants of the capture:
+        they are refused.
         """
         name, trainer = type(module).__name__, self._current_trainer
         log_signature, entries = signature(type(module).log), []
 
         def log(*args: Any, **kwargs: Any) -> None:
-            """Append the arguments of a call of ``log``, by name, to the entries.
-
-            Raises `CaptureError` for a value that is no tensor.
-            """
+            """Append the arguments of a call of ``log``, by name, to the entries."""
             entry = log_signature.bind(module, *args, **kwargs).arguments
             del entry["self"]
             if not isinstance(entry["value"], torch.Tensor):

@@ -62,10 +62,7 @@ def is_onnx(text: str) -> bool:
 
 
 def needs_capture(text: str) -> bool:
-    """Return whether a string names a step that PyTorch must capture: a function or an ONNX file.
-
-    A Python file without a function counts, so that the message asks for the function.
-    """
+    """Return whether a string names a step to capture: a function or an ONNX file."""
     return is_onnx(text) or is_target(text) or text.endswith(".py")
 
 
@@ -75,16 +72,7 @@ def default_name(text: str) -> str | None:
 
 
 def load_step(target: str, onnx: OnnxStep | None = None) -> StepArguments:
-    """Return (model, loss, inputs) of a target: call its function, or read an ONNX file.
-
-    The function is imported first; its module may be in the current folder. `onnx` has the options
-    for an ONNX file.
-
-    Raises `InputError` if `target` has another format; if the function is missing, fails or returns
-    another type; if the ONNX file or its options are invalid; or if options are given for a
-    function. Raises `BackendUnavailableError` if PyTorch is missing or too old, and
-    `MissingExtraError` for an ONNX file if the package onnx is not installed.
-    """
+    """Return (model, loss, inputs) of a target: call its function, or read an ONNX file."""
     require_torch()
     if is_onnx(target):
         from poetmodel.torch.onnx.step import make_onnx_step
@@ -107,11 +95,7 @@ def load_step(target: str, onnx: OnnxStep | None = None) -> StepArguments:
 
 
 def trained_weight_bytes(model: object) -> int:
-    """Return the size of the elements of trained parameters on the CPU whose value is not 0 [B].
-
-    Of parameters that share a storage, only the one with the largest such size counts. Returns 0 if
-    the object is no module.
-    """
+    """Return the bytes of trained parameters on the CPU whose value is not 0; 0 for no module."""
     import torch
 
     sizes: dict[int, int] = {}
@@ -144,11 +128,9 @@ class OnnxStep:
 
 @contextmanager
 def _import_function(target: str, format_text: str = TARGET_FORMAT) -> Iterator[Callable[..., Any]]:
-    """Context manager that imports and yields the function named by `target`.
+    """Import and yield the function named by `target`, with the current folder on the path.
 
-    The module may be in the current folder, which stays on the import path until the end of the
-    context. Exceptions of the import and of the block become `InputError`, which is also raised for
-    a missing module or function. `format_text` is the expected format in messages.
+    Exceptions of the import and of the block become `InputError`.
     """
     head, _, name = target.rpartition(":")
     folder = str(Path.cwd())
@@ -176,14 +158,7 @@ def _load_loss(target: str) -> Callable[..., Any]:
 
 
 def load_batch(target: str) -> tuple[Any, ...]:
-    """Call the function named by `target`, and return the inputs that it returns as a tuple.
-
-    `target` is ``module:function`` or ``path/file.py:function``; the module may be in the current
-    folder.
-
-    Raises `InputError` if `target` has another format, or if the module or function is missing,
-    fails or returns neither a tuple nor a list.
-    """
+    """Call the function named by `target`, and return the inputs that it returns as a tuple."""
     if not is_target(target):
         raise InputError(f"--batch-of {quote(target)}: expected {_BATCH_FORMAT}")
     with _import_function(target, _BATCH_FORMAT) as function:
@@ -195,11 +170,7 @@ def load_batch(target: str) -> tuple[Any, ...]:
 
 
 def _check_returned(target: str, returned: object) -> StepArguments:
-    """Return (model, loss, inputs) from a target's return value; raise `InputError` if invalid.
-
-    The loss must be a callable or None, and the inputs a tuple or a list, which is returned as a
-    tuple. The model is not checked. `target` is the prefix of error messages.
-    """
+    """Return (model, loss, inputs) from a target's return value, or raise `InputError`."""
     if not isinstance(returned, tuple | list) or len(returned) != _RETURNED_COUNT:
         is_sequence = isinstance(returned, tuple | list)
         kind = type(returned).__name__
@@ -216,11 +187,7 @@ def _check_returned(target: str, returned: object) -> StepArguments:
 
 
 def _load_module(name: str, format_text: str) -> ModuleType:
-    """Import a module by name; raise `InputError` if it does not exist.
-
-    Exceptions of the module, or of a package that contains it, pass unchanged. `format_text` is the
-    expected format of the target, for the message.
-    """
+    """Import a module by name; raise `InputError` if it does not exist."""
     package = name.rpartition(".")[0]
     exists = all(map(str.isidentifier, name.split(".")))
     try:
@@ -240,12 +207,7 @@ def _load_module(name: str, format_text: str) -> ModuleType:
 
 
 def _load_file(path: Path, format_text: str) -> ModuleType:
-    """Execute a Python file as a new module; raise `InputError` if it does not exist.
-
-    Registers the module in `sys.modules` under the name of the file without ``.py``, also if the
-    execution fails, in place of another module of this name. `format_text` is the expected format
-    of the target, for the message.
-    """
+    """Execute a Python file as a new module, registered under the name of the file."""
     spec = spec_from_file_location(path.stem, path)
     if not path.is_file() or spec is None or spec.loader is None:
         raise InputError(f"{path}: no such file; expected {format_text}")
@@ -257,10 +219,9 @@ def _load_file(path: Path, format_text: str) -> ModuleType:
 
 @contextmanager
 def _raise_input_error(target: str) -> Iterator[None]:
-    """Context manager that converts exceptions to `InputError`, with prefix `target` and a line.
+    """Convert exceptions, also `SystemExit`, to `InputError` with prefix `target` and a line.
 
-    The line is the innermost one of the user's or a library's code, if any. `SystemExit` is
-    converted, too, without a line; `KeyboardInterrupt` is not. `InputError` passes unchanged.
+    The line is the innermost one of the user's or a library's code.
     """
     try:
         yield

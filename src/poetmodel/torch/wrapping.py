@@ -40,19 +40,7 @@ LOOP_OPTIONS: Final = frozenset(LoopKeywords.__annotations__)
 
 
 def refuse_processes(name: str, remedy: str) -> None:
-    """Raise `InputError` if several processes train together.
-
-    Their number is that of ``torch.distributed`` if it is initialized, otherwise the environment
-    variable ``WORLD_SIZE``, by default 1. Raises `ValueError` if the variable is no integer, even
-    if it is not used.
-
-    Parameters
-    ----------
-    name : str
-        The subject of the message.
-    remedy : str
-        Advice for training in several processes.
-    """
+    """Raise `InputError`, about `name` and with `remedy`, if several processes train together."""
     process_count = int(os.environ.get("WORLD_SIZE") or 1)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         process_count = torch.distributed.get_world_size()
@@ -65,12 +53,9 @@ def refuse_processes(name: str, remedy: str) -> None:
 
 @contextmanager
 def forbid_reads(owner: object, *attribute_names: str, method: str) -> Iterator[None]:
-    """Context manager in which reading or setting attributes of `owner` raises `CaptureError`.
+    """Let reading or setting attributes of `owner`, which are counters, raise `CaptureError`.
 
-    The attributes are counters: a compiled step would repeat the values that they had during the
-    capture. Until the end of the context, properties replace these attributes of the class of
-    `owner`, where they must exist, for all its instances. `method` is the name of the reader in the
-    message.
+    Properties replace these attributes of its class. `method` is the reader in the message.
     """
     with ExitStack() as stack:
         for attribute_name in attribute_names:
@@ -84,12 +69,7 @@ def forbid_reads(owner: object, *attribute_names: str, method: str) -> Iterator[
 
 
 def loss_module(model: torch.nn.Module, loss: Callable[..., Any]) -> torch.nn.Module:
-    """Return a module that contains the model, and whose ``forward`` is the loss of a batch.
-
-    `loss` is called with the model and the inputs of the batch. The class of the module is named
-    like that of the model, and the module has the model's training mode; the modes of submodules
-    are unchanged.
-    """
+    """Return a module that contains the model, and whose ``forward`` is the loss of a batch."""
 
     class LossModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:

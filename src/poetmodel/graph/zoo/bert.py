@@ -111,11 +111,7 @@ def transformer(
 
 
 def _record_encoder(tape: Tape, seq_len: int, sizes: _Sizes) -> Value:
-    """Record embeddings and encoder blocks; return the last block's output.
-
-    `seq_len` is the number of tokens per sample. Raises `InputError` if it exceeds
-    ``sizes.positions``, or if ``sizes.heads`` does not divide ``sizes.hidden``.
-    """
+    """Record embeddings and encoder blocks; return the last block's output."""
     if seq_len > sizes.positions:
         raise InputError(f"seq_len: expected at most {sizes.positions}, got {seq_len}")
     if sizes.hidden % sizes.heads:
@@ -141,10 +137,7 @@ def _record_encoder(tape: Tape, seq_len: int, sizes: _Sizes) -> Value:
 
 
 def _record_block(tape: Tape, name: str, x: Value, sizes: _Sizes) -> Value:
-    """Record attention and feed-forward, each with a residual connection and a layer norm.
-
-    Returns the block's result.
-    """
+    """Record attention and feed-forward, each with a residual connection and a layer norm."""
     y = _record_attention(tape, f"{name}.attention", x, sizes)
     x = _record_residual(tape, f"{name}.attention", x, y, sizes)
     y = tape.record(linear(f"{name}.ffn.linear1", x, features=sizes.feedforward))
@@ -154,10 +147,7 @@ def _record_block(tape: Tape, name: str, x: Value, sizes: _Sizes) -> Value:
 
 
 def _record_attention(tape: Tape, name: str, x: Value, sizes: _Sizes) -> Value:
-    """Record multi-head self-attention with its output layer; return the result of that layer.
-
-    Attention weights have dropout, the result has none. Heads are split by views.
-    """
+    """Record multi-head self-attention with its output layer; heads are split by views."""
     batch, length, hidden = x.shape
     query, key, value = (
         tape.record(linear(f"{name}.{role}", x, features=hidden)).view(
@@ -179,10 +169,7 @@ def _record_residual(tape: Tape, name: str, x: Value, y: Value, sizes: _Sizes) -
 
 
 def _pool_and_classify(tape: Tape, x: Value, classes: int, sizes: _Sizes) -> Graph:
-    """Record a pooler of each sample's first token, a classifier and the loss.
-
-    Returns the training graph.
-    """
+    """Record a pooler of each sample's first token, a classifier and the loss."""
     first_tokens = tape.record(select("pooler.select", x))
     pooled = tape.record(linear("pooler.linear", first_tokens, features=sizes.hidden))
     pooled = tape.activate("pooler.tanh", pooled, "tanh")
@@ -191,10 +178,7 @@ def _pool_and_classify(tape: Tape, x: Value, classes: int, sizes: _Sizes) -> Gra
 
 
 def _predict_tokens(tape: Tape, x: Value, sizes: _Sizes) -> Graph:
-    """Record the MLM head and the loss of all tokens; return the training graph.
-
-    The head has a transform, and a decoder to vocabulary scores whose weight is the word embedding.
-    """
+    """Record the MLM head, whose decoder weight is the word embedding, and the loss."""
     x = tape.record(linear("mlm.transform", x, features=sizes.hidden))
     x = tape.activate("mlm.gelu", x, "gelu")
     x = tape.record(layer_norm("mlm.norm", x))

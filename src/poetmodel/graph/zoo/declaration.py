@@ -53,10 +53,9 @@ class Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight(Array):
-    """A parameter tensor, or a statistic that outlives the step.
+    """A parameter tensor, or a statistic that outlives the step; equal names share one weight.
 
-    Operators that name the same weight share it. If the graph contains state, weights are state
-    tensors; else parameters are resident bytes, and statistics are not counted.
+    State tensors in graphs with state; else parameters are resident bytes.
     """
 
     trainable: bool = True
@@ -65,9 +64,7 @@ class Weight(Array):
     def split_into_tiles(self, max_bytes: int) -> tuple[Weight, ...]:
         """Return tiles of at most `max_bytes` [B]: whole output channels (first dimension).
 
-        A channel larger than `max_bytes` is a tile by itself. The tiles have the weight's name with
-        the suffix ``.0``, ``.1`` and so on; the last one may be smaller. Returns the weight itself
-        if it has at most `max_bytes` or one channel.
+        The tiles are named ``.0``, ``.1`` and so on; one channel may exceed `max_bytes`.
         """
         channels = self.shape[0]
         if self.bytes <= max_bytes or channels == 1:
@@ -91,11 +88,7 @@ class Value(Array):
     """
 
     def view(self, *shape: int) -> Value:
-        """Return a view with another shape: the same tensor, without a node or a copy.
-
-        Its gradient needs no node and no copy either. Raises `InputError` if the number of elements
-        differs.
-        """
+        """Return a view with another shape: the same tensor, without a node or a copy."""
         if prod(shape) != self.size:
             raise InputError(
                 f"{self.name}: a view of shape {self.shape} cannot have the shape {shape}"
@@ -118,10 +111,7 @@ def require_rate(rate: object) -> None:
 
 
 def require_counts(**counts: object) -> None:
-    """Raise `GraphError`, an `InputError`, unless all arguments are integers from 1 to a million.
-
-    A bool is invalid. The error lists all invalid arguments.
-    """
+    """Raise `GraphError` unless all arguments are integers from 1 to a million; list all others."""
     faults = [
         f"{name}: expected a whole number from 1 to {_MAX_COUNT}, got {count!r}"
         for name, count in counts.items()
@@ -135,8 +125,7 @@ def require_counts(**counts: object) -> None:
 class Gradient:
     """One part of an operator's backward pass: the gradient of one input or weight.
 
-    Every part, except that of a loss, also reads the gradient of the operator's result, which is
-    not listed.
+    It also reads the gradient of the operator's result, which is not listed.
     """
 
     suffix: str
@@ -232,8 +221,7 @@ class Declaration:
     def gradients(self) -> tuple[Gradient, ...]:
         """Parts of the backward pass for graphs without state: one part for all weights together.
 
-        The part of the weights, if there are any, precedes the parts of the inputs, so that an
-        input that only this part reads can be freed after it.
+        It precedes those of the inputs, so that an input that only it reads can be freed early.
         """
         weight_parts = [part for part in self.parts if isinstance(part.target, Weight)]
         value_parts = [part for part in self.parts if not isinstance(part.target, Weight)]
@@ -276,9 +264,8 @@ def window_output_size(
 ) -> tuple[int, int]:
     """Return height and width of the output of a window that slides over an image.
 
-    With padding ``"same"``, they are height and width of the image divided by `stride`, rounded up,
-    as in Keras. Other padding is added on all four sides, and only whole windows count; raises
-    `InputError` if the window exceeds the padded image. Sizes are not validated.
+    Padding ``"same"``: the size divided by `stride`, rounded up, as in Keras. Other padding is
+    added on all sides, and only whole windows count.
     """
     height, width = image.shape[2:]
     if padding == "same":

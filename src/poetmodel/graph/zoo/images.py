@@ -174,9 +174,7 @@ def _build_resnet(
 ) -> Graph:
     """Build a residual network of `depths` blocks per stage, with `convolutions` in each block.
 
-    For small images, `is_small` makes the first convolution 3 x 3 with stride 1 instead of 7 x 7
-    with stride 2, and omits the pooling after it. Raises `InputError` for an invalid size or
-    option.
+    `is_small`: the first convolution is 3 x 3 with stride 1, without pooling after it.
     """
     require_counts(image_size=image_size, classes=classes)
     tape = Tape(name, **options)
@@ -198,12 +196,7 @@ def _build_resnet(
 def _record_block(
     tape: Tape, name: str, x: Value, width: int, stride: int, convolutions: Convolutions
 ) -> Value:
-    """Record a residual block and return its result.
-
-    `width` is the number of channels of the stage, `stride` that of the block: see `Convolutions`.
-    Batch norm follows each convolution, and ReLU each but the last. If the shape changes, a 1 x 1
-    convolution and a batch norm project the skip connection. A ReLU ends the block.
-    """
+    """Record a residual block; a 1 x 1 convolution projects the skip if the shape changes."""
     y = x
     for number, (kernel, expansion, is_strided) in enumerate(convolutions, start=1):
         if number > 1:
@@ -267,10 +260,7 @@ def _build_mobilenetv2(
     dropout: float,
     **options: Unpack[TapeOptions],
 ) -> Graph:
-    """Build a MobileNetV2; `width` scales the channels, but the last convolution has 1280.
-
-    `_scale_channels` rounds the channels. Raises `InputError` for an invalid size, rate or option.
-    """
+    """Build a MobileNetV2; `width` scales the channels, but the last convolution has 1280."""
     require_counts(image_size=image_size, classes=classes)
     tape = Tape(name, **options)
     x = _record_conv_bn_relu6(
@@ -296,10 +286,7 @@ def _build_mobilenetv2(
 
 
 def _scale_channels(channels: int, width: float) -> int:
-    """Return `channels` times `width`, rounded to the nearest multiple of 8, at least 8.
-
-    Rounds up instead if the result would be more than 10 % too low.
-    """
+    """Return `channels` times `width`, as a multiple of 8, at least 8 and never 10 % too low."""
     scaled = channels * width
     rounded = max(8, int(scaled + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * scaled else rounded
@@ -308,11 +295,9 @@ def _scale_channels(channels: int, width: float) -> int:
 def _record_inverted_residual(
     tape: Tape, name: str, x: Value, expansion: int, channels: int, stride: int
 ) -> Value:
-    """Record an inverted residual and return its result.
+    """Record an inverted residual: expand by `expansion`, filter each channel, project.
 
-    Convolutions multiply the channels by `expansion` if it exceeds 1, filter each channel with
-    `stride`, and project to `channels` without activation. The input is added if it has the shape
-    of the projection.
+    The input is added if it has the shape of the projection.
     """
     inner_channels = expansion * x.shape[1]
     y = x

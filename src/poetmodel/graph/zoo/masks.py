@@ -21,11 +21,7 @@ _BITS_PER_BYTE: Final = 8
 
 
 def values_with_gradient(declarations: Sequence[Declaration]) -> frozenset[str]:
-    """Return the names of values that need a gradient.
-
-    These are the results of operators with weight gradients in `Declaration.parts`, and of all
-    operators that read a value in the set. `declarations` are in execution order.
-    """
+    """Return the names of values that need a gradient: results that depend on trained weights."""
     names: set[str] = set()
     for declaration in declarations:
         trains_weight = any(not isinstance(part.target, Value) for part in declaration.parts)
@@ -37,9 +33,7 @@ def values_with_gradient(declarations: Sequence[Declaration]) -> frozenset[str]:
 def save_bit_masks(declarations: Sequence[Declaration]) -> list[Declaration]:
     """Return the operators with bit masks saved for the backward pass.
 
-    Every dropout mask is packed. A ReLU or ReLU6 gets a mask, made by an added operator right after
-    it, if its own gradient is the only gradient that reads its result. Otherwise another gradient
-    saves the result anyway, or no gradient reads it.
+    Every dropout mask is packed. A ReLU or ReLU6 gets a mask if no other gradient reads its result.
     """
     packed_masks = {
         declaration.outputs[0].name: _make_bit_mask(
@@ -78,10 +72,7 @@ def _make_bit_mask(name: str, values: Value) -> Value:
 
 
 def _pack_dropout_mask(declaration: Declaration, packed_masks: dict[str, Value]) -> Declaration:
-    """Return the operator with packed dropout masks in its inputs, outputs and saved tensors.
-
-    `packed_masks` are the packed masks by name; a packed mask has the name of the original.
-    """
+    """Return the operator with packed dropout masks; a packed mask keeps the mask's name."""
     return replace(
         declaration,
         inputs=tuple(packed_masks.get(value.name, value) for value in declaration.inputs),
@@ -98,8 +89,7 @@ def _add_activation_mask(
 ) -> Iterator[Declaration]:
     """Yield the operator unchanged, or with gradients that read a mask, then the mask's operator.
 
-    Only a ReLU or ReLU6 gets a mask, if `reader_names` contains only its own name. `reader_names`
-    are the operators whose backward nodes read its result; None if there are none.
+    `reader_names` are the operators whose backward nodes read its result.
     """
     if declaration.op not in _ON_OFF_ACTIVATIONS or reader_names != {declaration.name}:
         yield declaration

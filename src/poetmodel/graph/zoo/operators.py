@@ -89,10 +89,9 @@ def linear(
 def _declare_affine(
     op: str, name: str, x: Value, y: Value, *, weight: Weight, bias_size: int
 ) -> Declaration:
-    """Declare an operator that multiplies its input by a weight and adds a bias.
+    """Declare an operator that multiplies its input by a weight and adds a bias (if not size 0).
 
-    Each element of the result `y` is the inner product of input elements with one row of the weight
-    (one index of its first dimension). `bias_size` 0 omits the bias.
+    Each element of `y` is the inner product of inputs with one row of the weight.
     """
     weights = [weight]
     macs = y.size * (weight.size // weight.shape[0])
@@ -414,9 +413,7 @@ def _declare_unary(
 ) -> Declaration:
     """Declare an operator without weights and with a gradient for its first input only.
 
-    The first output is the result and names the operator; `constant_inputs` have no gradient. The
-    output `in_place` may overwrite the first input; if it is given, the backward node may overwrite
-    the incoming gradient or, for a loss, the first tensor in `saved`.
+    The output `in_place` may overwrite the first input, the backward node the incoming gradient.
     """
     return Declaration(
         name=outputs[0].name,
@@ -514,10 +511,9 @@ def layer_norm(name: str, x: Value) -> Declaration:
 def _declare_normalization(
     op: str, name: str, x: Value, *, n_statistics: int, n_scales: int
 ) -> Declaration:
-    """Declare a normalization with `n_statistics` means and `n_statistics` inverse deviations.
+    """Declare a normalization with `n_statistics` means and inverse deviations.
 
-    Weight and bias have `n_scales` elements each. Outputs are the result, the means and the inverse
-    deviations; `batch_norm` describes the gradients.
+    Weight and bias have `n_scales` elements each.
     """
     y = x.new_value(name, *x.shape)
     mean, inverse_deviation = (

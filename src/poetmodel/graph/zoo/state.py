@@ -41,10 +41,7 @@ class UpdateRule:
         return FLOAT_BYTES * len(self.moments)
 
     def bytes_moved(self, item_bytes: int) -> int:
-        """Return the traffic per parameter [B]: read gradient, read and write weight and moments.
-
-        `item_bytes` is the size of a parameter and of its gradient.
-        """
+        """Return the traffic per parameter [B]: gradient read, weight and moments both ways."""
         return 3 * item_bytes + 2 * self.state_bytes
 
 
@@ -74,13 +71,10 @@ OPTIMIZERS: Final = {name: UPDATE_RULES[name] for name in ("sgd", "adam")}
 def make_update_node(
     optimizer: str, weight_gradients: Sequence[str], *, parameters: int, item_bytes: int
 ) -> Node:
-    """Return the node that updates all weights at the end of a step without state in the graph.
+    """Return the last node, which updates all weights of a step without state in the graph.
 
-    It reads `weight_gradients`, 0-byte tensors that order it after the nodes that write the
-    gradients to their buffers. Its output has 0 bytes, since weights and optimizer state are
-    resident. It is the last node and not recomputable, so no operator is recomputed with updated
-    weights, and no weight is updated twice. `parameters` is the number of parameters, `item_bytes`
-    the size of a parameter and of its gradient [B].
+    It reads `weight_gradients`, 0-byte tensors that order it, and is not recomputable, so that no
+    operator is recomputed with updated weights.
     """
     rule = OPTIMIZERS[optimizer]
     return Node(
@@ -128,16 +122,7 @@ class StateOptions:
     def parse(
         cls, state: str | None, *, train: str | None, tile: str | int | None, optimizer: str | None
     ) -> StateOptions | None:
-        """Parse the options of a network; None if `state` is None.
-
-        Without `train`, all weights are trained. `apply_to` checks whether `train` selects any.
-
-        Raises
-        ------
-        InputError
-            If an option is invalid (also ``auto`` as `tile`), if `train` or `tile` is given without
-            `state`, `optimizer` with it, or `train` with ``frozen``.
-        """
+        """Parse the options of a network; None if `state` is None. `apply_to` checks `train`."""
         if state is None:
             for name, value in (("train", train), ("tile", tile)):
                 if value is not None:
@@ -168,10 +153,8 @@ class StateOptions:
     def apply_to(self, declarations: Sequence[Declaration]) -> list[Declaration]:
         """Return the operators without gradients of untrained weights, split by `tile_bytes`.
 
-        All gradients of inputs stay, and precede the weight gradients of their operator. A batch
-        norm whose weight is not trained becomes its `untrained_variant`. With an optimizer, raises
-        `InputError` if `train` selects no weight, or if the N of ``last-N`` is 0 or exceeds the
-        number of layers with weights that are no norms.
+        Input gradients precede weight gradients. A batch norm whose weight is not trained becomes
+        its `untrained_variant`.
         """
         trained_names = self._trained_weight_names(declarations)
         return [
@@ -182,14 +165,7 @@ class StateOptions:
     def _trained_weight_names(self, declarations: Sequence[Declaration]) -> frozenset[str]:
         """Return the names of the weights that `train` selects; empty without an optimizer.
 
-        ``last-N`` selects the last N operators with weights that are no norms, and all norms after
-        the first of them.
-
-        Raises
-        ------
-        InputError
-            With an optimizer, if `train` selects no weight, or the N of ``last-N`` is 0 or exceeds
-            the number of operators with weights that are no norms.
+        ``last-N``: the last N operators with weights that are no norms, and all norms after them.
         """
         layers = [declaration for declaration in declarations if declaration.weights]
         if self.rule is None:
@@ -222,10 +198,7 @@ class StateOptions:
         return names
 
     def _split_into_tiles(self, declaration: Declaration) -> Declaration:
-        """Return the operator with weights and their gradients in tiles, if `tile_bytes` is set.
-
-        `Declaration.running_statistics` stay whole.
-        """
+        """Return the operator with weights and their gradients in tiles, if `tile_bytes` is set."""
         if self.tile_bytes is None:
             return declaration
         return replace(
@@ -240,12 +213,7 @@ class StateOptions:
         return (weight,) if self.tile_bytes is None else weight.split_into_tiles(self.tile_bytes)
 
     def _gradient_tiles(self, part: Gradient) -> list[Gradient]:
-        """Divide a part of a backward pass into one part per tile of its weight.
-
-        FLOP and accumulation traffic are divided in proportion to channels. A part that computes
-        the gradient of a value is not divided. Each returned part reads all tiles of the weights
-        that `part` reads.
-        """
+        """Divide a weight gradient into one part per tile, with FLOP in proportion to channels."""
         reads = tuple(tile for weight in part.reads for tile in self._weight_tiles(weight))
         if not isinstance(part.target, Weight):
             return [replace(part, reads=reads)]
@@ -280,8 +248,7 @@ def _omit_untrained_gradients(
 ) -> Declaration:
     """Return an operator without gradients of untrained weights, input gradients first.
 
-    Input gradients precede weight gradients because they read weights that the update replaces. A
-    batch norm whose weight is untrained becomes its `untrained_variant`.
+    Input gradients read weights that the update replaces.
     """
     if (
         declaration.untrained_variant is not None
@@ -305,11 +272,7 @@ class StateNodeBuilder:
         self._names_with_node: set[str] = set()
 
     def make_missing_nodes(self, *weights: Weight, op: str = "parameter") -> list[Node]:
-        """Return new nodes that hold those `weights` that have no node yet; record their names.
-
-        `op` is the operator of nodes that hold parameters, trained or not, or moments; that of
-        running statistics is ``running_statistic``.
-        """
+        """Return new nodes that hold those `weights` that have no node yet; record their names."""
         missing_weights = [weight for weight in weights if weight.name not in self._names_with_node]
         self._names_with_node.update(weight.name for weight in missing_weights)
         return [
@@ -325,10 +288,9 @@ class StateNodeBuilder:
     def make_update_nodes(
         self, name: str, weight_gradients: Sequence[tuple[Weight, str]]
     ) -> list[Node]:
-        """Return nodes for moments without a node, then the node `name`, which updates weights.
+        """Return nodes for new moments, then the node `name`, which updates weights.
 
-        `weight_gradients`, which is not empty, pairs each weight with the name of its gradient.
-        Records that the moments have nodes. Returns [] without an optimizer.
+        `weight_gradients` pairs each weight with the name of its gradient.
         """
         rule = self._rule
         if rule is None:
@@ -356,10 +318,7 @@ class StateNodeBuilder:
         return [*self.make_missing_nodes(*moments, op="moment"), update]
 
     def make_statistics_nodes(self, declaration: Declaration) -> list[Node]:
-        """Return nodes for running statistics without a node, then the node that updates them all.
-
-        Records that the statistics have nodes. Returns [] if the operator has none.
-        """
+        """Return nodes for new running statistics, then the node that updates them all."""
         statistics = declaration.running_statistics
         if not statistics:
             return []

@@ -95,10 +95,6 @@ class Tape:
         tile: str | int | None = None,
         train: str | None = None,
     ) -> None:
-        """Validate the options and start an empty forward pass; `name` is that of the graph.
-
-        Raises `InputError` for an invalid option, see `TapeOptions`.
-        """
         require_counts(batch_size=batch_size)
         _require_option("dtype", dtype, ITEM_BYTES)
         if optimizer is not None:
@@ -123,12 +119,10 @@ class Tape:
         return self.add_input(name, *shape, item_bytes=INDEX_BYTES)
 
     def add_input(self, name: str, *shape: int, item_bytes: int | None = None) -> Value:
-        """Add a node that provides samples and return its tensor.
+        """Add a node that provides samples and return its tensor; `shape` includes the batch.
 
-        `shape` includes the batch. The node precedes the operator that is recorded next.
-        `item_bytes` [B] defaults to the tape's element size. The node is not recomputable, since a
-        sample is provided once: schedules keep it or page it. With the option `input_on_aux`, the
-        sample starts on storage.
+        The node is not recomputable, since a sample is provided once. `item_bytes` [B] defaults to
+        the tape's element size.
         """
         value = Value(name=name, shape=shape, item_bytes=item_bytes or self.item_bytes)
         node = Node(
@@ -143,11 +137,7 @@ class Tape:
         return value
 
     def record(self, declaration: Declaration) -> Value:
-        """Append an operator to the forward pass and return its result.
-
-        Raises `InputError` if an earlier weight of the same name differs in shape, element size or
-        `trainable`.
-        """
+        """Append an operator to the forward pass and return its result."""
         for weight in declaration.weights:
             if self._weights.setdefault(weight.name, weight) != weight:
                 raise InputError(
@@ -168,8 +158,7 @@ class Tape:
     ) -> Value:
         """Record a convolution with padding ``kernel // 2`` and its batch norm; return the result.
 
-        `names` are the names of the two operators; `sizes` are further arguments of `conv2d`:
-        `channels`, `stride` and `groups`.
+        `names` are those of the two operators, `sizes` further arguments of `conv2d`.
         """
         padding = kernel // 2
         x = self.record(
@@ -182,10 +171,7 @@ class Tape:
         return self.record(operators.activation(name, x, kind=kind))
 
     def record_dropout(self, name: str, x: Value, *, rate: float) -> Value:
-        """Record the two operators of dropout and return the result.
-
-        If `rate` is 0, record none and return `x`. Raises `InputError` unless `rate` is in [0, 1).
-        """
+        """Record the two operators of dropout and return the result; `x` itself for rate 0."""
         require_rate(rate)
         if rate == 0:
             return x
@@ -193,12 +179,7 @@ class Tape:
         return self.record(operators.dropout(name, x, mask))
 
     def classify(self, name: str, x: Value, *, classes: int) -> Graph:
-        """Record the last layer, labels and loss; return the training graph.
-
-        These are a linear layer `name` with `classes` features, the input ``labels`` with one label
-        for each row of scores, and the cross entropy ``loss``. Raises `InputError` like
-        `differentiate`.
-        """
+        """Record a linear layer, ``labels`` and the cross entropy; return the training graph."""
         logits = self.record(operators.linear(name, x, features=classes))
         labels = self.add_indices("labels", *logits.shape[:-1])
         return self.differentiate(operators.cross_entropy("loss", logits, labels))
@@ -206,9 +187,7 @@ class Tape:
     def differentiate(self, loss: Declaration) -> Graph:
         """Record the loss, add the backward pass in reverse order, and return the training graph.
 
-        With the option `optimizer`, the graph ends with the update. Raises `InputError` if `loss`
-        is no loss, if `train` selects no weight or an impossible number of layers, or if the graph
-        is invalid (for example, if two nodes have one name). Call this once.
+        With the option `optimizer`, the graph ends with the update. Call this once.
         """
         if loss.phase is not Phase.LOSS:
             raise InputError(f"{loss.name}: expected a loss, got phase {loss.phase.value!r}")
@@ -236,11 +215,7 @@ class Tape:
         return sum(weight.size for weight in self._weights.values())
 
     def _resident_bytes(self) -> dict[str, int]:
-        """Return the bytes of parameters, gradients and moments by name; {} with state.
-
-        The names are ``parameters``, ``gradients`` (those of all parameters, even without an
-        optimizer) and ``optimizer``.
-        """
+        """Return the bytes of ``parameters``, ``gradients`` and ``optimizer``; {} with state."""
         if self._state is not None:
             return {}
         rule = None if self._optimizer is None else OPTIMIZERS[self._optimizer]
@@ -251,12 +226,7 @@ class Tape:
         }
 
     def _nodes_without_state(self) -> list[Node]:
-        """Return the nodes of a step whose weights, gradients and moments are resident bytes.
-
-        One backward node of each operator computes the gradients of all its weights
-        (`Declaration.gradients`); only with `fused_backward` also those of its inputs. With an
-        optimizer, the last node is the update.
-        """
+        """Return the nodes of a step whose weights, gradients and moments are resident bytes."""
         declarations = [
             replace(declaration, parts=declaration.gradients) for declaration in self._declarations
         ]
@@ -274,10 +244,9 @@ class Tape:
         return nodes
 
     def _nodes_with_state(self, options: StateOptions) -> list[Node]:
-        """Return the nodes of a step in which parameters, moments and statistics are state tensors.
+        """Return the nodes of a step in which parameters, moments and statistics are state.
 
-        Nodes of the forward pass are first. Unless `train` is ``all``, the backward pass reads bit
-        masks where these suffice.
+        Unless `train` is ``all``, the backward pass reads bit masks where these suffice.
         """
         declarations = options.apply_to(self._declarations)
         if options.rule is not None and options.train != ALL:
@@ -289,11 +258,7 @@ class Tape:
     def _forward_nodes(
         self, declarations: Sequence[Declaration], builder: StateNodeBuilder | None
     ) -> Iterator[Node]:
-        """Yield the nodes of inputs, state and `declarations`, each before its first reader.
-
-        `builder` makes the nodes of state, and nodes that update running statistics, which follow
-        their operators; None without state in the graph.
-        """
+        """Yield the nodes of inputs, state and `declarations`, each before its first reader."""
         inputs = list(self._inputs)
         for position, declaration in enumerate(declarations):
             while inputs and inputs[0][0] <= position:
@@ -310,8 +275,7 @@ class Tape:
 def _forward_node(declaration: Declaration, state_tensors: Sequence[Weight]) -> Node:
     """Return the forward node of an operator, which also reads `state_tensors`.
 
-    Its traffic includes `Declaration.weights`, even if the graph contains no state: each is read
-    once unless `Declaration.weight_bytes_moved` states the traffic.
+    Its traffic includes all weights, even if the graph contains no state.
     """
     input_bytes = {value.name: value.bytes for value in declaration.inputs}
     weight_bytes_moved = declaration.weight_bytes_moved
@@ -346,20 +310,11 @@ def _require_option(setting: str, value: str, options: Mapping[str, object]) -> 
 class BackwardPass:
     """Backward nodes of a forward pass: one per `Gradient`, or one per operator if `fused`.
 
-    With state in the graph, an operator whose gradients one kernel computes also has a single node.
-    A `Gradient` of a value that needs none (`values_with_gradient`) has no node.
-
-    Without state in the graph, a weight gradient is written to the resident buffer, so its node
-    outputs 0 bytes and can be recomputed. A node with further outputs has this 0-byte tensor only
-    if an update node reads it (`has_update`). The gradients of a shared weight are added up in the
-    buffer, so their nodes are not recomputable.
-
-    With state in the graph (`builder` makes its nodes), a weight gradient is a tensor with its
-    bytes, and a weight is updated as soon as its gradient is complete. The input gradient comes
-    first, since it reads the weight.
-
-    If a gradient has several contributions (several readers of a value or, with state in the graph,
-    several uses of a weight), one node sums them once all exist.
+    Without state in the graph, a weight gradient is written to the resident buffer: its node
+    outputs 0 bytes and can be recomputed, unless several operators share the weight. With state, a
+    weight gradient is a tensor, and a weight is updated as soon as its gradient is complete; the
+    input gradient comes first, since it reads the weight. One node sums several contributions to a
+    gradient.
     """
 
     def __init__(
@@ -370,12 +325,6 @@ class BackwardPass:
         has_update: bool = False,
         builder: StateNodeBuilder | None = None,
     ) -> None:
-        """Build the backward nodes of all `declarations`, in reverse order.
-
-        `has_update` is whether the caller appends a node that updates all weights and reads
-        `weight_gradients`, without state in the graph. With state, `builder` makes the nodes of
-        moments and updates; these nodes are added to `nodes`, too.
-        """
         self.nodes: list[Node] = []
         """The backward nodes, in execution order."""
         self.weight_gradients: list[str] = []
@@ -404,10 +353,7 @@ class BackwardPass:
     def _add_backward(self, declaration: Declaration) -> None:
         """Add the backward nodes of one operator, and updates whose last gradient they make.
 
-        A node that sums several gradients of the result precedes them. There is no node for inputs
-        that need no gradient; the incoming gradient is also that of `same_gradient_inputs`. If the
-        result of an operator other than a loss has no gradient, adds only updates of shared weights
-        whose gradients from other operators are complete.
+        A node that sums several gradients of the result precedes them.
         """
         gradient = self._incoming_gradient(declaration.outputs[0])
         if gradient is None and declaration.phase is not Phase.LOSS:
@@ -479,8 +425,7 @@ class BackwardPass:
     def _weight_bytes_moved(self, part: Gradient) -> int:
         """Return `Gradient.weight_bytes_moved`: weights read, and weight gradient written [B].
 
-        With state in the graph, the gradient does not count if it is written only once
-        (`accumulation_bytes_moved` is None), because it is an output of the node.
+        A gradient that is an output of the node does not count.
         """
         if self._builder is None:
             return part.weight_bytes_moved
@@ -489,11 +434,9 @@ class BackwardPass:
     def _make_outputs(
         self, declaration: Declaration, parts: tuple[Gradient, ...], node_name: str
     ) -> dict[str, Tensor]:
-        """Return the output tensors of a backward node by suffix of the part; register gradients.
+        """Return the outputs of a backward node by suffix of the part; register gradients.
 
-        A gradient has the bytes of its input or weight. That of all weights together has 0 bytes;
-        it is omitted without an update node, unless it is the only output. A single output has the
-        name of the node; the names of several are ``<name of the operator>.grad_<suffix>``.
+        The names of several are ``<name of the operator>.grad_<suffix>``.
         """
         output_parts = [
             part for part in parts if part.target is not None or self._has_update or len(parts) == 1
@@ -518,20 +461,14 @@ class BackwardPass:
             self._gradients_of_value.setdefault(value.name, []).append(gradient)
 
     def _incoming_gradient(self, result: Value) -> Value | None:
-        """Return the gradient of an operator's result; None if no contribution is registered.
-
-        Adds a node that sums the contributions if there are several.
-        """
+        """Return the gradient of an operator's result, summed by a node if necessary, or None."""
         gradients = self._gradients_of_value.get(result.name, [])
         if not gradients:
             return None
         return replace(result, name=self._sum_gradients(result, [part.name for part in gradients]))
 
     def _sum_gradients(self, target: Array, gradients: Sequence[str]) -> str:
-        """Return the name of the sum of `gradients`, the contributions to the gradient of `target`.
-
-        Adds a node that computes the sum if there are several contributions.
-        """
+        """Return the name of the sum of `gradients`, by a new node if there are several."""
         if len(gradients) == 1:
             return gradients[0]
         name = f"{target.name}.grad"
@@ -550,11 +487,7 @@ class BackwardPass:
         return name
 
     def _add_updates(self, declaration: Declaration, parts: tuple[Gradient, ...]) -> None:
-        """Count weight gradients of `parts` as done; update weights whose gradients are all done.
-
-        One node updates these weights; nodes that sum several gradients of one weight precede it.
-        Has no effect without state in the graph.
-        """
+        """Count weight gradients of `parts` as done; update weights that have all of theirs."""
         if self._builder is None:
             return
         weights = [part.target for part in parts if isinstance(part.target, Weight)]

@@ -140,11 +140,7 @@ def autoencoder(*, features: int = 640, **options: Unpack[TapeOptions]) -> Graph
 
 
 def _record_separable(tape: Tape, name: str, x: Value, *, channels: int, stride: int) -> Value:
-    """Record a depthwise separable convolution and return its result.
-
-    A 3 x 3 convolution with `stride` filters each channel, and a 1 x 1 convolution mixes them to
-    `channels`. Batch norm and ReLU follow both.
-    """
+    """Record a 3 x 3 depthwise convolution with `stride`, and a 1 x 1 to `channels`."""
     channels_in = x.shape[1]
     x = _record_conv_bn_relu(
         tape,

@@ -91,16 +91,9 @@ def capture_edge_program(
 ) -> EdgeProgramManager:
     """Return the edge program of a training step, for ExecuTorch's portable kernels.
 
-    The program's inputs are the tensors in `inputs`, flattened. Its results are the new values of
-    buffers, the loss, and the gradients of trained parameters. With `loss_fn`, the last input is
-    its target; without it, `find_loss` finds the loss in the output of the model. Error messages
-    begin with `name`.
-
-    Raises
-    ------
-    CaptureError
-        If the step is invalid or cannot be exported, or an operator has no kernel; the message
-        names the operator.
+    Its inputs are the tensors in `inputs`, flattened; its results new values of buffers, the loss,
+    and the gradients of trained parameters. With `loss_fn`, the last input is its target. `name`
+    begins error messages.
     """
     refuse(name, step_errors(model, loss_fn, inputs))
     with (
@@ -124,12 +117,8 @@ def _make_loss_module(
 ) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
     """Return (module that computes the loss from the tensors in `inputs`, these tensors).
 
-    With `loss_fn`, the last input is its target; without it, the model receives all inputs. The
-    loss is found in the output of `loss_fn`, or else of the model, by `find_loss`, which may raise
-    `CaptureError`. The module is a shallow copy of the model, so that parameters retain their
-    names. Its ``forward`` calls the model, which runs the model's forward hooks; the copy has none.
-    A `loss_fn` that is a module becomes its submodule `LOSS`. Inputs that are no tensors become
-    constants.
+    The module is a shallow copy of the model, so that parameters retain their names. Inputs that
+    are no tensors become constants.
     """
     flat_inputs, structure = flatten(inputs)
     model_inputs = inputs if loss_fn is None or isinstance(inputs, Mapping) else inputs[:-1]
@@ -156,17 +145,11 @@ def _make_loss_module(
 
 
 def _to_edge(joint_program: ExportedProgram) -> EdgeProgramManager:
-    """Convert a step to an edge program.
-
-    Decomposes operators without a kernel if PyTorch has a decomposition.
-    """
+    """Convert a step to an edge program; decompose operators without a kernel if possible."""
     decompositions = _default_decomposition_table()
 
     def add_decompositions(graph: fx.Graph) -> bool:
-        """Add PyTorch's decompositions of operators in `graph` that have no ExecuTorch kernel.
-
-        Adds them to `decompositions`, a variable of `_to_edge`; returns whether there are new ones.
-        """
+        """Add PyTorch's decompositions of operators without a kernel; return whether any is new."""
         calls = (operator_of(node) for node in graph.nodes)
         new_decompositions = {
             operator: decomposition_table[operator]
@@ -188,8 +171,7 @@ def _to_edge(joint_program: ExportedProgram) -> EdgeProgramManager:
 def _has_kernel(operator: Any) -> bool:
     """Return whether ExecuTorch's portable kernels implement an operator correctly.
 
-    Targets that are no PyTorch operators count as implemented. So do views: ExecuTorch later
-    replaces each by a copy, which is checked then.
+    Views count as implemented: ExecuTorch later replaces each by a copy, which is checked then.
     """
     if not isinstance(operator, OpOverload) or operator.is_view:
         return True
@@ -207,19 +189,12 @@ def _has_kernel(operator: Any) -> bool:
 
 
 def operator_of(node: fx.Node) -> Any:
-    """Return PyTorch's operator for a node of an edge program.
-
-    If it has none, return the node's target, such as ``getitem`` for an item.
-    """
+    """Return PyTorch's operator for a node of an edge program, else the node's target."""
     return getattr(node.target, "_op", node.target)
 
 
 def _check_kernels(name: str, graph: fx.Graph) -> None:
-    """Raise a `CaptureError` that names all operators without a kernel, if there are any.
-
-    If all have one, raises a `CaptureError` for a gradient of a convolution whose weights do not
-    have 4 dimensions, because its kernel supports only images. Each message begins with `name`.
-    """
+    """Raise a `CaptureError` that names all operators without a kernel."""
     operators = dict.fromkeys(operator_of(node) for node in graph.nodes)
     unsupported_names = [str(operator) for operator in operators if not _has_kernel(operator)]
     if unsupported_names:
@@ -237,18 +212,10 @@ def _check_kernels(name: str, graph: fx.Graph) -> None:
 
 
 class RemoveCopies(PassBase):  # type: ignore[misc, unused-ignore]
-    """Graph pass that replaces reshapes by views, and removes pairs of inverse permutations.
-
-    Reshapes to other strides than contiguous ones stay. Also removes unused operations. Results
-    have the same bits.
-    """
+    """Graph pass that replaces reshapes by views, and removes pairs of inverse permutations."""
 
     def call(self, module: fx.GraphModule) -> PassResult:
-        """Replace reshapes by views and remove inverse permutations and unused nodes, in place.
-
-        Reshapes are the operators in `_RESHAPES` whose output is contiguous. `modified` of the
-        result is always True.
-        """
+        """Replace reshapes by views and remove inverse permutations and unused nodes, in place."""
         for node in module.graph.nodes:
             operator = operator_of(node)
             if operator in _RESHAPES and fake_value(node).is_contiguous():
@@ -273,7 +240,7 @@ def _is_inverse(permutation: Sequence[int], other_permutation: Sequence[int]) ->
 def is_view(node: fx.Node) -> bool:
     """Return whether a node is a ``view_copy`` that ExecuTorch executes without a copy.
 
-    Its output must be contiguous, and no result of the graph, because ExecuTorch copies results.
+    It must be no result of the graph, because ExecuTorch copies results.
     """
     return (
         node.target is _VIEW
@@ -312,9 +279,7 @@ class LoweredProgram:
 def lower_program(edge: EdgeProgramManager, *, use_our_offsets: bool) -> LoweredProgram:
     """Return the content of an edge program's file, and its arena size with greedy offsets.
 
-    The file has the offsets of `place_blocks` with `use_our_offsets`, otherwise those of
-    ExecuTorch's greedy planner. Does not change `edge`. Patches ExecuTorch's function for metadata
-    until the end of the conversion, see `_correct_metadata`.
+    Patches ExecuTorch's function for metadata meanwhile, see `_correct_metadata`.
     """
     planner = _MemoryPlanner(use_our_offsets=use_our_offsets)
     suite = MemoryPlanningAlgorithmSuite([planner])
@@ -355,10 +320,7 @@ def _correct_metadata(
 
 
 class _MemoryPlanner:
-    """Memory planner: `place_blocks` if `use_our_offsets`, else ExecuTorch's greedy planner.
-
-    `greedy_bytes` is the size of the arena of the greedy planner in both cases [B].
-    """
+    """Memory planner: `place_blocks` if `use_our_offsets`, else ExecuTorch's greedy planner."""
 
     __name__ = "poetmodel"
 
@@ -371,8 +333,7 @@ class _MemoryPlanner:
     ) -> MemoryAlgoResult:
         """Return a memory id and an offset for each tensor, and the sizes of memories.
 
-        Chooses offsets by `place_blocks` if `use_our_offsets`, else by ExecuTorch's greedy planner.
-        Sets `greedy_bytes`, the arena size of the greedy planner, in both cases.
+        Sets `greedy_bytes`, the arena size of the greedy planner [B].
         """
         tensor_specs = list(specs)
         result = greedy(alignment, tensor_specs, *options)
@@ -390,12 +351,7 @@ class _MemoryPlanner:
 
 
 def _make_block(index: int, spec: TensorSpec, n_operations: int) -> Block:
-    """Return the block of a tensor for `place_blocks`.
-
-    `index` is that of the tensor in `contents`. The content has the position of the tensor's first
-    operation, or `BEFORE` if the tensor's lifetime is all operations; the span then still begins at
-    the first operation.
-    """
+    """Return the block of a tensor; `index` is that of the tensor in `contents`."""
     first_operation, last_operation = spec.lifetime
     position = (
         BEFORE if first_operation == 0 and last_operation + 1 == n_operations else first_operation

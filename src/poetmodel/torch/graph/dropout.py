@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 def dropout_mask(x: torch.Tensor, p: float) -> torch.Tensor:
     """Draw a boolean mask of the elements that dropout retains, as eager PyTorch does.
 
-    If `p` is 1, all elements are False, and no random numbers are drawn.
-    This function has no PyTorch tag as random; `JointGraph.is_repeatable` compares with it.
+    If `p` is 1, no random numbers are drawn. The function has no PyTorch tag as random.
     """
     if p == 1:
         return torch.zeros_like(x, dtype=torch.bool)
@@ -48,11 +47,10 @@ def dropout(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a tensor after dropout and the mask of retained elements, with the bits of eager.
 
-    A capture contains the dropout operator of accelerators. Its mask is boolean: a quarter of the
-    bytes that eager saves on the CPU. That operator multiplies by the mask, then by ``1 / (1 -
-    p)``, and draws even if ``p`` is 1. Eager multiplies once by the product of mask and factor,
-    rounded to the tensor's type. This function computes like eager, from the same random numbers.
-    If `train` is False or `x` is empty, it calls the operator of accelerators.
+    A capture contains the dropout operator of accelerators, which multiplies by the mask, then by
+    ``1 / (1 - p)``, and draws even if ``p`` is 1. Eager multiplies once by the product of mask and
+    factor, rounded to the tensor's type; so does this function, from the same random numbers. The
+    mask is boolean: a quarter of the bytes that eager saves.
     """
     if train is False or x.numel() == 0:
         result: tuple[torch.Tensor, torch.Tensor] = torch.ops.aten.native_dropout(x, p, train)
@@ -65,10 +63,8 @@ def dropout(
 def _backward_kernel(p: float | None) -> Callable[..., torch.Tensor]:
     """Return a kernel for the backward of dropout, which multiplies as `apply_dropout_mask` does.
 
-    PyTorch's kernel mixes types and allocates three tensors. This kernel converts the mask, divides
-    it by ``1 - p`` and multiplies it by the gradient, in place if strides agree: it allocates one
-    tensor, in a third of the time. If `p` is None, the kernel divides by ``1 / scale``; if
-    ``scale`` is 0, it does not divide. The kernel is cached.
+    PyTorch's kernel allocates three tensors, this one a single one, in a third of the time. If `p`
+    is None, the kernel divides by ``1 / scale``.
     """
 
     def backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
@@ -83,10 +79,7 @@ def _backward_kernel(p: float | None) -> Callable[..., torch.Tensor]:
 def make_in_place_dropout_backward(node: fx.Node) -> Callable[..., torch.Tensor]:
     """Return a kernel for a dropout backward node that overwrites the gradient and returns it.
 
-    The kernel multiplies by the mask, then, unless its argument ``scale`` is 0, by ``1 / (1 - p)``
-    with the `_dropout_probability` ``p`` of the node. If that is None, ``1 / scale`` replaces
-    ``1 - p``. The result has the bits of `_backward_kernel`: the mask is 0 or 1, so the two
-    products round once, as a single product does.
+    It has the bits of `_backward_kernel`: the mask is 0 or 1, so two products round once.
     """
     p = _dropout_probability(node)
 
@@ -101,10 +94,9 @@ def make_in_place_dropout_backward(node: fx.Node) -> Callable[..., torch.Tensor]
 
 
 def _dropout_probability(node: fx.Node) -> float | None:
-    """Return the probability with which the mask of a dropout backward was drawn.
+    """Return the probability of the mask of a dropout backward; None if no dropout drew it.
 
-    None if the mask is no output of a dropout node. The scale determines the probability only up to
-    a rounding.
+    The scale determines the probability only up to a rounding.
     """
     dropout_operator = torch.ops.aten.native_dropout.default
     for mask in node.all_input_nodes:
@@ -123,9 +115,7 @@ def _multiply_noise(noise: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def split_dropout(graph: fx.Graph) -> None:
     """Replace each dropout node by a mask, drawn once, and a product that may be recomputed.
 
-    For `pmt.backend`, which restores no generator state. Nodes in evaluation mode, or of empty
-    tensors, stay unchanged. Also calls `set_kernel` on the nodes of dropout's backward, with a
-    kernel whose results have the bits of eager PyTorch.
+    For `pmt.backend`, which restores no generator state. Backward nodes get kernels of equal bits.
     """
     aten = torch.ops.aten
     # These kernels need the probability, which the dropout nodes have until they are erased below.

@@ -38,10 +38,7 @@ def module_path(node: fx.Node) -> str:
 
 
 def has_effect(node: fx.Node) -> bool:
-    """Return whether a node is ``aten.copy_``, or an impure call whose `fake_value` is None.
-
-    An example of such a call is a check of values.
-    """
+    """Return whether a node is ``aten.copy_``, or an impure call without a value (a check)."""
     return node.target is torch.ops.aten.copy_.default or (
         node.op == "call_function" and fake_value(node) is None and node.is_impure()
     )
@@ -50,19 +47,14 @@ def has_effect(node: fx.Node) -> bool:
 def is_foreign(target: Any) -> bool:
     """Return whether an operator has another namespace than ATen, ``prims`` or poetmodel.
 
-    True for custom operators, for collectives and ``quantized`` operators of PyTorch, and for
-    higher-order operators, which call functions of the user. False for a target without a
-    namespace, such as a Python function.
+    True for higher-order operators, False for a Python function.
     """
     namespace = getattr(target, "namespace", "aten")
     return namespace not in ("aten", "prims", "prim", "_operator", "poetmodel")
 
 
 def is_collective(target: Any) -> bool:
-    """Return whether an operator communicates with other processes, which must all call it.
-
-    Waits for a collective do not count.
-    """
+    """Return whether an operator communicates with other processes; waits do not count."""
     return getattr(target, "namespace", "") in _COLLECTIVES and not is_wait(target)
 
 
@@ -86,10 +78,8 @@ def has_flop_formula(node: fx.Node) -> bool:
 def flops_of(target: Any, arguments: Sequence[Any], keywords: dict[str, Any], value: Any) -> int:
     """Return the FLOP of one call of an operator with the output `value`.
 
-    Operators with a formula in ``torch.utils.flop_counter``, such as matrix products, count by it,
-    and gradients of convolutions by `_convolution_backward_flops`. Any other operation counts one
-    FLOP per element of its largest operand or output, so that it takes time also on devices without
-    a memory bandwidth; 0 without tensors.
+    By ``torch.utils.flop_counter``; without a formula one FLOP per element of the largest operand,
+    so that it takes time also on devices without a memory bandwidth.
     """
     if target is torch.ops.aten.convolution_backward.default:
         return _convolution_backward_flops(
@@ -112,8 +102,7 @@ def _convolution_backward_flops(
 ) -> int:
     """Return the FLOP of the gradients of a convolution's input and weight.
 
-    `output_mask` selects the gradients. Each counts the FLOP of the convolution. PyTorch's formula
-    is not used, because it ignores the groups in the gradient of the weight.
+    PyTorch's formula ignores the groups in the gradient of the weight.
     """
     macs = (x if transposed else dy).numel() * (w.numel() // max(1, w.shape[0]))
     return 2 * int(macs) * sum(output_mask[:2])

@@ -56,11 +56,7 @@ class TensorLayout:
 
     @classmethod
     def from_tensor(cls, value: torch.Tensor, position: int | None = None) -> TensorLayout:
-        """Return type, shape, strides and offset of a tensor in its storage.
-
-        `position` is the index of the output; None if the operation returns one tensor and no
-        tuple.
-        """
+        """Return type, shape, strides and offset of a tensor; `position` is the output's index."""
         return cls(
             position=position,
             dtype=value.dtype,
@@ -93,8 +89,7 @@ class OpProfile:
     def from_call(cls, target: Any, arguments: Any, keywords: Any, value: Any) -> OpProfile:
         """Return the profile of a call that returned `value`; workspace and time are 0.
 
-        Outputs in the storage of an input are views. The profile is empty, without FLOP and bytes,
-        if no output is a tensor in a new storage.
+        Outputs in the storage of an input are views.
         """
         inputs = tensors_in((arguments, keywords))
         input_keys = {storage_key(tensor) for tensor in inputs}
@@ -123,12 +118,7 @@ class OpProfile:
         )
 
     def with_layouts(self, value: Any) -> Any:
-        """Return `value`, an output or a sequence of outputs, with meta tensors for new outputs.
-
-        The meta tensors have the profile's layouts. Outputs that the profile lacks, such as views,
-        are those of `value`. The result for a sequence is a tuple. Raises `KeyError` if `value` is
-        a single output that the profile lacks.
-        """
+        """Return `value`, or a tuple of its items, with meta tensors for new outputs."""
         storages = [torch.UntypedStorage(size, device="meta") for size in self.sizes_bytes]
         outputs = {
             layout.position: torch.empty(0, dtype=layout.dtype, device="meta").set_(
@@ -200,19 +190,9 @@ class OpProfile:
 class OpProfiler:
     """Calls operators, and caches the profile of each call key.
 
-    If a call needs workspace or times are measured, the second of two calls counts, because the
-    first call fills the caches of libraries. Only memory of PyTorch's allocator is measured. That
-    includes the scratchpads of oneDNN convolutions, which are the largest. Measuring raises
-    `CaptureError` if a profiler of PyTorch is on.
-
-    Parameters
-    ----------
-    measure_times : bool
-        Whether times count: then each new key is called twice. Otherwise a time may be that of a
-        first call.
-    measure_workspaces : bool
-        Whether to measure workspaces, which may take a second call per key. Otherwise they are 0,
-        and so are times.
+    The second of two calls counts if a call needs workspace or times are measured, because the
+    first fills the caches of libraries. Only memory of PyTorch's allocator is measured, with
+    oneDNN's scratchpads. Without `measure_workspaces`, workspaces and times are 0.
     """
 
     def __init__(self, *, measure_times: bool = False, measure_workspaces: bool = True) -> None:
@@ -221,12 +201,7 @@ class OpProfiler:
         self._profiles: dict[Hashable, OpProfile] = {}
 
     def __call__(self, node: fx.Node, arguments: Any, keywords: Any) -> tuple[Any, OpProfile]:
-        """Call a node's kernel; return its outputs and its profile, which is cached by call key.
-
-        A new key is called again if its first call needed workspace or times are measured; outputs
-        and profile are those of the last call. Views are neither measured nor cached, nor are calls
-        if workspaces are not measured: workspace and time of their profiles are 0.
-        """
+        """Call a node's kernel; return its outputs and its profile, which is cached by call key."""
         kernel: Kernel = kernel_of(node)
         is_view = node.target is getitem or getattr(node.target, "is_view", False)
         if is_view or not self._measures_workspaces:
@@ -249,10 +224,7 @@ class OpProfiler:
     def _measure_call(
         self, node: fx.Node, kernel: Kernel, arguments: Any, keywords: Any
     ) -> tuple[Any, OpProfile]:
-        """Call a kernel once; return its outputs, and a profile with workspace and time.
-
-        The time excludes the start and the end of the profiler that records the memory.
-        """
+        """Call a kernel once; return its outputs, and a profile with workspace and time."""
         outputs: list[Any] = []
         times_s: list[float] = []
 
@@ -279,8 +251,7 @@ def _profile_key(kernel: Kernel, arguments: Any, keywords: Any) -> Hashable:
 def predict_profile(node: fx.Node) -> OpProfile:
     """Return the profile that PyTorch's fake tensors predict for a node, without time.
 
-    Only a collective has a workspace: the size of its inputs and results, which gloo copies, plus
-    `_TRANSPORT_BYTES`. A node with an effect has only FLOP.
+    Only a collective has a workspace: its inputs and results, which gloo copies.
     """
     arguments, keywords = fx.node.map_arg((node.args, node.kwargs), fake_value)
     if has_effect(node):
@@ -303,26 +274,9 @@ def profile_on_synthetic(
 ) -> dict[fx.Node, OpProfile]:
     """Profile the operations of a graph on synthetic tensors, once per call key.
 
-    Returns the profile of each node in `predicted_profiles`. Nodes with effects, and collectives,
-    are not executed; they retain their predicted profiles. The state of the CPU's random generator
-    is restored.
-
-    Parameters
-    ----------
-    graph : torch.fx.Graph
-    predicted_profiles : mapping
-        Profiles from `predict_profile` of the nodes that allocate memory or have effects. All other
-        nodes are views, or inlined by a compiler.
-    profiler : OpProfiler
-    is_generated : callable, optional
-        Function that returns whether a compiler generates the kernel of a node. Such a node retains
-        its predicted profile. By default no kernel is generated, and nodes read tensors with the
-        measured strides. If the argument is given, all nodes read tensors with predicted strides.
-
-    Raises
-    ------
-    CaptureError
-        If an operation fails on synthetic tensors, or a profiler of PyTorch is on.
+    Nodes with effects, collectives, and nodes whose kernel a compiler generates (`is_generated`)
+    keep their predicted profile. Without `is_generated`, nodes read tensors with the measured
+    strides, else with the predicted ones. The CPU's random state is restored.
     """
     profiles: dict[fx.Node, OpProfile] = {}
     measured_values: dict[fx.Node, Any] = {}
@@ -364,7 +318,7 @@ class _SyntheticProfiler:
     """Profiles operations on synthetic tensors.
 
     Floating-point numbers are 1, all other numbers 0, or 1 if the operation fails on 0. All tensors
-    of a type share memory, unless times are measured. Profiles are cached by call key.
+    of a type share memory, unless times are measured.
     """
 
     def __init__(self, profiler: OpProfiler) -> None:
@@ -379,11 +333,7 @@ class _SyntheticProfiler:
         return self._profiles[key]
 
     def _profile_call(self, node: fx.Node, arguments: Any, keywords: Any) -> OpProfile:
-        """Profile an operation on synthetic tensors with the shapes and strides of its arguments.
-
-        Floating-point tensors contain 1, all other tensors 0, or 1 if the operation fails on 0.
-        Numbers among the arguments are unchanged. Raises `CaptureError` if it fails on both.
-        """
+        """Profile an operation on synthetic tensors of the shapes and strides of its arguments."""
 
         def profile_with(integer: int) -> OpProfile:
             def fill(value: torch.Tensor) -> torch.Tensor:
@@ -396,11 +346,9 @@ class _SyntheticProfiler:
         return execute_on_synthetic(profile_with)
 
     def _synthetic_tensor(self, value: torch.Tensor, integer: int) -> torch.Tensor:
-        """Return a synthetic tensor with shape, strides and storage size of `value` at offset 0.
+        """Return a tensor with shape, strides and storage size of `value` at offset 0.
 
-        Its numbers are 1 if they are floating-point, otherwise `integer`. Unless times are
-        measured, it shares the memory of earlier tensors of the same type and `integer`, if that
-        is large enough.
+        Its numbers are 1 if they are floating-point, otherwise `integer`.
         """
         storage_bytes = value.untyped_storage().nbytes()
         key = (value.dtype, integer)
@@ -416,13 +364,7 @@ class _SyntheticProfiler:
 def execute_on_synthetic(execute: Callable[[int], Value]) -> Value:
     """Return `execute(0)`, or `execute(1)` if the first call raises an exception.
 
-    `execute` takes the value of the integers in synthetic tensors. Exceptions of poetmodel in the
-    first call pass unchanged.
-
-    Raises
-    ------
-    CaptureError
-        If `execute` raises for both values; the message has the second exception's text.
+    The argument is the value of the integers in synthetic tensors.
     """
     try:
         return execute(0)

@@ -32,27 +32,10 @@ def compile_graph(
 ) -> PythonFunction:
     """Compile a graph to a Python function ``step(arguments, ...)``, where `arguments` is a list.
 
-    The list contains the values of the placeholders in their order, except separate parameters.
-
-    Parameters
-    ----------
-    graph : torch.fx.Graph
-        The graph; `kernel_of` selects the callable of each node.
-    name : str
-        Name of the code in tracebacks.
-    n_separate_arguments : int, optional
-        Number of placeholders at the end that become separate parameters instead of items of the
-        list. If given, the function neither clears the list nor deletes values of placeholders.
-        Otherwise it clears the list, and deletes the values after their last use, like all other
-        values.
-    module : torch.nn.Module, optional
-        The module with the attributes of ``get_attr`` nodes, which are read once, at compilation.
-        Needed if the graph has such nodes.
-
-    Returns
-    -------
-    PythonFunction
-        The source of the function, and the compiled function.
+    The list has the values of the placeholders; the function clears it and deletes each value after
+    its last use. With `n_separate_arguments`, the last placeholders are parameters of their own,
+    and the list is not cleared. `module` has the attributes of ``get_attr`` nodes, read once.
+    `name` is that of the code in tracebacks.
     """
     writer = _PythonWriter(module)
     last_reader = {
@@ -91,10 +74,7 @@ def _del_statements(names: Sequence[str]) -> list[str]:
 
 
 class _PythonWriter:
-    """Writes nodes as Python expressions; collects kernels and values without a literal.
-
-    `constants` maps the names of these kernels and values in the expressions to the objects.
-    """
+    """Writes nodes as Python expressions; `constants` has kernels and values without a literal."""
 
     def __init__(self, module: torch.nn.Module | None) -> None:
         self.constants: dict[str, Any] = {}
@@ -102,10 +82,7 @@ class _PythonWriter:
         self._module = module
 
     def format_operation(self, node: fx.Node) -> str:
-        """Return the Python expression that computes a node; register its kernel and constants.
-
-        The attribute of a ``get_attr`` node is read at once and registered as a constant.
-        """
+        """Return the Python expression that computes a node; register its kernel and constants."""
         if node.op == "get_attr":
             return self._register_constant(attrgetter(str(node.target))(self._module))
         arguments = [self.format_expression(value) for value in node.args]
@@ -120,11 +97,7 @@ class _PythonWriter:
         return f"{self._register_constant(kernel_of(node))}({', '.join(arguments)})"
 
     def format_expression(self, value: Any) -> str:
-        """Return the Python expression of an argument: a name, a literal or a constant's name.
-
-        Lists and tuples have the expressions of their items. Any value without a literal, such as a
-        type or an infinite number, is registered as a constant.
-        """
+        """Return the Python expression of an argument: a name, a literal or a constant's name."""
         if isinstance(value, fx.Node):
             return str(value.name)
         if isinstance(value, list | tuple) and type(value).__module__ != "torch":
@@ -137,20 +110,14 @@ class _PythonWriter:
         return self._register_constant(value)
 
     def _register_constant(self, value: Any) -> str:
-        """Register a value as a constant; return its name, in upper case unlike those of nodes.
-
-        An object that is already registered retains its name.
-        """
+        """Register a value as a constant; return its name, in upper case unlike those of nodes."""
         name = self._names.setdefault(id(value), f"C{len(self._names)}")
         self.constants[name] = value
         return name
 
 
 def make_boxed_function(module: fx.GraphModule, _: object = None) -> Callable[[list[Any]], Any]:
-    """Compile a graph to a function with PyTorch's boxed calling convention, for AOTAutograd.
-
-    The function clears the list of its arguments. The second parameter is ignored.
-    """
+    """Compile a graph to a function with PyTorch's boxed calling convention, for AOTAutograd."""
     call = compile_graph(module.graph, module=module).call
     call._boxed_call = True  # type: ignore[attr-defined] # noqa: SLF001 - PyTorch reads it
     return call

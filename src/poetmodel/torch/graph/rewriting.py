@@ -27,15 +27,10 @@ class Rewriter:
 
     Views are recreated from the newest copy. The wait for a collective is written before the first
     reader of its result, or right after the collective if that may still read its input.
-
-    Parameters
-    ----------
-    keys_by_node : mapping
-        (storage index, layout index) of each old node that is an output of an operation, no view.
+    `keys_by_node` has (storage index, layout index) of each old node that is an output, no view.
     """
 
     def __init__(self, keys_by_node: Mapping[fx.Node, OutputKey]) -> None:
-        """Create an empty graph; group the outputs in `keys_by_node` by storage."""
         self.graph = fx.Graph()
         self._keys_by_node = keys_by_node
         self._first_nodes: dict[OutputKey, fx.Node] = {}
@@ -58,12 +53,9 @@ class Rewriter:
         self._placeholders[node] = self.graph.node_copy(node)
 
     def map_node(self, node: fx.Node) -> fx.Node:
-        """Return the new graph's node for the value of an old node.
+        """Return the new graph's node for the value of an old node, with missing views and waits.
 
-        The value of an output is its newest copy; if a collective's wait for it is missing, writes
-        the wait first. Also writes missing views: each view once per copy of its inputs. An output
-        without a copy in the new graph is likewise copied once per copy of its inputs, and does not
-        become a newest copy.
+        The value of an output is its newest copy.
         """
         if node in self._placeholders:
             return self.map_placeholder(node)
@@ -84,10 +76,7 @@ class Rewriter:
     def write_node(self, node: fx.Node, storage_indices: Iterable[int]) -> fx.Node:
         """Write an operation, and views and waits that it needs; return the new node.
 
-        `storage_indices` are indices of the graph's storages: of those that the operation
-        allocates. Also writes the nodes that select outputs in these storages; these outputs become
-        newest copies. For a collective that does not copy its input, the wait follows at once. The
-        new node has the kernel of the old one.
+        Its outputs in `storage_indices` become newest copies.
         """
         new_node = self.register_write(self.graph.node_copy(node, self.map_node))
         kernel: Any = kernel_of(node)
@@ -109,10 +98,7 @@ class Rewriter:
         return new_node
 
     def write_wait(self, key: OutputKey) -> None:
-        """Write the wait for a collective's result; it becomes the newest copy of that output.
-
-        Raises `KeyError` if the output has no collective, or its wait is already written.
-        """
+        """Write the wait for a collective's result; it becomes the newest copy of that output."""
         self._awaited_keys.remove(key)
         collective = self._newest[key]
         target = torch.ops._c10d_functional.wait_tensor.default  # noqa: SLF001 - its only name

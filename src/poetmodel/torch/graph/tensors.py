@@ -28,10 +28,7 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 def tensors_in(value: Any) -> tuple[torch.Tensor, ...]:
-    """Return the tensors in nested tuples, lists and dicts, in the order of the items.
-
-    A single tensor is returned in a tuple.
-    """
+    """Return the tensors in nested tuples, lists and dicts, in the order of the items."""
     return tuple(leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
@@ -49,8 +46,7 @@ def fake_storage_key(node: fx.Node) -> int | None:
 def call_key(*arguments: Any) -> Hashable:
     """Return the key of a call: the structure of its arguments, and a key for each value.
 
-    The key of a tensor has dtype, shape, strides and offset, but not elements, device and storage
-    size; that of any other value has its class and text.
+    That of a tensor has dtype, shape, strides and offset, of other values class and text.
     """
     leaves, spec = _pytree.tree_flatten(arguments)
     return spec, tuple(

@@ -25,10 +25,8 @@ def apply_with_proxies(
 ) -> tuple[Tensor, Tensor]:
     """Compute a layer with autograd; return its int8 result and the proxy of the real result.
 
-    The proxy has zeros without memory; its gradient is that of the real result. `layer` is a
-    `poetmodel.torch.int8.front.QuantizedLayer`; if it flattens, inputs and proxies are flattened
-    first. `proxies` are the proxies of the inputs; None, for an input that depends on no layer that
-    trains, counts as zeros. The result of a dequantization is itself real, and its proxy is unused.
+    A proxy is zeros without memory whose gradient is that of the real value; None in `proxies`
+    stands for an input that depends on no layer that trains.
     """
     if layer.flattens:
         inputs = [x.flatten(1) for x in inputs]
@@ -72,9 +70,7 @@ class _WeightedFunction(Function):  # type: ignore[misc, unused-ignore]
     ) -> tuple[Tensor, Tensor]:
         """Compute the layer, save the tensors for the gradient, and return (int8 result, proxy).
 
-        The initial sums are computed from `weight`, the current int8 weight, and the zero of the
-        input. `weight_gradient` is the parameter that gets its gradient; None if the weight does
-        not train. Neither this parameter nor `input_proxy` is read.
+        `weight_gradient` is the parameter that gets the weight's gradient; it is not read.
         """
         del input_proxy, weight_gradient
         initial_sum = find_operator("start")(weight, layer.input_levels.zero)
@@ -90,8 +86,7 @@ class _WeightedFunction(Function):  # type: ignore[misc, unused-ignore]
     def backward(ctx: Any, _: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of input proxy, weight and bias; None for all other arguments.
 
-        A byte of the result at a limit of the layer has the gradient 0. The weight's gradient is
-        returned for the argument `weight_gradient`. A gradient that is not needed is None, too.
+        A byte of the result at a limit of the layer has the gradient 0.
         """
         x, y, weight, weight_scale = ctx.saved_tensors
         layer = ctx.layer
@@ -140,8 +135,7 @@ class _UnweightedFunction(Function):  # type: ignore[misc, unused-ignore]
     ) -> tuple[Tensor, Tensor]:
         """Compute the layer, and return (result, proxy); save its int8 result for the gradient.
 
-        A maximum also saves its input. The result of a dequantization is real and has a gradient
-        itself: its proxy is unused, and no tensor is saved.
+        The result of a dequantization is real: its proxy is unused.
         """
         del first_proxy, second_proxy
         y = find_operator(layer.operator)(*inputs, *layer.numbers)
@@ -159,9 +153,7 @@ class _UnweightedFunction(Function):  # type: ignore[misc, unused-ignore]
     def backward(ctx: Any, output_gradient: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of the one or two input proxies, and None for other arguments.
 
-        `gradient` is the gradient of the result's proxy. Except in a maximum, it counts as 0 where
-        the result is at a limit of the layer. A dequantization returns `output_gradient` with the
-        channels last. In a sum, the gradient of a proxy that needs none is None.
+        Except in a maximum, the gradient counts as 0 where the result is at a limit of the layer.
         """
         layer, no_gradients = ctx.layer, (None,) * len(ctx.needs_input_grad[3:])
         if layer.operator == "dequantize":

@@ -19,23 +19,11 @@ if TYPE_CHECKING:
 
 
 class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
-    """An int8 operator with its constant tensors and numeric arguments.
+    """An int8 operator with its constant tensors (buffers) and numeric arguments.
 
-    Parameters
-    ----------
-    name : str
-        Name of the operator, without ``q8_``.
-    constants : mapping
-        The constant tensors of the operator by name, in the order of its arguments; they become
-        buffers.
-    numbers : sequence
-        The arguments of the operator after the tensors: numbers, and lists of numbers.
-    flattens : bool
-        Whether the elements of each sample are flattened before the operator.
-    weight_scale : Tensor, optional
-        Scale of the weights of each output; None for operators without weights.
-    input_levels : Levels, optional
-        Scale and zero of the input; None for operators without weights.
+    `name` is without ``q8_``; `numbers` are the arguments after the tensors. `flattens`: the
+    elements of each sample are flattened first. `weight_scale` (per output) and `input_levels` are
+    None for operators without weights.
     """
 
     def __init__(
@@ -48,11 +36,6 @@ class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
         weight_scale: torch.Tensor | None = None,
         input_levels: Levels | None = None,
     ) -> None:
-        """Store the arguments of the operator, and register its `constants` as buffers.
-
-        The other arguments become plain attributes, `weight_scale`, too; the attribute of `name` is
-        ``operator``.
-        """
         super().__init__()
         self.weight_scale = weight_scale
         self.input_levels = input_levels
@@ -67,15 +50,10 @@ class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
     def forward(
         self, *inputs: torch.Tensor, proxies: Sequence[torch.Tensor | None] | None = None
     ) -> Any:
-        """Return the result of the operator for one or two tensors.
+        """Return the result of the operator; with `proxies`, (result, proxy of the result).
 
-        Tensors are int8, except the input of ``quantize`` and the result of ``dequantize``.
-
-        `proxies` has the proxy of each input's real value, or None for an input without one. If
-        `proxies` is given, return (result, proxy of the result). A proxy is a tensor without memory
-        that has the gradient of the real value.
-
-        Raises `ValueError` for another number of channels than that of the weight.
+        Tensors are int8, except the input of ``quantize`` and the result of ``dequantize``. A proxy
+        is a tensor without memory that has the gradient of the real value.
         """
         if proxies is not None:
             return apply_with_proxies(self, inputs, proxies)
@@ -92,10 +70,7 @@ class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """Connections of a layer to its inputs.
-
-    Value 0 is the input of the front, value n the result of the n-th layer.
-    """
+    """Connections of a layer: value 0 is the front's input, value n the n-th layer's result."""
 
     layer: str
     """Name of the layer."""

@@ -53,8 +53,7 @@ def q8_pointwise_weight_gradient(
 ) -> Tensor:
     """Return the gradient of a linear layer's weight (outputs, channels), in float32.
 
-    It is the sum of ``gradient * (x - zero_x) * scale_x`` over samples and pixels. The last
-    dimension of `gradient` is the outputs, that of `x` the channels.
+    The sum of ``gradient * (x - zero_x) * scale_x`` over samples and pixels, channels last.
     """
     centred_x = (x.to(torch.int32) - zero_x).float()
     return (gradient.flatten(0, -2).T @ centred_x.flatten(0, -2)) * scale_x
@@ -71,11 +70,9 @@ def q8_convolution_input_gradient(
     input_size: Sequence[int],
     *window_arguments: Any,
 ) -> Tensor:
-    """Return the gradient of a convolution's input.
+    """Return the gradient of a convolution's input, of `input_size` (rows, columns).
 
-    `input_size` is the input's number of rows and columns. The result is the transposed convolution
-    of ``gradient * weight_scale`` with `weight`, without the padding. `weight` is in the order of
-    `q8_conv2d`, or of `q8_depthwise` if it has three dimensions.
+    The transposed convolution of ``gradient * weight_scale`` with `weight`, without the padding.
     """
     _, padding, _, groups = window_arguments
     filters = _pytorch_weight(weight).float()
@@ -102,10 +99,9 @@ def q8_convolution_weight_gradient(
     window: Sequence[int],
     *window_arguments: Any,
 ) -> Tensor:
-    """Return the gradient of a convolution's weight.
+    """Return the gradient of a weight (outputs, rows, columns, channels of a group).
 
-    The result is the correlation of ``x - zero_x`` with `gradient`, times the scale of x. It has
-    outputs, rows, columns, and channels of a group.
+    The correlation of ``x - zero_x`` with `gradient`, times the scale of x.
     """
     filters = _filter_gradient(gradient, x, zero_x, window, window_arguments) * scale_x
     return filters.permute(0, 2, 3, 1).contiguous()
@@ -123,10 +119,7 @@ def q8_depthwise_weight_gradient(
     window: Sequence[int],
     *window_arguments: Any,
 ) -> Tensor:
-    """Return the gradient of a depthwise convolution's weight (rows, columns, channels).
-
-    It is the correlation of ``x - zero_x`` with `gradient`, times the scale of x.
-    """
+    """Return the gradient of a depthwise convolution's weight (rows, columns, channels)."""
     window_arguments = (*window_arguments, x.shape[3])
     filters = _filter_gradient(gradient, x, zero_x, window, window_arguments) * scale_x
     return filters[:, 0].permute(1, 2, 0).contiguous()
@@ -142,10 +135,9 @@ def q8_average_gradient(
     stride: Sequence[int],
     padding: Sequence[int],
 ) -> Tensor:
-    """Return the gradient of a mean pool's input.
+    """Return the gradient of a mean pool's input: equal fractions of each window's gradient.
 
-    `input_size` is the input's number of rows and columns. Each element of a window, padding
-    included, gets an equal fraction of the window's gradient; that of the padding is dropped.
+    The fraction of the padding is dropped.
     """
     element_gradient = gradient / (window[0] * window[1])
     return _scatter_windows(element_gradient, None, input_size, window, stride, padding, (1, 1))
@@ -165,9 +157,7 @@ def q8_maximum_gradient(
 ) -> Tensor:
     """Return the gradient of a max pool's input, in float32; `y` are the maxima.
 
-    The first largest element of each window, by rows, gets the gradient of the window; padding is
-    never selected. An element selected by several windows gets the sum of their gradients. The
-    gradient of a window with only padding is dropped.
+    The first largest element of each window, by rows, gets its gradient; padding never does.
     """
     unassigned_mask = torch.ones(y.shape, dtype=torch.bool)
     selections = []
@@ -193,10 +183,7 @@ def _scatter_windows(
 ) -> Tensor:
     """Return the gradient of an image: for each element the sum over its windows.
 
-    The image has `input_size` (height, width); sums for its padding are cropped.
-    `selections` has, for each position in a window, by rows, a mask of the windows whose gradient
-    is added to the element at that position. If `selections` is None, the gradient of a window is
-    added to all its elements.
+    `selections` has a mask of windows for each position in a window, by rows; None selects all.
     """
     batch, height, width, channels = gradient.shape
     above, below, left, right = padding
@@ -227,9 +214,8 @@ MAX_WEIGHT: Final = 127
 def update_16_bits(weight: Tensor, residual: Tensor, change: Tensor) -> None:
     """Subtract `change` from 16-bit weights ``256 * weight + residual``, in place.
 
-    `change` is in int8 steps: gradient times learning rate over the scale of the weight. ``w16 =
-    clamp(rint(w16 - 256 * change), -127 * 256, 127 * 256)``, ``weight = (w16 + 128) >> 8``. NaN in
-    `change` counts as 0.
+    ``w16 = clamp(rint(w16 - 256 * change), -127 * 256, 127 * 256)``, ``weight = (w16 + 128) >> 8``.
+    NaN in `change`, which is in int8 steps, counts as 0.
     """
     weight_16 = weight.to(torch.int32) * INT16_STEPS + residual
     max_weight = MAX_WEIGHT * INT16_STEPS
@@ -241,10 +227,7 @@ def update_16_bits(weight: Tensor, residual: Tensor, change: Tensor) -> None:
 
 
 def split_16_bits(weight_16: Tensor) -> tuple[Tensor, Tensor]:
-    """Return int8 tensors (weight, residual) such that ``weight_16 = 256 * weight + residual``.
-
-    `weight_16` has whole numbers from ``-128 * 256`` to ``127 * 256``.
-    """
+    """Return int8 tensors (weight, residual) such that ``weight_16 = 256 * weight + residual``."""
     weight_16 = weight_16.to(torch.int32)
     weight = (weight_16 + INT16_STEPS // 2) >> 8
     return weight.to(torch.int8), (weight_16 - weight * INT16_STEPS).to(torch.int8)
@@ -253,8 +236,7 @@ def split_16_bits(weight_16: Tensor) -> tuple[Tensor, Tensor]:
 def update_stochastic(weight: Tensor, random_numbers: Tensor, change: Tensor) -> None:
     """Subtract `change` from 8-bit weights, with stochastic rounding, in place.
 
-    ``weight = clamp(floor(weight - change + r), -127, 127)``. `random_numbers` (r) are uniform from
-    0 to below 1, multiples of 2^-24. NaN in `change` counts as 0.
+    ``weight = clamp(floor(weight - change + r), -127, 127)`` with r in [0, 1). NaN counts as 0.
     """
     new_weight = torch.floor(weight.float() - change.nan_to_num(0.0) + random_numbers)
     weight.copy_(new_weight.clamp(-MAX_WEIGHT, MAX_WEIGHT))
@@ -264,10 +246,9 @@ def update_stochastic(weight: Tensor, random_numbers: Tensor, change: Tensor) ->
 class RoundingDraws:
     """Random numbers for the stochastic rounding of one update of one weight tensor.
 
-    The generator is Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-    SC 2011), as for the dropout of exported code, but with other counters: element e, in the order
-    of memory, has word e % 4 of the block with the counter ``(e // 4, site, 1, 0)`` and the key
-    ``(update, seed)``. Dropout has 0 as the third word of its counters.
+    Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): element
+    e, in the order of memory, has word e % 4 of the block with the counter ``(e // 4, site, 1, 0)``
+    and the key ``(update, seed)``. Dropout has 0 as the third word of its counters.
     """
 
     update: int
@@ -277,12 +258,9 @@ class RoundingDraws:
     seed: int = 0
 
     def draw_uniform(self, weight: Tensor, *, first: int = 0) -> Tensor:
-        """Return a float32 number for each weight: the upper 24 bits of a word, times 2^-24.
+        """Return a float32 number in [0, 1) for each weight: the upper 24 bits of its own word.
 
-        Each weight has its own random word, determined by seed, update, site and the index of the
-        weight in its tensor, so that calls repeat. The result has the shape and the device of
-        `weight`, whose elements are not read. If `weight` is a slice of the tensor, `first` is the
-        index of the slice's first element.
+        `first` is the index of the first element if `weight` is a slice of its tensor.
         """
         first_block, end_block = first // 4, -(-(first + weight.numel()) // 4)
         words = _philox_words(
@@ -299,10 +277,9 @@ _WORD_MASK: Final = 0xFFFFFFFF
 
 
 def _philox_words(first_block: int, end_block: int, counter: Sequence[int], *key: int) -> Tensor:
-    """Return a row of four 32-bit words for each block from `first_block` to below `end_block`.
+    """Return a row of four 32-bit words (int64) for each block in a range.
 
-    The words are int64 numbers from 0 to below 2^32. `counter` has the three words of the counter
-    after the block number; `key` has the two words of the key, whose bits above 32 are ignored.
+    `counter` has the three words of the counter after the block number, `key` the two of the key.
     """
     words = torch.zeros((end_block - first_block, 4), dtype=torch.int64)
     words[:, 0] = torch.arange(first_block, end_block)
@@ -331,12 +308,9 @@ def _convolution_gradient(
     window_arguments: Sequence[Any],
     gradient_index: int,
 ) -> Tensor:
-    """Return a gradient of a convolution: of the padded input `x`, or of the filters.
+    """Return a gradient of a convolution: of the padded input `x` (0), or of the filters (1).
 
-    `gradient_index` is 0 for `x`, or 1 for the filters. Of that tensor only the shape is read.
-    `window_arguments` are stride, padding, dilation and groups; the padding is ignored, because `x`
-    is already padded. `gradient` has its channels last; `x`, `filters` and the result are in
-    PyTorch's order.
+    Only the shape of that tensor is read. `gradient` has its channels last.
     """
     stride, _, dilation, groups = window_arguments
     result: Tensor = torch.ops.aten.convolution_backward(
@@ -350,12 +324,7 @@ def _convolution_gradient(
 def _filter_gradient(
     gradient: Tensor, x: Tensor, zero_x: int, window: Sequence[int], window_arguments: Sequence[Any]
 ) -> Tensor:
-    """Return the correlation of ``x - zero_x`` with the gradient, in PyTorch's order of weights.
-
-    This is the gradient of the filters, without the scale of x. `gradient` and `x` have their
-    channels last. `window_arguments` are stride, padding (above, below, left, right), dilation and
-    groups.
-    """
+    """Return the correlation of ``x - zero_x`` with the gradient, in PyTorch's order of weights."""
     _, padding, _, groups = window_arguments
     above, below, left, right = padding
     centred_x = pad((x.to(torch.int32) - zero_x).float(), (0, 0, left, right, above, below))

@@ -30,10 +30,7 @@ class Levels:
         return round(float(np.rint(np.float32(real) * np.float32(self.inverse)))) + self.zero
 
     def narrow_limits(self, clamp: tuple[float, float]) -> Levels:
-        """Return a copy with limits narrowed to `clamp`, the real limits of an activation.
-
-        An infinite limit does not narrow.
-        """
+        """Return a copy with limits narrowed to `clamp`, the real limits of an activation."""
         low, high = (self.quantize(x) if math.isfinite(x) else x for x in clamp)
         return replace(self, low=int(max(self.low, low)), high=int(min(self.high, high)))
 

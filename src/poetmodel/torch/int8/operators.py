@@ -40,11 +40,7 @@ def find_operator(name: str) -> Any:
 
 
 def register_operator(schema: str) -> Callable[[Any], Any]:
-    """Return a decorator that registers a function as a PyTorch operator of the same name.
-
-    The operator has the `schema` and the namespace `NAMESPACE`, and must not change its arguments.
-    The decorator returns a ``CustomOpDef``, which has no function for fake tensors yet.
-    """
+    """Register the decorated function as a PyTorch operator of the same name with `schema`."""
 
     def register(function: Any) -> Any:
         name = f"{NAMESPACE}::{function.__name__}"
@@ -75,9 +71,8 @@ def q8_pointwise(
 ) -> Tensor:
     """Return the results of a linear layer at each pixel.
 
-    ``acc = initial_sum + sum of x * weight``, then
-    ``clamp(rint((acc * scale + bias) * inverse) + zero)``. Raises `ValueError` unless `x` has the
-    channels of `weight` (outputs, channels).
+    ``acc = initial_sum + sum of x * weight``, then ``clamp(rint((acc * scale + bias) * inverse) +
+    zero)``.
     """
     _check_channels(x, weight.shape[1])
     total = x.double() @ weight.double().T
@@ -97,11 +92,10 @@ def q8_depthwise(
     zero_x: int,
     *rounding: Any,
 ) -> Tensor:
-    """Return a convolution of each channel with its own window.
+    """Return a convolution of each channel with its own window (rows, columns, channels).
 
-    `weight` has rows, columns, channels. ``acc = sum of (x - zero_x) * weight``, in which padding
-    counts as 0, then ``clamp(rint((acc * scale + bias) * inverse) + zero)``. Does not use
-    `initial_sum`. Raises `ValueError` unless `x` has the channels of `weight`.
+    ``acc = sum of (x - zero_x) * weight``, in which padding counts as 0, then ``clamp(rint((acc *
+    scale + bias) * inverse) + zero)``. Does not use `initial_sum`.
     """
     del initial_sum  # only kernels that do not subtract zero_x need it
     _check_channels(x, weight.shape[2])
@@ -131,10 +125,9 @@ def q8_conv2d(
 ) -> Tensor:
     """Return the convolution of `x` (batch, rows, columns, channels), in this layout, in int8.
 
-    `weight` has outputs, rows, columns, and channels of a group.
-    ``acc = sum of (x - zero_x) * weight`` over the window and the channels of the group, in which
-    padding counts as 0, then ``clamp(rint((acc * scale + bias) * inverse) + zero)``. Does not use
-    `initial_sum`. Raises `ValueError` unless `x` has `groups` times the channels of `weight`.
+    `weight` has outputs, rows, columns, and channels of a group. ``acc = sum of (x - zero_x) *
+    weight`` over the window and the channels of the group, in which padding counts as 0, then
+    ``clamp(rint((acc * scale + bias) * inverse) + zero)``. Does not use `initial_sum`.
     """
     del initial_sum
     centred_x = x.double() - zero_x
@@ -189,9 +182,8 @@ def q8_average(
 ) -> Tensor:
     """Return means of windows: ``clamp(rint((sum of (x - zero_x)) * factor * inverse) + zero)``.
 
-    `factor` is the scale of x over the number of elements in the window, padding included. A window
-    of one element requantizes each pixel to another scale and zero point; stride and padding are
-    then ignored.
+    `factor` is the scale of x over the elements of a window, padding included. A window of one
+    element requantizes each pixel.
     """
     centred_x = x.to(torch.int32) - zero_x
     if tuple(window) == (1, 1):
@@ -228,10 +220,9 @@ def window_elements(
     *,
     padding_value: int = 0,
 ) -> Iterator[tuple[tuple[int, int], Tensor]]:
-    """Yield each (row, column) in a window, with the elements of all windows at this position.
+    """Yield each (row, column) in a window, by rows, with the elements of all windows there.
 
-    The order is by rows. `x` has batch, rows, columns, channels; `padding_value` is the value of
-    elements in the padding.
+    `x` has batch, rows, columns, channels.
     """
     height, width = _output_size(x, window, stride, padding, dilation)
     above, below, left, right = padding

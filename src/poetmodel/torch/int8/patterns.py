@@ -71,11 +71,8 @@ def _convert_pass_through(reader: Reader, node: fx.Node) -> Any:
 def _convert_convolution(reader: Reader, node: fx.Node) -> PendingLayer:
     """Convert a convolution, with its padding and that of a `PaddedValue`, to a pending layer.
 
-    A 1x1 convolution with stride 1, no padding and one group becomes a linear layer at each pixel.
-    Several groups of one channel and one output each become a depthwise layer. Every other
-    convolution becomes a ``conv2d`` layer. Refuses transposed convolutions, those of one or three
-    dimensions, inputs that are not quantized, and weights and biases that
-    `Reader.read_weight_and_constants` refuses.
+    A 1x1 convolution of one group becomes a linear layer at each pixel, one of single channels a
+    depthwise layer.
     """
     x, weight, bias, stride, padding, dilation, *other_arguments = arguments_with_defaults(node)
     if node.target is aten.convolution.default:
@@ -132,11 +129,7 @@ def _convert_convolution(reader: Reader, node: fx.Node) -> PendingLayer:
 
 @_register_conversion(aten.linear.default)
 def _convert_linear(reader: Reader, node: fx.Node) -> PendingLayer:
-    """Convert a linear layer; the weight of a flattened image is reordered to channels last.
-
-    Refuses operands that are padded, not quantized, not of two dimensions or without a known shape,
-    and weights and biases that `Reader.read_weight_and_constants` refuses.
-    """
+    """Convert a linear layer; the weight of a flattened image is reordered to channels last."""
     x, weight, bias = arguments_with_defaults(node)
     if len(reader.read_shape(node, x)) != _ROW_RANK:
         reader.refuse(node, "only rows have a kernel in int8; flatten each sample first")
@@ -166,12 +159,7 @@ def _make_linear_layer(
     *,
     flattens: bool = False,
 ) -> PendingLayer:
-    """Return a pending linear layer, or 1x1 convolution, with its weight and constants.
-
-    `weight` is int8 (outputs, channels). `rescaling_constants` are those from
-    `Reader.read_weight_and_constants`. `flattens` states whether the layer flattens each sample
-    first.
-    """
+    """Return a pending linear layer, or 1x1 convolution, with its weight and constants."""
     _, scales = reader.read_weight(node, arguments_with_defaults(node)[1])
 
     def make_layer(levels: Levels) -> QuantizedLayer:
@@ -190,11 +178,7 @@ def _make_linear_layer(
 
 @_register_conversion(aten.constant_pad_nd.default, aten.pad.default)
 def _convert_padding(reader: Reader, node: fx.Node) -> PaddedValue:
-    """Convert a padding of rows and columns with zeros to a padded value; refuse other paddings.
-
-    Also refuses operands other than quantized values and the input of the front: padded values, for
-    example.
-    """
+    """Convert a padding of rows and columns with zeros to a padded value; refuse others."""
     x, pads, *options = arguments_with_defaults(node)
     value = options[-1] or 0
     mode = options[0] if node.target is aten.pad.default else "constant"
@@ -208,11 +192,7 @@ def _convert_padding(reader: Reader, node: fx.Node) -> PaddedValue:
 def _split_padding(
     reader: Reader, node: fx.Node, x: Any
 ) -> tuple[QuantizedValue, tuple[int, int, int, int]]:
-    """Return a convolution's quantized input without padding, and its `PaddedValue.padding`.
-
-    The padding is (0, 0, 0, 0) for an input that is no `PaddedValue`; that of the convolution
-    itself is not included. Refuses an input that is not quantized, with or without padding.
-    """
+    """Return a convolution's quantized input without padding, and its `PaddedValue.padding`."""
     value = reader.values.get(x)
     if isinstance(value, PaddedValue) and isinstance(value.value, QuantizedValue):
         return value.value, value.padding
@@ -251,11 +231,7 @@ def _convert_relu6(reader: Reader, node: fx.Node) -> PendingLayer:
 
 @_register_conversion(aten.add.Tensor, aten.add_.Tensor)
 def _convert_add(reader: Reader, node: fx.Node) -> PendingLayer:
-    """Convert a sum of two quantized values.
-
-    Refuses operands that are padded or not quantized, a factor ``alpha`` other than 1, and operands
-    whose shapes are unknown or differ, or differed before they were flattened.
-    """
+    """Convert a sum of two quantized values of equal shape, without a factor ``alpha``."""
     x, y, factor = (*node.args, node.kwargs.get("alpha", 1))[:3]
     sources = tuple(reader.read_quantized(node, operand) for operand in (x, y))
     has_one_shape = reader.read_shape(node, x) == reader.read_shape(node, y)
@@ -277,11 +253,7 @@ def _convert_add(reader: Reader, node: fx.Node) -> PendingLayer:
 
 @_register_conversion(aten.max_pool2d.default)
 def _convert_max_pool(reader: Reader, node: fx.Node) -> Any:
-    """Add the layer of a max pool; return its value, which has the levels of the input.
-
-    Refuses ``ceil_mode``, and an operand that is not quantized or is a `PaddedValue`, the result of
-    a padding operator.
-    """
+    """Add the layer of a max pool; return its value, which has the levels of the input."""
     x, window, stride, padding, dilation, uses_ceil = arguments_with_defaults(node)
     source = reader.read_quantized(node, x)
     if uses_ceil:
@@ -302,12 +274,7 @@ def _convert_max_pool(reader: Reader, node: fx.Node) -> Any:
 
 @_register_conversion(aten.avg_pool2d.default)
 def _convert_mean_pool(reader: Reader, node: fx.Node) -> PendingLayer:
-    """Convert a mean pool.
-
-    Raises `InputError` for ``ceil_mode``, ``divisor_override``, ``count_include_pad=False`` with
-    padding, a window of one pixel with a stride above 1 or padding, and an operand that is a
-    `PaddedValue` or not quantized.
-    """
+    """Convert a mean pool whose windows all have the same number of elements."""
     x, window, stride, padding, uses_ceil, includes_padding, divisor = arguments_with_defaults(node)
     size, pads = _to_pair(window), _to_pair(padding)
     strides = _to_pair(stride) if stride else size
@@ -332,12 +299,7 @@ def _convert_global_mean(reader: Reader, node: fx.Node) -> PendingLayer:
 
 @_register_conversion(aten.mean.dim)
 def _convert_mean(reader: Reader, node: fx.Node) -> PendingLayer:
-    """Convert a mean over rows and columns of images.
-
-    Without ``keepdim``, the result has one row per sample. Ignores ``dtype``. Refuses other
-    dimensions, and an operand that is of another rank, without a known shape, padded, or not
-    quantized.
-    """
+    """Convert a mean over rows and columns; without ``keepdim``, to one row per sample."""
     x, dimensions, keeps_dimensions, _ = arguments_with_defaults(node)
     rank = len(reader.read_shape(node, x))
     pixel_dimensions = sorted(dimension % _IMAGE_RANK for dimension in dimensions or ())
@@ -360,9 +322,7 @@ def _make_mean_layer(
 ) -> PendingLayer:
     """Return a pending mean of windows, or of all pixels if `window_arguments` is None.
 
-    `window_arguments` are window, stride and padding. `flattens` states whether the result has one
-    row per sample. Refuses an operand that is padded or not quantized. If `window_arguments` is
-    None, or with `flattens`, also refuses an operand without a known shape.
+    `window_arguments` are window, stride and padding.
     """
     source = reader.read_quantized(node, x)
     if window_arguments is None:
@@ -385,9 +345,7 @@ def _make_mean_layer(
 def _convert_flatten(reader: Reader, node: fx.Node) -> Any:
     """Convert a reshape of images to one row per sample, or of any tensor to its own shape.
 
-    Adds no layer: returns the operand, for images with `flattened_shape`, by which a linear layer
-    after the reshape reorders its own weight. Refuses other reshapes, and operands that are padded,
-    not quantized, or without a known shape.
+    Adds no layer: a linear layer after the reshape reorders its own weight (`flattened_shape`).
     """
     source = reader.read_quantized(node, node.args[0])
     shape, new_shape = reader.read_shape(node, node.args[0]), tuple(node.meta["val"].shape)

@@ -161,10 +161,7 @@ def convert_network(
 ) -> QuantizedFront:
     """Convert a PT2E module to a `QuantizedFront`; with `train`, to a `QuantizedNetwork`.
 
-    `train` selects layers as in `quantized`. `label` is the name of the module in messages, by
-    default "quantized front" or "quantized network". Does not check `rounding` and `headroom`: the
-    caller does, by `check_training`. Raises `InputError` as `convert_front` and, for `train`,
-    `_select_trained_nodes` do.
+    `label` is the name of the module in messages. The caller checks `rounding` and `headroom`.
     """
     if train is None:
         return convert_front(converted_module, label=label or "quantized front")
@@ -190,10 +187,7 @@ def check_training(rounding: str, headroom: float) -> None:
 
 
 def _check_required_inputs(front: nn.Module) -> None:
-    """Raise `InputError` if `front` cannot be called with one input, because it requires more.
-
-    A module of ``torch.jit.trace`` is not checked: its ``forward`` has no signature.
-    """
+    """Raise `InputError` if `front` requires more than one input."""
     try:
         parameters = inspect.signature(front.forward).parameters.values()
     except ValueError:
@@ -216,11 +210,8 @@ def _select_trained_nodes(
 ) -> frozenset[fx.Node]:
     """Return the nodes of convolutions and linear layers that `train` selects.
 
-    A name or pattern must match the whole module path of a node, as in `fnmatchcase`. In a
-    sequence, ``all`` and ``last-N`` are ordinary patterns. Raises `InputError` if the module has no
-    convolution or linear layer, if a pattern matches none or `train` is empty, or if N of
-    ``last-N`` is not from 1 to the number of these layers. `option` is the name of `train` in the
-    message.
+    A name or pattern matches a whole module path; in a sequence, ``all`` and ``last-N`` are
+    ordinary patterns. `option` is the name of `train` in messages.
     """
     weight_nodes = [
         node
@@ -257,10 +248,7 @@ def _select_trained_nodes(
 
 
 def _read_front_input(batch: Any) -> torch.Tensor:
-    """Return a batch, or its first element if it is a tuple or list.
-
-    Raises `InputError` if the result is no floating-point tensor.
-    """
+    """Return a floating-point batch, or the first element of a tuple or list."""
     if isinstance(batch, tuple | list) and batch:
         batch = batch[0]
     if not isinstance(batch, torch.Tensor) or not batch.is_floating_point():
@@ -273,11 +261,7 @@ def _read_front_input(batch: Any) -> torch.Tensor:
 
 
 def _read_inputs(batches: Iterable[Any] | None) -> Iterator[torch.Tensor]:
-    """Yield the input of the front from each batch; none if `batches` is None.
-
-    Raises `InputError` for a tensor in place of several batches, and for a batch of a wrong type,
-    of another sample shape than the first, or with values that are not finite.
-    """
+    """Yield the input of the front from each batch: finite, of one sample shape."""
     if isinstance(batches, torch.Tensor):
         raise InputError("batches: expected several batches, got one tensor; pass [tensor]")
     sample_shape: torch.Size | None = None
@@ -349,11 +333,7 @@ def _annotate(
 ) -> None:
     """Annotate how PT2E should quantize the operands and the result of an operation.
 
-    Calls `annotate` with the node, the specifications of its quantized operands by their nodes, and
-    that of its result. The value between an operation and an activation that is fused into it has
-    no specification: None for the result of the operation, {} for the operands of the activation.
-    `activation_spec` and `weight_spec` are PT2E's specifications; `share_spec` creates that of a
-    result with the levels of its operand, from (operand, node). Skips unsupported operators.
+    The value between an operation and an activation that is fused into it has no specification.
     """
     operands = node.all_input_nodes
     output_spec = None if _is_fused(node) else activation_spec

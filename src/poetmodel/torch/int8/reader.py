@@ -100,11 +100,7 @@ class Reader:
         self.changing_nodes = self.training.find_changing_nodes()
 
     def convert(self) -> QuantizedFront:
-        """Convert the module to a `QuantizedFront`, or a `QuantizedNetwork` if layers train.
-
-        Call it once. Raises `InputError` unless the module has one input and one result, and there
-        is an int8 kernel for each operator and quantization on which the result depends.
-        """
+        """Convert the module, with one input and one result, to a front or network; call once."""
         graph = self.module.graph
         result = graph.output_node().args[0]
         results = list(result) if isinstance(result, tuple | list) else [result]
@@ -125,9 +121,7 @@ class Reader:
     def check_operators(self) -> None:
         """Raise `InputError` for the first operator that has no pattern and is not PT2E's.
 
-        The module may be prepared by PT2E but not converted: calls of its observers are ignored.
-        Operators are ignored if they depend on no input of the module, if they compute sizes, or if
-        the module's result does not depend on them.
+        The module may be prepared but not converted. Only operators between input and result count.
         """
         graph = self.module.graph
         ancestors = _ancestor_nodes(graph.output_node().args[0])
@@ -142,12 +136,7 @@ class Reader:
                 self.refuse(node, self._no_kernel_message(node))
 
     def _add_dequantize(self, node: fx.Node) -> None:
-        """Add the last layer, which dequantizes the result of the module; set `has_flat_result`.
-
-        `node` computes the result, such as a dequantize node. `has_flat_result` is true
-        if its samples were flattened. Refuses a result that is padded, not quantized, or not
-        dequantized.
-        """
+        """Add the last layer, which dequantizes the result of the module; set `has_flat_result`."""
         value = self.values[node]
         is_dequantized = isinstance(value, QuantizedValue) and not (
             is_quantizing(node) and operator_name(node).startswith("quantize")
@@ -167,9 +156,7 @@ class Reader:
     def _convert_node(self, node: fx.Node) -> Any:
         """Convert a node to `INPUT`, a constant, or a quantized, padded or pending value.
 
-        Computes an operator whose inputs are all constant tensors. May add layers. Returns None for
-        a size. Raises `InputError` for calls of modules and methods, and for operators that have no
-        pattern and are not PT2E's.
+        Returns None for a size.
         """
         if node.op == "placeholder":
             return INPUT
@@ -191,11 +178,7 @@ class Reader:
         return convert(self, node)
 
     def _no_kernel_message(self, node: fx.Node) -> str:
-        """Return the reason to refuse a node without an int8 kernel, with advice.
-
-        A batch norm has its own reason; that of other nodes depends on whether any layer of the
-        module trains.
-        """
+        """Return the reason to refuse a node without an int8 kernel, with advice."""
         if "batch_norm" in operator_name(node):
             return (
                 "it is not directly after a convolution, into which it could be folded; move it "
@@ -212,13 +195,7 @@ class Reader:
     def _convert_quantization(self, node: fx.Node) -> Any:
         """Convert a quantize or dequantize node to a quantized value, padded like its operand.
 
-        For a dequantize node, only returns a copy of its operand with the node's levels. A quantize
-        node adds the pending layer of its operand, or a layer that rescales a quantized operand
-        with other levels. For the input it adds a quantize layer, and a clamp layer if the limits
-        are narrower than int8. Unless the value is padded, the wire of its layer gets the name of
-        the quantize node. Refuses several or computed scales for a tensor, types other than int8
-        and uint8, operands without an int8 kernel, and a dequantize node whose operand is not
-        quantized.
+        A quantize node adds the pending layer of its operand, or a layer that rescales it.
         """
         name = operator_name(node)
         if name not in ("quantize_per_tensor", "dequantize_per_tensor"):
@@ -262,8 +239,7 @@ class Reader:
     def _add_pending(self, pending_layer: PendingLayer, levels: Levels) -> QuantizedValue:
         """Add a pending layer whose result has `levels`, narrowed to its clamp; return the result.
 
-        The layer becomes a `TrainedLayer` if its node trains. If `make_layer` returns None, no
-        layer is added: the result is the input's value with these levels.
+        It becomes a `TrainedLayer` if its node trains, and is omitted if it changes no value.
         """
         clamped_levels = levels.narrow_limits(pending_layer.clamp)
         layer = pending_layer.make_layer(clamped_levels)
@@ -287,11 +263,7 @@ class Reader:
         )
 
     def _add_layer(self, name: str, layer: QuantizedLayer, inputs: tuple[int, ...]) -> int:
-        """Add a layer and its wire; return its number, counted from 1.
-
-        Its name is `name`. If a layer already has this name, a suffix ``_OPERATORn`` follows, where
-        ``n`` is the first free number from the count of layers added as `name`, this one included.
-        """
+        """Add a layer and its wire; return its number, from 1. Repeated names get a suffix."""
         self.layer_counts[name] += 1
         layer_name, number = name, self.layer_counts[name]
         while layer_name in self.layers:
@@ -304,9 +276,7 @@ class Reader:
     def _read_levels(self, node: fx.Node) -> Levels:
         """Return the int8 levels of a quantize or dequantize node: scale, zero point and limits.
 
-        Zero point and limits of uint8 are shifted to int8. The scale is multiplied by the headroom
-        if training changes the node's value. Raises `InputError` unless scale, zero point and
-        limits are constant numbers, and for types other than int8 and uint8.
+        uint8 is shifted to int8. The scale includes the headroom if training changes the value.
         """
         scale, zero, low, high, dtype = (
             self.read_number(argument) for argument in arguments_with_defaults(node)[1:6]
@@ -323,10 +293,7 @@ class Reader:
         )
 
     def read_number(self, argument: Any) -> Any:
-        """Return an argument, or its number if it is a constant node of one element.
-
-        Raises `InputError` for other nodes.
-        """
+        """Return an argument, or its number if it is a constant node of one element."""
         if not isinstance(argument, fx.Node):
             return argument
         value = self.values.get(argument)
@@ -354,11 +321,7 @@ class Reader:
         return value
 
     def read_weight(self, node: fx.Node, argument: fx.Node) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return an int8 weight and its scale for each output; a single scale is repeated.
-
-        Refuses weights that are not constant, or not dequantized from int8, zero points other than
-        0, and scales along another axis than the first.
-        """
+        """Return an int8 weight and its scale for each output; a single scale is repeated."""
         name = operator_name(argument)
         if name not in ("dequantize_per_channel", "dequantize_per_tensor"):
             self.refuse(node, f"its weight is not quantized to int8 ({name}); quantize it")
@@ -379,10 +342,7 @@ class Reader:
         return int8_weight, scales.expand(int8_weight.shape[0]) if scales.numel() == 1 else scales
 
     def _read_tensor(self, node: fx.Node, argument: Any) -> torch.Tensor:
-        """Return a number or constant operand as a tensor; None counts as 0.
-
-        Refuses operands that are computed.
-        """
+        """Return a number or constant operand as a tensor; None counts as 0."""
         if isinstance(argument, fx.Node):
             return self.read_constant(node, argument)
         return torch.as_tensor(0 if argument is None else argument)
@@ -392,11 +352,8 @@ class Reader:
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the int8 weight of a layer, and the constants of its sums by buffer name.
 
-        The constants of each output are ``start``, the initial sum: minus the zero point of the
-        input times the sum of the int8 weights; ``scale``, the product of the scales of weight and
-        input; and ``bias``, the real bias, 0 if `bias` is None. `source` is the input. Refuses
-        weights as `read_weight` does, a bias that is not constant, and layers whose sums may exceed
-        32 bits or have more than `_MAX_PRODUCTS` products.
+        For each output ``start`` (minus the input's zero point times the sum of weights), ``scale``
+        and ``bias``. Refuses sums that may exceed 32 bits.
         """
         int8_weight, scales = self.read_weight(node, weight)
         max_sum = int8_weight.double().abs().flatten(1).sum(1).max()
@@ -420,11 +377,7 @@ class Reader:
         return int8_weight, constants
 
     def _make_rescaling(self, node: fx.Node, source: QuantizedValue) -> PendingLayer:
-        """Return a pending layer of `node` that converts a quantized value to other levels.
-
-        Its `make_layer` returns None if scale and zero are the same, and the limits are not
-        narrower.
-        """
+        """Return a pending layer of `node` that converts a quantized value to other levels."""
 
         def make_layer(levels: Levels) -> QuantizedLayer | None:
             old_levels = source.levels
@@ -443,9 +396,7 @@ class Reader:
     def clamp_operand(self, node: fx.Node, low: float, high: float) -> PendingLayer:
         """Return the operand of an activation as a pending layer, clamped to `low` and `high`.
 
-        These real limits narrow those of earlier activations. For a quantized operand, the pending
-        layer is a new one that rescales it. Refuses operands that are neither quantized nor
-        pending.
+        These real limits narrow those of earlier activations.
         """
         value = self.values[node.args[0]]
         if isinstance(value, QuantizedValue):
@@ -457,22 +408,14 @@ class Reader:
     def add_layer_with_input_levels(
         self, node: fx.Node, layer: QuantizedLayer, source: QuantizedValue
     ) -> QuantizedValue:
-        """Add a layer whose result has the levels of its input; return the quantized result.
-
-        `source` is the input. `_layer_name` of `node` is the name of the layer, to which
-        `_add_layer` adds a suffix if another layer has it.
-        """
+        """Add a layer whose result has the levels of its input; return the quantized result."""
         return replace(
             source,
             layer_number=self._add_layer(_layer_name(node), layer, (source.layer_number,)),
         )
 
     def read_shape(self, node: fx.Node, argument: fx.Node) -> tuple[int, ...]:
-        """Return the shape of an operand, or refuse `node` if the shape is unknown.
-
-        A node of PT2E (`is_quantizing`), such as a quantize or dequantize, without a recorded shape
-        has the shape of its own operand.
-        """
+        """Return the shape of an operand, or refuse `node` if the shape is unknown."""
         while is_quantizing(argument) and "val" not in argument.meta:
             argument = argument.args[0]
         value = argument.meta.get("val")

@@ -22,15 +22,8 @@ def is_converted(module: nn.Module) -> bool:
 def with_fronts(model: nn.Module) -> nn.Module:
     """Return a model in which quantized fronts replace all converted modules.
 
-    The model itself is unchanged. Its modules that contain a converted module are copied, and share
-    their parameters and buffers with the originals; all other modules are the same objects. Without
-    a converted module, returns `model` itself.
-
-    Raises
-    ------
-    InputError
-        If a converted module does not have one input and one result, or has an operator or
-        quantization without a kernel; a message about an operator names it and its module.
+    The model is unchanged. Modules that contain a converted one are copied and share parameters and
+    buffers with the originals.
     """
     return _replace_converted(model, "", {})
 
@@ -40,11 +33,7 @@ def _replace_converted(
 ) -> nn.Module:
     """Return the front of a converted module; otherwise the module, or a shallow copy of it.
 
-    The result is a copy if a submodule is converted, at any depth; fronts replace these modules.
-    A front gets the parameters of its module as `QuantizedFront.replaced_parameters`. `results`
-    maps each module visited so far to its result; this function adds those of the module and its
-    submodules, except submodules of converted modules. `path` is the name of the module in
-    messages.
+    `results` maps each module visited so far to its result.
     """
     if module not in results:
         results[module] = module  # if a module contains itself, the original stays
@@ -67,20 +56,12 @@ def _replace_converted(
 def convert_front(
     module: nn.Module, *, label: str = "quantized front", training: Training | None = None
 ) -> QuantizedFront:
-    """Convert a PT2E module to a quantized front; `label` is the name of the module in messages.
-
-    The result is a `QuantizedNetwork` if `training` has nodes. Raises `InputError` as `with_fronts`
-    does.
-    """
+    """Convert a PT2E module to a front, or to a `QuantizedNetwork` if `training` has nodes."""
     return Reader(module, label, training or Training(frozenset()), PATTERNS).convert()
 
 
 def check_operators(module: nn.Module, *, label: str, training: Training) -> None:
-    """Raise `InputError` if the result of a prepared module needs an operator without a kernel.
-
-    PT2E has already removed the batch norms that it folds into convolutions; all other batch norms
-    are refused. `label` is the name of the module in the message, which depends on `training`.
-    """
+    """Raise `InputError` if the result of a prepared module needs an operator without a kernel."""
     Reader(module, label, training, PATTERNS).check_operators()
 
 

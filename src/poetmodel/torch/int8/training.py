@@ -45,29 +45,11 @@ _UPDATE_BLOCK: Final = 8192
 class TrainedLayer(QuantizedLayer):
     """An int8 convolution or linear layer whose weights and biases train.
 
-    Parameters
-    ----------
-    layer : QuantizedLayer
-        A frozen layer with weights.
-    rounding : str
-        One of `ROUNDINGS`: ``16 bits`` stores another int8 for each weight; ``stochastic`` does
-        not.
-    headroom : float
-        Factor by which the weights may grow: it multiplies the scales of the weights.
-
-    Raises
-    ------
-    InputError
-        If `layer` has no weights.
+    `rounding`: ``16 bits`` stores another int8 for each weight, ``stochastic`` does not. `headroom`
+    multiplies the scales of the weights, which may grow by this factor.
     """
 
     def __init__(self, layer: QuantizedLayer, *, rounding: str, headroom: float) -> None:
-        """Copy a layer with larger weight scales, and residuals if `rounding` stores them.
-
-        `headroom` multiplies these scales, and the real weights are rounded to them. Creates the
-        parameters `bias` and `weight_gradient`. Registers the copy for `_check_optimizer`, which
-        refuses that `weight_gradient` in any optimizer but `QuantizedSGD`.
-        """
         if layer.weight_scale is None or layer.input_levels is None:
             raise InputError(f"{layer.operator}: it has no weights to train")
         # The same real weights up to rounding, on coarser scales.
@@ -97,10 +79,7 @@ class TrainedLayer(QuantizedLayer):
         _register_layer(self)
 
     def forward(self, *inputs: Tensor, proxies: Sequence[Tensor | None] | None = None) -> Any:
-        """Return the int8 result of an int8 input; with `proxies`, (result, proxy of the result).
-
-        The only entry of `proxies` is the proxy of the input's real value, or None.
-        """
+        """Return the int8 result of an int8 input; with `proxies`, (result, its proxy)."""
         result, proxy = apply_with_proxies(self, inputs, proxies or (None,))
         return result if proxies is None else (result, proxy)
 
@@ -131,9 +110,7 @@ def subtract_gradient(
     """Subtract a multiple of the gradient from int8 weights, in place.
 
     ``change = (gradient + weight_decay * real weight) * lr / scale``, in int8 steps; `maximize`
-    negates only `gradient`. `update_16_bits` subtracts `change` from a `state` with a residual,
-    `update_stochastic` from one without, with `draws` as its random numbers. Raises `InputError`
-    for a `state` without a residual if `draws` is None.
+    negates only `gradient`. A `state` without a residual needs `draws`.
     """
     if len(state) == 1 and draws is None:
         raise InputError("draws: stochastic rounding needs the random numbers of an update")
@@ -213,12 +190,7 @@ class QuantizedNetwork(QuantizedFront):
 def _call_with_proxy(
     layer: nn.Module, pairs: list[tuple[Tensor, Tensor | None]]
 ) -> tuple[Tensor, Tensor | None]:
-    """Call a layer; return (result, proxy of the result).
-
-    A proxy carries the gradient of an int8 value, as in `apply_with_proxies`. `pairs` are the
-    inputs of the layer, each with its proxy or None. The proxy of the result is None if the layer
-    is no `TrainedLayer` and no input has a proxy.
-    """
+    """Call a layer on (input, proxy or None) pairs; return (result, proxy of the result)."""
     inputs, proxies = zip(*pairs, strict=True)
     if not isinstance(layer, TrainedLayer) and all(proxy is None for proxy in proxies):
         return layer(*inputs), None
@@ -243,10 +215,7 @@ def _register_check() -> None:
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Before an optimizer's step, raise `InputError` if it cannot update int8 weights.
-
-    Only a `QuantizedSGD` may have the `weight_gradient` of a layer among its parameters.
-    """
+    """Refuse, before a step, a `weight_gradient` in any optimizer but `QuantizedSGD`."""
     if isinstance(optimizer, QuantizedSGD):
         return
     weight_gradient_ids = {id(layer.weight_gradient) for layer in _TRAINED_LAYERS}

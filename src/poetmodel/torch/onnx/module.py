@@ -291,9 +291,9 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         sizes_by_name: Mapping[str, int],
         generator: torch.Generator,
     ) -> torch.Tensor:
-        """Return an example tensor of an input; `sizes_by_name` has the sizes of open dimensions.
+        """Return an example tensor of an input: integers 0, booleans true, other numbers normal.
 
-        Integers are 0 and booleans true; other numbers are standard normal, from `generator`.
+        `sizes_by_name` has the sizes of open dimensions.
         """
         shape = [
             sizes_by_name[size] if isinstance(size, str) else size for size in input_record.shape
@@ -307,7 +307,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
     def _check_shapes(self, inputs: tuple[torch.Tensor, ...]) -> None:
         """Raise `InputError` unless the number and the shapes of the inputs match the file.
 
-        An open dimension matches any size, even if another one has the same name.
+        An open dimension matches any size.
         """
         if len(inputs) != len(self.inputs):
             names = ", ".join(repr(record.name) for record in self.inputs)
@@ -327,10 +327,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
     def _find_ending(self) -> OnnxNode | None:
         """Return the node of `ENDINGS` that computes the only output, or None.
 
-        Searches backwards from the output through nodes that change only shape, order or type. No
-        node may read the output, and only one node may read each earlier result, that of the ending
-        included. Sets `reshapes_ending` to True if one of these nodes changes shape or order, even
-        if None is returned. Returns None for several outputs.
+        Nodes after it may change shape, order or type; `reshapes_ending` tells whether they do.
         """
         if len(self.outputs) != 1:
             return None
@@ -355,10 +352,7 @@ def _convert_unsigned(x: torch.Tensor) -> torch.Tensor:
 
 
 def _check_outputs(record: FileRecord) -> None:
-    """Raise `InputError` if a `first_output_only` operator has another output that is read.
-
-    Outputs of the network count as read.
-    """
+    """Raise `InputError` if a `first_output_only` operator has another output that is read."""
     read_names = {name for node in record.nodes for name in node.inputs} | set(record.outputs)
     for node in record.nodes:
         outputs = [repr(name) for name in node.outputs[1:] if name and name in read_names]
@@ -371,11 +365,7 @@ def _check_outputs(record: FileRecord) -> None:
 
 
 def _plan_executions(record: FileRecord) -> Iterator[_Execution]:
-    """Yield the executions of the nodes in order, each with the values to delete after it.
-
-    A value, also an input or a constant, is deleted after its last reader, unless it is an output.
-    A value without a reader is not deleted.
-    """
+    """Yield the executions of the nodes in order, each with the values to delete after it."""
     last_reader = {
         name: index for index, node in enumerate(record.nodes) for name in node.inputs if name
     }
@@ -392,7 +382,6 @@ class _Constants:
     """Registers the constants of a file in a module: as parameters, buffers and plain numbers."""
 
     def __init__(self, module: OnnxModule, record: FileRecord) -> None:
-        """Collect the initializers of `record`; `register_all` adds constants to `module`."""
         self.module = module
         self.record = record
         self.arrays = dict(record.initializers)
@@ -408,13 +397,7 @@ class _Constants:
         """Uses of each constant that a node reads, by name."""
 
     def register_all(self) -> FileRecord:
-        """Register constants that are read or outputs; return the record without Constant nodes.
-
-        They become parameters, buffers or plain numbers, as in `_add_constant`. Also removes
-        Identity nodes of constants, makes nodes read copies as in `_copy_shared_constants`, and
-        sets the names of the module's outputs. Raises `InputError` if a Constant node does not
-        contain numbers, or if its tensor cannot be read.
-        """
+        """Register constants that are read or outputs; return the record without Constant nodes."""
         nodes = [node for node in self.record.nodes if not self._add_constant_node(node)]
         source_names: dict[str, str] = {}
         nodes = [node for node in nodes if not self._resolve_alias(node, source_names)]
@@ -435,10 +418,7 @@ class _Constants:
         return replace(self.record, nodes=tuple(nodes), outputs=outputs)
 
     def _add_constant_node(self, node: NodeRecord) -> bool:
-        """Add the value of a Constant node to `arrays`; return whether the node is a Constant.
-
-        Raises `InputError` if the value is neither a dense tensor nor numbers, or cannot be read.
-        """
+        """Add the value of a Constant node to `arrays`; return whether the node is a Constant."""
         if node.operator != "Constant":
             return False
         self.arrays[node.outputs[0]] = read_constant(node, self.record.path)
@@ -447,10 +427,8 @@ class _Constants:
     def _resolve_alias(self, node: NodeRecord, source_names: dict[str, str]) -> bool:
         """Resolve the result of an Identity of a constant; return whether the node is one.
 
-        Returns whether the node is such an Identity. The result of a uniform initializer becomes an
-        initializer of its own with the same array, so that both can train: it is added to `arrays`
-        and `initializer_names`. For all other constants, adds the name of the result to
-        `source_names`, with the name of the constant.
+        The result of a uniform initializer becomes an initializer of its own, so that both can
+        train.
         """
         if node.operator != "Identity":
             return False
@@ -466,11 +444,7 @@ class _Constants:
         return True
 
     def _count_uses(self, nodes: list[NodeRecord]) -> None:
-        """Count the inputs of these nodes that read constants, by constant and purpose, in `uses`.
-
-        The purposes are those of `Operator`: numbers, statistics or weights. An input without a
-        purpose is appended to `other_uses` as (operator, position).
-        """
+        """Count the inputs that read constants in `uses`, by constant and purpose."""
         for node in nodes:
             operator = OPERATORS[node.operator]
             for position, name in enumerate(node.inputs):
@@ -489,10 +463,8 @@ class _Constants:
     def _copy_shared_constants(self, node: NodeRecord) -> NodeRecord:
         """Return a node that reads copies of constants shared by chance with other inputs.
 
-        Copied are statistics, so that each batch norm gets its own, and uniform weights, such as
-        zeros of new biases, because exporters store equal constants once. Other weights stay
-        shared. Adds the copies to `arrays`, under names that no other value has, and lowers the
-        counts in `uses`. The last remaining use reads the constant itself.
+        Statistics and uniform weights, such as zeros of new biases: exporters store equal constants
+        once.
         """
         operator = OPERATORS[node.operator]
         inputs = list(node.inputs)
@@ -523,10 +495,8 @@ class _Constants:
     def _add_constant(self, name: str, value: np.ndarray, use: _ConstantUses) -> None:
         """Register a constant as a parameter or buffer of the module, or as plain numbers.
 
-        Floating-point statistics become buffers. Floating-point constants with dimensions become
-        parameters if they train (`_is_trained`). Any other constant becomes plain numbers if an
-        input must be numbers or if it has at most `MAX_NUMBERS` elements, otherwise a buffer.
-        `name` is the name of the ONNX value.
+        Numbers if an input must be numbers, or if it has at most `MAX_NUMBERS` elements and does
+        not train.
         """
         is_floating = value.dtype.kind == "f"
         if is_floating and use.statistics:
@@ -539,11 +509,9 @@ class _Constants:
             self._register_tensor(name, torch.from_numpy(value.copy()), is_trained=False)
 
     def _is_trained(self, name: str, use: _ConstantUses) -> bool:
-        """Return whether a floating-point constant is trained.
+        """Return whether a floating-point constant is trained: an initializer that is a weight.
 
-        An initializer is trained if a node reads it as a weight, or at a position that has no
-        purpose in `Operator` and is not in `_NON_WEIGHTS`. A constant from a Constant node is
-        trained if a node reads it as a weight and its elements differ.
+        A Constant node is trained if a node reads it as a weight and its elements differ.
         """
         if name not in self.initializer_names:
             return bool(use.weights) and not _is_uniform(self.arrays[name])
@@ -552,8 +520,7 @@ class _Constants:
     def _register_tensor(self, name: str, value: torch.Tensor, *, is_trained: bool) -> None:
         """Register a tensor under its dotted name, with a submodule for each prefix.
 
-        Names that are taken get underscores; an empty name becomes ``weight``. The tensor becomes a
-        parameter if `is_trained`, otherwise a buffer. Records its attribute path in `tensor_paths`.
+        Names that are taken get underscores.
         """
         *prefixes, leaf_name = [prefix for prefix in name.split(".") if prefix] or ["weight"]
         module: nn.Module = self.module

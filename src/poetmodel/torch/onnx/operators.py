@@ -64,9 +64,9 @@ def register_operator(
     first_output_only: bool = False,
     unsupported_features: str = "",
 ) -> Callable[[Compute], Compute]:
-    """Return a decorator that registers a function as the implementation of operators `names`.
+    """Register the decorated function as the implementation of operators `names`.
 
-    It adds an entry to `OPERATORS` for each name. The options are the fields of `Operator`.
+    The options are the fields of `Operator`.
     """
 
     def register(compute: Compute) -> Compute:
@@ -92,7 +92,6 @@ class OnnxNode(nn.Module):  # type: ignore[misc, unused-ignore]
     """
 
     def __init__(self, record: NodeRecord, *, opset: int) -> None:
-        """Store name, operator, attributes and opset, and the node as a model for the reference."""
         super().__init__()
         self.name = record.name
         self.operator = record.operator
@@ -106,10 +105,7 @@ class OnnxNode(nn.Module):  # type: ignore[misc, unused-ignore]
     def forward(self, *values: Value) -> Any:
         """Compute the output, or a tuple of outputs.
 
-        The registered implementation of the operator computes the node, except if no input is a
-        tensor or a list and the operator is neither ``Shape`` nor ``Size``. Then ONNX's reference
-        computes the node. If its outputs together have more than `MAX_NUMBERS` elements, they are
-        discarded, and the registered implementation computes the node again.
+        ONNX's reference computes nodes on plain numbers, up to `MAX_NUMBERS` elements of output.
         """
         if self.operator in _SHAPE_OPERATORS:
             return OPERATORS[self.operator].compute(self, *values)
@@ -128,10 +124,7 @@ class OnnxNode(nn.Module):  # type: ignore[misc, unused-ignore]
         return InputError(f"node {self.name!r} ({self.operator}): {reason}")
 
     def pad_outputs(self, value: Any) -> Any:
-        """Return the value of the first output, or a tuple if the node has several outputs.
-
-        The tuple has None for each output after the first.
-        """
+        """Return the value, or a tuple with None for each further output of the node."""
         return value if self.output_count == 1 else (value, *[None] * (self.output_count - 1))
 
 
@@ -160,11 +153,9 @@ def _single_node_model(proto: Any, opset: int) -> bytes:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator, unused-ignore]
 def evaluate_numbers(proto: bytes, *values: Numbers | None) -> tuple[Numbers, ...] | None:
-    """Compute a node on numbers with ONNX's reference; return its outputs.
+    """Compute a node on numbers with ONNX's reference; `proto` is its serialized model.
 
-    `proto` is the serialized model of the node, and `values` its inputs; None for an omitted input.
-    Returns None if the outputs together have more than `MAX_NUMBERS` elements. Dynamo treats the
-    result as constant.
+    None if the outputs have more than `MAX_NUMBERS` elements. Dynamo treats the result as constant.
     """
     return _evaluate_cached(proto, values, repr(values))
 
@@ -175,8 +166,7 @@ def _evaluate_cached(
 ) -> tuple[Numbers, ...] | None:
     """Compute a node on numbers, as `evaluate_numbers`, and cache the result.
 
-    The third argument is only part of the cache key: it distinguishes 1, 1.0 and True, which
-    compare equal.
+    The third argument distinguishes 1, 1.0 and True, which compare equal, in the cache key.
     """
     evaluator = _make_evaluator(proto)
     named_values = zip(evaluator.proto_.graph.node[0].input, values, strict=True)
@@ -219,12 +209,9 @@ def to_numbers(elements: np.ndarray) -> Numbers:
 
 
 def to_tensor(value: Any, template: torch.Tensor | None = None) -> torch.Tensor:
-    """Return a number or a tuple of numbers as a tensor.
+    """Return a number or a tuple of numbers as a tensor; tensors and lists are unchanged.
 
-    Tensors and lists, which are ONNX sequences, are returned unchanged. Numbers get the device of
-    `template`. Floats get the type of `template` if that type is floating-point, otherwise
-    PyTorch's default type; integers and () become int64, booleans bool. The first number of a tuple
-    sets the type.
+    Floats get the type of `template` if that is floating-point; integers become int64.
     """
     if isinstance(value, torch.Tensor | list):
         return value
@@ -243,10 +230,7 @@ def to_tensor(value: Any, template: torch.Tensor | None = None) -> torch.Tensor:
 def to_tensors(*values: Any) -> tuple[Any, ...]:
     """Return all values as tensors, except None and lists, which stay unchanged.
 
-    Numbers and tuples of numbers get the device of the first floating-point tensor, or else of the
-    first tensor, or PyTorch's default device if no value is a tensor. Floats get the type of the
-    first floating-point tensor, or else PyTorch's default type; integers become int64, booleans
-    bool.
+    Device and floating-point type are those of the first (floating-point) tensor.
     """
     tensor_values = [value for value in values if isinstance(value, torch.Tensor)]
     template = next(
@@ -257,10 +241,7 @@ def to_tensors(*values: Any) -> tuple[Any, ...]:
 
 
 def to_operands(x: Any, y: Any) -> tuple[Any, Any]:
-    """Return two operands as tensors; a single number beside a tensor stays a number.
-
-    Two numbers both become tensors, and so does a tuple of numbers.
-    """
+    """Return two operands as tensors; a single number beside a tensor stays a number."""
     if isinstance(x, torch.Tensor) and not isinstance(y, tuple):
         return x, y
     if isinstance(y, torch.Tensor) and not isinstance(x, tuple):
@@ -270,20 +251,15 @@ def to_operands(x: Any, y: Any) -> tuple[Any, Any]:
 
 
 def to_integers(node: OnnxNode, value: Any, description: str) -> list[int]:
-    """Return a tuple of numbers, or a single number, as a list of integers, truncated.
+    """Return numbers as a list of integers, truncated; a tensor is an error.
 
-    Raises `InputError` if the value is a tensor, which is not constant. `description` names the
-    input in the message.
+    `description` names the input in the message.
     """
     return [int(number) for number in to_number_list(node, value, description)]
 
 
 def to_number_list(node: OnnxNode, value: Any, description: str) -> list[float]:
-    """Return a tuple of numbers, or a single number, as a list, without conversion.
-
-    Raises `InputError` if the value is a tensor, which is not constant. `description` names the
-    input in the message.
-    """
+    """Return a tuple of numbers, or a single number, as a list; a tensor is an error."""
     if isinstance(value, torch.Tensor):
         raise node.unsupported_error(
             f"its {description} depends on the values of tensors; expected a constant, or a "
@@ -293,10 +269,7 @@ def to_number_list(node: OnnxNode, value: Any, description: str) -> list[float]:
 
 
 def read_axes(node: OnnxNode, value: Any, *, rank: int) -> list[int] | None:
-    """Return the axes of the input `value`, or of the attribute ``axes``, counted from 0.
-
-    Returns None if the node has neither of them. Raises `InputError` if `value` is a tensor.
-    """
+    """Return the axes of the input `value` or of the attribute ``axes``, from 0, or None."""
     axes = node.get("axes") if value is None else tuple(to_integers(node, value, "axes"))
     return None if axes is None else [axis % rank for axis in axes]
 
@@ -307,11 +280,7 @@ def read_axis(node: OnnxNode, rank: int, default: int = 0) -> int:
 
 
 def select_positions(x: torch.Tensor, axis: int, positions: list[int]) -> torch.Tensor:
-    """Return the elements at the given positions of an axis, which count from 0, like `axis`.
-
-    The result is a view if the positions are consecutive and ascending, or if there are none;
-    otherwise a copy.
-    """
+    """Return the elements at the given positions of an axis, as a view if they are consecutive."""
     if not positions:
         return x.narrow(axis, 0, 0)
     if positions == list(range(positions[0], positions[0] + len(positions))):
@@ -323,10 +292,7 @@ def select_positions(x: torch.Tensor, axis: int, positions: list[int]) -> torch.
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
-    """Return the shape of a tensor or of numbers; () for a single number, None or a list.
-
-    The shape of an empty tuple is (0,).
-    """
+    """Return the shape of a tensor or of numbers; () for a single number, None or a list."""
     if isinstance(value, torch.Tensor):
         return tuple(value.shape)
     sizes = []

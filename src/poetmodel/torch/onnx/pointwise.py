@@ -121,10 +121,7 @@ def _compute_remainder(node: OnnxNode, x: Any, y: Any) -> torch.Tensor:
 
 @register_operator("Where")
 def _select(_: OnnxNode, condition: Any, x: Any, y: Any) -> torch.Tensor:
-    """Return elements of `x` where `condition` is true, otherwise of `y`.
-
-    A scalar beside a tensor stays a number.
-    """
+    """Return elements of `x` where `condition` is true, otherwise of `y`."""
     values = [to_tensor(v) if isinstance(v, tuple) else v for v in (x, y)]
     if not any(map(torch.is_tensor, values)):
         values = list(to_tensors(*values))
@@ -142,9 +139,7 @@ def _select(_: OnnxNode, condition: Any, x: Any, y: Any) -> torch.Tensor:
 def _cast(node: OnnxNode, x: Any, type_tensor: Any = None) -> Any:
     """Convert a tensor, or numbers, to the type of the attribute ``to`` or of `type_tensor`.
 
-    Numbers stay numbers. Every floating-point type becomes the default type of PyTorch, which
-    floating-point tensors already have: casts between these types do not change tensors. Raises
-    `InputError` if ``to`` is not in `_DTYPES`.
+    Every floating-point type becomes the default type of PyTorch.
     """
     if node.operator == "Cast":
         code = node.get("to")
@@ -167,10 +162,7 @@ def _cast(node: OnnxNode, x: Any, type_tensor: Any = None) -> Any:
 
 
 def _cast_numbers(x: Any, dtype: torch.dtype) -> Any:
-    """Convert a number, or each number of a nested tuple, to Python's bool, float or int.
-
-    The kind is that of `dtype`. Takes no tensors and no lists.
-    """
+    """Convert a number, or each number of a nested tuple, to Python's bool, float or int."""
     if isinstance(x, tuple):
         return tuple(_cast_numbers(item, dtype) for item in x)
     convert: Callable[[Any], Any] = int
@@ -200,10 +192,7 @@ PyTorch's default floating-point type."""
 
 @register_operator("Clip")
 def _clip(_: OnnxNode, x: Any, low: Any = None, high: Any = None) -> torch.Tensor:
-    """Limit elements to a range; None is no limit.
-
-    Uses `hardtanh` for floats if both limits are numbers and `low` is below `high`.
-    """
+    """Limit elements to a range, by `hardtanh` if possible; None is no limit."""
     x = to_tensor(x)
     low, high = (limit[0] if isinstance(limit, tuple) else limit for limit in (low, high))
     if low is None and high is None:
@@ -217,10 +206,7 @@ def _clip(_: OnnxNode, x: Any, low: Any = None, high: Any = None) -> torch.Tenso
 
 
 def _register_activation(name: str, function: Callable[..., Any], **defaults: float) -> None:
-    """Register an activation: `function` of the input and of the attributes named in `defaults`.
-
-    Attributes are passed by position, in the order of `defaults`, which has their default values.
-    """
+    """Register an activation: `function` of the input and, by position, of `defaults`."""
 
     def compute(node: OnnxNode, x: Any) -> torch.Tensor:
         result: torch.Tensor = function(
@@ -274,9 +260,6 @@ def _compute_softmax(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 
 @register_operator("Dropout", numbers=(1, 2), first_output_only=True)
 def _drop_elements(node: OnnxNode, x: torch.Tensor, ratio: Any = None, _: Any = None) -> Any:
-    """Apply dropout in training mode of the module; the training flag in the file is ignored.
-
-    The ratio is 0.5 by default.
-    """
+    """Apply dropout in training mode of the module; the training flag in the file is ignored."""
     dropped_ratio = 0.5 if ratio is None else to_number_list(node, ratio, "ratio")[0]
     return node.pad_outputs(functional.dropout(x, dropped_ratio, node.training))

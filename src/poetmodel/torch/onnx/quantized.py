@@ -56,19 +56,8 @@ def split_front(
 ) -> tuple[FrontRecord | None, FileRecord]:
     """Return the quantized front of a file, or None, and the file without the front's nodes.
 
-    Returns None, and the file itself, if the file has none of `QUANTIZATION_OPERATORS`. Constant
-    nodes, initializers and the input of the front stay in the file. The options are those of
+    The quantized nodes must be one front with one input and one result. The options are those of
     `poetmodel.torch.quantized`.
-
-    Raises
-    ------
-    InputError
-        If the quantized nodes are not one front with one input, whose sizes are fixed except for
-        the first dimension, and one result; also if a layer after the front has a quantized weight.
-        If a constant cannot be read, or a feature of a node is not supported. If an operator has no
-        int8 kernel; the message names the operator. If `train` matches no int8 layer, or if
-        `rounding` or `headroom` is invalid. If PyTorch cannot export the front: then the subclass
-        `CaptureError`.
     """
     check_training(rounding, headroom)
     if not any(node.operator in QUANTIZATION_OPERATORS for node in record.nodes):
@@ -127,11 +116,7 @@ def split_front(
 
 
 def _read_constants(record: FileRecord) -> dict[str, np.ndarray]:
-    """Return the arrays of initializers and Constant nodes, by name.
-
-    Raises `InputError` if the value of a node is neither a dense tensor nor numbers, or a tensor
-    cannot be read.
-    """
+    """Return the arrays of initializers and Constant nodes, by name."""
     arrays = dict(record.initializers)
     for node in record.nodes:
         if node.operator == "Constant":
@@ -140,10 +125,7 @@ def _read_constants(record: FileRecord) -> dict[str, np.ndarray]:
 
 
 def _find_front_result(record: FileRecord, constants: Mapping[str, Any]) -> str:
-    """Return the name of the only dequantized activation on which no quantization depends.
-
-    Raises `InputError` if there is none, or more than one.
-    """
+    """Return the name of the only dequantized activation on which no quantization depends."""
     requantized_names = {
         name for node in record.nodes if node.operator == QUANTIZE for name in node.inputs
     }
@@ -191,11 +173,6 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
         source: str,
         result: str,
     ) -> None:
-        """Register a buffer for each of `constants`, and a module for each node that computes.
-
-        Constant, QuantizeLinear and DequantizeLinear nodes have no module. A module has the name of
-        its node, with underscores appended until it is no attribute of this module.
-        """
         super().__init__()
         self.source, self.result = source, result
         self.constants = constants
@@ -214,10 +191,7 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
                 self.add_module(module_name, OnnxNode(node, opset=record.opset))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Compute the result of the front.
-
-        Raises `InputError` if a node has a feature that is not supported.
-        """
+        """Compute the result of the front."""
         values: dict[str, Any] = {self.source: x}
         for node in self.records:
             if node.operator in QUANTIZATION_OPERATORS:
@@ -237,10 +211,7 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
         return front_result
 
     def _read_operand(self, name: str, values: Mapping[str, Any], *, is_weight: bool) -> Any:
-        """Return the value called `name`; a constant as a tensor if `is_weight`, else as numbers.
-
-        Returns None for an empty name.
-        """
+        """Return the value `name`; a constant as a tensor if `is_weight`, else as numbers."""
         if not name:
             return None
         if name in values:
@@ -254,14 +225,8 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
     def _compute_quantization(self, node: NodeRecord, values: Mapping[str, Any]) -> torch.Tensor:
         """Compute a QuantizeLinear or DequantizeLinear with PT2E's operators.
 
-        A QuantizeLinear without a zero point returns the type of its attribute ``output_dtype``,
-        by default uint8. Constants of other types than int8 and uint8, such as an int32 bias, are
-        dequantized by arithmetic. Only these constants and dequantized int8 values may have several
-        scales.
-
-        Raises `InputError` for other values with several scales, another type than int8 and uint8,
-        or a scale or zero point that nodes compute, and for blocks with scales of their own
-        (``block_size``).
+        Constants of other types than int8 and uint8, such as an int32 bias, are dequantized by
+        arithmetic. Only these and dequantized int8 values may have several scales.
         """
         if node.attributes.get("block_size", 0):
             raise InputError(
@@ -314,10 +279,7 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
         return converted_value
 
     def _read_output_type(self, node: NodeRecord) -> torch.dtype:
-        """Return the type of the result of a QuantizeLinear without a zero point, by default uint8.
-
-        Raises `InputError` unless its attribute ``output_dtype`` is int8 or uint8.
-        """
+        """Return the result type of a QuantizeLinear without a zero point, by default uint8."""
         number = int(node.attributes.get("output_dtype", 0))
         if number not in _OUTPUT_TYPES:
             raise InputError(

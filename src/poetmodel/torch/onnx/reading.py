@@ -75,15 +75,6 @@ def read_file(path: str | Path, *, is_known: Callable[[str], bool]) -> FileRecor
     """Read an ONNX file, without nodes and constants that no floating-point output needs.
 
     `is_known` returns whether an operator is supported, from its name.
-
-    Raises
-    ------
-    MissingExtraError
-        If the package onnx is not installed.
-    InputError
-        If the file does not exist, is no valid ONNX file, or has weights that cannot be read. If
-        its opset, an input or the operator of a needed node is not supported, or an initializer is
-        sparse. If it has no floating-point output.
     """
     require_package("onnx", "reading ONNX files")
     path = Path(path)
@@ -114,10 +105,7 @@ def read_file(path: str | Path, *, is_known: Callable[[str], bool]) -> FileRecor
 def read_array(tensor: Any, path: Path) -> np.ndarray:
     """Return a tensor of a file as an array, with half, bfloat16 and double as float32.
 
-    Unsigned integers of more than one byte become int64, because PyTorch has no arithmetic for
-    them. All further types are unchanged. `path` is that of the file, for messages; external data
-    are read from its folder. Raises `InputError` if the tensor cannot be read, or if NumPy has no
-    numbers of its type, such as INT4, FLOAT8E4M3FN and STRING.
+    Unsigned integers of more than one byte become int64: PyTorch has no arithmetic for them.
     """
     import numpy as np
     from onnx import TensorProto, numpy_helper
@@ -139,10 +127,7 @@ def read_array(tensor: Any, path: Path) -> np.ndarray:
 
 
 def read_constant(node: NodeRecord, path: Path) -> np.ndarray:
-    """Return the value of a Constant node as an array, with types as from `read_array`.
-
-    Raises `InputError` if the value is neither a dense tensor nor numbers, or cannot be read.
-    """
+    """Return the value of a Constant node as an array, with types as from `read_array`."""
     import numpy as np
 
     ((key, value),) = node.attributes.items()
@@ -156,11 +141,7 @@ def read_constant(node: NodeRecord, path: Path) -> np.ndarray:
 
 
 def _load_model(path: Path) -> Any:
-    """Load a file and its external weights.
-
-    Raises `InputError` if the file does not exist, cannot be parsed, or has no nodes or no IR
-    version, and if the weights cannot be read.
-    """
+    """Load a file and its external weights."""
     import onnx
     from google.protobuf.message import DecodeError
 
@@ -185,10 +166,7 @@ def _load_model(path: Path) -> Any:
 
 
 def _read_opset(path: Path, model: Any) -> int:
-    """Return the opset of a model, the highest of several in ONNX's own domain.
-
-    Raises `InputError` if it is missing or not supported.
-    """
+    """Return the opset of a model, the highest of several in ONNX's own domain."""
     versions = [int(opset.version) for opset in model.opset_import if opset.domain in _DOMAINS]
     oldest, newest = OPSETS
     if not versions or not oldest <= max(versions) <= newest:
@@ -201,11 +179,9 @@ def _read_opset(path: Path, model: Any) -> int:
 
 
 def _inline_and_check(path: Path, model: Any) -> Any:
-    """Inline the local functions of a model, and check it with ONNX's checker; return the model.
+    """Inline the local functions of a model, and check it with ONNX's checker.
 
-    Tensor outputs without a shape get an empty one. Models of 2 GiB or more are not checked. Raises
-    `InputError` if the checker rejects the model, except for an unknown or deprecated operator,
-    which ends the check; `_check_operators` reports all unknown operators that outputs need.
+    Models of 2 GiB or more are not checked. `_check_operators` reports unknown operators.
     """
     from onnx import checker, inliner
 
@@ -228,10 +204,7 @@ def _inline_and_check(path: Path, model: Any) -> Any:
 
 
 def _find_floating_outputs(path: Path, graph: Any) -> Iterable[str]:
-    """Return the names of floating-point outputs; raise `InputError` if there is none.
-
-    A loss can read only these, not labels or sequences of maps.
-    """
+    """Return the names of floating-point outputs, the only ones that a loss can read."""
     names = [o.name for o in graph.output if _is_floating(o.type.tensor_type.elem_type)]
     if not names:
         other_names = ", ".join(f"{o.name!r}" for o in graph.output)
@@ -267,12 +240,7 @@ def append_underscores(name: str, is_taken: Callable[[str], bool]) -> str:
 
 
 def _make_node_records(protos: Iterable[Any]) -> tuple[NodeRecord, ...]:
-    """Return records of nodes, with unique names that a `torch.nn.ModuleDict` accepts.
-
-    A name is that of the node, or else of its first output, with ``_`` for dots and with ``_``
-    appended until it is unique and no attribute of a ``ModuleDict``, such as ``keys``. Attributes
-    of the node that are graphs are left out.
-    """
+    """Return records of nodes, with unique names that a `torch.nn.ModuleDict` accepts."""
     from onnx import helper
     from torch import nn
 
@@ -301,10 +269,7 @@ def _make_node_records(protos: Iterable[Any]) -> tuple[NodeRecord, ...]:
 
 
 def _convert_attribute(value: Any) -> Any:
-    """Return an attribute's value: bytes as text, lists as tuples, floats by `shorten_float`.
-
-    Items of lists are converted, too. Integers and tensors are unchanged.
-    """
+    """Return an attribute's value: bytes as text, lists as tuples, floats by `shorten_float`."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, float):
@@ -315,10 +280,7 @@ def _convert_attribute(value: Any) -> Any:
 
 
 def shorten_float(value: float) -> float:
-    """Return the shortest decimal number that rounds to `value` in single precision.
-
-    For example 0.9 instead of 0.89999998.
-    """
+    """Return the shortest decimal of a single-precision number: 0.9 instead of 0.89999998."""
     import numpy as np
 
     return float(str(np.float32(value)))
@@ -346,10 +308,7 @@ def _check_operators(
 
 
 def _make_input_records(path: Path, graph: Any) -> Iterable[InputRecord]:
-    """Yield the inputs of a graph that are not initializers.
-
-    Raises `InputError` for an input that is no tensor, has strings, or has no shape.
-    """
+    """Yield the inputs of a graph that are not initializers."""
     initializer_names = {tensor.name for tensor in graph.initializer}
     for value_info in graph.input:
         if value_info.name in initializer_names:
@@ -377,11 +336,7 @@ def _make_input_records(path: Path, graph: Any) -> Iterable[InputRecord]:
 
 
 def _read_dimension(name: str, axis: int, dimension: Any) -> int | str:
-    """Return the size of a dimension of input `name`, or the dimension's name if it is open.
-
-    A dimension without a size above 0 is open. An unnamed open dimension is named after the input
-    and the axis, such as ``x.0``.
-    """
+    """Return the size of a dimension, or its name if it is open: ``x.0`` if it has none."""
     if dimension.dim_value > 0:
         return int(dimension.dim_value)
     return str(dimension.dim_param) or f"{name}.{axis}"

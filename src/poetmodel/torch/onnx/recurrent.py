@@ -32,7 +32,6 @@ class _Weights:
     def __init__(
         self, input_weight: torch.Tensor, recurrent_weight: torch.Tensor, bias: torch.Tensor | None
     ) -> None:
-        """Store the weights; split `bias` into those of inputs and state, both None without it."""
         self.input_weight, self.state_weight, self.hidden_size = (
             input_weight,
             recurrent_weight,
@@ -56,12 +55,7 @@ def _compute_directions(
     """Compute the outputs of a recurrent operator for all directions: Y, then the final states.
 
     `make_step` returns the function of one time step from the weights, activations and index of a
-    direction. `parameters` are input weights, recurrent weights, and biases or None, of all
-    directions. `initial_states` has None for states of zeros. `lengths` are the lengths of the
-    sequences; None if all sequences are full. Beyond the length of a sequence, Y is 0 and its
-    states are unchanged. If the attribute ``layout`` is set, the batch is the first dimension of
-    `x`, Y and states. Returns Y alone if the node has one output. Raises `InputError` for the
-    attributes ``clip`` and ``input_forget``, and for activations that are not supported.
+    direction. Beyond the length of a sequence, Y is 0 and its states are unchanged.
     """
     is_batch_first = bool(node.get("layout", 0))
     if is_batch_first:
@@ -115,9 +109,9 @@ def _compute_directions(
 
 
 def _active_mask(lengths: Any, x: torch.Tensor) -> torch.Tensor | None:
-    """Return booleans of shape (time steps, batch, 1): whether a sequence includes the time step.
+    """Return booleans (time steps, batch, 1): whether a sequence includes the time step.
 
-    Returns None if `lengths` is None, or a tuple whose numbers are all the full length.
+    None if all sequences are full.
     """
     step_count = len(x)
     if lengths is None or (isinstance(lengths, tuple) and set(lengths) == {step_count}):
@@ -133,10 +127,7 @@ _DEFAULT_ACTIVATIONS: Final = {
 
 
 def _find_activations(node: OnnxNode, direction: int, n_directions: int) -> tuple[Activation, ...]:
-    """Return the activations of a direction: attribute ``activations``, or ONNX's defaults.
-
-    `direction` is the index of the direction. Raises `InputError` if one is not in `_ACTIVATIONS`.
-    """
+    """Return the activations of a direction: attribute ``activations``, or ONNX's defaults."""
     names = node.get("activations") or _DEFAULT_ACTIVATIONS[node.operator] * n_directions
     count = len(names) // n_directions
     direction_names = names[direction * count : (direction + 1) * count]
@@ -152,11 +143,7 @@ def _find_activations(node: OnnxNode, direction: int, n_directions: int) -> tupl
 def _compute_rnn(
     node: OnnxNode, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None, h: Any = None
 ) -> Any:
-    """Compute a plain RNN, whose next state is activation(W x + R h + biases).
-
-    Returns Y, or (Y, final state) if the node has two outputs, and raises as `_compute_directions`
-    does.
-    """
+    """Compute a plain RNN, whose next state is activation(W x + R h + biases)."""
 
     def make_step(weights: _Weights, activations: tuple[Activation, ...], _: int) -> TimeStep:
         """Return the function of one RNN time step, which returns the next hidden state."""
@@ -178,18 +165,13 @@ def _compute_rnn(
 def _compute_gru(
     node: OnnxNode, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None, h: Any = None
 ) -> Any:
-    """Compute a GRU, with weights in ONNX's order of the gates: update, reset, new.
-
-    Gates are not reordered. The reset gate multiplies the state before its projection, or the
-    projected state if the attribute ``linear_before_reset`` is set. Returns Y, or (Y, final state)
-    if the node has two outputs, and raises as `_compute_directions` does.
-    """
+    """Compute a GRU, with weights in ONNX's order of the gates: update, reset, new."""
 
     def make_step(weights: _Weights, activations: tuple[Activation, ...], _: int) -> TimeStep:
         """Return the function of one GRU time step.
 
-        Its reset gate multiplies the projected state if the node's ``linear_before_reset`` is set,
-        otherwise the state before its projection.
+        The reset gate multiplies the projected state if ``linear_before_reset`` is set, else the
+        state.
         """
         activate_gate, activate_new = activations
         split_sizes = (2 * weights.hidden_size, weights.hidden_size)
@@ -247,10 +229,7 @@ def _compute_lstm(
     c: Any = None,
     peepholes: Any = None,
 ) -> Any:
-    """Compute an LSTM, with weights in ONNX's order of the gates: input, output, forget, cell.
-
-    Returns and raises as `_compute_directions` does.
-    """
+    """Compute an LSTM, with weights in ONNX's order of the gates: input, output, forget, cell."""
 
     def make_step(
         weights: _Weights, activations: tuple[Activation, ...], direction: int
@@ -262,10 +241,7 @@ def _compute_lstm(
         )
 
         def add_peephole(gate_sum: torch.Tensor, gate_index: int, c: torch.Tensor) -> torch.Tensor:
-            """Return a gate's sum with its peephole term for the cell state `c`, if there is one.
-
-            Gate 0 is the input gate, 1 the output gate, 2 the forget gate.
-            """
+            """Return a gate's sum with its peephole term for the cell state `c`, if any."""
             return (
                 gate_sum
                 if peephole_weights is None

@@ -49,9 +49,8 @@ _REDUCTIONS: Final[dict[str, Reduction]] = {
 def _reduce_axes(node: OnnxNode, x: Any, axes: Any = None) -> torch.Tensor:
     """Reduce along axes; along all axes if the node has none.
 
-    If ``noop_with_empty_axes`` is set and there are no axes, each element is reduced alone. The
-    maximum or minimum of no elements is in `_EMPTY_EXTREMES`; for integers PyTorch raises an error.
-    PyTorch also raises an error for ReduceMean and ReduceL2 of integers or booleans.
+    With ``noop_with_empty_axes`` and no axes, each element is reduced alone. The extreme of no
+    elements is in `_EMPTY_EXTREMES`.
     """
     x = to_tensor(x)
     reduced_axes = read_axes(node, axes, rank=x.ndim)
@@ -90,10 +89,9 @@ def _find_extreme_index(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 
 @register_operator("CumSum", numbers=(1,))
 def _compute_cumulative_sum(node: OnnxNode, x: Any, axis: Any) -> torch.Tensor:
-    """Return cumulative sums along an axis.
+    """Return cumulative sums along an axis, from its end if ``reverse``.
 
-    The sums begin at the end of the axis if ``reverse`` is set, and omit the element itself if
-    ``exclusive`` is set.
+    They omit the element itself if ``exclusive`` is set.
     """
     (sum_axis,) = to_integers(node, axis, "axis")
     x = to_tensor(x)
@@ -107,11 +105,7 @@ def _compute_cumulative_sum(node: OnnxNode, x: Any, axis: Any) -> torch.Tensor:
 
 @register_operator("TopK", numbers=(1,))
 def _select_top_k(node: OnnxNode, x: torch.Tensor, count: Any) -> Any:
-    """Return the `count` largest or smallest elements along an axis, sorted if ``sorted`` is not 0.
-
-    Otherwise their order is arbitrary. Returns (elements, indices) if the node has two outputs,
-    else only the elements.
-    """
+    """Return the `count` largest or smallest elements along an axis, sorted if ``sorted``."""
     (k,) = to_integers(node, count, "number of elements")
     axis = read_axis(node, x.ndim, -1)
     values, indices = torch.topk(
@@ -131,10 +125,7 @@ def _compute_matmul(_: OnnxNode, x: Any, y: Any) -> torch.Tensor:
 
 @register_operator("Gemm", weights=(1, 2))
 def _compute_gemm(node: OnnxNode, x: Any, w: Any, c: Any = None) -> torch.Tensor:
-    """Return ``alpha x w + beta c``; ``transA`` and ``transB`` transpose `x` and `w` first.
-
-    If both factors are 1 and `c` is a bias vector, `functional.linear` adds it.
-    """
+    """Return ``alpha x w + beta c``; ``transA`` and ``transB`` transpose `x` and `w` first."""
     x, w, c = to_tensors(x, w, c)
     x = x.T if node.get("transA", 0) else x
     w = w if node.get("transB", 0) else w.T
@@ -158,10 +149,7 @@ def _compute_einsum(node: OnnxNode, *values: Any) -> torch.Tensor:
 def _compute_batch_norm(node: OnnxNode, x: torch.Tensor, *parameters: Any) -> Any:
     """Normalize by the batch in training mode, otherwise by the running statistics.
 
-    The mode is that of the module; the attribute ``training_mode`` is ignored. Training mode also
-    updates the running statistics. The momentum of the file is subtracted from 1, because ONNX's
-    momentum weights the old statistics, PyTorch's the new statistics. Outputs after the first are
-    None.
+    ONNX's momentum weights the old statistics, PyTorch's the new ones.
     """
     scale, bias, mean, variance = (to_tensor(value, x) for value in parameters)
     momentum, epsilon = 1 - node.get("momentum", 0.9), node.get("epsilon", 1e-5)
@@ -172,10 +160,7 @@ def _compute_batch_norm(node: OnnxNode, x: torch.Tensor, *parameters: Any) -> An
 
 @register_operator("LayerNormalization", weights=(1, 2), first_output_only=True)
 def _compute_layer_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any = None) -> Any:
-    """Normalize over the axes from ``axis`` on; scale and bias may be broadcast to these axes.
-
-    If the node has several outputs, the result is a tuple with None for each after the first.
-    """
+    """Normalize over the axes from ``axis`` on; scale and bias may be broadcast to these axes."""
     shape = x.shape[read_axis(node, x.ndim, -1) :]
     epsilon = node.get("epsilon", 1e-5)
     scale = to_tensor(scale, x)
@@ -221,10 +206,7 @@ def _compute_group_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any) 
 
 @register_operator("MeanVarianceNormalization")
 def _compute_mean_variance_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
-    """Return ``(x - mean) / (deviation + 1e-9)``, with mean and deviation over ``axes``.
-
-    The gradient is finite for constant `x`, too.
-    """
+    """Return ``(x - mean) / (deviation + 1e-9)``; the gradient is finite for constant `x`."""
     axes = [axis % x.ndim for axis in node.get("axes", (0, 2, 3))]
     centred = x - x.mean(axes, keepdim=True)
     count = math.prod(x.shape[axis] for axis in axes)
@@ -244,8 +226,7 @@ def _divide_by_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 def _compute_local_response_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     """Return ``x / (bias + alpha / size * total) ** beta``.
 
-    `total` is the sum of squares over `size` channels, from ``(size - 1) // 2`` channels before to
-    ``size // 2`` channels after each channel. Missing channels count as 0.
+    `total` sums squares from ``(size - 1) // 2`` channels before to ``size // 2`` after each.
     """
     size = node.get("size")
     channels_before = math.floor((size - 1) / 2)

@@ -53,10 +53,7 @@ def _flatten(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 
 @register_operator("Squeeze", numbers=(1,))
 def _squeeze(node: OnnxNode, x: Any, axes: Any = None) -> torch.Tensor:
-    """Remove the given axes, by default all axes of size 1.
-
-    If a given axis has another size, PyTorch raises `RuntimeError`.
-    """
+    """Remove the given axes, by default all axes of size 1."""
     x = to_tensor(x)
     removed_axes = read_axes(node, axes, rank=x.ndim)
     removed_axes = (
@@ -105,11 +102,7 @@ def _concat(node: OnnxNode, *values: Any) -> torch.Tensor:
 def _split_axis(
     node: OnnxNode, x: torch.Tensor, sizes: Any = None
 ) -> tuple[torch.Tensor, ...] | torch.Tensor:
-    """Split an axis into the given sizes, by default into one piece for each output of the node.
-
-    By default pieces are equal, but the last one may be smaller. Returns the piece itself if the
-    node has one output.
-    """
+    """Split an axis into the given sizes, by default into one piece for each output of the node."""
     axis = read_axis(node, x.ndim)
     if sizes is None:
         size = -(-x.shape[axis] // node.output_count)
@@ -160,10 +153,7 @@ def _concat_sequence(node: OnnxNode, values: list[torch.Tensor]) -> torch.Tensor
 
 @register_operator("Slice", numbers=(1, 2, 3, 4))
 def _slice(node: OnnxNode, x: Any, *bounds: Any) -> torch.Tensor:
-    """Slice axes, by default the first ones in steps of 1. A negative step reverses its axis.
-
-    `bounds` are starts, ends and, if given, axes and steps.
-    """
+    """Slice axes, by default the first ones in steps of 1. A negative step reverses its axis."""
     x = to_tensor(x)
     starts, ends, *options = (
         None if value is None else to_integers(node, value, name)
@@ -180,7 +170,7 @@ def _slice(node: OnnxNode, x: Any, *bounds: Any) -> torch.Tensor:
 def _slice_axis(x: torch.Tensor, axis: int, bounds: slice) -> torch.Tensor:
     """Slice one axis by Python's rules for `bounds`, which are clipped to the axis.
 
-    A range with a negative step is flipped first, because PyTorch slices with positive steps only.
+    A negative step flips the axis first: PyTorch slices with positive steps only.
     """
     positions = range(*bounds.indices(x.shape[axis]))
     if positions.step > 0:
@@ -242,11 +232,8 @@ def _move_space_to_channels(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 def _pad(node: OnnxNode, x: Any, pads: Any, value: Any = None, axes: Any = None) -> torch.Tensor:
     """Pad axes with a constant, by reflection, or by repeating the edges.
 
-    `pads` has the padding before each of `axes`, then that after each; `axes` are by default all.
-    The constant is `value`, by default 0. Reflection and edges are supported on the last axis of
-    tensors with two to four axes, and on the last two of three or four. Negative padding crops, and
-    is supported only with a constant. All else raises `InputError`. Returns `x` if all padding is
-    0.
+    `pads` has the padding before each of `axes`, then that after each. Negative padding crops, and
+    is supported only with a constant.
     """
     x = to_tensor(x)
     widths = to_integers(node, pads, "pads")
@@ -327,10 +314,7 @@ def _gather_elements(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
 
 @register_operator("GatherND", unsupported_features="`batch_dims`")
 def _gather_nd(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
-    """Select elements or slices by index tuples, which are in the last dimension of `indices`.
-
-    Raises `InputError` if ``batch_dims`` is not 0.
-    """
+    """Select elements or slices by index tuples, which are in the last dimension of `indices`."""
     if node.get("batch_dims", 0):
         raise node.unsupported_error("batch_dims is not 0, which is not supported")
     x, indices = to_tensors(x, indices)
@@ -340,11 +324,7 @@ def _gather_nd(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
 
 @register_operator("ScatterElements")
 def _scatter_elements(node: OnnxNode, x: Any, indices: Any, updates: Any) -> torch.Tensor:
-    """Return a copy of `x` with updates written at indices along an axis.
-
-    With ``reduction``, each element becomes the sum, product, maximum or minimum of itself and its
-    updates. Negative indices count from the end.
-    """
+    """Return a copy of `x` with updates written, or reduced, at indices along an axis."""
     x, indices, updates = to_tensors(x, indices, updates)
     axis = read_axis(node, x.ndim)
     targets = _positive_indices(indices.to(torch.int64), x.shape[axis])
@@ -362,10 +342,7 @@ _SCATTER_REDUCTIONS: Final = {"mul": "prod", "max": "amax", "min": "amin"}
 
 @register_operator("ScatterND", unsupported_features="`reduction` max, min and mul")
 def _scatter_nd(node: OnnxNode, x: Any, indices: Any, updates: Any) -> torch.Tensor:
-    """Return a copy of `x` with updates written or added at index tuples.
-
-    Raises `InputError` if ``reduction`` is neither none nor add.
-    """
+    """Return a copy of `x` with updates written or added at index tuples."""
     reduction = node.get("reduction", "none")
     if reduction not in ("none", "add"):
         raise node.unsupported_error(f"reduction is {reduction!r}; expected none or add")
@@ -376,10 +353,7 @@ def _scatter_nd(node: OnnxNode, x: Any, indices: Any, updates: Any) -> torch.Ten
 
 @register_operator("OneHot", numbers=(1, 2))
 def _make_one_hot(node: OnnxNode, indices: Any, depth: Any, values: Any) -> torch.Tensor:
-    """Return a tensor with a new axis: ``values[1]`` at each index, ``values[0]`` elsewhere.
-
-    Negative indices count from the end. For an index outside of the axis, all are ``values[0]``.
-    """
+    """Return a tensor with a new axis: ``values[1]`` at each index, ``values[0]`` elsewhere."""
     (size,) = to_integers(node, depth, "depth")
     off_value, on_value = to_number_list(node, values, "values")
     indices = to_tensor(indices)

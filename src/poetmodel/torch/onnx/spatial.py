@@ -35,10 +35,6 @@ class _Window:
     """The window of a convolution or pool: size, strides, dilations, and padding."""
 
     def __init__(self, node: OnnxNode, x: torch.Tensor, size: tuple[int, ...]) -> None:
-        """Read the strides, dilations and padding of `node`; `size` is that of the window.
-
-        ``auto_pad`` and ``ceil_mode`` determine the padding by the spatial sizes of `x`.
-        """
         self.size = size
         self.strides: tuple[int, ...] = tuple(node.get("strides", (1,) * len(size)))
         self.dilations: tuple[int, ...] = tuple(node.get("dilations", (1,) * len(size)))
@@ -56,10 +52,7 @@ class _Window:
             ]
 
     def _read_pads(self, node: OnnxNode) -> list[tuple[int, int]]:
-        """Return (padding before, after) of each axis by ``auto_pad`` or ``pads``, by default 0.
-
-        Ignores ``ceil_mode``.
-        """
+        """Return (padding before, after) of each axis by ``auto_pad`` or ``pads``, by default 0."""
         auto_pad, rank = node.get("auto_pad", "NOTSET"), len(self.size)
         if auto_pad.startswith("SAME"):
             is_upper = auto_pad == "SAME_UPPER"
@@ -96,11 +89,9 @@ class _Window:
         return means.reshape(*x.shape[:2], *means.shape[2:])
 
     def _padding_after(self, axis: int, pad_before: int, pad_after: int) -> int:
-        """Return the padding after an axis for ``ceil_mode``, which replaces `pad_after`.
+        """Return the padding after an axis for ``ceil_mode``, negative if no window reads the end.
 
-        `pad_before` and `pad_after` are the padding by the attributes. The number of windows is
-        rounded up, but a window that would begin beyond the end of the axis is left out, as in
-        PyTorch and ONNX. The padding is negative if no window reads the end of the axis.
+        A window that would begin beyond the end of the axis is left out, as in PyTorch and ONNX.
         """
         stride, length = self.strides[axis], self.lengths[axis]
         count = -(-(length + pad_before + pad_after - self.span(axis)) // stride) + 1
@@ -148,11 +139,7 @@ def _convert_bias(b: Any, x: torch.Tensor) -> torch.Tensor | None:
 def _compute_transposed_convolution(
     node: OnnxNode, x: torch.Tensor, w: Any, b: Any = None
 ) -> torch.Tensor:
-    """Compute a transposed convolution.
-
-    Asymmetric or negative padding is applied to the result: it crops the result or extends it with
-    zeros, and then the bias is added.
-    """
+    """Compute a transposed convolution; asymmetric padding crops or extends the result."""
     w = to_tensor(w, x)
     size = tuple(w.shape[2:])
     rank = len(size)
@@ -185,8 +172,7 @@ def _compute_transposed_convolution(
 def _split_padding(total: int, *, small_first: bool) -> tuple[int, int]:
     """Split the total padding of an axis into the padding before and after it.
 
-    If the total is odd, the padding before is the smaller one if `small_first`, else the larger.
-    A negative total is all after the axis, and extends the result of a transposed convolution.
+    The smaller half is before it if `small_first`; a negative total is all after the axis.
     """
     if total < 0:
         return 0, total
@@ -196,11 +182,7 @@ def _split_padding(total: int, *, small_first: bool) -> tuple[int, int]:
 
 @register_operator("MaxPool", first_output_only=True)
 def _compute_max_pool(node: OnnxNode, x: torch.Tensor) -> Any:
-    """Compute the maximum of each window; if the node has more outputs, they are None.
-
-    Asymmetric padding, and padding of more than half the window, is applied before the pool, with
-    -inf, or the minimum of an integer type.
-    """
+    """Compute the maximum of each window; if the node has more outputs, they are None."""
     size = tuple(node.get("kernel_shape"))
     window = _Window(node, x, size)
     pads = window.symmetric_pads
@@ -283,12 +265,7 @@ def _resize(
 ) -> torch.Tensor:
     """Resize with PyTorch's operator if it has the result of ONNX, otherwise axis by axis.
 
-    Except for the mode ``nearest``, integers are interpolated in float32, then rounded half to even
-    and limited to the range of their type, if it has less than 32 bits.
-
-    `sizes` take precedence over `scales`; only ``tf_crop_and_resize`` uses `roi`. Raises
-    `InputError` if a used one of these is a tensor, or if the coordinate transformation is not
-    supported.
+    Except for ``nearest``, integers are interpolated in float32 and rounded half to even.
     """
     resized_axes = [_ResizedAxis(node, size) for size in x.shape]
     axes = read_axes(node, None, rank=x.ndim)
@@ -308,10 +285,7 @@ def _resize(
 
 
 def _resize_axes(node: OnnxNode, x: torch.Tensor, axes: list[_ResizedAxis]) -> torch.Tensor:
-    """Return `x` resized by `_try_interpolate`, otherwise along one axis after another.
-
-    The caller converts integers to floats, except for the mode ``nearest``.
-    """
+    """Return `x` resized by `_try_interpolate`, otherwise along one axis after another."""
     interpolated = _try_interpolate(node, x, axes)
     if interpolated is not None:
         return interpolated
@@ -322,11 +296,7 @@ def _resize_axes(node: OnnxNode, x: torch.Tensor, axes: list[_ResizedAxis]) -> t
 
 
 def _convert_to_integers(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Round to integers, half to even.
-
-    Values are limited to the range of types with less than 32 bits. Limits of other types are not
-    exact in float32.
-    """
+    """Round half to even, and limit to the range of types with less than 32 bits."""
     limits = torch.iinfo(dtype)
     x = x.round()
     return (x.clamp(limits.min, limits.max) if limits.bits < 32 else x).to(dtype)  # noqa: PLR2004
@@ -335,8 +305,7 @@ def _convert_to_integers(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _set_lengths(node: OnnxNode, axes: list[_ResizedAxis], lengths: list[int]) -> None:
     """Set factor and length of each axis from the output lengths.
 
-    If ``keep_aspect_ratio_policy`` is not ``stretch``, all axes get one factor: the smallest for
-    ``not_larger``, otherwise the largest. Their lengths follow from this factor, rounded half up.
+    Unless ``keep_aspect_ratio_policy`` is ``stretch``, all axes get one factor.
     """
     factors = [length / axis.size for axis, length in zip(axes, lengths, strict=True)]
     policy = node.get("keep_aspect_ratio_policy", "stretch")
@@ -350,17 +319,12 @@ def _set_lengths(node: OnnxNode, axes: list[_ResizedAxis], lengths: list[int]) -
 
 
 class _ResizedAxis:
-    """One axis of a Resize; computes the input elements and weights of each output element.
+    """One axis of a Resize (onnx.ai/onnx/operators), with `size` elements in the input.
 
-    `size` is the size of the axis in the input. Raises `InputError` for unsupported coordinates.
-    Follows the specification of ONNX's operator Resize (onnx.ai/onnx/operators).
+    Computes the input elements and weights of each output element.
     """
 
     def __init__(self, node: OnnxNode, size: int) -> None:
-        """Read mode and coordinates of the Resize; initially the output equals the input.
-
-        Raises `InputError` for unsupported coordinates; the mode is not checked.
-        """
         self.size = self.length = size
         """Number of elements of the input; `length` is that of the output."""
         self.factor = 1.0
@@ -393,8 +357,7 @@ class _ResizedAxis:
     def resize(self, x: torch.Tensor, axis: int) -> torch.Tensor:
         """Return `x` with dimension `axis` resized.
 
-        With ``tf_crop_and_resize``, output elements whose position is outside of the input have
-        ``extrapolation_value``.
+        ``tf_crop_and_resize`` gives ``extrapolation_value`` to elements outside of the input.
         """
         positions = self._source_positions()
         windows = [self._taps(position) for position in positions]
@@ -425,10 +388,7 @@ class _ResizedAxis:
         return y
 
     def _source_positions(self) -> list[float]:
-        """Return the position of each output element in the input, as a fractional index.
-
-        Positions may be outside of the input; they are not clamped.
-        """
+        """Return the unclamped position of each output element in the input, fractional."""
         last_index, exact_length = self.size - 1, self.size * self.factor
         if self.coordinates in ("align_corners", _CROPPED):
             first, last = self.crop if self.coordinates == _CROPPED else (0.0, 1.0)
@@ -446,10 +406,9 @@ class _ResizedAxis:
         return [offset + (k + 0.5) / self.factor - 0.5 for k in range(self.length)]
 
     def _taps(self, position: float) -> list[tuple[int, float]]:
-        """Return the taps of an output element: (index, weight) pairs of input elements.
+        """Return the taps of an output element: (index, weight) pairs, of weights that sum to 1.
 
-        There is one for the mode ``nearest``. The sum of the weights is 1. Indices may be outside
-        of the axis, with weight 0 if ``exclude_outside`` is set; the caller clamps them.
+        Indices may be outside of the axis; the caller clamps them.
         """
         if self.mode == "nearest":
             return [(_round_position(self.node, position), 1.0)]
@@ -467,10 +426,7 @@ class _ResizedAxis:
         return [(index, weight / total) for index, weight in taps]
 
     def _weight(self, distance: float) -> float:
-        """Return the weight of an element by its distance: linear interpolation or Keys' cubic.
-
-        `distance` is in elements, with ``antialias`` multiplied by the factor if that is below 1.
-        """
+        """Return the weight of an element by its distance: linear interpolation or Keys' cubic."""
         x, a = abs(distance), self.node.get("cubic_coeff_a", -0.75)
         if self.mode == "linear":
             return max(1.0 - x, 0.0)
@@ -494,11 +450,7 @@ def _round_position(node: OnnxNode, position: float) -> int:
 def _try_interpolate(
     node: OnnxNode, x: torch.Tensor, axes: list[_ResizedAxis]
 ) -> torch.Tensor | None:
-    """Return the result of `functional.interpolate`.
-
-    Returns None if ONNX's result may differ, or if `x` has an integer type other than uint8, for
-    which PyTorch has no such operator.
-    """
+    """Return the result of `functional.interpolate`, or None if ONNX's result may differ."""
     if not x.is_floating_point() and x.dtype is not torch.uint8:
         return None
     lengths, factors = [axis.length for axis in axes], [axis.factor for axis in axes]

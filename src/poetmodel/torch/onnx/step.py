@@ -41,26 +41,10 @@ def make_onnx_step(
 ) -> tuple[OnnxModule, Loss, tuple[torch.Tensor, ...]]:
     """Return model, loss and example inputs of a training step; the last input is the target.
 
-    Parameters
-    ----------
-    path : str
-        The file.
-    loss : str or None
-        ``cross-entropy``, ``bce``, ``nll``, ``mse``, ``l1``, or ``module:function``. In training
-        mode, ``cross-entropy`` replaces a Softmax or LogSoftmax at the end of the file, ``bce`` a
-        Sigmoid.
-    load_function : callable
-        Returns the function named ``module:function``. Exceptions of this call pass unchanged.
-    batch, dims
-        As for `OnnxModule.example_inputs`.
-
-    Raises
-    ------
-    MissingExtraError
-        If the package onnx is not installed.
-    InputError
-        If `loss` is None, unknown or not callable, if the file cannot be read or has features that
-        are not supported, or if the file, the loss and the dimensions do not match.
+    `loss` is ``cross-entropy``, ``bce``, ``nll``, ``mse``, ``l1`` or ``module:function``, which
+    `load_function` loads. In training mode, ``cross-entropy`` replaces a Softmax or LogSoftmax at
+    the end of the file, ``bce`` a Sigmoid. `batch` and `dims` are as for
+    `OnnxModule.example_inputs`.
     """
     if loss is None:
         raise InputError(f"{path}: --loss is missing; expected {_format_loss_names()}")
@@ -86,11 +70,7 @@ def make_onnx_step(
 
 
 def _compute_outputs(path: str, model: OnnxModule, inputs: tuple[torch.Tensor, ...]) -> Any:
-    """Return the outputs for example inputs in evaluation mode.
-
-    Sets training mode afterwards, also after an error. Raises `InputError` if PyTorch fails on
-    these inputs.
-    """
+    """Return the outputs for example inputs in evaluation mode; sets training mode afterwards."""
     try:
         with torch.no_grad():
             return model.eval()(*inputs)
@@ -114,12 +94,7 @@ def _format_loss_names() -> str:
 
 
 def _check_ending(path: str, loss: str, ending: OnnxNode | None) -> None:
-    """Raise `InputError` if the loss cannot follow the operator at the end of the file.
-
-    `ending` is `OnnxModule.ending`: a Softmax, LogSoftmax or Sigmoid, or None for a file with
-    another end. ``nll`` requires a LogSoftmax. ``cross-entropy`` and ``bce`` accept None and their
-    operators of `_ENDINGS`. ``mse`` and ``l1`` accept any file.
-    """
+    """Raise `InputError` if the loss cannot follow the operator at the end of the file."""
     operator = None if ending is None else ending.operator
     node_text = "" if ending is None else f" ({ending.name!r})"
     if loss == "nll" and operator != "LogSoftmax":
@@ -141,11 +116,7 @@ class _ExampleOutput:
     def __init__(self, path: str, loss: str, output: torch.Tensor, ending: OnnxNode | None) -> None:
         """Store `output`; if `loss` needs classes, find their dimension for `has_classes_last`.
 
-        `ending` is the final operator of the file, whose ``axis`` is the dimension of classes if
-        it is a Softmax or LogSoftmax. It is None if the file has another end, or a later node
-        reshapes its result: then classes are in the second dimension, and an output of three
-        dimensions is ambiguous. Raises `InputError` if the dimension is ambiguous, missing, or
-        neither the second nor the last.
+        It is the ``axis`` of a final Softmax or LogSoftmax (`ending`), else the second one.
         """
         self.output = output
         self.has_classes_last = False
@@ -168,11 +139,7 @@ class _ExampleOutput:
         return torch.zeros(shape, dtype=torch.int64)
 
     def make_class_loss(self, function: Loss) -> Loss:
-        """Return `function`, a loss over class indices, or a loss that calls it on flat tensors.
-
-        If `has_classes_last`, the output is flattened to rows of classes, and the target to a
-        vector.
-        """
+        """Return a loss over class indices that calls `function` on flat tensors if necessary."""
         if not self.has_classes_last:
             return function
 
@@ -205,12 +172,7 @@ _LOSSES: Final[
 
 
 def _make_user_target(name: str, function: Any, outputs: Any) -> torch.Tensor:
-    """Return the default target of a user-defined loss, or zeros in shape and type of the output.
-
-    The default target is the default value of the second parameter, if that is a tensor. Raises
-    `InputError` if `function` is not callable, or if there are several outputs and no default
-    target.
-    """
+    """Return the default of the second parameter if it is a tensor, or zeros like the output."""
     if not callable(function):
         raise InputError(f"--loss {name}: expected a function of an output and its target")
     try:

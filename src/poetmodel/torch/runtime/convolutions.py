@@ -60,28 +60,10 @@ def choose_divisions(trace: Trace, *, budget_bytes: int) -> list[DividedOp]:
     """Return the operations with a large workspace, with divisions that preserve all bits.
 
     These are convolutions, their gradients, and gradients of batch norms whose tensors and
-    workspace exceed `MAX_FRACTION` of the budget minus always resident bytes, and which need less
-    workspace in pieces. They are executed on random numbers, undivided and in pieces; calls with
-    equal call keys and equal allowed workspaces once.
-
-    Parameters
-    ----------
-    trace : Trace
-        A step with the workspaces of undivided convolutions.
-    budget_bytes : int
-        The step's budget [B].
-
-    Returns
-    -------
-    list of DividedOp
-        In the order of the step's graph. Each has the fewest pieces with which it needs no more
-        than that fraction, otherwise the smallest workspace. The list is empty if the budget is at
-        least the keep-all peak.
-
-    Raises
-    ------
-    CaptureError
-        If a profiler of PyTorch is on, because workspaces are measured with another one.
+    workspace exceed `MAX_FRACTION` of the budget, and which need less workspace in pieces. They are
+    executed on random numbers, undivided and in pieces, once per call key. Each has the fewest
+    pieces that need no more than that fraction, otherwise the smallest workspace; none if the
+    budget is keep-all's peak.
     """
     if budget_bytes >= keep_all_bytes(trace):
         return []
@@ -118,7 +100,7 @@ def choose_divisions(trace: Trace, *, budget_bytes: int) -> list[DividedOp]:
 def divide_convolutions(trace: Trace, divided_ops: Iterable[DividedOp]) -> Trace:
     """Set kernels that compute operations in pieces; return the trace with the new workspaces.
 
-    Changes the nodes of the captured graph, which the returned trace shares with `trace`.
+    Changes the nodes of the captured graph, which the returned trace shares.
     """
     nodes = list(trace.graph.nodes)
     for divided_op in divided_ops:
@@ -166,11 +148,9 @@ class Division:
     """Whether the convolution is transposed."""
 
     def ranges(self, total: int) -> Iterator[slice]:
-        """Yield the range of each piece in order; the last piece may be smaller.
+        """Yield the range of each of `total` images, channels or groups; the last may be smaller.
 
-        `total` is the number of images, channels or groups. The size of pieces is rounded up: if
-        `total` is a multiple of `_VECTOR_CHANNELS`, and channels or groups of a convolution are
-        divided, to a multiple of that number. So there may be fewer pieces than `count`.
+        Pieces of channels are rounded up to `_VECTOR_CHANNELS` if `total` is a multiple of it.
         """
         piece_size = -(-total // self.count)
         if self.dimension in ("in", "out", "groups") and total % _VECTOR_CHANNELS == 0:
@@ -183,9 +163,7 @@ class Division:
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, OptionalTensor, int]]:
         """Yield (output, input, weight, bias, number of groups) of each piece, with views.
 
-        `y`, `x`, `w` and `b` are the whole output, input, weight and bias of a convolution. Tensors
-        without the divided dimension are yielded whole. Raises `KeyError` if `dimension` is
-        ``channels``, that of a norm.
+        Tensors without the divided dimension are yielded whole.
         """
         totals = {"batch": y.shape[0], "out": y.shape[1], "in": x.shape[1], "groups": self.groups}
         total = totals[self.dimension]
@@ -238,10 +216,7 @@ class DividedConvolution:
 
 @dataclass(frozen=True, slots=True)
 class DividedConvolutionBackward:
-    """Kernel of the gradients of a convolution in pieces.
-
-    The gradient of the input is computed first; if the weight is smaller than the input, last.
-    """
+    """Kernel of the gradients of a convolution in pieces; the smaller gradient comes last."""
 
     divisions: tuple[Division | None, ...]
     """Division of the input's gradient, and division of the gradients of weight and bias."""
@@ -254,10 +229,7 @@ class DividedConvolutionBackward:
         bias_sizes: Sequence[int] | None,
         *settings: Any,
     ) -> tuple[OptionalTensor, ...]:
-        """Return the gradients of input, weight and bias, as ``aten.convolution_backward``.
-
-        A gradient is None if its entry in the mask, the last of `settings`, is False.
-        """
+        """Return the gradients of input, weight and bias, as ``aten.convolution_backward``."""
         *other_settings, mask = settings
         b = dy.new_empty(bias_sizes) if mask[2] else None
         gradient_masks = [mask[0], False, False], [False, *mask[1:]]
@@ -284,9 +256,7 @@ def _compute_gradients(
 ) -> Sequence[OptionalTensor]:
     """Return the gradients of input, weight and bias; None where `mask` is False.
 
-    `division` is None for the undivided kernel. `dy` is the gradient of the output, `operands` are
-    input, weight and bias. `settings` are the arguments of ``aten.convolution_backward`` between
-    the bias sizes and the mask.
+    `settings` are the arguments of ``aten.convolution_backward`` between bias sizes and mask.
     """
     if division is None:
         gradients: Sequence[OptionalTensor] = _BACKWARD(
@@ -320,10 +290,7 @@ class DividedNormBackward:
     def __call__(
         self, dy: torch.Tensor, x: torch.Tensor, *settings: Any
     ) -> tuple[OptionalTensor, ...]:
-        """Return the gradients of input, weight and bias, as ``aten.native_batch_norm_backward``.
-
-        A gradient is None if its entry in the mask, the last of `settings`, is False.
-        """
+        """Return the gradients of input, weight and bias of ``aten.native_batch_norm_backward``."""
         *vectors, train, eps, mask = settings
         scale = x.new_empty(x.shape[1]) if vectors[0] is None else vectors[0]
         gradients = [
@@ -347,13 +314,9 @@ class DividedNormBackward:
 
 
 def _find_divided_kernel(node: fx.Node, allowed_bytes: int) -> tuple[Any, int] | None:
-    """Return (divided kernel, its workspace [B]), found by executing kernels on random numbers.
+    """Return (divided kernel of equal bits, its workspace [B]), found on random numbers.
 
-    The kernel has equal bits, and the fewest pieces whose workspace is allowed, otherwise the
-    smallest workspace. For a convolution's gradients, this holds for the division of the input's
-    gradient, and for that of the gradients of weight and bias. The sizes of the tensors determine
-    the divided dimension of a convolution; for a batch norm, it is the channels. Returns None if
-    the undivided kernel's workspace is allowed, or no such kernel needs less.
+    None if the undivided kernel's workspace is allowed, or no divided one needs less.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -418,10 +381,9 @@ def _find_divided_kernel(node: fx.Node, allowed_bytes: int) -> tuple[Any, int] |
 
 
 def _convert_statistics(x: torch.Tensor, *vectors: OptionalTensor) -> list[OptionalTensor]:
-    """Return saved mean and inverse deviation of a batch norm in the norm's type; None stays None.
+    """Return saved mean and inverse deviation of a batch norm in the norm's type.
 
-    `vectors` are weight, running mean and variance, then the saved mean and inverse deviation. The
-    type is that of the first of weight, running mean and variance that is not None, else of `x`.
+    `vectors` are weight, running mean and variance, then the saved mean and inverse deviation.
     """
     running_vectors, saved_vectors = vectors[:3], vectors[3:]
     dtype = next((vector.dtype for vector in running_vectors if vector is not None), x.dtype)
@@ -431,11 +393,9 @@ def _convert_statistics(x: torch.Tensor, *vectors: OptionalTensor) -> list[Optio
 def _possible_divisions(
     dimension: str, y: torch.Tensor, x: torch.Tensor, w: torch.Tensor, settings: Sequence[Any]
 ) -> list[Division]:
-    """Return the divisions of a dimension into at least two pieces, by ascending number of pieces.
+    """Return the divisions of a dimension into at least two pieces, fewest first.
 
-    Tries `_PIECE_COUNTS`; the divisions have distinct numbers of pieces. With groups, the groups
-    are divided instead of channels; returns no division for groups of a transposed convolution.
-    `settings` are the arguments of the convolution after the bias.
+    With groups, the groups are divided instead of channels.
     """
     transposed, _, groups = settings[3:6]
     if groups > 1 and dimension != "batch":
@@ -457,9 +417,8 @@ def find_min_workspace_kernel(
 ) -> tuple[Any, int] | None:
     """Return (divided kernel with equal bits and strides and less workspace, its workspace [B]).
 
-    Of these `kernels`, this is the first whose workspace is at most `allowed_bytes`, otherwise the
-    one with the smallest workspace. None if `undivided_kernel` needs at most `allowed_bytes`, or no
-    kernel with equal bits needs less. Raises `CaptureError` if a profiler of PyTorch is on.
+    The first within `allowed_bytes`, otherwise that of the smallest workspace. None if
+    `undivided_kernel` is within it, or no kernel needs less.
     """
     expected_outputs, min_bytes = _measure_kernel(undivided_kernel, arguments)
     best_kernel = None

@@ -68,7 +68,6 @@ class Power:
     def from_device(cls, device: Device) -> Power:
         """Return the power of a device that describes this host.
 
-        If the device states only FLOP per joule, its power is FLOP per second over FLOP per joule.
         Paging has the power of the storage's transfers, without storage that of computation.
         """
         compute, storage = device.compute, device.storage
@@ -207,9 +206,7 @@ def build_profile(
 ) -> Profile:
     """Return a profile whose costs follow from measured times of operations and pages.
 
-    `times_s` has one time per node of the trace's graph. Energies are times multiplied by `power`,
-    by default `NOMINAL_POWER`. Without `paging`, there are no page costs. All other arguments are
-    fields of the profile.
+    `times_s` has one time per node of the trace's graph. Energies are times multiplied by `power`.
     """
     power = power or NOMINAL_POWER
     costs = Costs.from_arrays(
@@ -236,11 +233,7 @@ def _page_costs(trace: Trace, transfer: TransferTime, power_w: float) -> list[tu
 
 
 def _check_arguments(trace: object, repeats: object, threads: object) -> None:
-    """Raise `InputError` for invalid arguments, or parameters that are not on the CPU.
-
-    Accepts only a `Trace`, and whole numbers from 1 as `repeats` and `threads`, or None for
-    `threads`.
-    """
+    """Refuse arguments of other types and parameters that are not on the CPU."""
     if not isinstance(trace, Trace):
         raise InputError(f"expected the result of `trace`, got {quote(trace)}")
     for name, value in (("repeats", repeats), ("threads", 1 if threads is None else threads)):
@@ -270,13 +263,10 @@ def measure_operation_times(
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return (time of each operation with the views of its inputs, time of each timed step) [s].
 
-    Operations are in the order of `step_graph`; sources have 0. The time of a step is the sum over
-    its operations. State does not change. Whole steps are repeated instead of single operations,
-    because a repeated operation would find its inputs in the CPU cache, unlike in a training step.
-    Of expensive operations with equal shapes the first in a step is timed, and its time counts for
-    all of them. The minimum of each operation over all steps counts, because other load only adds
-    time. With one thread, its CPU time is measured, which excludes other programs; with several
-    threads the wall-clock time. `repeats` and `max_s` are as for `measure`.
+    Whole steps are repeated, because a repeated operation would find its inputs in the CPU cache.
+    The minimum of each operation counts, because other load only adds time; CPU time with one
+    thread, which excludes other programs. Of expensive operations with equal shapes the first is
+    timed. State does not change.
     """
     shortest_s: dict[fx.Node, float] = {}
     steps_s: list[float] = []
@@ -286,7 +276,7 @@ def measure_operation_times(
     def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Execute a node, store its time in ``times_s[node]`` [s], and return its result.
 
-        An update is executed on copies of state and gradients, made before the time starts.
+        An update is executed on copies of state and gradients.
         """
         call_kernel = partial(execute_kernel, node, arguments, keywords)
         if isinstance(node.target, ParameterUpdate):
@@ -364,15 +354,10 @@ def measure_paging(
 ) -> Paging:
     """Measure page-out and page-in in a temporary file of a folder, for two or more `sizes_bytes`.
 
-    A page-out is ``pwrite`` and ``fdatasync``, so that it ends when the bytes are on the medium.
-    Then its copy in the file cache is dropped (``POSIX_FADV_DONTNEED``), so that a page-in reads
-    from the medium. Page-out and page-in include the page's checksum, as in steps. The median
-    counts, instead of the minimum as for operations, because a step includes all variations of the
-    medium's time. A read that may not wait (``RWF_NOWAIT``) tests whether the cache was empty
-    (`Paging.cold`). The fit of latency and rate minimizes relative deviations, so that small pages
-    weigh as much as large ones.
-
-    Raises `InputError` if the file cannot be created, written or read.
+    A page-out ends when the bytes are on the medium; its copy in the file cache is dropped, so that
+    a page-in reads from the medium (`Paging.cold` tests it by ``RWF_NOWAIT``). Both include a
+    checksum, as in steps. The median counts, because a step includes all variations of the medium's
+    time. The fit minimizes relative deviations, so that small pages weigh as much as large ones.
     """
     try:
         with tempfile.TemporaryFile(dir=folder, prefix=".poetmodel-paging-") as file:
@@ -388,12 +373,7 @@ def measure_paging(
 def _measure_transfers(
     descriptor: int, folder: str, repeats: int, sizes_bytes: Sequence[int]
 ) -> Paging:
-    """Time writes and reads of pages in an open file; return the times fitted to the medians.
-
-    Each page size is written and read `repeats` times; times include a checksum. Whether reads are
-    cold is tested for the smallest size. `folder` is only stored in the result. Raises `OSError` if
-    a write or read fails.
-    """
+    """Time writes and reads of pages in an open file; return the times fitted to the medians."""
     page_outs_s, page_ins_s = [], []
     # The map closes when its last view is deleted. A `with` would fail after an error, when some
     # views still exist.
@@ -439,8 +419,7 @@ def _is_cold(descriptor: int) -> bool:
 def fit_transfer_time(sizes_bytes: Sequence[int], times_s: Sequence[float]) -> TransferTime:
     """Fit latency and rate to measured times, by least squares of the relative deviations.
 
-    If the latency would be negative or the rate not positive, the latency is 0 and only the rate is
-    fitted.
+    The latency is 0 if it would be negative, or the rate not positive.
     """
     sizes, times = np.asarray(sizes_bytes, float), np.asarray(times_s, float)
     columns = np.stack([1 / times, sizes / times], axis=1)

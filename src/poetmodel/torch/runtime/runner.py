@@ -372,18 +372,13 @@ class GradientTarget:
 class Gradients:
     """The gradients of one step, which are stored in or added to ``.grad``.
 
-    A target without ``.grad`` gets the new gradient when the step is complete. Otherwise the new
-    gradient is added to the existing one: immediately, or at the end of the step if `is_delayed`.
+    A target without ``.grad`` gets the new gradient when the step is complete; an existing one is
+    added to at once, or at the end of the step if `is_delayed`.
     """
 
     def __init__(
         self, targets: Mapping[int, GradientTarget], values: Sequence[Any], *, is_delayed: bool
     ) -> None:
-        """Store the targets by output index, and the values of the step's arguments.
-
-        `store_remaining` sets each missing ``.grad``. An existing one changes in `add`, or only in
-        `store_remaining` if `is_delayed`.
-        """
         self._targets = targets
         self._values = values
         self._is_delayed = is_delayed
@@ -391,13 +386,9 @@ class Gradients:
         """Sum of the gradients of a weight so far, by `GradientTarget.key`."""
 
     def add(self, output_index: int, value: torch.Tensor) -> None:
-        """Add a gradient to the sum of its weight.
+        """Add a gradient to the sum of its weight, and the complete sum to an existing ``.grad``.
 
-        After the last gradient of the weight, which may be the only one, adds the sum to an
-        existing ``.grad``. Without ``.grad``, or if gradients are delayed, retains the sum for
-        `store_remaining`. A retained sum begins
-        with the first gradient itself if no other value uses its memory and it has the strides of
-        the weight; otherwise with a copy.
+        Without ``.grad``, or if gradients are delayed, retains the sum for `store_remaining`.
         """
         gradient_target = self._targets[output_index]
         target = self._values[gradient_target.argument]
@@ -417,11 +408,7 @@ class Gradients:
         self._gradient_sums[gradient_target.key] = value
 
     def store_remaining(self) -> None:
-        """Add each sum that `add` retained to ``.grad``, or make it the missing ``.grad``.
-
-        Call this after the last gradient of the step: sums are not checked to be complete. They are
-        then no longer retained.
-        """
+        """Add each retained sum to ``.grad``, or make it ``.grad``; call it once at the end."""
         for gradient_target in self._targets.values():
             if not gradient_target.is_last or gradient_target.key not in self._gradient_sums:
                 continue
@@ -436,11 +423,7 @@ class Gradients:
 def _gradient_targets(
     trace: Trace, argument_indices: Mapping[fx.Node, int]
 ) -> dict[int, GradientTarget]:
-    """Return a `GradientTarget` for each gradient that a step emits, by output index.
-
-    They are in the order of the step graph's outputs, in which gradients are completed.
-    `argument_indices` has the index of each argument of the step by its node.
-    """
+    """Return a `GradientTarget` for each gradient that a step emits, by output index."""
     step_graph = trace.step_graph
     readers = [operation.reads for operation in step_graph.operations]
     readers += [output.reads for output in step_graph.outputs]

@@ -144,10 +144,7 @@ def _matching_tensors(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name, tensor) of the parameters and buffers of a model that an exported folder has.
 
-    They are in the order of `tensors`, the state tensors of the folder; those that the model lacks
-    are skipped. An int8 front replaces each module quantized by PT2E. Raises `InputError` if
-    `model` is no module, for a tensor of another shape or without memory, and as `with_fronts`
-    does.
+    They are in the order of `tensors`, the state tensors of the folder.
     """
     check_class("model", model, torch.nn.Module)
     model = with_fronts(model)
@@ -172,10 +169,7 @@ def _gradient_sums(
 ) -> Iterator[tuple[str, torch.nn.Parameter | None]]:
     """Yield (name, parameter whose ``.grad`` is the sum) of gradient sums in an exported folder.
 
-    `tensors` are the state tensors of the folder; pairs are in their order. The parameter for an
-    int8 weight is `TrainedLayer.weight_gradient`. The last pair is `BATCHES`, the name of the
-    number of summed batches, and None. Yields no pair if the program sums no gradients. Omits sums
-    for which the model has no parameter, but not `BATCHES`.
+    The last pair is `BATCHES`, the number of summed batches, and None.
     """
     if any(tensor.name == BATCHES for tensor in tensors):
         parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -194,12 +188,7 @@ def _gradient_sums(
 def _moment_targets(
     model: torch.nn.Module, names: set[str], optimizer: torch.optim.Optimizer | None
 ) -> Iterator[tuple[str, torch.nn.Parameter, str]]:
-    """Yield (name, parameter, key in the optimizer's state) of each moment in `names`, sorted.
-
-    Each name is that of the parameter, a dot, and the key. Raises `InputError` if the model lacks
-    the parameter; with an optimizer also if that is no `torch.optim.Optimizer`, does not train the
-    parameter, or has an update rule without this key.
-    """
+    """Yield (name, parameter, key in the optimizer's state) of each moment in `names`, sorted."""
     parameters_by_name = dict(model.named_parameters(remove_duplicate=False))
     if optimizer is not None:
         check_class("optimizer", optimizer, torch.optim.Optimizer)

@@ -95,10 +95,7 @@ class Format:
 
     @classmethod
     def from_tensors(cls, tensors: Iterable[StateTensor], *, name: str, generations: int) -> Self:
-        """Return the format of a file for `tensors`, in their order, with the encoded header.
-
-        `name` is that of the captured step; `generations` is one or two.
-        """
+        """Return the format of a file for `tensors`, in their order, with the encoded header."""
         tensors = tuple(tensors)
         fields = {
             "version": _VERSION,
@@ -115,10 +112,7 @@ class Format:
 
     @classmethod
     def parse(cls, first_bytes: bytes) -> Self | None:
-        """Parse the format from the first `header_bytes` of a file.
-
-        Returns None if the header is incomplete or damaged, or has another version or block size.
-        """
+        """Parse the first `header_bytes` of a file; None if damaged or of another version."""
         size = cls.header_bytes(first_bytes)
         if size is None or len(first_bytes) < size:
             return None
@@ -140,11 +134,7 @@ class Format:
 
     @staticmethod
     def header_bytes(first_bytes: bytes) -> int | None:
-        """Return the length of the header [B], prefix included, without padding.
-
-        The prefix states it. Returns None if `first_bytes` are shorter than the prefix or do not
-        begin with one. They may end before the header does.
-        """
+        """Return the length of the header with its prefix [B]; None without a whole prefix."""
         if len(first_bytes) < _HEADER.size:
             return None
         magic, size, _ = _HEADER.unpack_from(first_bytes)
@@ -158,10 +148,7 @@ class Format:
 
     @property
     def record_bytes(self) -> int:
-        """Maximum size of a record [B].
-
-        Two blocks are for the state of PyTorch's random generator, whose size is about 5 KiB.
-        """
+        """Maximum size of a record [B], with two blocks for PyTorch's random generator (5 KiB)."""
         return _RECORD.size + 9 * len(self.tensors) + BLOCK_BYTES * 2 + _DIGEST_BYTES
 
     @cached_property
@@ -258,10 +245,7 @@ def _tensor_to_dict(tensor: StateTensor) -> dict[str, Any]:
 
 
 def _tensor_from_dict(index: int, item: dict[str, Any]) -> StateTensor:
-    """Parse a tensor from a JSON object of `_tensor_to_dict`, without checking the object.
-
-    The index of the tensor's storage becomes `index`, the position of the object in the header.
-    """
+    """Parse a tensor from a JSON object of `_tensor_to_dict`; its storage becomes `index`."""
     layouts = tuple(
         TensorLayout(
             position=None,
@@ -295,19 +279,13 @@ class StateFile:
     """The state of one compiled step in a file in the user's folder, locked by its process.
 
     Between steps, the memory passed to `map` is a private mapping of a tensor's current generation:
-    writes to the memory do not change the file. Before the next step, `write_mapped_changes` writes
-    these changes to the file for the next generation, and `commit` makes it current. So the content
-    of the file matches `record` between steps, and each read checks a tensor against its checksum
-    in the record.
-
-    Creating the object creates `folder` if it is missing, removes unfinished files of killed
-    processes from it, and creates the file. The file is locked and has its full size for the slots
-    of `tensors`; a tensor is absent until a commit contains it. The file is removed when the object
-    is deleted or the process exits normally. `name` identifies the step, and `steps` is the number
-    of earlier training steps. With two `generations`, one is always complete. With one generation,
+    writes do not change the file. Before the next step, `write_mapped_changes` writes these changes
+    to the next generation, and `commit` makes it current, so the file matches `record` between
+    steps. Each read checks a checksum. With two `generations`, one is always complete; with one,
     each step overwrites it, and no state can be recovered.
 
-    Raises `InputError` if the file cannot be created.
+    A new object removes unfinished files of killed processes. The file is removed when the object
+    is deleted or the process exits normally.
     """
 
     def __init__(
@@ -319,11 +297,6 @@ class StateFile:
         generations: int = 2,
         steps: int = 0,
     ) -> None:
-        """Create, lock and allocate the file in `folder`; raise `InputError` if that fails.
-
-        `name` is that of the step, `steps` the number of earlier training steps, `generations` the
-        number of slots of each tensor. Each of `tensors` is absent until a commit contains it.
-        """
         self.format = Format.from_tensors(tensors, name=name, generations=generations)
         self.record = Record.with_absent_tensors(len(self.format.tensors), steps=steps)
         """The record of the current generation."""
@@ -355,11 +328,9 @@ class StateFile:
     # -- the file --------------------------------------------------------------------------------
 
     def _create(self, folder: str | Path) -> None:
-        """Create, lock and allocate the file, and write its header.
+        """Create, lock and allocate the file, and write its header; no file remains on failure.
 
-        First creates the folder if it is missing, and removes unfinished files of killed processes
-        from it. Raises `InputError` if the folder or the file cannot be created, locked or
-        allocated; no file remains then. Processes forked later close the file.
+        Removes unfinished files of killed processes. Processes forked later close the file.
         """
         make_folder(folder)
         remove_abandoned(folder, f"{PREFIX}*{UNFINISHED}")
@@ -399,10 +370,7 @@ class StateFile:
         self._remove = weakref.finalize(self, _remove, descriptors, path, self._process)
 
     def _publish(self) -> None:
-        """Remove `UNFINISHED` from the file's name, so that `recover` finds it; flush the folder.
-
-        Called when the file has its first intact state. Raises `OSError` if the system refuses.
-        """
+        """Remove `UNFINISHED` from the name, so that `recover` finds the file; flush the folder."""
         path = self.path.rename(self.path.with_suffix(""))
         self._remove.detach()
         self._set_path(path)
@@ -413,11 +381,7 @@ class StateFile:
             os.close(folder)
 
     def check(self) -> None:
-        """Raise `PageError` if the file was closed, removed, moved or truncated.
-
-        Also raises it in a process that did not create the file. Whether the path still leads to
-        this file is not checked, only that it exists and that the file has a link.
-        """
+        """Raise `PageError` if the file was closed, removed, moved or truncated, or in a fork."""
         if self._process != os.getpid():
             raise PageError(
                 f"{self.path}: the state is in a file of process {self._process}, but this is "
@@ -437,9 +401,7 @@ class StateFile:
     def close(self) -> None:
         """Move all mapped memory to RAM, at the same addresses, and remove the file.
 
-        A process that did not create the file only stops using it. Further calls have no effect.
-        Raises `PageError` if a tensor cannot be read, and `OSError` if the system refuses memory;
-        the file then remains.
+        A forked process only stops using it. The file remains if a tensor cannot be read.
         """
         if self._is_closed or self._process != os.getpid():
             self._is_closed = True
@@ -474,9 +436,7 @@ class StateFile:
     def read(self, index: int, memory: memoryview) -> None:
         """Read a tensor of the current generation into `memory`; zeros if the tensor is absent.
 
-        If the tensor is present and has a tracked memory (`map`), the changed pages of the tracked
-        memory (all pages, without a page map of the system) are then copied to `memory`. Raises
-        `PageError` if the slot cannot be read or does not match its checksum.
+        Includes changes made through a tracked memory (`map`).
         """
         position = self._positions[index]
         slot = self.record.slots[position]
@@ -492,11 +452,7 @@ class StateFile:
     def _read_slot(
         self, position: int, slot: int, expected_checksum: int, memory: memoryview
     ) -> None:
-        """Fill `memory` from a slot of the tensor at `position`; then add its size to `read_bytes`.
-
-        Raises `PageError`, and adds no size, if the slot cannot be read or its checksum is not
-        `expected_checksum`.
-        """
+        """Fill `memory` from a slot of the tensor at `position`; count its size in `read_bytes`."""
         offset = self.format.slot_offset(position, slot)
         read_checked(
             self.path,
@@ -509,11 +465,9 @@ class StateFile:
         self.read_bytes += len(memory)
 
     def write(self, index: int, memory: memoryview) -> None:
-        """Write a tensor of the next generation from `memory`; other tensors retain their value.
+        """Write a tensor of the next generation, which `commit` makes current, from `memory`.
 
-        A `commit` makes it current. With one generation, it overwrites the current value, so that
-        `read` may raise until a `commit` or `rollback`. Raises `PageError` if the file cannot be
-        written.
+        With one generation, it overwrites the current value.
         """
         position = self._positions[index]
         current_slot = self.record.slots[position]
@@ -530,21 +484,10 @@ class StateFile:
     def commit(self, *, steps: int = 0, absent_indices: Iterable[int] = ()) -> None:
         """Make the written tensors part of a new current generation, and map memories to it.
 
-        The record also contains the current state of PyTorch's random generator. With two
-        generations, the medium has stored the generation on return, and the first commit finally
-        renames the file, so that `recover` finds it. With one generation, the record is not
-        written.
-
-        Raises `PageError` if the record cannot be written. Raises `OSError` if the system refuses a
-        mapping, or if the file cannot be renamed or its folder cannot be flushed; the generation is
-        then committed already.
-
-        Parameters
-        ----------
-        steps : int
-            Training steps since the last commit.
-        absent_indices : iterable of int
-            Indices of tensors that are absent from now on.
+        The record has the state of PyTorch's random generator, and `steps` more training steps.
+        With two generations, the medium has stored the generation on return. Tensors of
+        `absent_indices` are absent from now on. An `OSError` of a mapping or of the folder comes
+        after the commit.
         """
         absent_slots = {self._positions[index]: (ABSENT, 0) for index in absent_indices}
         self._next_entries |= absent_slots
@@ -558,11 +501,7 @@ class StateFile:
             self._publish()
 
     def _next_record(self, *, steps: int) -> Record:
-        """Return the record of the next generation, with the current state of the random generator.
-
-        Slots and checksums are those of the current record, or of tensors written since. `steps` is
-        added to the number of training steps. The current record is unchanged.
-        """
+        """Return the record of the next generation, with the current state of the generator."""
         entries = list(zip(self.record.slots, self.record.checksums, strict=True))
         for position, entry in self._next_entries.items():
             entries[position] = entry
@@ -575,10 +514,7 @@ class StateFile:
         )
 
     def _write_record(self, record: Record) -> None:
-        """Flush the tensors; write and flush the record; drop the file from the file cache.
-
-        Overwrites the older of the file's two records.
-        """
+        """Flush the tensors; write and flush the older record; drop the file cache."""
         os.fdatasync(self._descriptor)
         self._write_padded(
             memoryview(record.to_bytes()), self.format.record_offset(record.generation)
@@ -587,10 +523,7 @@ class StateFile:
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def show_uncommitted(self) -> None:
-        """Map memories to the tensors written since the last commit, until `rollback`.
-
-        Raises `OSError` if the system refuses a mapping.
-        """
+        """Map memories to the tensors written since the last commit, until `rollback`."""
         self._shows_uncommitted = True
         self._remap(self._next_entries)
 
@@ -602,9 +535,7 @@ class StateFile:
     def rollback(self) -> None:
         """Discard the tensors written since the last commit, and end `show_uncommitted`.
 
-        The memories of these tensors are mapped to the current generation. With one generation, the
-        written tensors remain, because they overwrote the old values. Raises `OSError` if the
-        system refuses a mapping; the tensors are then discarded already.
+        With one generation, they remain, because they overwrote the old values.
         """
         discarded_entries = self._next_entries
         self.discard_written()
@@ -614,8 +545,7 @@ class StateFile:
     def discard_written(self) -> None:
         """Discard the tensors written since the last commit, without changing mappings.
 
-        With one generation, they overwrote the old values, so they become current instead: `record`
-        changes.
+        With one generation they become current instead.
         """
         if self.format.generations == 1:
             self.record = self._next_record(steps=0)
@@ -624,8 +554,7 @@ class StateFile:
     def _write_padded(self, memory: memoryview, offset: int) -> None:
         """Write bytes at an offset of the file, and zeros up to the end of the block.
 
-        A write of whole blocks saves the system from reading the last block first. Raises
-        `OSError` if a write fails.
+        Otherwise the system would read the last block first.
         """
         padding, written_bytes = bytes(-len(memory) % BLOCK_BYTES), 0
         while written_bytes < len(memory):
@@ -642,37 +571,23 @@ class StateFile:
     def map(self, index: int, memory: Memory) -> None:
         """Map memory, copy-on-write, to a tensor's current generation, also after each commit.
 
-        This tracks the memory until `unmap` or `untrack`. Its old content is lost, unless the
-        tensor is absent: then the memory is not changed. After `show_uncommitted`, maps a
-        value written since the last commit instead. Raises `OSError` if the system refuses the
-        mapping.
+        The old content of the memory is lost, unless the tensor is absent: then it is not changed.
         """
         self._memories[index] = memory
         self._map(index, memory)
 
     def unmap(self, index: int) -> None:
-        """Move a tensor's memory to RAM with the tensor's current value, at the same address.
-
-        The memory gets zeros if the tensor is absent from the current generation, and is no longer
-        tracked. Raises `PageError` if the value cannot be read, and `OSError` if the system refuses
-        memory; the memory then remains mapped and tracked.
-        """
+        """Move a tensor's memory to RAM with its value (zeros if absent), and untrack it."""
         memory = self._memories[index]
         memory.move_to_ram(partial(self.read, index))
         del self._memories[index]
 
     def untrack(self, index: int) -> None:
-        """Stop mapping the memory of a tensor again after commits.
-
-        The current mapping remains.
-        """
+        """Stop mapping the memory of a tensor again after commits; the current mapping remains."""
         self._memories.pop(index, None)
 
     def is_tracked(self, index: int) -> bool:
-        """Return whether commits map a tensor's memory again: after `map`.
-
-        False after `unmap` or `untrack`.
-        """
+        """Return whether commits map a tensor's memory again: after `map`."""
         return index in self._memories
 
     def _live_memories(self) -> list[tuple[int, Memory]]:
@@ -682,11 +597,7 @@ class StateFile:
         return list(self._memories.items())
 
     def _remap(self, positions: Collection[int]) -> None:
-        """Map the memories of tensors at `positions` again, and all whose slot has changed.
-
-        Changes made through these mappings are lost. Memories of absent tensors are not mapped.
-        Raises `OSError` if the system refuses a mapping.
-        """
+        """Map memories at `positions` and of changed slots again; writes through them are lost."""
         for index, memory in self._live_memories():
             position = self._positions[index]
             if position in positions or self._mapped_slots[index] != self._slot_to_map(position):
@@ -707,10 +618,7 @@ class StateFile:
     def write_mapped_changes(self) -> None:
         """Write changes made through mappings; drop from RAM memories that were only read.
 
-        Changes are found in the system's page map, or without one by checksums. They belong to the
-        next generation, which a `commit` makes current. Tensors that were already written since the
-        last commit are skipped. Raises `PageError` if a tensor cannot be read or written, and
-        `OSError` if the system refuses a mapping.
+        Changes are found in the system's page map, or without one by checksums.
         """
         with Pagemap() as pages:
             for index, memory in self._live_memories():

@@ -54,12 +54,10 @@ _TAIL_WEIGHTS: Final = np.arange(1, 2 * ALIGNMENT_BYTES, 2 * _WORD_BYTES, dtype=
 class ScratchFile:
     """A file in the user's folder, whose pages only the process that wrote them reads.
 
-    Creating the object creates the file, and the folder if it is missing; that may raise
-    `InputError`. It also removes page files that killed processes have left in the folder. The file
-    is removed when the object is deleted or the process exits normally. Each page is checked
-    against its checksum when read. A page-out is ``pwrite`` and ``fdatasync``, and then drops the
-    copy in the file cache (``POSIX_FADV_DONTNEED``); a page-in drops it again. So a paged-out page
-    takes no RAM.
+    A new object removes page files that killed processes have left. The file is removed when the
+    object is deleted or the process exits normally. A page-out is ``pwrite`` and ``fdatasync``;
+    page-outs and page-ins drop the copy in the file cache, so that a paged-out page takes no RAM.
+    Each read checks a checksum.
     """
 
     bytes: int
@@ -72,11 +70,7 @@ class ScratchFile:
         self._create()
 
     def _create(self) -> None:
-        """Create the file, and lock it if possible; raise `InputError` if it cannot be created.
-
-        Also creates a missing folder, and removes abandoned page files from the folder. Forgets the
-        checksums of all pages.
-        """
+        """Create the file, and lock it if possible; remove abandoned page files from the folder."""
         folder = self._folder
         make_folder(folder)
         remove_abandoned(folder, f"{PREFIX}*")
@@ -95,22 +89,14 @@ class ScratchFile:
         self._checksums: dict[int, int] = {}
 
     def _write_page(self, offset: int, memory: memoryview, page_name: str) -> None:
-        """Write a page, called `page_name` in messages; return when the medium has stored it.
-
-        Records the page's checksum, also if writing fails with `PageError`. Adds the page's size to
-        `written_bytes` once it is written.
-        """
+        """Write a page, called `page_name` in messages; return when the medium has stored it."""
         self._checksums[offset] = checksum(memory)
         with convert_page_errors(self.path, f"{page_name} could not be written"):
             write_page(self._descriptor, memory, offset)
         self.written_bytes += len(memory)
 
     def _read_page(self, offset: int, memory: memoryview, page_name: str) -> None:
-        """Read a page, called `page_name` in messages, into `memory`.
-
-        Raises `PageError` if the page cannot be read or is damaged, and `KeyError` if it was never
-        written; otherwise adds the page's size to `read_bytes`.
-        """
+        """Read a page, called `page_name` in messages, into `memory`, and check it."""
         read_checked(
             self.path, self._descriptor, memory, offset, self._checksums[offset], page_name
         )
@@ -118,18 +104,9 @@ class ScratchFile:
 
 
 class PageFile(ScratchFile):
-    """A page file of fixed size, with one page per storage.
-
-    Creating the object creates the file in `folder`, and allocates space for the pages of all
-    `storages`. Raises `InputError` if that fails.
-    """
+    """A page file of fixed size, with one page per storage."""
 
     def __init__(self, folder: str | Path, storages: Iterable[TensorStorage]) -> None:
-        """Create the file in `folder`, with space for the pages of all `storages`.
-
-        Also creates a missing folder, and removes abandoned page files from the folder. Raises
-        `InputError` if the folder or file cannot be created, or space is missing.
-        """
         self.storages = {storage.index: storage for storage in storages}
         self.offsets: dict[int, int] = {}
         """Offset of the page of each storage in the file [B]."""
@@ -146,11 +123,7 @@ class PageFile(ScratchFile):
         self._remove()
 
     def check(self) -> None:
-        """Raise `PageError` if the file was closed; create a new file in a newly forked process.
-
-        The new file has no pages. Also raises `PageError` if it cannot be created; the next call
-        then tries again.
-        """
+        """Raise `PageError` if the file was closed; create a new, empty one in a forked process."""
         if self._is_closed:
             raise PageError(
                 f"{self.path}: the step was closed, and its page file removed; compile again"
@@ -163,24 +136,15 @@ class PageFile(ScratchFile):
                 raise PageError(str(error)) from None
 
     def write(self, index: int, memory: memoryview) -> None:
-        """Write the page of a storage, and return when the medium has stored it.
-
-        Raises `PageError` if it cannot be written.
-        """
+        """Write the page of a storage, and return when the medium has stored it."""
         self._write_page(self.offsets[index], memory, self._page_name(index))
 
     def read(self, index: int, memory: memoryview) -> None:
-        """Read the page of a storage into `memory`.
-
-        Raises `PageError` if it cannot be read or is damaged.
-        """
+        """Read the page of a storage into `memory`, and check it."""
         self._read_page(self.offsets[index], memory, self._page_name(index))
 
     def _create(self) -> None:
-        """Create the file as `ScratchFile` does, and allocate its full size.
-
-        Raises `InputError` if that fails; the file is then removed.
-        """
+        """Create the file as `ScratchFile` does, and allocate its full size."""
         super()._create()
         try:
             os.posix_fallocate(self._descriptor, 0, max(self.bytes, 1))
@@ -196,10 +160,7 @@ class PageFile(ScratchFile):
 
 
 def write_page(descriptor: int, memory: memoryview, offset: int) -> None:
-    """Write a page, flush it to the medium, and drop its copy in the file cache.
-
-    Raises `OSError` if the system refuses.
-    """
+    """Write a page, flush it to the medium, and drop its copy in the file cache."""
     written_bytes = 0
     while written_bytes < len(memory):
         written_bytes += os.pwrite(descriptor, memory[written_bytes:], offset + written_bytes)
@@ -208,10 +169,7 @@ def write_page(descriptor: int, memory: memoryview, offset: int) -> None:
 
 
 def read_page(descriptor: int, memory: memoryview, offset: int) -> int:
-    """Read from `offset` until `memory` is full or the file ends; return the bytes read [B].
-
-    Does not drop the page's copy in the file cache. Raises `OSError` if the system refuses.
-    """
+    """Read from `offset` until `memory` is full or the file ends; return the bytes read [B]."""
     total_bytes = 0
     while total_bytes < len(memory):
         read_bytes = os.preadv(descriptor, [memory[total_bytes:]], offset + total_bytes)
@@ -229,11 +187,7 @@ def read_checked(
     expected_checksum: int,
     page_name: str,
 ) -> None:
-    """Read a page into `memory` without retaining a copy in the file cache.
-
-    Raises `PageError` if the page cannot be read completely, or its checksum is not
-    `expected_checksum`. `path` and `page_name` are the names of file and page in messages.
-    """
+    """Read a page into `memory`, check it, and retain no copy in the file cache."""
     size = len(memory)
     with convert_page_errors(path, f"{page_name} could not be read"):
         read_bytes = read_page(descriptor, memory, offset)
@@ -271,8 +225,7 @@ def make_folder(folder: str | Path) -> None:
 def remove_abandoned(folder: str | Path, pattern: str) -> None:
     """Remove files in `folder` that match `pattern` and that killed processes have left.
 
-    Files of running processes are locked, and remain. Files that were changed at most
-    `_LOCK_TIMEOUT_S` ago remain, too, and files that cannot be opened, locked or removed.
+    Locked files remain, and those changed in the last `_LOCK_TIMEOUT_S`.
     """
     for path in Path(folder).glob(pattern):
         with suppress(OSError):
@@ -306,11 +259,9 @@ class Pageable(Protocol):
 
 
 class Pages:
-    """Pager of a program, which writes and reads pages of storages.
+    """Pager of a program: `state` has the pages of state on storage, `file` all others.
 
-    State with its home on storage is in the separate file `state`. `file_numbers` maps the storage
-    indices of these state tensors and of their replacements to the numbers of the state tensors in
-    that file. All other pages are in `file`.
+    `file_numbers` maps storage indices of state tensors to their numbers in `state`.
     """
 
     def __init__(
@@ -320,29 +271,17 @@ class Pages:
         state: Pageable | None = None,
         file_numbers: Mapping[int, int] | None = None,
     ) -> None:
-        """Store the files; each may be None if no page is in it.
-
-        `file_numbers` has the page number in `state` of each storage with its page there, by
-        storage index; all other pages are in `file`.
-        """
         self._file = file
         self._state = state
         self._file_numbers = file_numbers or {}
 
     def page_out(self, index: int, tensor: torch.Tensor) -> None:
-        """Write the storage of a tensor to the page of storage `index`.
-
-        Raises `PageError` if it cannot be written.
-        """
+        """Write the storage of a tensor to the page of storage `index`."""
         file, page_number = self._find_page(index)
         file.write(page_number, bytes_of(tensor.untyped_storage()))
 
     def page_in(self, index: int) -> Any:
-        """Read the page of storage `index` into new memory; return its tensor or tensors.
-
-        Returns a tuple if the storage has several layouts. Raises `PageError` if the page cannot be
-        read or is damaged.
-        """
+        """Read the page of storage `index` into new memory; return its tensor or tensors."""
         file, page_number = self._find_page(index)
         storage, tensors = allocate_page(file.storages[page_number])
         file.read(page_number, bytes_of(storage))
@@ -355,10 +294,7 @@ class Pages:
 
 
 def allocate_page(page: TensorStorage) -> tuple[torch.UntypedStorage, Any]:
-    """Allocate memory for a page; return (storage, its tensor or a tuple of its tensors).
-
-    The storage has one tensor for each layout, and is not initialized.
-    """
+    """Allocate memory for a page; return (storage, its tensor or a tuple of its tensors)."""
     storage = torch.UntypedStorage(page.bytes)
     tensors = tuple(
         torch.empty(0, dtype=layout.dtype).set_(storage, layout.offset, layout.shape, layout.stride)
@@ -376,10 +312,9 @@ def bytes_of(storage: torch.UntypedStorage) -> memoryview:
 def checksum(memory: memoryview) -> int:
     """Return a checksum that differs if one word does, and almost always if blocks are exchanged.
 
-    The checksum is the sum of the blocks' sums times odd weights, modulo 2^64. Blocks have 4 KiB,
-    and words of 8 B are summed, so that their order in a complete block does not count. Each word
-    of an incomplete last block has an odd weight of its own; zeros complete the last word.
-    Computing the checksum takes as long as reading the memory once, a fifth of the time of a CRC.
+    The sum of the blocks' sums times odd weights, modulo 2^64. Blocks have 4 KiB; the order of the
+    8 B words in a complete block does not count. It takes as long as reading the memory once, a
+    fifth of the time of a CRC.
 
     Examples
     --------
@@ -444,8 +379,7 @@ def _map(
 ) -> int:
     """Map memory privately at `address`, or at a free address if None; return the address.
 
-    `flags` extend those of a private mapping without reserved swap: `_MAP_FIXED` replaces the
-    mapping at `address`. Raises `OSError` if the system refuses.
+    `_MAP_FIXED` in `flags` replaces the mapping at `address`.
     """
     access, mode = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_NORESERVE
     return _check_address(
@@ -467,12 +401,10 @@ def release_memory() -> None:
 class Memory:
     """A block of memory at a fixed address, initially zeros in RAM.
 
-    The memory is freed when neither this object nor a tensor uses it. Raises `OSError` if the
-    system refuses the memory.
+    The memory is freed when neither this object nor a tensor uses it.
     """
 
     def __init__(self, size_bytes: int) -> None:
-        """Map memory of zeros in RAM, and create a PyTorch storage of `size_bytes` in it."""
         self._span_bytes = round_up(size_bytes, PAGE_BYTES)
         self._address = _map(None, self._span_bytes, mmap.MAP_ANONYMOUS)
         array = (ctypes.c_char * size_bytes).from_address(self._address)
@@ -484,10 +416,7 @@ class Memory:
 
     @property
     def is_lost(self) -> bool:
-        """Whether PyTorch has moved the storage to other memory, for example by ``share_memory_``.
-
-        Then no tensor uses this memory.
-        """
+        """Whether PyTorch has moved the storage to other memory, such as by ``share_memory_``."""
         return bool(self.storage.data_ptr() != self._address)
 
     def is_memory_of(self, tensor: torch.Tensor) -> bool:
@@ -495,18 +424,14 @@ class Memory:
         return not self.is_lost and bool(tensor.untyped_storage().data_ptr() == self._address)
 
     def map(self, descriptor: int, offset: int) -> None:
-        """Map the memory to an offset of a file; the old content of the memory is lost.
-
-        Raises `OSError` if the system refuses the mapping.
-        """
+        """Map the memory to an offset of a file; the old content of the memory is lost."""
         _map(self._address, self._span_bytes, _MAP_FIXED, descriptor, offset)
         self.is_mapped = True
 
     def move_to_ram(self, fill: Callable[[memoryview], None]) -> None:
-        """Move the memory to RAM, at the same address, with the content written by `fill`.
+        """Move the memory to RAM, at the same address, with the content that `fill` writes.
 
-        `fill` is called with a view of zeros of the memory's size. If it raises, or the system
-        refuses with `OSError`, the memory is unchanged.
+        If `fill` or the system fails, the memory is unchanged.
         """
         size = self.storage.nbytes()
         new_address = _map(None, self._span_bytes, mmap.MAP_ANONYMOUS)
@@ -527,9 +452,7 @@ class Memory:
     def read_access_flags(self, pages: Pagemap, file_checksum: int) -> tuple[bool, bool]:
         """Return (whether the memory was accessed, whether it was written) since it was mapped.
 
-        An access whose pages the system has dropped from RAM does not count. `file_checksum` is the
-        checksum of the mapped page in the file. It is used on systems without page information,
-        where the first value is always True.
+        Without page information, the first is always True, and `file_checksum` decides the second.
         """
         entries = pages.read_entries(self._address, self._span_bytes)
         if entries is None:
@@ -537,10 +460,7 @@ class Memory:
         return bool(np.any(entries & _PRESENT_BITS)), bool(np.any(_written_pages(entries)))
 
     def copy_written(self, pages: Pagemap, memory: memoryview) -> None:
-        """Copy the pages written since the memory was mapped to the same offsets of `memory`.
-
-        On systems without page information, copies the whole memory.
-        """
+        """Copy the pages written since the memory was mapped to the same offsets of `memory`."""
         content = bytes_of(self.storage)
         entries = pages.read_entries(self._address, self._span_bytes)
         if entries is None:
@@ -573,11 +493,7 @@ class Pagemap:
             os.close(self._descriptor)
 
     def read_entries(self, address: int, span_bytes: int) -> NDArray[np.uint64] | None:
-        """Return the page map's entry of each page of a memory range.
-
-        `address` and `span_bytes` must be multiples of `PAGE_BYTES`. Returns None if the system
-        refuses the page map, or returns fewer entries.
-        """
+        """Return the page map's entry of each page of a memory range; None if it is refused."""
         if self._descriptor is None:
             return None
         entries_bytes = span_bytes // PAGE_BYTES * _ENTRY_BYTES

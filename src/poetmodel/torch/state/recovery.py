@@ -102,10 +102,7 @@ def recover(
 
 
 def check_class(name: str, value: object, expected_class: type) -> None:
-    """Raise `InputError` unless a value is an instance of `expected_class`, a class of PyTorch.
-
-    `name` is the name of the argument, for the message.
-    """
+    """Raise `InputError` unless a value is an instance of `expected_class`."""
     if not isinstance(value, expected_class):
         raise InputError(f"{name}: expected {expected_class.__name__} of torch, got {quote(value)}")
 
@@ -119,11 +116,6 @@ class _RecoveryTargets:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         loss_fn: Callable[..., torch.Tensor] | None,
     ) -> None:
-        """Collect parameters and buffers by (kind, path), and moment keys by parameter ``id``.
-
-        Paths begin with `BODY` for the model, and with `LOSS` for a loss that is a module. The keys
-        are those of the optimizer's rule with its settings.
-        """
         self.optimizer = optimizer = Optimizers.combine(optimizer)
         modules = {BODY: model}
         if isinstance(loss_fn, torch.nn.Module):  # a function has no state
@@ -144,20 +136,12 @@ class _RecoveryTargets:
         """Keys of the moments of each parameter, by its id."""
 
     def find_tensor(self, tensor: StateTensor) -> torch.Tensor | None:
-        """Return the parameter or buffer of a tensor in the file; for a moment its parameter.
-
-        Returns None if the model has no such parameter or buffer.
-        """
+        """Return the parameter or buffer of a tensor in the file, for a moment its parameter."""
         owner_kind = InputKind.PARAMETER if tensor.kind == InputKind.MOMENT else tensor.kind
         return self._model_tensors.get((str(owner_kind), tensor.owner))
 
     def find_mismatches(self, tensors: tuple[StateTensor, ...]) -> Iterator[str]:
-        """Yield a message for each mismatch between the tensors of a file and model or optimizer.
-
-        Parameters and buffers must have equal names, shapes, types and shared memory, and may not
-        be on the ``meta`` device. Empty ones of the model may be absent from the file. Moments are
-        compared by `_find_moment_mismatches`; their shapes and types are not checked.
-        """
+        """Yield a message for each mismatch between tensors of a file and model or optimizer."""
         names_by_storage: dict[int, str] = {}
         for tensor in tensors:
             owner, layout = self.find_tensor(tensor), tensor.storage.layouts[0]
@@ -184,9 +168,7 @@ class _RecoveryTargets:
     def _find_moment_mismatches(self, tensors: tuple[StateTensor, ...]) -> Iterator[str]:
         """Yield an error per parameter whose moments in the file the optimizer cannot use.
 
-        These are parameters that no optimizer of a supported class has, and parameters whose
-        moments in the file have no key in common with the optimizer's rule, except ``step``. A rule
-        without moments, such as that of SGD without momentum, accepts all moments.
+        A rule without moments, such as that of SGD without momentum, accepts all moments.
         """
         keys_by_path: defaultdict[str, set[str]] = defaultdict(set)
         for tensor in tensors:
@@ -205,12 +187,7 @@ class _RecoveryTargets:
                 )
 
     def set_value(self, tensor: StateTensor, value: torch.Tensor | None) -> None:
-        """Copy a value into a parameter or buffer, or store it as a moment; None removes a moment.
-
-        Has no effect if the model has no parameter or buffer for `tensor` (for a moment, no such
-        parameter), if `value` is None and `tensor` is a parameter or buffer, or if the moment to
-        remove is absent. A moment is stored without a copy.
-        """
+        """Copy a value into a parameter or buffer, or store it as a moment; None removes one."""
         owner = self.find_tensor(tensor)
         if owner is None:
             return
@@ -226,10 +203,7 @@ class _RecoveryTargets:
 
 
 class _AbandonedStateFile:
-    """A state file that a killed process has left, locked by this process until `close`.
-
-    Deletion of the object closes the file, too.
-    """
+    """A state file that a killed process has left, locked by this process until `close`."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -241,10 +215,7 @@ class _AbandonedStateFile:
     def load(self, targets: _RecoveryTargets) -> None:
         """Load the newest intact generation into the targets, and restore the random generator.
 
-        Also sets `steps`, and logs damaged newer generations. Raises `InputError`, before any
-        change, if the file cannot be read, the header is invalid, the file has only one generation,
-        no generation is intact, or tensors do not match the targets. Also raises it if a tensor
-        that was intact cannot be read again; the targets are then partly overwritten.
+        All checks precede the first change, unless a tensor that was intact cannot be read again.
         """
         file_format = self.read_format()
         if file_format is None or file_format.generations == 1:
@@ -274,11 +245,7 @@ class _AbandonedStateFile:
         self.steps = record.steps
 
     def read_format(self) -> Format | None:
-        """Read the format from the header.
-
-        Returns None if the header is incomplete, damaged, or of another version or block size.
-        Raises `InputError` if the file cannot be read.
-        """
+        """Read the format from the header; None if it is damaged or of another version."""
         first_bytes = self._read_bytes(_FIRST_READ_BYTES, 0)
         header_bytes = Format.header_bytes(first_bytes)
         if header_bytes is None or header_bytes > os.fstat(self._descriptor).st_size:
@@ -286,10 +253,7 @@ class _AbandonedStateFile:
         return Format.parse(self._read_bytes(header_bytes, 0))
 
     def read_records(self, file_format: Format) -> list[Record]:
-        """Read the intact commit records, newest first.
-
-        Raises `InputError` if the file cannot be read.
-        """
+        """Read the intact commit records, newest first."""
         raw_records = (
             self._read_bytes(file_format.record_bytes, file_format.record_offset(position))
             for position in range(RECORD_COUNT)
@@ -305,11 +269,7 @@ class _AbandonedStateFile:
             raise _make_read_error(self.path, error) from None
 
     def _find_newest_intact(self, file_format: Format) -> Record:
-        """Return the newest record whose tensors all match their checksums.
-
-        Logs a warning about damaged newer generations; a tensor that cannot be read counts as
-        damaged. Raises `InputError` if no record is intact, or the system refuses to read a record.
-        """
+        """Return the newest record whose tensors all match their checksums; log damaged ones."""
         damage_reports = []
         for record in self.read_records(file_format):
             try:
@@ -335,12 +295,7 @@ class _AbandonedStateFile:
     def _read_tensor(
         self, file_format: Format, record: Record, position: int
     ) -> torch.Tensor | None:
-        """Read a tensor of a record into new memory; return None if the tensor is absent.
-
-        `position` is that in ``file_format.tensors``. If the tensor's storage has several layouts,
-        the returned tensor has the first one. Raises `_DamageError` if the tensor cannot be read
-        completely, or its checksum differs.
-        """
+        """Read a tensor of a record into new memory; return None if the tensor is absent."""
         slot, storage = record.slots[position], file_format.tensors[position].storage
         if slot == ABSENT:
             return None
@@ -370,12 +325,9 @@ _LOADED_FILES: Final[WeakKeyDictionary[torch.nn.Module, _AbandonedStateFile]] = 
 
 
 def _find_abandoned_files(source: Path) -> Iterator[_AbandonedStateFile]:
-    """Yield the state files of killed processes, sorted by path, and lock them.
+    """Yield the state files of killed processes in a folder or path, sorted, and lock them.
 
-    `source` is a folder, which may be missing, or a file. In a folder, files in use and unfinished
-    files are skipped; a file in use is logged, unless this process has recovered a model from it.
-    Raises `InputError` if `source` is a file in use, if a file cannot be opened, or if `source` is
-    missing and its name has the prefix of state files.
+    In a folder, files in use and unfinished files are skipped.
     """
     if not source.exists() and not source.name.startswith(PREFIX):
         return  # `compile` creates the folder
@@ -395,11 +347,7 @@ def _find_abandoned_files(source: Path) -> Iterator[_AbandonedStateFile]:
 
 
 def _open_locked(path: Path) -> _AbandonedStateFile | None:
-    """Open a state file and lock it; return None if any process, also this one, has locked it.
-
-    Also returns None if the file system has no locks. Raises `InputError` if the file cannot be
-    opened.
-    """
+    """Open a state file and lock it; return None if any process has locked it."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError as error:
@@ -414,14 +362,10 @@ def _open_locked(path: Path) -> _AbandonedStateFile | None:
 
 @contextmanager
 def replace_recovered_file(folder: str | Path, model: torch.nn.Module) -> Iterator[int]:
-    """Context manager that at its end removes the file from which a model was recovered.
+    """Remove, at the end of the block, the file in `folder` from which the model was recovered.
 
-    The file remains, and is still locked, if the block raises or if the file is not in `folder`.
-
-    Yields the number of training steps of the recovered state; 0 if the model was not recovered
-    from this folder. First logs a warning about each other abandoned file with an intact commit
-    record in the folder. Raises `InputError` if a state file in the folder cannot be opened or
-    read.
+    Yields the number of training steps of the recovered state, else 0. The file remains if the
+    block raises. Logs other abandoned files with an intact record.
     """
     loaded_file = _LOADED_FILES.get(model)
     if loaded_file is not None and loaded_file.path.parent.resolve() != Path(folder).resolve():

@@ -57,11 +57,7 @@ class _StateEntry:
         return self.moment is not None and self.moment.is_new
 
     def read_content(self) -> tuple[memoryview, Any]:
-        """Return (bytes of the tensor in the file's layout, tensor that owns these bytes).
-
-        Both are a copy if the tensor has another layout or storage size. The bytes are valid while
-        the returned tensor exists.
-        """
+        """Return (bytes of the tensor in the file's layout, tensor that owns these bytes)."""
         value, storage = self.find().detach(), self.tensor.storage
         layout = storage.layouts[0]
         has_layout = value.storage_offset() == layout.offset and value.stride() == layout.stride
@@ -74,8 +70,7 @@ class _StateEntry:
     def bind(self, memory: Memory) -> None:
         """Make the tensor in the model or optimizer use this memory, with the memory's content.
 
-        A moment, also an absent one, is stored in the optimizer as a new tensor. Of a parameter or
-        buffer, ``.data`` is set.
+        A moment, also an absent one, is stored in the optimizer as a new tensor.
         """
         layout = self.tensor.storage.layouts[0]
         empty = torch.empty(0, dtype=layout.dtype)
@@ -90,35 +85,15 @@ class StateStore:
     """The state of a captured step with an optimizer, in RAM and in a file.
 
     Tensors are identified by the indices of their storages in `trace`; parameters and buffers that
-    the step does not read have higher indices. With `rollback`, the file has two generations of all
-    state, so that the last complete one remains if a step fails or the process is killed. Methods
-    raise `OSError` if the system refuses a mapping, memory, or to rename the new file.
-
-    Parameters
-    ----------
-    trace : Trace
-        The captured step.
-    stored_indices : collection of int
-        Indices of the tensors with their home on storage, which are mapped to the file.
-    folder : str or Path
-        Folder of the state file. The object creates the file; `close`, deletion of the object, or
-        normal exit of the process removes it.
-    rollback : bool
-        Whether the file has two generations.
+    the step does not read have higher indices. Those of `stored_indices` have their home on
+    storage. With `rollback`, the file in `folder` has two generations of all state, so that the
+    last complete one remains if a step fails or the process is killed. `close`, deletion of the
+    object, or normal exit of the process removes the file.
     """
 
     def __init__(
         self, trace: Trace, stored_indices: Collection[int], *, folder: str | Path, rollback: bool
     ) -> None:
-        """Create the state file, write the current state, and map the tensors on storage to it.
-
-        `stored_indices` are the storage indices of the tensors on storage. Without `rollback`, only
-        these are written, with one generation instead of two; absent moments are never written.
-        Removes the file in `folder` from which the model was recovered, if any. Logs a warning
-        about files in `folder` that killed processes have left. Raises `InputError` if the file
-        cannot be created, or another state file in `folder` cannot be opened. Raises `PageError` if
-        the file cannot be written.
-        """
         self._states = {state.index: state for state in _all_states(trace)}
         self._memories: dict[int, Memory] = {}
         self._stored_indices: frozenset[int] = frozenset()
@@ -154,9 +129,7 @@ class StateStore:
     def map_indices(self, trace: Trace) -> Mapping[int, int]:
         """Return the index in this store of each state tensor in `trace`, by its index in `trace`.
 
-        `trace` is the same step, perhaps with inputs of other shapes. Tensors are matched by kind,
-        path and moment key. Omits state that `trace` does not read, and empty tensors. Raises
-        `CaptureError` if `trace` reads a state tensor that is not in this store.
+        `trace` is the same step, perhaps with inputs of other shapes.
         """
         index_by_identity = {
             _identity(state.tensor): index for index, state in self._states.items()
@@ -177,12 +150,9 @@ class StateStore:
     def prepare_step(self, stored_indices: Collection[int] | None = None) -> None:
         """Prepare the next step: commit changes since the last step to the file, then set homes.
 
-        `stored_indices` are the indices of the tensors with their home on storage from now on; None
-        leaves the homes unchanged. With one generation, only state on storage is committed. A
-        moment ``sum`` that the optimizer lacks is first stored there, because a step adds to it. In
-        a `trial` with two generations, neither commits nor sets homes, but discards the results of
-        the last step. Raises `PageError` in a forked process, or if the file was closed, removed or
-        truncated, or cannot be read or written.
+        With one generation, only state on storage is committed. A moment ``sum`` that the optimizer
+        lacks is stored there first, because a step adds to it. A `trial` discards the last step's
+        results instead.
         """
         self.file.check()
         if self._is_trial:
@@ -202,9 +172,7 @@ class StateStore:
     def _update_file(self) -> None:
         """Write values of state that have changed to the file, and commit if there are changes.
 
-        With one generation, only tensors with their home on storage are written. Moments that the
-        optimizer no longer has become absent, which is a change, too. Finally, tensors with their
-        home on storage are bound to the file if they are new, or if the user has replaced them.
+        Finally binds tensors with their home on storage that are new or that the user has replaced.
         """
         absent_indices, replaced_states = [], []
         for index, state in self._states.items():
@@ -235,11 +203,8 @@ class StateStore:
     def commit(self, *, steps: int = 1) -> None:
         """Commit the tensors that a step has written; add `steps` to the file's count of steps.
 
-        With two generations, updated state with its home in RAM is first written to the file, too.
-        Moments created by the step are mapped if their home is on storage, also in a `trial`. In a
-        `trial` with two generations, there is no commit and `steps` is not added: mappings show the
-        written tensors until the next step or the end of the trial. Raises `PageError` if the file
-        cannot be written.
+        With two generations, updated state in RAM is written to the file, too. In a `trial`,
+        mappings show the written tensors until the next step instead.
         """
         if self.has_two_generations:
             for index, state in self._states.items():
@@ -255,9 +220,7 @@ class StateStore:
     def rollback(self) -> None:
         """Restore the state that steps update to its values at the last commit.
 
-        Moments without a committed value are removed from the optimizer. With one generation, no
-        value is restored, and state remains partly updated. Raises `PageError` if the file cannot
-        be read.
+        With one generation, no value is restored, and state remains partly updated.
         """
         self.file.rollback()
         if not self.has_two_generations:
@@ -279,13 +242,9 @@ class StateStore:
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """Context manager for trial steps: tensors show their results, without a commit.
+        """Let trial steps show their results without a commit; restore state on storage at the end.
 
-        Calls `prepare_step` first. Each step starts from the committed values of tensors with their
-        home on storage, and the end of the context restores these. State with its home in RAM must
-        be restored by the caller before the end of the context, which commits it. With one
-        generation, steps change the file as usual. Raises `PageError` like `prepare_step`; with two
-        generations also at the end.
+        The caller restores state in RAM before the end. With one generation, steps change the file.
         """
         self.prepare_step()
         if not self.has_two_generations:
@@ -300,23 +259,14 @@ class StateStore:
             self._update_file()
 
     def close(self) -> None:
-        """Move all state to RAM, and remove the file.
-
-        In a forked process, only stops using the file; tensors stay mapped to it. Further calls
-        have no effect. Raises `PageError` if a tensor cannot be read; the file then remains.
-        """
+        """Move all state to RAM, and remove the file; in a forked process, only stop using it."""
         self.file.close()
         self._stored_indices = frozenset()
 
     # -- homes -----------------------------------------------------------------------------------
 
     def _set_homes(self, stored_indices: frozenset[int]) -> None:
-        """Map the tensors with their home on storage to the file; move other mapped tensors to RAM.
-
-        Sets `_stored_indices`. With one generation, tensors that are new on storage are first
-        written and committed; with two, the file must have their values. Absent moments are mapped
-        once they have a value in the file.
-        """
+        """Map the tensors with their home on storage to the file; move other ones to RAM."""
         for index in self._stored_indices - stored_indices:
             if self.file.contains(index):
                 self.file.unmap(index)
@@ -340,9 +290,7 @@ class StateStore:
     def _bind(self, state: _StateEntry) -> None:
         """Map memory copy-on-write to a tensor's value in the file, and make the tensor use it.
 
-        The tensor's value in RAM is lost; commits map the memory again to new values. Allocates the
-        memory if the tensor has none yet, or if PyTorch has moved its storage. Raises `OSError` if
-        the system refuses the memory or the mapping.
+        The tensor's value in RAM is lost; commits map the memory again to new values.
         """
         index = state.index
         if index not in self._memories or self._memories[index].is_lost:
@@ -378,11 +326,7 @@ def _identity(tensor: StateTensor) -> tuple[str, str, str]:
 
 
 def _all_states(trace: Trace) -> Iterator[_StateEntry]:
-    """Yield the state that a step reads, then its modules' other parameters and buffers on the CPU.
-
-    The indices of the latter follow those of the step's storages. Skips empty tensors, and tensors
-    that share a storage with an earlier one.
-    """
+    """Yield the state that a step reads, then its modules' other CPU parameters and buffers."""
     states = list(_step_states(trace))
     yield from states
     module = trace.joint.module
@@ -414,11 +358,7 @@ def _all_states(trace: Trace) -> Iterator[_StateEntry]:
 
 
 def _step_states(trace: Trace) -> Iterator[_StateEntry]:
-    """Yield the state tensors that a step reads, in the order of its arguments.
-
-    A storage with several arguments is yielded once, under the name of the first one. Skips empty
-    tensors, and constants.
-    """
+    """Yield the state tensors that a step reads, one per storage, in the order of its arguments."""
     joint, storages = trace.joint, trace.step_graph.storages
     replaced_indices = {storage.replaces for storage in storages}
     first_paths: dict[int, str] = {}
