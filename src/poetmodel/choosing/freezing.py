@@ -40,8 +40,7 @@ class Freezable:
     def parameters(self) -> Mapping[str, tuple[str, ...]]:
         """For each trained parameter, the names of its tensor or tiles and of its optimizer state.
 
-        The key of int8 weights and their residuals is the name of the weights with the suffix
-        ``_gradient``, such as ``weight_gradient``.
+        The key of int8 weights and their residuals has the suffix ``_gradient``.
         """
         updates = {
             str(tensor.replaces): node
@@ -69,8 +68,7 @@ class Freezable:
     def graph_for(self, names: Collection[str]) -> Graph:
         """Return the graph of the step that trains only the parameters `names`.
 
-        It equals the graph of a step that was captured with only these parameters trained, except
-        for the names of nodes and tensors (see `graph_signature`), and unless the capture has other
+        It equals that of a step captured so, except for names, unless the capture has other
         operators for frozen parameters.
         """
         nodes_and_calls = ((node, ()) for node in _capture_order(self.restricted_nodes(names)))
@@ -93,9 +91,8 @@ class Freezable:
         """Return the graph that trains only parameters `names`; removed nodes become empty nodes.
 
         If the padded graph of a superset of `names` has a schedule within the limits, this graph
-        has one, too, because both have the same stages. The position of a buffer's update depends
-        on the nodes that remain. So updates of buffers and the state nodes of these buffers are
-        removed, and there are empty nodes at each possible position of an update.
+        has one, too. The position of a buffer's update depends on the nodes that remain, so updates
+        of buffers are removed, and there are empty nodes at each possible position of an update.
 
         Notes
         -----
@@ -123,18 +120,12 @@ class Freezable:
         return tuple(self._restrict_to(self.needed_nodes(names)).values())
 
     def needed_nodes(self, names: Collection[str]) -> frozenset[int]:
-        """Return the indices in `graph` of the nodes of a step that trains only `names`.
-
-        `names` are names of parameters.
-        """
+        """Return the indices in `graph` of the nodes of a step that trains only `names`."""
         return self.common_nodes.union(*(self.nodes_needed_for[name] for name in names))
 
     @cached_property
     def nodes_needed_for(self) -> Mapping[str, frozenset[int]]:
-        """For each parameter, its update nodes, their ancestors, and the replaced state nodes.
-
-        State that is only read is not among the ancestors. Nodes are indices in the graph.
-        """
+        """For each parameter, its update nodes, their ancestors, and the replaced state nodes."""
         updates: dict[str, set[int]] = {name: set() for name in self.parameters}
         for k, name in self.updated_parameter_of.items():
             updates[name].add(k)
@@ -142,10 +133,7 @@ class Freezable:
 
     @cached_property
     def common_nodes(self) -> frozenset[int]:
-        """The nodes of every step: the loss, updates of buffers, and nodes on which these depend.
-
-        Of state, only buffers that are updated are included.
-        """
+        """The nodes of every step: the loss, updates of buffers, and nodes that they need."""
         updates = {k for k in self.buffer_updates if not self._is_state(k)}
         return self._ancestors({self._loss_node} | updates)
 
@@ -166,10 +154,7 @@ class Freezable:
 
     @cached_property
     def _max_updates_after(self) -> Counter[int]:
-        """For each node, an upper bound on the number of buffer updates directly after it.
-
-        It holds in the node order of `graph_for`, for any choice of parameters.
-        """
+        """For each node, an upper bound on the number of buffer updates directly after it."""
         graph = self.graph
         update_counts: Counter[int] = Counter()
         for u in self.buffer_updates:
@@ -196,11 +181,7 @@ class Freezable:
         }
 
     def _ancestors(self, roots: Collection[int]) -> frozenset[int]:
-        """Return the nodes `roots`, their ancestors except state, and state that these replace.
-
-        The replaced state consists of the state nodes whose tensors an output of a root or of one
-        of these ancestors replaces.
-        """
+        """Return the nodes `roots`, their ancestors except state, and state that these replace."""
         graph, found_nodes, unvisited_nodes = self.graph, set(roots), list(roots)
         while unvisited_nodes:
             for i in graph.inputs_of[unvisited_nodes.pop()]:
@@ -222,11 +203,7 @@ class Freezable:
     def _restrict_to(self, retained_nodes: Collection[int]) -> dict[int, Node]:
         """Return `retained_nodes` by index, without outputs and inputs that are not needed.
 
-        Outputs of backward nodes that no retained node reads are removed, except the loss, and with
-        them their in-place pairs and the inputs that only they need. Tensors that no retained node
-        makes are removed from all inputs. For a node that loses outputs, their size is subtracted
-        from its bytes moved, and its instructions are estimated for the remaining outputs. FLOP and
-        workspace are unchanged.
+        Instructions are estimated for the remaining outputs; FLOP and workspace are unchanged.
         """
         graph = self.graph
         nodes = {k: graph.nodes[k] for k in sorted(retained_nodes)}
@@ -268,10 +245,7 @@ class Freezable:
         return tuple(name for name in self.graph.nodes[k].inputs if name in read_names)
 
     def _calls_for(self, k: int, output_names: AbstractSet[str]) -> list[Call]:
-        """Return the calls of node `k` that access an output in `output_names`, or no output.
-
-        `output_names` are names of outputs of the node.
-        """
+        """Return the calls of node `k` that access an output in `output_names`, or no output."""
         other_names = {tensor.name for tensor in self.graph.nodes[k].outputs}.difference(
             output_names
         )
@@ -290,10 +264,8 @@ def _empty_node(name: str) -> Node:
 def _capture_order(nodes: Sequence[Node]) -> Iterator[Node]:
     """Yield nodes in the order of a capture.
 
-    The update of a buffer comes directly after the last of these nodes: the one that computes its
-    new value, those that read the buffer, and those that read outputs of these. State comes
-    directly before its first reader; state that no node reads is left out. All other nodes stay in
-    order.
+    The update of a buffer follows the nodes that compute or read it; state precedes its first
+    reader.
     """
     buffer_updates = [
         node for node in nodes if node.phase == Phase.UPDATE and node.op == BUFFER_UPDATE
@@ -336,11 +308,7 @@ def _capture_order(nodes: Sequence[Node]) -> Iterator[Node]:
 
 
 def graph_signature(graph: Graph) -> list[tuple[Any, ...]]:
-    """Return the properties of each node that affect schedules and costs, one tuple per node.
-
-    Names of nodes and `Node.on_aux` are left out, and tensors are indices. So graphs that differ
-    only in names have equal signatures.
-    """
+    """Return the properties of each node that affect schedules and costs, without names."""
     index = graph.tensor_index
     return [
         (

@@ -44,10 +44,9 @@ class PebbleGame:
         """For each set of tensors, RAM that suffices to compute it, as a search has shown [B]."""
 
     def min_bytes(self, name: str, bound: int) -> int:
-        """Return a lower bound on the RAM to train parameter `name` [B], at least `bound`.
+        """Return a lower bound on the RAM to train parameter `name`, without state [B].
 
-        Each update of the parameter or its optimizer state needs at least the RAM to compute the
-        inputs of the update, without state. `bound` is a known lower bound.
+        Each update needs at least the RAM to compute its inputs. `bound` is a known lower bound.
         """
         graph = self.graph
         for u, node in enumerate(graph.nodes):
@@ -59,8 +58,7 @@ class PebbleGame:
     def _raise_bound(self, tensors: frozenset[int], bound: int) -> int:
         """Return a lower bound on the RAM to compute `tensors` [B], at least `bound`.
 
-        Increases `bound`, a known lower bound, until a search succeeds within it, or the searches
-        of this call have visited `MAX_SETS` sets.
+        Raises it until a search succeeds within it, or `MAX_SETS` sets were visited.
         """
         remaining_sets = MAX_SETS
         while remaining_sets > 0:
@@ -74,15 +72,10 @@ class PebbleGame:
     def _search_within(
         self, final_tensors: frozenset[int], max_bytes: int, max_sets: int
     ) -> tuple[int, int | None]:
-        """Search backwards for an order that computes `final_tensors` within `max_bytes` of RAM.
-
-        The search is depth first. It starts at `final_tensors` and ends at the empty set or at a
-        set for which `max_bytes` are known to suffice.
+        """Search backwards, depth first, for an order that needs at most `max_bytes`.
 
         Returns the number of sets visited, and None on success, otherwise the next limit to try:
-        the smallest RAM above `max_bytes` that a visited set needs for its last computation, or
-        `max_bytes` again if more than `max_sets` sets were visited. On success, records that
-        `max_bytes` suffice for the sets on the path.
+        `max_bytes` again if more than `max_sets` sets were visited.
         """
         next_max_bytes: int | None = None
         path = [(final_tensors, self._predecessors(final_tensors))]
@@ -113,10 +106,7 @@ class PebbleGame:
     def _predecessors(self, tensors: frozenset[int]) -> Iterator[tuple[frozenset[int], int]]:
         """Yield (required tensors, RAM bytes) for each maker of `tensors`, if it is computed last.
 
-        Makers are in the order of the graph. The required tensors must be in RAM before the maker
-        is computed. During its computation, the bytes are in use by these tensors, the workspace
-        and the outputs, which may overwrite inputs that are not in `tensors`. Of a backward node,
-        only outputs in `tensors` count.
+        Of a backward node, only outputs in `tensors` count.
         """
         graph, sizes = self.graph, self.graph.tensor_bytes
         for k in sorted({graph.node_of[i] for i in tensors}):
@@ -132,10 +122,7 @@ class PebbleGame:
             yield required_tensors, ram_bytes
 
     def _inputs_for(self, k: int, outputs: frozenset[int]) -> frozenset[int]:
-        """Return the inputs that node `k` reads to compute `outputs`, without state.
-
-        All inputs of a node outside the backward pass are read.
-        """
+        """Return the inputs that node `k` reads to compute `outputs`, without state."""
         graph = self.graph
         inputs: tuple[int, ...] = graph.inputs_of[k]
         if graph.nodes[k].phase == Phase.BACKWARD and len(outputs) < len(graph.outputs_of[k]):

@@ -94,10 +94,7 @@ class ChoiceRelaxation:
     ) -> RawSolution:
         """Solve the relaxation; return the best solution found, with an upper bound on scores.
 
-        `selected_layers` returns the set of the solution. The bound is valid for all sets that no
-        row or cut excludes. `objective` and `bound` of the result are sums of scores divided by
-        `unit`; each is None if the solver returns none. Raises `InputError` for an unknown back end
-        or an invalid time limit or seed, and the errors of `Solver.solve`.
+        `selected_layers` returns the set of the solution. Scores are divided by `unit`.
         """
         from poetmodel.backends.protocol import Limits
         from poetmodel.backends.registry import backend as find_backend
@@ -145,9 +142,8 @@ class ChoiceRelaxation:
     def min_costs(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Lower bounds on the times [s] and the energies [J] of all nodes, by index.
 
-        They are valid in all graphs that train some parameters of `layers`, in which nodes may have
-        fewer outputs: estimates for a device are the minimum over `single_graphs`. All other costs
-        are the problem's.
+        They are valid in all graphs that train some parameters of `layers`: estimates for a device
+        are the minimum over `single_graphs`.
         """
         table, index = self.problem.table, self.freezable.graph.node_index
         times, energies = list(table.compute_time_s), list(table.compute_energy_j)
@@ -162,11 +158,7 @@ class ChoiceRelaxation:
 
     @cached_property
     def min_inputs(self) -> Sequence[frozenset[int]]:
-        """For each node, the indices of the tensors that it reads in every step that has the node.
-
-        Indices are those of the graph that trains all layers. All inputs if no step that trains
-        parameters of `layers` has the node.
-        """
+        """For each node, the indices of the tensors that it reads in every step that has it."""
         full_graph = self.freezable.graph
         inputs_of = [frozenset(inputs) for inputs in full_graph.inputs_of]
         for graph in self.single_graphs:
@@ -177,10 +169,7 @@ class ChoiceRelaxation:
         return inputs_of
 
     def min_node_bytes(self, k: int) -> int:
-        """Return the smallest working set of node `k`, without state, over `single_graphs` [B].
-
-        Raises `ValueError` if none of these graphs has the node.
-        """
+        """Return the smallest working set of node `k`, without state, over `single_graphs` [B]."""
         name = self.freezable.graph.nodes[k].name
         return min(
             graph.step_bytes[position]
@@ -226,8 +215,7 @@ class ChoiceRelaxation:
     def working_bytes(self) -> Mapping[str, int]:
         """For each layer, a lower bound on the RAM besides state of steps that train it [B].
 
-        With paging, it is the largest working set of the step that trains only the layer; without
-        paging, `PebbleGame` raises this bound.
+        The largest working set; without paging, `PebbleGame` raises this bound.
         """
         min_bytes_of_layer = {
             layer: self._max_working_set_bytes(names) for layer, names in self.layers.items()
@@ -255,11 +243,7 @@ class ChoiceRelaxation:
         )
 
     def min_ram_bytes(self, layer: str) -> int:
-        """Return a lower bound on the RAM of a step that trains only `layer`, with state [B].
-
-        Without paging, it is the bound of `PebbleGame` plus all state of the step. With paging, it
-        is the largest working set, with its state, or without if state is read in place.
-        """
+        """Return a lower bound on the RAM of a step that trains only `layer`, with state [B]."""
         if self.problem.can_page:
             names, excludes_state = self.layers[layer], self.problem.reads_in_place
             return self._max_working_set_bytes(names, exclude_state=excludes_state)
@@ -268,20 +252,14 @@ class ChoiceRelaxation:
 
     @cached_property
     def max_state_bytes(self) -> int:
-        """Maximum size of trained state in RAM beside `min_working_bytes` [B]; may be negative.
-
-        Without paging, `common_state_bytes` are subtracted from the RAM, too.
-        """
+        """Maximum size of trained state in RAM beside `min_working_bytes` [B]; may be negative."""
         common_state_bytes = 0 if self.problem.can_page else self.common_state_bytes
         return self.problem.usable_ram_bytes - common_state_bytes - self.min_working_bytes
 
     def _max_working_set_bytes(
         self, parameters: Collection[str], *, exclude_state: bool = True
     ) -> int:
-        """Return the largest working set of a step that trains only `parameters` [B].
-
-        With `exclude_state`, state tensors count as 0 bytes.
-        """
+        """Return the largest working set of a step that trains only `parameters` [B]."""
         return floor(self._restricted_graph(parameters), memory_mapped=exclude_state).bytes
 
     def _restricted_graph(self, parameters: Collection[str]) -> Graph:
@@ -296,7 +274,6 @@ class _Program:
     """A mixed-integer program with the columns and rows of a relaxation."""
 
     def __init__(self, relaxation: ChoiceRelaxation) -> None:
-        """Build the columns and rows of a relaxation, with those of its cuts."""
         self.relaxation = relaxation
         self.problem = relaxation.problem
         self.graph = relaxation.freezable.graph
@@ -327,10 +304,7 @@ class _Program:
             self._add_cut(cut)
 
     def to_standard_form(self) -> StandardForm:
-        """Return the program in standard form.
-
-        Its objective, with the sense `MAXIMIZE`, is the sum of scores / `relaxation.unit`.
-        """
+        """Return the program in standard form; it maximizes the scores / `relaxation.unit`."""
         from poetmodel.backends.sparse import coo_array
         from poetmodel.backends.standard_form import MAXIMIZE, StandardForm
 
@@ -363,9 +337,7 @@ class _Program:
     def _add_computed_columns(self) -> dict[int, int]:
         """Add columns that state whether nodes are computed; return the columns by node.
 
-        Nodes of every step, and nodes that no layer needs, have no column. Nodes needed by the same
-        layers share a column: that of the layer if only one needs them, otherwise a new continuous
-        column that is at least the column of each of these layers.
+        Nodes needed by the same layers share a column; nodes of every step have none.
         """
         layers_for: dict[int, set[str]] = {}
         for layer, nodes in self.relaxation.nodes_for.items():
@@ -389,8 +361,7 @@ class _Program:
     def _add_resident_columns(self) -> dict[int, int]:
         """Return, by trained state tensor, the column that states whether its home is in RAM.
 
-        With paging, add a continuous column from 0 to 1 for each of these tensors, and a row that
-        limits it to the column of its layer. Without paging, use the column of its layer.
+        Without paging, it is the column of its layer.
         """
         columns: dict[int, int] = {}
         for layer, state in self.relaxation.state_of.items():
@@ -404,22 +375,16 @@ class _Program:
     # -- rows --------------------------------------------------------------------------------------
 
     def _add_row(self, row: Mapping[int, float], upper: float, unit: float = 0.0) -> None:
-        """Add a row whose sum is at most `upper`.
-
-        With a `unit`, divide row and bound by it, and add a tolerance to the bound.
-        """
+        """Add a row whose sum is at most `upper`; `unit` divides both, with a tolerance."""
         if unit:
             row = {column: value / unit for column, value in row.items() if value}
             upper = upper / unit + LIMIT_TOLERANCE * max(1.0, abs(upper / unit))
         self.rows.append((row, upper))
 
     def _limit_ram(self) -> None:
-        """Add rows that limit the trained state in RAM and on storage.
+        """Add rows that limit the trained state in RAM, beside each layer's `working_bytes`.
 
-        One row sets `state_column` to at least the resident trained state. For each layer, a row
-        requires that the RAM holds this state and the layer's `working_bytes`, or
-        `min_working_bytes` if the layer is not trained. With paging, one more row limits trained
-        state on storage, if the problem limits storage.
+        With paging, one more row limits trained state on storage, if the problem limits storage.
         """
         relaxation, sizes = self.relaxation, self.graph.tensor_bytes
         unit = max(1.0, relaxation.max_state_bytes)
@@ -443,9 +408,7 @@ class _Program:
     def _limit_time_and_energy(self) -> None:
         """Add rows for the deadline and the energy budget, for each that is set.
 
-        The row of the deadline has computations and, if the deadline is serial, transfers and
-        commits. For a deadline on the makespan, a second row has the transfers. The row of the
-        energy has computations with the idle power during them, transfers and commits.
+        For a deadline on the makespan, a second row has the transfers.
         """
         problem, table = self.problem, self.problem.table
         if problem.deadline_s is not None:
@@ -487,9 +450,8 @@ class _Program:
     def _time_row(self, excluded_layers: Collection[str] = ()) -> tuple[dict[int, float], float]:
         """Return the row of the time of a single pass, and its upper bound [s].
 
-        The bound is the deadline, or 0 without one, minus the times that do not depend on the
-        chosen layers. A serial deadline counts transfers and commits of state, except that of
-        `excluded_layers`. All other deadlines count only computations here.
+        The bound is the deadline minus times that do not depend on the chosen layers. A serial
+        deadline counts transfers and commits of state, except that of `excluded_layers`.
         """
         table, transfers = self.problem.table, dict[int, float]()
         remaining_s = self.problem.deadline_s or 0.0
@@ -503,10 +465,7 @@ class _Program:
     def _compute_row(
         self, costs: Sequence[float], transfers: Mapping[int, float], limit: float
     ) -> tuple[dict[int, float], float]:
-        """Return `transfers` plus the cost of each node with a column, and the upper bound.
-
-        The bound is `limit` minus the costs of the nodes of every step, which have no column.
-        """
+        """Return `transfers` plus the cost of each node with a column, and the upper bound."""
         row = dict(transfers)
         for k, column in self.compute_column_of.items():
             row[column] = row.get(column, 0.0) + costs[k]
@@ -518,12 +477,9 @@ class _Program:
         page_out_costs: Sequence[float],
         excluded_layers: Collection[str] = (),
     ) -> dict[int, float]:
-        """Return the costs of transfers of trained state on storage, by column.
+        """Return the costs of transfers of trained state on storage, by column; {} without paging.
 
-        The column of a layer has the costs with all of its state on storage; the column of the home
-        of a state tensor subtracts the costs of the tensor. Not counted are the state of
-        `excluded_layers`, page-outs that are writes of a commit, and page-ins of state that is read
-        in place. The result is empty without paging.
+        The column of a layer has all of its state on storage; that of a home subtracts one tensor.
         """
         costs_by_column: dict[int, float] = {}
         if not self.problem.can_page:
@@ -551,11 +507,9 @@ class _Program:
         read_cost: Callable[[Cost], float],
         excluded_layers: Collection[str] = (),
     ) -> float:
-        """Add the costs of committing the state of each layer to a row, except `excluded_layers`.
+        """Add lower bounds on the costs of committing each layer's state, except `excluded_layers`.
 
-        Returns the costs of committing the state that every step replaces; 0.0 without commits. All
-        costs are lower bounds: a generation erases at least the blocks that its bytes fill.
-        `read_cost` selects time or energy.
+        Returns the costs of committing the state that every step replaces.
         """
         commit = self.problem.table.commit
         if commit is None:
@@ -575,11 +529,8 @@ class _Program:
     def _add_cut(self, cut: SetCut) -> None:
         """Add the row of a cut; with `state_bytes`, first a column and a row for this size.
 
-        The column, a term of ``active_row`` like those of ``cut.layers``, must be 1 if the resident
-        trained state has at least `state_bytes`. The sum of ``active_row`` minus ``active_bound``
-        is 1 if the cut applies; otherwise it can be 0 or less. Without `extra_s`, the row limits
-        this difference to 0. With `extra_s`, the row is that of the time, without transfers and
-        commits of the state of ``cut.layers``, plus this difference times `extra_s`.
+        The sum of ``active_row`` minus ``active_bound`` is 1 if the cut applies, else it can be 0
+        or less. With `extra_s`, the row is that of the time plus this difference times `extra_s`.
         """
         active_row = {self.train_column_of[layer]: 1.0 for layer in cut.layers}
         active_bound = len(active_row) - 1.0
@@ -610,12 +561,7 @@ class _Program:
     # -- tensors that must be in RAM or restored ---------------------------------------------------
 
     def _limited_nodes(self) -> Iterator[int]:
-        """Yield up to `MAX_LIMITED_NODES` nodes of the backward pass at which rows limit the RAM.
-
-        They divide the backward nodes that not every step has into equal segments, and are the
-        first node of each. Yields no node if tensors can be restored, with neither a deadline nor
-        an energy budget.
-        """
+        """Yield up to `MAX_LIMITED_NODES` backward nodes at which rows limit the RAM."""
         problem = self.problem
         has_limit = problem.deadline_s is not None or problem.energy_budget_j is not None
         if not has_limit and (problem.can_page or problem.recompute):
@@ -630,11 +576,8 @@ class _Program:
     def _limit_ram_at(self, limited_node: int) -> None:
         """Add columns and rows that limit the RAM at the first computation of `limited_node`.
 
-        Resident trained state, the working set of the node, and tensors kept for later nodes must
-        fit in the RAM. Each tensor that was computed by then, and that a later node or a later
-        recomputation reads, must be kept, or be restored later; state and its replacements are
-        excluded. If the node is not computed, the same holds at its position in execution order,
-        without the working set.
+        Resident trained state, its working set, and tensors kept for later nodes must fit. Each
+        tensor that is read later must be kept or restored.
         """
         graph, sizes = self.graph, self.graph.tensor_bytes
         earlier_tensors = [
@@ -696,10 +639,7 @@ class _Program:
     def _add_recompute_columns(self, tensors: Sequence[int]) -> dict[int, int]:
         """Add columns that state whether nodes are recomputed after the current limited node.
 
-        Adds one for each node that makes some of `tensors` and may be recomputed; returns them by
-        node. For such nodes, also adds the columns that `recompute_column_of` lacks, which state
-        whether a node is recomputed after one of all limited nodes: see
-        `_add_later_restoration_column`.
+        Adds one for each node that makes some of `tensors`; returns them by node.
         """
         columns: dict[int, int] = {}
         for k in dict.fromkeys(self.graph.node_of[i] for i in tensors):
@@ -710,9 +650,7 @@ class _Program:
     def _add_later_restoration_column(self, total_columns: dict[int, int], key: int) -> int:
         """Add and return a column: whether `key` is restored after the current limited node.
 
-        It is at most the column of `key` in `total_columns`, which states whether `key` is restored
-        after at least one of `_limited_nodes`, and which is added if `total_columns` lacks it.
-        `key` is the index of a node to recompute or of a tensor to page in.
+        It is at most the column of `key` in `total_columns`, for all limited nodes.
         """
         column = self._add_column()
         if key not in total_columns:
@@ -724,8 +662,7 @@ class _Program:
 def costs_for(graph: Graph, problem: Problem) -> Costs:
     """Return the costs of `graph`, whose tensors have names of tensors of the problem's graph.
 
-    If the problem's costs are the estimates for a device, they are estimated again for `graph`.
-    Otherwise they are the problem's costs by name; a node without a cost in the problem is free.
+    Estimates for a device are estimated again; a node without a cost in the problem is free.
     """
     costs, device = problem.costs, _find_estimate_device(problem)
     if device is not None:

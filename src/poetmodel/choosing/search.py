@@ -92,29 +92,9 @@ def select_layers(
 ) -> LayerSet:
     """Find the layers with the highest sum of scores whose training meets all limits.
 
-    Parameters
-    ----------
-    freezable : Freezable
-        The step that trains all layers.
-    problem : Problem
-        The limits, with the graph that trains all layers, to which percentages refer.
-    layers : mapping of str to sequence of str
-        The parameters of each layer.
-    scores : mapping of str to float
-        The score of each layer, 0 or more. A layer with score 0 is not trained.
-    request : Request
-        Options of the solver, gap tolerance, and time limit of the search. Ctrl-C ends the search
-        early, with the best set so far.
-
-    Returns
-    -------
-    LayerSet
-        The best set found, with a schedule and a bound, or the reason why no set was found.
-
-    Raises
-    ------
-    InputError
-        If all scores are 0.
+    `problem` has the graph of `freezable`, which trains all layers and to which percentages refer.
+    `layers` has the parameters of each layer; a layer with score 0 is not trained. Ctrl-C ends the
+    search with the best set so far.
 
     Notes
     -----
@@ -140,10 +120,6 @@ class _LayerSearch:
         scores: Mapping[str, float],
         request: Request,
     ) -> None:
-        """Make the relaxation of the problem, without layers of score 0, which are not trained.
-
-        Checks no set, so that there is no incumbent yet; the bound is the sum of all scores.
-        """
         self.freezable, self.request = freezable, request
         self.problem = problem.resolved()
         self.relaxation = ChoiceRelaxation(
@@ -169,8 +145,7 @@ class _LayerSearch:
     def find_best_set(self) -> LayerSet:
         """Search until the gap is closed, time is up or no set is proposed; return the best set.
 
-        If no set has a known schedule, the result has no layers, but a reason. Ctrl-C ends the
-        search, too. Raises `InputError` if all scores are 0.
+        If no set has a known schedule, the result has no layers, but a reason.
         """
         if not self.relaxation.layers:
             raise InputError("scores: all are 0, so no set is better than another")
@@ -181,9 +156,7 @@ class _LayerSearch:
     def _propose_and_check(self) -> None:
         """Check first sets, then sets that the relaxation proposes, until the gap is closed.
 
-        Adds a cut to the relaxation for each proposed set that is infeasible or undecided, and then
-        checks subsets of this set (`_try_subsets`). Also ends if no set is proposed or time is up.
-        Raises `KeyboardInterrupt` after Ctrl-C.
+        Adds a cut for each proposed set that is infeasible or undecided, and checks subsets of it.
         """
         self._try_first_sets()
         while not self._is_gap_closed() and self.request.remaining_s() > 0:
@@ -203,9 +176,7 @@ class _LayerSearch:
     def _propose(self) -> tuple[str, ...] | None:
         """Return the best set found for the relaxation; lower `bound` to the relaxation's bound.
 
-        `bound` stays at least the score of `best` and of each undecided proposed set. Returns None
-        if no set is left, if a schedule of the proposed set is known already, or if the solver
-        found no set in time. Counts a proposal unless the relaxation is infeasible.
+        `bound` stays at least the score of `best` and of each undecided proposed set.
         """
         solution = self.relaxation.solve(
             self.request.backend,
@@ -264,11 +235,7 @@ class _LayerSearch:
         )
 
     def _no_set_reason(self, *, is_proved: bool) -> str:
-        """Return a message that states why no set was found.
-
-        `is_proved` states whether it is proved that no set has a schedule. If so, and if the RAM
-        excludes every layer, the message also has the layer with the lowest `min_ram_bytes`.
-        """
+        """Return a message that states why no set was found, or (`is_proved`) why none exists."""
         limits = describe_limits(self.problem)
         if not is_proved:
             return f"no layer that can be trained within {limits} was found in time"
@@ -284,11 +251,7 @@ class _LayerSearch:
     # -- feasible sets -----------------------------------------------------------------------------
 
     def _try_first_sets(self) -> None:
-        """Check sets of the last layers of a model, then of layers by descending `_score_density`.
-
-        The first sets are found by bisection (`_try_prefixes`), the second grow by blocks
-        (`_collect_layers`). Both leave out the `excluded_layers` of the relaxation.
-        """
+        """Check sets of the last layers, then of layers by descending `_score_density`."""
         candidates = [
             layer
             for layer in self.relaxation.layers
@@ -302,10 +265,7 @@ class _LayerSearch:
         self._try_prefixes(sorted(layers, key=self._score_density, reverse=True))
 
     def _try_prefixes(self, layers: Sequence[str]) -> None:
-        """Bisect, while time remains, for the longest prefix of `layers` with a known schedule.
-
-        Each prefix with a schedule may become `best`.
-        """
+        """Bisect, while time remains, for the longest prefix of `layers` with a known schedule."""
         min_length, max_length = 0, len(layers) + 1
         while max_length - min_length > 1 and self._has_time():
             length = (min_length + max_length) // 2
@@ -317,9 +277,7 @@ class _LayerSearch:
     def _collect_layers(self, layers: Sequence[str]) -> None:
         """Add blocks of `layers`, in their order, to a set with a schedule, while time remains.
 
-        The set is empty at first; the first block is all layers. A block that `_can_train` accepts
-        is added, and the block length doubled. If a block is refused, the length is halved; a
-        refused single layer is skipped. Each set with a schedule may become `best`.
+        An accepted block doubles the block length, a refused one halves it.
         """
         accepted: list[str] = []
         position, block_size = 0, len(layers)
@@ -343,10 +301,7 @@ class _LayerSearch:
         return request.elapsed_s() < max_fraction * request.time_limit_s
 
     def _can_train(self, layers: Sequence[str]) -> bool:
-        """Return whether `layers` pass `_may_fit` and have a schedule by `_check_set`.
-
-        Has the effects of `_check_set` if they pass. Raises as `_solve`.
-        """
+        """Return whether `layers` pass `_may_fit` and have a schedule by `_check_set`."""
         return (
             self._may_fit(layers) and self._check_set(self._model_order(layers)) == Status.FEASIBLE
         )
@@ -367,12 +322,7 @@ class _LayerSearch:
         ) + relaxation.common_nodes_s <= deadline_s * (1 + DEADLINE_TOLERANCE)
 
     def _score_density(self, layer: str) -> float:
-        """Return a layer's score divided by the sum of the RAM and deadline fractions it needs.
-
-        The bytes are the layer's state, and its `working_bytes` beyond `min_working_bytes`; the RAM
-        is `max_state_bytes` of the relaxation, at least 1 B. Without a deadline, the time is a
-        fraction of the pass time. The divisor is at least `MIN_GAP`.
-        """
+        """Return a layer's score divided by the sum of the RAM and deadline fractions it needs."""
         relaxation = self.relaxation
         max_state_bytes = max(1, relaxation.max_state_bytes)
         used_fraction = (
@@ -386,12 +336,9 @@ class _LayerSearch:
         return self.scores[layer] / max(used_fraction, MIN_GAP)
 
     def _check_set(self, layers: tuple[str, ...], time_fraction: float = TRIAL_FRACTION) -> Status:
-        """Check whether a set has a schedule, within a fraction of the remaining time.
+        """Check, and store, whether a set has a schedule, within a fraction of the remaining time.
 
-        Stores and returns the status of the set: FEASIBLE with a schedule, even an optimal one,
-        else INFEASIBLE or UNKNOWN. A known status except UNKNOWN is returned without a check. If
-        the score of a set with a schedule exceeds that of `best`, stores the set as `best` and the
-        result as `result`. Counts checks in `n_checked`. Raises as `_solve`.
+        Returns FEASIBLE (even if optimal), INFEASIBLE or UNKNOWN. A better set becomes `best`.
         """
         key = frozenset(layers)
         if self.status_of.get(key, Status.UNKNOWN) == Status.UNKNOWN:
@@ -411,11 +358,7 @@ class _LayerSearch:
     def _solve(
         self, problem: Problem, time_fraction: float, *, gap: float = ANY_GAP
     ) -> SolveResult:
-        """Solve a problem within a fraction of the remaining time, at least 0.01 s.
-
-        By default, the solve ends at the first schedule. Raises `KeyboardInterrupt` if the solver
-        was interrupted.
-        """
+        """Solve a problem within a fraction of the remaining time, by default to any schedule."""
         limit_s = max(time_fraction * self.request.remaining_s(), 1e-2)
         result = solve(
             problem,
@@ -440,10 +383,8 @@ class _LayerSearch:
     def _make_cut(self, layers: frozenset[str]) -> SetCut:
         """Return a cut that excludes an infeasible set, and further sets if that can be proved.
 
-        The cut is for supersets of a minimal refuted subset of `layers`: with `state_bytes` if the
-        refutation needs the state of the other layers in RAM, with `extra_s` (a lower bound on the
-        extra time, see `SetCut`) if there is a deadline. Without a refuted subset, the cut excludes
-        only `layers`. It is not added to the relaxation. Raises as `_solve`.
+        It is for supersets of a minimal refuted subset: with `state_bytes` if the refutation needs
+        the state of the other layers in RAM, with `extra_s` if there is a deadline.
         """
         subset = self._minimal_refuted_subset(layers)
         if subset is None:
@@ -468,11 +409,10 @@ class _LayerSearch:
         return SetCut(layers=subset, state_bytes=state_bytes, extra_s=extra_s)
 
     def _minimal_refuted_subset(self, layers: frozenset[str]) -> frozenset[str] | None:
-        """Return a refuted subset of at least one layer from which no layer could be removed.
+        """Return a nonempty refuted subset from which no layer could be removed, or None.
 
-        Takes the layers whose training needs the most nodes: first one, then doubles their number
-        until they are refuted, and then removes layers. Returns None if not even `layers` is
-        refuted. Each test is `_is_refuted`. Raises as `_solve`.
+        Takes the layers whose training needs the most nodes, doubles their number, then removes
+        layers.
         """
         ordered_layers = sorted(layers, key=lambda layer: -len(self.relaxation.nodes_for[layer]))
         count = 1
@@ -494,12 +434,7 @@ class _LayerSearch:
         return frozenset(remaining_layers)
 
     def _excess_state_bytes(self, subset: frozenset[str]) -> int:
-        """Return a size of trained state from which every superset of `subset` is infeasible [B].
-
-        From this size on, trained state, common state, and a lower bound on the RAM of `subset`
-        without its state exceed the budget. The lower bound is that of a solve for the minimum RAM
-        within `REFUTATION_FRACTION` of the remaining time. Raises as `_solve`.
-        """
+        """Return trained state from which every superset of `subset` is infeasible [B]."""
         relaxation = self.relaxation
         graph = self.freezable.padded_graph(self._parameters(self._model_order(subset)))
         problem = self._problem_for(graph, ram="100%", minimize="ram")
@@ -510,12 +445,8 @@ class _LayerSearch:
     def _min_extra_s(self, subset: frozenset[str], other_state_bytes: int) -> float:
         """Return a lower bound on the time beyond a single pass of steps that train `subset` [s].
 
-        `other_state_bytes` is the RAM of the state of layers outside `subset`, which is subtracted
-        from the budget [B]; without paging, `ChoiceRelaxation.common_state_bytes` are subtracted
-        too. If `subset` is proved infeasible within the reduced budget, returns the whole deadline,
-        or 0 without one. Otherwise the bound is that of a solve for the minimum time, without a
-        deadline, within `REFUTATION_FRACTION` of the remaining time; the pass time is subtracted,
-        and the difference reduced by the fraction `DEADLINE_TOLERANCE`. Raises as `_solve`.
+        `other_state_bytes` [B] is subtracted from the RAM. If `subset` is infeasible then, returns
+        the whole deadline.
         """
         ram = self.problem.ram_budget_bytes - other_state_bytes
         if not self.problem.can_page:
@@ -532,11 +463,7 @@ class _LayerSearch:
     ) -> bool:
         """Solve `subset` within reduced limits; return whether it is proved to have no schedule.
 
-        The minimum needs of the layers in `full_set` but not in `subset` are subtracted from the
-        limits: the time of their nodes and, if `with_state` and without paging, the RAM of their
-        state. So are the time of buffer updates and, without paging, common state. The deadline is
-        extended by `DEADLINE_TOLERANCE`. Returns True without a solve if a reduced limit is 0 or
-        less. The solve has `REFUTATION_FRACTION` of the remaining time. Raises as `_solve`.
+        The minimum needs of the other layers of `full_set` are subtracted from the limits.
         """
         relaxation, problem = self.relaxation, self.problem
         ram, deadline_s = problem.ram_budget_bytes, problem.deadline_s
@@ -558,20 +485,7 @@ class _LayerSearch:
 
 
 def group_by_layer(names: Iterable[str], per: str) -> dict[str, tuple[str, ...]]:
-    """Return parameter names by layer: all parameters of a module, or each parameter by itself.
-
-    Parameters
-    ----------
-    names : iterable of str
-        Names of the parameters, with the paths of their modules.
-    per : {'layer', 'tensor'}
-        The unit that is trained or frozen. A parameter without a module is its own layer.
-
-    Raises
-    ------
-    InputError
-        If `per` is neither 'layer' nor 'tensor'.
-    """
+    """Return parameter names by layer: all parameters of a module, or each one (``tensor``)."""
     if per not in ("layer", "tensor"):
         raise InputError(f"per: expected layer or tensor, got {per!r}")
     layers: dict[str, tuple[str, ...]] = {}
@@ -593,10 +507,7 @@ def check_layer_names(scores: Mapping[str, float], layers: Collection[str], sour
 
 
 def check_scores(scores: Mapping[str, float], layers: Collection[str], source: str) -> None:
-    """Raise `InputError` unless each layer, and no other name, has a finite score of 0 or more.
-
-    The sum must be finite, too. `source` begins the message.
-    """
+    """Raise `InputError` unless each layer, and no other name, has a finite score of 0 or more."""
     check_layer_names(scores, layers, source)
     unscored_layers = [quote(name) for name in layers if name not in scores]
     invalid_scores = [

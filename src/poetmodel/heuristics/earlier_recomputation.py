@@ -43,13 +43,9 @@ class EarlierRecomputation:
     """Recomputations that earlier moves added. No move adds one of them again, so the moves end."""
 
     def relieve(self, t: int) -> bool:
-        """Move one recomputation of stage `t` to an earlier stage if that lowers the total excess.
+        """Move one recomputation of stage `t` earlier if that lowers the total excess over the RAM.
 
-        Return whether a recomputation was moved. The total excess is the sum over all stages of the
-        excess over the RAM limit. Nodes are tried in descending order. A failed attempt is undone
-        and counted; recomputations with `MAX_ATTEMPTS` failures are skipped. Moves none if the last
-        step of the stage has the stage's peak, or if the stage has more than `MAX_RECOMPUTATIONS`
-        recomputations.
+        Recomputations with `MAX_ATTEMPTS` failures are skipped. Return whether one was moved.
         """
         partial, excess_bytes = self.partial, self._excess_bytes()
         if not 0 < len(partial.recomputed[t]) <= MAX_RECOMPUTATIONS or not partial.extra_bytes[t]:
@@ -67,16 +63,9 @@ class EarlierRecomputation:
     def _move(self, original: Restoration, max_excess_bytes: int) -> bool:
         """Move a recomputation to the last earlier stage that lowers the total excess.
 
-        Removes the recomputation, and restorations that serve only it. Returns False if this does
-        not lower the peak of the recomputation's stage. Then tries earlier stages, the last one
-        first: adds the removed restorations there, but those of an even earlier stage in their own
-        stage; restorations that `fits_limits` refuses are left out. Returns True once the total
-        excess is below `max_excess_bytes`; otherwise undoes these additions before the next trial.
-
-        Tries at most `MAX_STAGES` stages, all after the node's own, as long as the RAM rows between
-        have room for the restored tensors. Skips stages that recompute the node already, or to
-        which a recomputation of the node was moved before. After False, the caller must undo the
-        removal.
+        Tries at most `MAX_STAGES` stages, while the RAM rows between have room. After False, the
+        caller must undo the removal of the recomputation and of the restorations that serve only
+        it.
         """
         partial, (t, k, _) = self.partial, original
         peak = partial.peak(t)

@@ -92,20 +92,13 @@ def retry_with_overwrites(graph: Graph, attempt: Callable[[], Schedule]) -> Sche
 class Execution:
     """The execution of a training step; records computations, kept tensors and page-ins by stage.
 
-    Tensors and workspaces may use `limit_bytes` [B]; `compute` and `page_in` do not check this.
-
     First computations are in graph order, each in its own stage. Within a stage, a schedule has the
-    order of the nodes. A node that a stage computes twice is computed once in the schedule, and its
-    outputs stay in RAM between their uses in the stage. In the schedule, a tensor that a stage
-    frees or computes before any use is not in RAM when the stage begins. A tensor that is paged in
-    is paged out right after its first computation, unless it starts on storage.
+    order of the nodes: a node that a stage computes twice is computed once, and its outputs stay in
+    RAM between their uses. A tensor that is paged in is paged out right after its first
+    computation, unless it starts on storage. `compute` and `page_in` do not check `limit_bytes`.
     """
 
     def __init__(self, graph: Graph, limit_bytes: float = math.inf) -> None:
-        """Begin before the first stage, with no tensor in RAM.
-
-        `evict_until_fits` observes `limit_bytes` [B]; `compute` and `page_in` do not.
-        """
         self.graph = graph
         self.limit_bytes = limit_bytes
         self.sizes = graph.tensor_bytes
@@ -130,11 +123,9 @@ class Execution:
         self._used_tensors = set()
 
     def compute(self, k: int) -> None:
-        """Compute node `k`, and add its outputs to RAM.
+        """Compute node `k`, and add its outputs to RAM; begin the next stage if necessary.
 
-        Begins the next stage first if the current one has computed its own node, or none has begun.
-        If the stage has not used an output before, the schedule no longer keeps that output into
-        the stage.
+        An output that the stage has not used before is no longer kept into the stage.
         """
         if self._is_stage_over:
             self.begin_stage()
@@ -152,11 +143,9 @@ class Execution:
         self._add_to_ram(outputs)
 
     def page_in(self, i: int) -> None:
-        """Add tensor `i` to RAM, and record its page-in.
+        """Add tensor `i` to RAM, and record its page-in; begin the next stage if necessary.
 
-        Begins the next stage first if the current one has computed its own node, or none has begun.
-        Records no page-in if the schedule keeps the tensor into the stage or the stage has computed
-        it: the schedule then leaves it in RAM instead. `schedule` adds the page-out.
+        A tensor that the schedule keeps into the stage, or that the stage computed, needs none.
         """
         if self._is_stage_over:
             self.begin_stage()
@@ -168,11 +157,7 @@ class Execution:
         self._add_to_ram((i,))
 
     def free(self, i: int) -> None:
-        """Remove tensor `i` from RAM; raise KeyError if the tensor is not in RAM.
-
-        If the current stage has not used the tensor, the schedule no longer keeps the tensor into
-        this stage; earlier stages do not change.
-        """
+        """Remove tensor `i` from RAM, where it must be; keep it no longer into an unused stage."""
         self.ram.remove(i)
         self.ram_bytes -= self.sizes[i]
         if i not in self._used_tensors:
@@ -183,17 +168,11 @@ class Execution:
         self.free(i)
 
     def choose_victim(self, k: int) -> int | None:  # noqa: ARG002 - subclasses use `k`
-        """Return the tensor to evict so that node `k` fits; None if no tensor may be evicted.
-
-        By default, no tensor may be evicted.
-        """
+        """Return the tensor to evict so that node `k` fits; None, the default, if there is none."""
         return None
 
     def evict_until_fits(self, needed_bytes: int, k: int) -> None:
-        """Evict the tensors that `choose_victim` returns until `needed_bytes` more fit at node `k`.
-
-        Raises `MethodNotApplicableError` if they do not fit and it returns None.
-        """
+        """Evict the tensors that `choose_victim` returns until `needed_bytes` more fit."""
         while self.ram_bytes + needed_bytes > self.limit_bytes:
             check_time_limit()
             victim = self.choose_victim(k)
@@ -206,11 +185,7 @@ class Execution:
             self.evict(victim)
 
     def schedule(self) -> Schedule:
-        """Return the recorded stages as a schedule, in which all state has its home on storage.
-
-        Adds page-outs right after first computations: of replacements of state, and of paged-in
-        tensors that do not start on storage.
-        """
+        """Return the recorded stages as a schedule, in which all state has its home on storage."""
         return with_immediate_page_outs(
             self.graph,
             R=pairs_of_rows(self._computed_nodes),
@@ -236,16 +211,11 @@ class Execution:
 class StagedExecution(Execution):
     """An execution that, stage by stage, recomputes or pages in the missing inputs of the stage.
 
-    These are the inputs of the stage's node and of recomputed nodes, and `demanded_tensors`.
-    A stage computes in graph order, each node at most once, as in a schedule. So a tensor that a
-    later step of the stage reads must not be evicted before that step: see `evictable_candidates`.
+    A stage computes in graph order, each node at most once, so a tensor that a later step of the
+    stage reads must not be evicted before it: see `evictable_candidates`.
     """
 
     def __init__(self, graph: Graph, limit_bytes: float = math.inf) -> None:
-        """Begin before the first stage, with no tensor in RAM.
-
-        `limit_bytes` limits the sum of tensors and workspaces [B].
-        """
         super().__init__(graph, limit_bytes)
         self._last_read: dict[int, int] = {}
         """The last step of the stage that reads each tensor."""
@@ -258,24 +228,18 @@ class StagedExecution(Execution):
     # -- decisions of methods -------------------------------------------------------------------
 
     def pages_in(self, i: int) -> bool:  # noqa: ARG002 - subclasses use `i`
-        """Return whether tensor `i`, which is not in RAM, is paged in; otherwise it is recomputed.
-
-        By default it is recomputed.
-        """
+        """Return whether missing tensor `i` is paged in; by default it is recomputed."""
         return False
 
     def retains(self, i: int) -> bool:
         """Return whether tensor `i` stays in RAM after its last use in the stage.
 
-        By default the tensor stays if the node of a later stage reads it.
+        By default it stays if the node of a later stage reads it.
         """
         return self.is_awaited(i)
 
     def demanded_tensors(self) -> Iterable[int]:
-        """Return tensors that the stage restores if they are missing, like the inputs of its node.
-
-        By default there are none.
-        """
+        """Return tensors that the stage restores if they are missing, like its node's inputs."""
         return ()
 
     # -- the stages -----------------------------------------------------------------------------
@@ -286,11 +250,10 @@ class StagedExecution(Execution):
         return bool(users) and users[-1] > self.stage
 
     def evictable_candidates(self, k: int) -> list[int]:
-        """Return the tensors in RAM, of more than 0 bytes, that no step from `k` on reads.
+        """Return tensors in RAM, of more than 0 bytes, that no step of the stage from `k` on reads.
 
-        Only steps of the current stage count. While `_overwritten_victim` chooses an input that
-        step `k` may overwrite, these inputs are candidates, too. The tensors are ascending; some
-        may not be recomputable.
+        While `_overwritten_victim` chooses an input that step `k` may overwrite, these are
+        included.
         """
         return [
             i
@@ -299,10 +262,7 @@ class StagedExecution(Execution):
         ]
 
     def execute_stages(self) -> Schedule:
-        """Execute all stages and return the schedule.
-
-        Raises `MethodNotApplicableError` if a step or page-in cannot fit.
-        """
+        """Execute all stages and return the schedule."""
         for _ in self.graph.nodes:
             check_time_limit()
             self.begin_stage()
@@ -312,13 +272,8 @@ class StagedExecution(Execution):
     def _execute_stage(self) -> None:
         """Execute the page-ins, computations and evictions of the current stage, in graph order.
 
-        First frees the outputs of all nodes that the stage computes. A tensor is paged in at the
-        step of its node. Before each page-in and computation, evicts tensors (`choose_victim`)
-        until it fits. After each step, evicts its inputs and outputs that no later step of the
-        stage reads, if `retains` does not keep them or the step overwrites them.
-
-        Raises `MethodNotApplicableError` if a page-in or computation cannot fit, and
-        `TimeLimitError` if time runs out.
+        First frees the outputs of all nodes that the stage computes. After each step, evicts its
+        inputs and outputs that no later step of the stage reads, if `retains` does not keep them.
         """
         graph = self.graph
         computations, page_ins = self._find_missing()
@@ -344,13 +299,9 @@ class StagedExecution(Execution):
             self._overwritten_inputs.clear()
 
     def _evict_for_step(self, k: int) -> None:
-        """Evict tensors until node `k` fits.
+        """Evict tensors until node `k` fits; without a victim, overwrite an input if permitted.
 
-        Without another victim, the node overwrites an input that `retains` would keep, if that is
-        permitted: `_overwritten_inputs` then contains the input until the end of the step, where it
-        is evicted. The bytes of the step are computed again after each eviction. Raises
-        `MethodNotApplicableError` if the node cannot fit, and `TimeLimitError` if a time limit of
-        the calling context has passed.
+        `_overwritten_inputs` then contains the input until the end of the step.
         """
         while self.ram_bytes + (needed_bytes := self._step_bytes(k)) > self.limit_bytes:
             victim = self.choose_victim(k)
@@ -365,10 +316,7 @@ class StagedExecution(Execution):
     def _overwritten_victim(self, k: int) -> int | None:
         """Choose an input to evict by overwriting it in node `k`; None without a victim.
 
-        Candidates are inputs that the node may overwrite, that no later step of the stage reads,
-        and that `_can_evict` refuses. Return None without a candidate, or if `choose_victim` does.
-        First calls `may_overwrite_inputs`, which registers the request, and returns None if that
-        is False.
+        Calls `may_overwrite_inputs`, which registers the request.
         """
         if not may_overwrite_inputs():
             return None
@@ -394,12 +342,7 @@ class StagedExecution(Execution):
         return is_unneeded and (i in self._overwritten_inputs or not self.retains(i))
 
     def _find_missing(self) -> tuple[set[int], set[int]]:
-        """Return the nodes to compute in the stage (its own included), and tensors to page in.
-
-        An input of these nodes, or one of `demanded_tensors`, that is not in RAM is paged in if
-        `pages_in` returns True for it, otherwise its node is computed. Outputs of computed nodes
-        are not paged in.
-        """
+        """Return the nodes to compute in the stage (its own included), and tensors to page in."""
         graph = self.graph
         computations, page_ins = {self.stage}, set[int]()
         requested_tensors = [*graph.inputs_of[self.stage], *self.demanded_tensors()]
@@ -428,12 +371,9 @@ def retain_tensors(
 ) -> Schedule:
     """Return the schedule that keeps tensors by a rule, and restores missing tensors when read.
 
-    `is_kept` is called with a stage and one of the `evictable_tensors`, and returns whether the
-    tensor stays in RAM after the stage. Each tensor is freed after the last stage that may read it;
-    tensors that are not evictable stay until then. RAM is not limited. `list_demanded` returns the
-    tensors that a stage needs besides the inputs of its node. Missing tensors are recomputed,
-    except `stored_tensors`, which are paged out after their first computation and paged in.
-    Unneeded decisions are removed. All state has its home on storage.
+    `is_kept(stage, evictable tensor)` returns whether the tensor stays in RAM after the stage;
+    `list_demanded(stage)` returns tensors needed besides the inputs of its node. RAM is not
+    limited. `stored_tensors` are paged, not recomputed. All state has its home on storage.
     """
     unreduced_schedule = _Retention(graph, is_kept, list_demanded, stored_tensors).execute_stages()
     return PartialSchedule.from_schedule(graph, unreduced_schedule).schedule()
@@ -449,11 +389,6 @@ class _Retention(StagedExecution):
         list_demanded: Callable[[int], Iterable[int]],
         stored_tensors: Collection[int],
     ) -> None:
-        """Store the rules, and find the evictable tensors and the last reads of all tensors.
-
-        `is_kept` is called with a stage and an evictable tensor, `list_demanded` with a stage.
-        `stored_tensors` are paged, not recomputed.
-        """
         super().__init__(graph)
         self.is_kept, self.list_demanded, self.stored_tensors = (
             is_kept,
@@ -547,11 +482,7 @@ def last_forward_uses(graph: Graph) -> tuple[int, ...]:
 
 
 def first_backward_node(graph: Graph) -> int:
-    """Return the first node of phase backward; without one, the first node of phase update.
-
-    Earlier updates, those of running statistics, count only without a backward node. Return the
-    number of nodes if there is neither.
-    """
+    """Return the first node of phase backward, else of phase update, else the node count."""
     phases = [None if node.is_state else node.phase for node in graph.nodes]
     for phase in (Phase.BACKWARD, Phase.UPDATE):
         if phase in phases:
@@ -560,10 +491,7 @@ def first_backward_node(graph: Graph) -> int:
 
 
 def last_possible_reads(graph: Graph, recomputable_tensors: Collection[int]) -> list[int]:
-    """Return the last stage that may read each tensor if `recomputable_tensors` are recomputed.
-
-    For a tensor without readers, it is the stage of the tensor's node.
-    """
+    """Return the last stage that may read each tensor if `recomputable_tensors` are recomputed."""
     recomputable_nodes = {graph.node_of[i] for i in recomputable_tensors}
     last_stages = list(graph.node_of)
     for i in range(len(last_stages) - 1, -1, -1):

@@ -38,22 +38,18 @@ make the schedule fit in RAM. It applies until a schedule meets all limits."""
 
 
 def construct(problem: Problem, *, max_s: float = math.inf) -> Schedule | None:
-    """Construct a greedy schedule that meets every limit; None if none was found.
+    """Construct a greedy schedule that meets every limit; None if none was found in `max_s` [s].
 
-    Per-stage constraints are not checked. Returns the schedule with the lowest objective found
-    within `max_s` [s]. Until a schedule meets the limits, each schedule is made to fit in RAM
-    without a time limit, and dropping its unneeded restorations may always take `DROP_TIME_RATIO`
-    of the time of this fit.
+    Per-stage constraints are not checked. The first fit in RAM has no time limit.
 
     Notes
     -----
     Tensors kept across stages above the limit are evicted and restored at their next need, those
-    with the most freed bytes per price first. Prices are those of the objective. If the schedule
-    then exceeds a limit, a penalty for the use of the limits is added to the prices, and bisection
-    searches for the smallest sufficient penalty. If RAM is minimized, bisection then searches for
-    the smallest RAM limit with a schedule. If tensors may be paged, storage is unlimited and RAM is
-    the only limit, a schedule is found whenever the budget is at least the minimum RAM: every
-    tensor can be paged out and in for each use, and state has its home on storage.
+    with the most freed bytes per price first. If the schedule then exceeds a limit, a penalty for the
+    use of the limits is added to the prices, and bisection searches for the smallest sufficient
+    penalty; if RAM is minimized, then for the smallest RAM limit. If tensors may be paged, storage is
+    unlimited and RAM is the only limit, a schedule is found whenever the budget is at least the
+    minimum RAM.
     """
     greedy = _Greedy(problem, now_s() + max_s)
     greedy.find_best()
@@ -65,11 +61,7 @@ def add_rewarded_decisions(
 ) -> Schedule:
     """Return a copy of a schedule with decisions added that constraints or the objective reward.
 
-    Decisions in `rewarded` are added first if they fit. The given stages of recomputations and
-    page-ins are ignored: of the stages in which the decision fits, a recomputation is added in that
-    with the fewest inputs not in RAM, which are kept there or restored, and a page-in in that with
-    the lowest peak RAM. Then `Repair.satisfy_constraints` adds and drops decisions to lower the
-    excess over user-defined constraints, and adds rewarded decisions with negative prices.
+    Decisions in `rewarded` are added first, each in the stage where it fits best.
     """
     problem = objective.problem
     partial = objective.make_partial(list_restorations(problem.graph, schedule))
@@ -80,12 +72,9 @@ def add_rewarded_decisions(
 
 
 def refit(problem: Problem, schedule: Schedule, *, max_s: float = math.inf) -> Schedule | None:
-    """Repair a schedule so that it fits in the RAM of a problem with less RAM; return the result.
+    """Repair a schedule to fit in the RAM of a problem with less RAM; None if that fails.
 
-    Return None if the repair fails or `max_s` [s] run out before it fits. The result may exceed
-    other limits, such as the deadline. Prices are those of the objective. While time is left,
-    `Repair.satisfy_constraints` and `Repair.drop_unneeded` follow. The graph of the schedule has
-    the same nodes and tensors; sizes may differ.
+    The result may exceed other limits. The graph of the schedule may have other sizes.
     """
     objective = PenalizedObjective(problem)
     partial = objective.make_partial(list_restorations(problem.graph, schedule))
@@ -101,12 +90,8 @@ def refit(problem: Problem, schedule: Schedule, *, max_s: float = math.inf) -> S
 def page_everything(problem: Problem) -> Schedule | None:
     """Return the schedule in which each stage pages in the tensors that its node reads.
 
-    A tensor that the stage before computes or reads stays in RAM instead, unless the node of that
-    stage may overwrite the tensor. State that the core reads in place is not paged in. Paged-in
-    tensors are paged out right after their first computation, unless they start on storage. Every
-    stage has only its own working set in RAM, so the schedule fits in the minimum RAM, and is
-    constructed without a search. It may exceed other limits. All state has its home on storage.
-    Return None if the problem permits no paging.
+    It fits in the minimum RAM and is constructed without a search; it may exceed other limits.
+    Tensors that the stage before uses stay in RAM. None if the problem permits no paging.
     """
     if not problem.can_page:
         return None
@@ -120,11 +105,11 @@ def page_everything(problem: Problem) -> Schedule | None:
 
 
 def keep_all_if_within_budgets(problem: Problem) -> Schedule | None:
-    """Return keep-all if it meets the limits on RAM, time and energy, and commits fit on storage.
+    """Return keep-all if it meets the limits on RAM, time, energy and commits, else None.
 
-    Return None otherwise, or if a bound shows that no schedule meets some user-defined constraint,
-    see `infeasibility_reason`; the result may still violate such constraints. If keep-all meets
-    these, too, a better schedule exists only if RAM is minimized or the problem rewards decisions.
+    None also if a bound shows that no schedule meets some user-defined constraint; the result may
+    violate such constraints. If it meets them, a better schedule exists only if RAM is minimized or
+    decisions are rewarded.
     """
     if checkpoint_all_peak_bytes(problem.graph) > problem.usable_ram_bytes:
         return None
@@ -132,10 +117,7 @@ def keep_all_if_within_budgets(problem: Problem) -> Schedule | None:
 
 
 class _Greedy:
-    """Bisection over penalties, and over peaks if RAM is minimized.
-
-    Stores the partial schedule with the lowest score among those that meet all limits.
-    """
+    """Bisection over penalties, and over peaks if RAM is minimized; stores the best schedule."""
 
     def __init__(self, problem: Problem, until_s: float) -> None:
         self.problem = problem
@@ -146,13 +128,9 @@ class _Greedy:
         self.best_score = WORST
 
     def find_best(self) -> None:
-        """Construct schedules to find the smallest sufficient penalty.
+        """Construct schedules to find the smallest sufficient penalty: 0, infinity, then bisection.
 
-        Tries penalty 0. If that does not suffice and the problem has a deadline, an energy budget
-        or a constraint on several decisions (`PenalizedObjective.is_limited`), tries an infinite
-        one; if that suffices, bisects. Then finds the smallest peak if a penalty suffices and RAM
-        is minimized. The `PartialSchedule` with the lowest score is stored in `best`, which stays
-        None if none meets all limits except per-stage constraints.
+        The best is stored in `best`, which stays None if none meets all limits.
         """
         usable_bytes = self.problem.usable_ram_bytes
         penalty = 0.0
@@ -165,11 +143,8 @@ class _Greedy:
             self._minimize_peak(penalty)
 
     def _find_min_penalty(self, limit_bytes: int) -> float:
-        """Bisect for the smallest penalty with which all limits are met; return it.
+        """Bisect the logarithm of the penalty for the smallest one with which all limits are met.
 
-        Bisects the binary logarithm of the penalty, which multiplies the prices of the use of
-        limits: see `PenalizedObjective.prices`. Each of at most `N_PENALTIES` trials constructs a
-        schedule within `limit_bytes` of RAM, which may become `best`. Ends when time runs out.
         Return infinity if no tried finite penalty suffices.
         """
         low, high = -MAX_PENALTY_LOG2, MAX_PENALTY_LOG2
@@ -185,12 +160,7 @@ class _Greedy:
         return penalty
 
     def _minimize_peak(self, penalty: float) -> None:
-        """Bisect for the smallest peak by constructing schedules; the best one is stored.
-
-        Tries RAM limits between `Problem.floor` and the value of `best_score`, the lowest peak so
-        far, at the prices of `penalty`. A trial succeeds if its schedule meets all limits. Ends
-        after `N_PEAKS` trials, when both bounds meet, or when time runs out. `best` must be set.
-        """
+        """Bisect for the smallest peak at the prices of `penalty`; store the best schedule."""
         low = self.problem.floor.bytes
         for _ in range(N_PEAKS):
             high = int(self.best_score.value)
@@ -203,11 +173,7 @@ class _Greedy:
     def _try_repair(self, penalty: float, limit_bytes: int) -> bool:
         """Repair keep-all within `limit_bytes`; return whether the result meets all limits.
 
-        Per-stage constraints are not checked. Stores the result in `best` if it meets the limits
-        and has the lowest score. Returns False if it does not fit in RAM, or time runs out before
-        it fits; this time is unlimited while `best` is None. Prices are those of `penalty`. The
-        repair ends with `Repair.satisfy_constraints` and `Repair.drop_unneeded`, limited as
-        `DROP_TIME_RATIO` states.
+        Stores it in `best` if it has the lowest score. Time is unlimited while `best` is None.
         """
         partial = self.objective.make_partial()
         repair = Repair(self.problem, partial, self.objective.prices(penalty), limit_bytes)

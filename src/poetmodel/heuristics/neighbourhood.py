@@ -62,10 +62,9 @@ class _Trajectory:
     def accepts(self, score: Score) -> bool:
         """Return whether to continue from a partial schedule with `score`.
 
-        This is so if the score is not above the current one, or exceeds the current score by at
-        most `MAX_RISE_RATIO` and the trajectory's best score by at most `MAX_DISTANCE_RATIO`. These
-        ratios apply to the excess until the best score has none, then to the value; from then on, a
-        score above the current one is refused if it has excess.
+        It may exceed the current score by `MAX_RISE_RATIO` and the trajectory's best by
+        `MAX_DISTANCE_RATIO`; these apply to the excess until the best score has none, then to the
+        value.
         """
         if score <= self.current_score:
             return True
@@ -89,8 +88,7 @@ class _Trajectory:
     def is_behind(self, overall_best: Score) -> bool:
         """Return whether the trajectory's best score is behind the overall best score.
 
-        It is behind if its excess is larger or, without excess in both, its value is more than
-        `MAX_DISTANCE_RATIO` above.
+        Its excess is larger or, without excess, its value more than `MAX_DISTANCE_RATIO` above.
         """
         if overall_best.excess > 0 or self.best_score.excess > 0:
             return self.best_score.excess > overall_best.excess
@@ -102,13 +100,8 @@ def improve_schedule(
 ) -> Schedule | None:
     """Search from a schedule that was made for the same RAM or more; return the best schedule.
 
-    The first candidate is `schedule` after a repair, so the result may equal `schedule`. Return
-    None if no candidate meets all limits; per-stage constraints are not checked. The search ends
-    after `max_s` [s], or after `MAX_IDLE_ITERATIONS` iterations without a better schedule. It does
-    not begin if no first repair fits in RAM.
-
-    Raises `TimeLimitError` if a time limit of the calling context passes; its best schedule is then
-    lost.
+    Return None if no candidate meets all limits; per-stage constraints are not checked. The search
+    ends after `max_s` [s], or after `MAX_IDLE_ITERATIONS` iterations without a better schedule.
     """
     search, n_idle = LargeNeighbourhoodSearch(problem, seed=seed), 0
     search.until_s = now_s() + max_s
@@ -140,11 +133,6 @@ class LargeNeighbourhoodSearch:
     """
 
     def __init__(self, problem: Problem, *, seed: int = 0) -> None:
-        """Create the trajectories from keep-all, one for each of `STYLES`.
-
-        There is only the first one unless the problem permits both paging and recomputation. Raises
-        `TimeLimitError` if a time limit of the calling context passes.
-        """
         self.problem = problem
         self.objective = PenalizedObjective(problem)
         self.rng = Random(seed)  # noqa: S311 - no secret depends on it
@@ -172,8 +160,7 @@ class LargeNeighbourhoodSearch:
     def schedule(self) -> Schedule | None:
         """Return the best schedule found so far; None if it does not meet all limits.
 
-        Does not search. Per-stage constraints are not checked. Raises `TimeLimitError` if a time
-        limit of the calling context passes.
+        Per-stage constraints are not checked.
         """
         if self.best_score.excess > 0:
             return None
@@ -182,14 +169,9 @@ class LargeNeighbourhoodSearch:
     def consider(self, restorations: Iterable[Restoration]) -> bool:
         """Repair a partial schedule of `restorations`; return whether any result is a new best.
 
-        The first trajectory does the repair. If limits have a price, the repair is repeated at an
-        infinite penalty, unless the first result is a new best or meets the limits. The trajectory
-        continues from the last result if that is a new best, or if the trajectory had accepted none
-        before the call; otherwise from its partial schedule before the call. If it had accepted
-        none, the call also sets the penalty by `PenalizedObjective.balance` if limits have a price,
-        and repairs the further trajectories, which begin with keep-all.
-
-        Raises `TimeLimitError` if a time limit of the calling context passes.
+        The first trajectory does the repair, a second time at an infinite penalty if limits have a
+        price and the first result does not meet them. The first call also sets the penalty, and
+        starts the further trajectories from keep-all.
         """
         first_trajectory, *other_trajectories = self._trajectories
         partial_before, score_before = first_trajectory.partial, first_trajectory.current_score
@@ -222,11 +204,8 @@ class LargeNeighbourhoodSearch:
     def iterate(self) -> bool:
         """Destroy some restorations of a trajectory, repair it, and accept or undo the result.
 
-        Return whether the result is the best partial schedule so far. Trajectories take turns. If
-        limits have a price and a restoration was destroyed, the penalty is then multiplied by
-        `PENALTY_FACTOR` if `_exceeds_limits`, otherwise divided by it. A trajectory without
-        restorations is only repaired. Raises `TimeLimitError` if a time limit of the calling
-        context passes.
+        Return whether the result is the best so far. Trajectories take turns. The penalty rises by
+        `PENALTY_FACTOR` while limits are exceeded, and falls otherwise.
         """
         trajectory = self._select_trajectory()
         has_destroyed = self._destroy_restorations(trajectory.partial)
@@ -240,9 +219,7 @@ class LargeNeighbourhoodSearch:
     def _select_trajectory(self) -> _Trajectory:
         """Return the trajectory whose turn is next, and count the iteration.
 
-        Restart it from the overall best if it `is_behind` after more than `RESTART_ITERATIONS` idle
-        iterations; its best score is then the overall best, too. A restart raises `TimeLimitError`
-        if a time limit of the calling context has passed.
+        One that `is_behind` after `RESTART_ITERATIONS` idle iterations restarts from the best.
         """
         trajectory = self._trajectories[self._n_iterations % len(self._trajectories)]
         self._n_iterations += 1
@@ -256,8 +233,7 @@ class LargeNeighbourhoodSearch:
     def _destroy_restorations(self, partial: PartialSchedule) -> bool:
         """Remove random restorations close to each other, and those that serve only them.
 
-        Samples n of the 2 n restorations nearest to a random one, by stage or by node, for a random
-        n up to `MAX_DESTROYED`. Returns False if there are no restorations, otherwise True.
+        Samples n of the 2 n nearest to a random one, by stage or by node. False if there are none.
         """
         restorations = partial.restorations()
         if not restorations:
@@ -288,15 +264,10 @@ class LargeNeighbourhoodSearch:
     def _repair_trajectory(
         self, trajectory: _Trajectory, penalty: float, rng: Random | None = None
     ) -> Score:
-        """Repair the partial schedule of a trajectory; return the score of the result.
+        """Repair the partial schedule of a trajectory; return its score, `WORST` after a failure.
 
-        In prices, `penalty` is the factor on the use of limits; `rng` adds noise to prices. If the
-        last accepted schedule exceeds limits, or none was accepted, a failed repair is repeated
-        without regard to user-defined rows. If the schedule still does not fit in RAM, or not by
-        `until_s`, the score is `WORST`, and `n_idle` rises by half of `RESTART_ITERATIONS`. If it
-        fits, sets `_exceeds_limits` to whether it exceeds other limits.
-
-        Raises `TimeLimitError` if a time limit of the calling context (`check_time_limit`) passes.
+        `rng` adds noise to prices. If the last accepted schedule exceeds limits, a failed repair is
+        repeated without regard to user-defined rows.
         """
         partial = trajectory.partial
         repair = Repair(
@@ -326,11 +297,8 @@ class LargeNeighbourhoodSearch:
     def _accept_or_undo(self, trajectory: _Trajectory, score: Score) -> bool:
         """Accept a repaired partial schedule, or undo all changes since the last accepted one.
 
-        Accepts it if `score` is the best of the search so far, or if the trajectory `accepts` it,
-        but never the score `WORST` of a failed repair. Returns whether `score` is the best; if so,
-        stores it and the restorations. If RAM is minimized, a new best peak within the limits
-        lowers the RAM limit of further repairs.
-        Increments the trajectory's `n_idle`, or sets it to 0 at the trajectory's best score.
+        Returns whether `score` is the best of the search; if so, stores it. If RAM is minimized, a
+        new best peak lowers the RAM limit of further repairs.
         """
         partial, is_best = trajectory.partial, score < self.best_score
         trajectory.n_idle += 1

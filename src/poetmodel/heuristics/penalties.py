@@ -65,7 +65,6 @@ class PenalizedObjective:
     """The objective and limits of a problem: prices of decisions, scores of partial schedules."""
 
     def __init__(self, problem: Problem) -> None:
-        """Collect the prices of the objective and of the use of limits."""
         self.problem = problem
         objective, energy = problem.objective, problem.energy
         self.objective = objective.coefficients
@@ -112,11 +111,10 @@ class PenalizedObjective:
     def prices(self, penalty: float) -> Coefficients:
         """Return the prices of decisions: the objective plus the use of limits times `penalty`.
 
-        The limits are deadline, energy budget and user-defined constraints on the totals of several
-        decisions. Prices of the objective are relative to its baseline, or to `Objective.scale` if
-        that is 0. Unless energy is minimized, they include energy with the weight `TIE_WEIGHT`.
-        With penalty 1, the use of all slack of a limit costs as much as the baseline of the
-        objective. With an infinite penalty, the objective only breaks ties.
+        Prices of the objective are relative to its baseline, or to `Objective.scale` if that is 0;
+        unless energy is minimized, they include energy with the weight `TIE_WEIGHT`. With penalty
+        1, the use of all slack of a limit costs as much as the baseline; with infinity, the
+        objective only breaks ties.
         """
         if not self.is_limited or penalty == 0:
             return self._objective_prices
@@ -125,10 +123,7 @@ class PenalizedObjective:
         return weighted_sum((self._objective_prices, 1.0), (self._penalty_prices, penalty))
 
     def balance(self, partial: PartialSchedule) -> float:
-        """Return the penalty at which the use of limits costs as much as the objective.
-
-        Both are prices of the decisions in `partial`. Return 1 if their use of limits has no price.
-        """
+        """Return the penalty at which `partial`'s use of limits costs as much as the objective."""
         limit_price = total_price(self._penalty_prices, partial)
         return (
             total_price(self._objective_prices, partial) / limit_price if limit_price > 0 else 1.0
@@ -137,10 +132,8 @@ class PenalizedObjective:
     def score(self, partial: PartialSchedule) -> Score:
         """Return the score of a partial schedule.
 
-        The excess is the sum of the relative excesses (`Score.excess`) over deadline, energy budget
-        and user-defined constraints, but not over the RAM budget, storage and per-stage
-        constraints. The value is the minimized quantity minus that of keep-all, minus `rewards`;
-        the peak if RAM is minimized [B].
+        The excess is the sum of the relative excesses over deadline, energy budget and user-defined
+        constraints; the value is the minimized quantity minus that of keep-all, or the peak [B].
         """
         excess = 0.0
         for prices, slack in self.limits:

@@ -43,10 +43,7 @@ class RecoveryRules(Protocol):
         """The price of recomputing each node; infinite if that is forbidden."""
 
     def price_page_in(self, i: int) -> tuple[float, int]:
-        """Return the price of a page-in of tensor `i`, and the last possible stage of the page-in.
-
-        The stage is -1 if no page-in is possible.
-        """
+        """Return the price of a page-in of tensor `i`, and its last possible stage, -1 if none."""
 
     def fits_limits(self, restoration: Restoration) -> bool:
         """Return whether user-defined constraints, storage and state permit a restoration."""
@@ -55,20 +52,11 @@ class RecoveryRules(Protocol):
 class Recoveries:
     """Searches for the cheapest recoveries in a fixed partial schedule, and caches them.
 
-    Parameters
-    ----------
-    rules : RecoveryRules
-        Prices, limits and the partial schedule, such as a `poetmodel.heuristics.repair.Repair`.
-    relieved_stage : int
-        Stage whose RAM is to be reduced: tensors evicted there may be recomputed only in later
-        stages. -1 for no such stage.
+    Tensors evicted in `relieved_stage`, whose RAM is to be reduced, may be recomputed only in later
+    stages; -1 for no such stage.
     """
 
     def __init__(self, rules: RecoveryRules, relieved_stage: int = -1) -> None:
-        """Store the prices of `rules` and the peaks of `rules.partial`, which must not change.
-
-        `relieved_stage` is the stage whose RAM is to be reduced; -1 for no such stage.
-        """
         self.rules = rules
         self.relieved_stage = relieved_stage
         self.partial = rules.partial
@@ -89,13 +77,10 @@ class Recoveries:
         """By size: the stages in which a further tensor of that size exceeds the limit."""
 
     def find_cheapest(self, i: int, t: int, max_chain: int, max_price: float) -> Recovery | None:
-        """Return the cheapest recovery of tensor `i` for stage `t`, and cache it.
+        """Return the cheapest recovery of tensor `i` for stage `t` below `max_price`, or None.
 
-        Return None if no recovery with at most `max_chain` nested recomputations costs less than
-        `max_price`. A search that finds a recovery is not repeated: later calls return that
-        recovery, or None if it does not cost less than `max_price`. After a search that finds none,
-        the next one needs a higher `max_price`. So the result may be that for another `max_chain`,
-        or a page-in or None although a recomputation costs less.
+        At most `max_chain` recomputations are nested. A found recovery is cached, so that the
+        result may be that for another `max_chain`.
         """
         recovery, failed_price = self._cache.get((i, t), (None, -1.0))
         if recovery is None and failed_price < max_price:
@@ -106,9 +91,7 @@ class Recoveries:
     def price_range(self, i: int, t: int) -> tuple[float, float]:
         """Return a lower and an upper bound on the price of recovering tensor `i` for stage `t`.
 
-        The upper bound is the price of a page-in, infinite if none is possible. The lower bound is
-        that price or, if less, the price of recomputing the node alone, which is infinite only if
-        the problem forbids it: `paging_only_stages` and limits are not checked.
+        The upper bound is the price of a page-in, the lower one at most that of the node alone.
         """
         page_in_price, last_page_in_stage = self._page_in(i)
         max_price = math.inf if t > last_page_in_stage else page_in_price
@@ -122,12 +105,9 @@ class Recoveries:
         return price_and_stage
 
     def _search_cheapest(self, i: int, t: int, max_chain: int, max_price: float) -> Recovery | None:
-        """Return the cheaper of a recomputation and a page-in of tensor `i` for stage `t`.
+        """Return the cheaper of a recomputation and a page-in (on ties) of `i` for stage `t`.
 
-        At equal prices, return the page-in. The recomputation must cost less than `max_price`; the
-        page-in may cost more. The tensor's node is recomputed in stage `t` or, if that is too late,
-        in `_last_recompute_stage`; not if `max_chain` is 0 or that stage is one of the
-        `paging_only_stages`. Return None if neither is possible.
+        The recomputation must cost less than `max_price`; the page-in may cost more.
         """
         k = self._node_of[i]
         page_in_price, last_page_in_stage = self._page_in(i)
@@ -150,11 +130,7 @@ class Recoveries:
     def _last_recompute_stage(self, i: int, t: int) -> int:
         """Return the last stage that may recompute tensor `i` and keep it for stage `t`, or -1.
 
-        That is the node's stage in `Graph.last_stages`: later, state that the node reads is
-        replaced. The caller ensures that `t` is later. Return -1 if the stage is not after
-        `relieved_stage`, if it is before `PartialSchedule.first_keeping_stage`, or if RAM does not
-        suffice to keep the tensor until `t`. RAM is not checked if `t` can read the tensor without
-        any change.
+        Later than `Graph.last_stages`, state that the node reads is replaced.
         """
         partial = self.partial
         last_stage = self._last_stages[self._node_of[i]]
@@ -170,12 +146,8 @@ class Recoveries:
     ) -> Recovery | None:
         """Return the recovery that recomputes node `k` in stage `t` and restores missing inputs.
 
-        Return None if `RecoveryRules.fits_limits` refuses the recomputation, or if `find_cheapest`
-        finds no recovery of a missing input: with chains of at most ``max_chain - 1``
-        recomputations, each of which reads the one before, and a total price, that of node `k`
-        included, below `max_price`. `fits_limits` is called only if the partial schedule has
-        user-defined rows, and `max_price` is ignored if no input is missing. Callers check whether
-        the problem permits the recomputation.
+        None if limits refuse the recomputation, or an input has no recovery within `max_chain` and
+        `max_price`. Callers check whether the problem permits the recomputation.
         """
         recomputation = Restoration(t, k, RECOMPUTE)
         if self._has_user_rows and not self.rules.fits_limits(recomputation):
@@ -199,9 +171,7 @@ class Recoveries:
     def is_readable(self, p: int, t: int) -> bool:
         """Return whether a step of stage `t` can read tensor `p` without a restoration.
 
-        The step can read the tensor if it is in RAM, or if every stage from the last one with the
-        tensor until before `t` has enough free bytes to keep it, by the peaks that `__init__`
-        stored.
+        It is in RAM, or every stage since the last one with it has enough free bytes to keep it.
         """
         sources, needs = self.partial.sources_and_needs(p)
         n_sources_before = bisect_right(sources, t)

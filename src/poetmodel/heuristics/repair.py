@@ -74,8 +74,7 @@ class Obstacle(NamedTuple):
 class Repair:
     """Modifies a partial schedule greedily, so that it meets the limits at low prices.
 
-    Methods that modify it raise `TimeLimitError` when the limit of `poetmodel.clock.time_limit` has
-    passed. The changes until then remain.
+    If the time limit passes, changes until then remain.
     """
 
     problem: Problem
@@ -110,13 +109,10 @@ class Repair:
     def fit(self) -> bool:
         """Evict and restore tensors until every step fits in RAM; return whether that succeeded.
 
-        The fullest stage is relieved first. If a recomputation does not fit in the stage, it is
-        moved to an earlier stage at no cost. Otherwise tensors kept across the stage are evicted
-        and restored at their next need. Those that free most bytes in stages above the limit for
-        their price, with noise, are first. If no tensor can be evicted, the recomputations of the
-        stage are replaced by page-ins, and the stage is added to `paging_only_stages`. Fails if no
-        recomputation can be replaced, or once `until_s` has passed, even if every step then fits.
-        After a failure, changes remain.
+        The fullest stage is relieved first: a recomputation moves to an earlier stage at no cost,
+        else tensors kept across the stage are evicted and restored at their next need, those that
+        free most bytes per price first. If no tensor can be evicted, the recomputations of the
+        stage are replaced by page-ins (`paging_only_stages`). Changes remain after a failure.
         """
         earlier_recomputation = EarlierRecomputation(
             partial=self.partial,
@@ -143,12 +139,8 @@ class Repair:
     def _find_best_recoveries(self, stage: int, excess: np.ndarray) -> list[Recovery]:
         """Return recoveries of tensors kept across a stage; those with most relief per price first.
 
-        The relief is that of all stages above the limit; in the ranking, prices have noise. There
-        is at most one recovery for each `candidates_per_relief` tensors that could be evicted, but
-        at least one if any is possible. The recovery of a tensor is searched only if its lowest
-        possible price could make it one of the best. If at most one may be returned, it is searched
-        only up to the price at which it ranks equal to the best known recovery (page-ins included),
-        unless that one costs 0 or less.
+        Relief counts all stages above the limit. At most one for each `candidates_per_relief`
+        tensors that could be evicted; a recovery is searched only if it could be one of the best.
         """
         partial = self.partial
         recoveries = Recoveries(self, stage)
@@ -196,12 +188,10 @@ class Repair:
     def _storage_home_recovery(
         self, i: int, interval: tuple[int, int]
     ) -> tuple[Recovery | None, Sequence[tuple[int, int]]]:
-        """Return the recovery that evicts state `i` across an interval, and the freed intervals.
+        """Return the recovery that moves state `i` to storage, and the freed intervals.
 
-        The state gets a home on storage, which frees the intervals before the state's node and
-        after the last reader. Any other `interval` is freed, too, and ends with a page-in. Return
-        (None, ()) if the problem forbids paging or `fits_limits` forbids the home; the page-in is
-        not checked.
+        The home frees the intervals before the state's node and after its last reader. (None, ())
+        if it is forbidden.
         """
         partial, graph = self.partial, self.problem.graph
         home = Restoration.at_its_node(graph, i, STORAGE_HOME)
@@ -224,10 +214,7 @@ class Repair:
 
     @property
     def recompute_prices(self) -> list[float]:
-        """The price in `prices` of recomputing each node; infinite if the problem forbids it.
-
-        Computed at the first access: later changes of `prices` have no effect.
-        """
+        """The price in `prices` of recomputing each node, cached; infinite if it is forbidden."""
         if self._recompute_prices is None:
             may_recompute = self.problem.may_recompute
             self._recompute_prices = [
@@ -237,11 +224,10 @@ class Repair:
         return self._recompute_prices
 
     def price_page_in(self, i: int) -> tuple[float, int]:
-        """Return the price of a page-in of tensor `i`, and `Graph.last_page_in_stage` of `i`.
+        """Return the price of a page-in of tensor `i` with its page-out, and its last stage.
 
-        The price includes a page-out that the page-in needs. Return an infinite price and stage -1
-        if the tensor is resident state, or if `style`, the problem or `fits_limits` forbids the
-        page-in. State on storage may be paged in even if `style` forbids paging.
+        An infinite price and -1 if the page-in is forbidden. State on storage may always be paged
+        in.
         """
         graph = self.problem.graph
         k = graph.node_of[i]
@@ -255,10 +241,7 @@ class Repair:
     def _is_allowed(self, restoration: Restoration) -> bool:
         """Return whether the rules for state permit a restoration.
 
-        A node that reads state is not recomputed in stages after the one that replaces the state,
-        state is not paged in after that stage, and resident state is not paged in. A restoration
-        whose stage is that of the tensor's node is always permitted: each page-out and home, and a
-        page-in that only stands for any stage, as in `price_page_in`.
+        After the stage that replaces state, nothing that reads it runs, and it is not paged in.
         """
         stage, item, kind = restoration
         problem = self.problem
@@ -272,10 +255,7 @@ class Repair:
     def fits_limits(self, restoration: Restoration) -> bool:
         """Return whether user-defined constraints, storage and state permit adding a restoration.
 
-        The rules for state are those of `_is_allowed`. Only constraints with only positive
-        coefficients are checked, and none unless `respects_rows`. The storage limit applies to new
-        homes and page-outs, also those that page-ins need. RAM is not checked, nor whether the
-        problem permits paging or recomputing.
+        Only constraints without negative coefficients are checked. RAM is not checked.
         """
         partial, i = self.partial, restoration.item
         rows = partial.rows if self.respects_rows else None
@@ -295,11 +275,7 @@ class Repair:
     def _replace_by_page_ins(self, t: int) -> bool:
         """Replace the recomputations of stage `t` by page-ins; return whether any was replaced.
 
-        The outputs that are read from a recomputation are paged in. Restorations that serve only
-        the recomputation are removed. It stays if `fits_limits` forbids one of its page-ins; each
-        page-in is checked alone. Returns False at once if the stage has no recomputation, or
-        `style` or the problem forbids paging. Otherwise the stage becomes one of the
-        `paging_only_stages`, even if no recomputation is replaced.
+        Unless paging is forbidden, the stage becomes one of the `paging_only_stages`.
         """
         partial, graph = self.partial, self.problem.graph
         if not self._can_page or not partial.recomputed[t]:
@@ -326,11 +302,7 @@ class Repair:
     def satisfy_constraints(self) -> None:
         """Add decisions that constraints or the objective reward; drop some to meet constraints.
 
-        Has no effect if no decision is rewarded, even if a constraint is exceeded. Each move of
-        `_lower_excess` adds or drops a decision to lower the excess over user-defined constraints.
-        Returns early if no move lowers it. Ends at `until_s`. When no constraint is exceeded,
-        rewarded decisions with negative prices are added, lowest price first, each as often as it
-        fits without raising the excess.
+        Has no effect if no decision is rewarded.
         """
         rows, partial = self.partial.rows, self.partial
         if rows is None or rows.rewards is None:
@@ -355,21 +327,15 @@ class Repair:
                     break
 
     def add_rewarded(self, rewarded: Iterable[Restoration]) -> None:
-        """Add each of the `rewarded` decisions that fits, by `_add_in_best_stage`.
-
-        The given stages of recomputations and page-ins are ignored.
-        """
+        """Add each of the `rewarded` decisions that fits, in its best stage."""
         for restoration in rewarded:
             self._add_in_best_stage(restoration)
 
     def _lower_excess(self, rows: UserRows) -> bool:
         """Apply the move that lowers the excess most for its price; return whether one was applied.
 
-        A move adds a rewarded decision or drops a restoration. If it cannot be applied or does not
-        lower the excess, it is undone, and the next one is tried. Prices have noise. An addition is
-        repeated in further stages while it lowers the excess; from the second repetition on, only
-        if its own amounts (`_row_amounts`) lower the excess at least as much as those of the first
-        repetition.
+        A move adds a rewarded decision or drops a restoration. An addition is repeated in further
+        stages while it lowers the excess.
         """
         partial = self.partial
         moves: list[tuple[float, int, Restoration]] = []
@@ -420,9 +386,7 @@ class Repair:
     ) -> RowAmounts:
         """Return the changes of rows if `restoration` is added or, unless `is_added`, dropped.
 
-        A page-out that a page-in adds or drops is included. If a home on storage is dropped, the
-        page-ins of the state are included; further restorations that serve only `restoration` are
-        not. A row may have several amounts.
+        Includes its page-out and, for a home on storage, the page-ins of the state.
         """
         item = restoration.item
         if restoration.kind == RECOMPUTE:
@@ -441,11 +405,7 @@ class Repair:
     def _apply_if_better(
         self, restoration: Restoration, apply_move: Callable[[Restoration], bool]
     ) -> bool:
-        """Make a move with a restoration; undo it unless it succeeds and lowers the total excess.
-
-        The move is `apply_move`, which returns whether it succeeded; the excess is `_excess`.
-        Return whether the move was retained.
-        """
+        """Make a move with a restoration; undo it unless it lowers the total excess."""
         excess_before, mark = self._excess(), self.partial.mark()
         if apply_move(restoration) and self._excess() < excess_before:
             return True
@@ -453,11 +413,7 @@ class Repair:
         return False
 
     def _rewarded_additions(self, rows: UserRows) -> Iterator[Restoration]:
-        """Yield the rewarded decisions that may be added: those that the problem permits.
-
-        Recomputations and page-ins have stage -1, which means any stage; they may be present in
-        some stages already. Page-outs and homes on storage are yielded only if absent.
-        """
+        """Yield the rewarded decisions that may be added; stage -1 means any stage."""
         graph = self.problem.graph
         yield from (Restoration(-1, k, RECOMPUTE) for k in rows.rewarded_nodes)
         yield from (Restoration(-1, i, PAGE_IN) for i in rows.rewarded_page_ins)
@@ -471,12 +427,7 @@ class Repair:
     def _add_in_best_stage(self, restoration: Restoration) -> bool:
         """Add a rewarded decision in the first stage in which it fits; return whether it was added.
 
-        It fits if every step then fits in RAM, the excess over user-defined constraints does not
-        rise, and `fits_limits` permits it. Missing inputs of a recomputation are restored. Stages
-        in which the fewest inputs are not in RAM are tried first; among these, stages with the
-        smallest RAM use. At most `MAX_TRIED_STAGES` stages are tried, all after the stage of the
-        node. The stage of `restoration` is ignored. A page-out or home has one stage: it is added
-        if it is absent and `fits_limits` permits it; RAM and excess are not checked.
+        Stages with the fewest missing inputs, then the smallest RAM use, come first.
         """
         partial, graph, item = self.partial, self.problem.graph, restoration.item
         if restoration.kind in (PAGE_OUT, STORAGE_HOME):
@@ -508,24 +459,16 @@ class Repair:
         return False
 
     def _excess(self) -> float:
-        """Return `UserRows.total_excess`; 0 if no decision is rewarded.
-
-        Without rewards, dropping decisions cannot raise the excess.
-        """
+        """Return `UserRows.total_excess`; 0 without rewards, when no drop can raise the excess."""
         rows = self.partial.rows
         if rows is None or rows.rewards is None:
             return 0.0
         return rows.total_excess(self.partial.row_use, self.partial.exceeded_rows)
 
     def _add_with_inputs(self, restoration: Restoration) -> bool:
-        """Add a restoration and, for a recomputation, restorations of its missing inputs.
+        """Add a restoration and restorations of its missing inputs; return whether it is present.
 
-        An input is missing if it is not in RAM, and free RAM does not suffice to keep it there
-        until the recomputation (`Recoveries.is_readable`). Return whether the restoration is
-        present then. It is not added if `fits_limits` forbids it, or if an input cannot be restored
-        with at most ``MAX_CHAIN - 1`` nested recomputations. Restorations of inputs that
-        `fits_limits` forbids are left out; these inputs are then kept in RAM. The RAM use of the
-        result is not checked. If False is returned, restorations of inputs may have been added.
+        RAM is not checked. After False, restorations of inputs may have been added.
         """
         recovery: Recovery | None = Recovery(0.0, (restoration,))
         if restoration.kind == RECOMPUTE:
@@ -538,14 +481,10 @@ class Repair:
     # -- dropping restorations -------------------------------------------------------------------
 
     def drop_unneeded(self) -> None:
-        """Drop restorations whose tensors can be kept in RAM, highest price per byte first.
+        """Drop restorations whose tensors can be kept in RAM, highest (noisy) price per byte first.
 
-        Prices have noise. Restorations that serve only a dropped one are dropped, too. No drop
-        violates the RAM limit or, if decisions are rewarded, raises the excess over user-defined
-        constraints. Ends when none can be dropped or `until_s` has passed. A restoration with a
-        negative price is dropped only with a recomputation or home that it serves. Prices are
-        compared per byte, because dropping many small page-ins can save more than dropping a large
-        one.
+        No drop violates the RAM limit or raises the excess of user-defined constraints. Prices are
+        per byte, because dropping many small page-ins can save more than dropping a large one.
         """
         has_dropped = True
         while has_dropped and now_s() < self.until_s:
@@ -569,10 +508,9 @@ class Repair:
         return -price / max(1, sum(self.partial.sizes[i] for i in restored_tensors))
 
     def _price(self, restoration: Restoration, *, is_added: bool = False) -> float:
-        """Return the price in `prices` of a present restoration or, if `is_added`, of a new one.
+        """Return the price of a present restoration or, if `is_added`, of a new one, without noise.
 
-        The price has no noise. A page-out is included if it is needed only for this restoration,
-        and for a present home on storage the page-ins of the state.
+        A page-out is included if it is needed only for this restoration.
         """
         prices, item, partial = self.prices, restoration.item, self.partial
         if restoration.kind == RECOMPUTE:
@@ -587,10 +525,7 @@ class Repair:
     def _drop(self, restoration: Restoration) -> bool:
         """Drop a restoration and those that serve only it, unless a limit is then violated.
 
-        Page-ins of a state tensor serve its home on storage. The limits are the RAM and, if
-        decisions are rewarded, the present excess over user-defined constraints. Returns whether
-        the restoration was dropped; then its entry in `obstacles` is removed. If RAM does not
-        suffice, an obstacle is stored there.
+        If RAM does not suffice, an obstacle is stored in `obstacles`.
         """
         partial, excess_before, mark = self.partial, self._excess(), self.partial.mark()
         partial.remove(restoration)
@@ -608,12 +543,7 @@ class Repair:
         return False
 
     def _is_blocked(self, restoration: Restoration) -> bool:
-        """Return whether dropping a restoration would still exceed the RAM limit at its obstacle.
-
-        The obstacle is the entry in `obstacles`; the estimated RAM use is the present peak of its
-        stage plus its `rise_bytes`. Return False without an entry, or if the intervals of the
-        restored tensors have changed since.
-        """
+        """Return whether dropping a restoration still exceeds the RAM limit at its obstacle."""
         obstacle, partial = self.obstacles.get(restoration), self.partial
         if obstacle is None or obstacle.intervals != self._intervals_of(restoration):
             return False
@@ -629,10 +559,7 @@ class Repair:
     def _may_drop(self, restoration: Restoration) -> bool:
         """Return whether the RAM rows permit keeping the tensors of a restoration in RAM instead.
 
-        A row is the RAM use at the last step of a stage. Other steps are not checked, and each
-        tensor is checked alone. The inputs of a recomputation count as freed. For a home on
-        storage, only stages before the state's node and after its last reader are checked, or all
-        stages if the core reads the state in place. Return True for a page-out.
+        A row is the RAM use at the last step of a stage; other steps are not checked.
         """
         partial, graph, t = self.partial, self.problem.graph, restoration.stage
         freed_bytes = 0
@@ -653,10 +580,7 @@ class Repair:
 
 
 def _rank(gain: float, price: float) -> float:
-    """Return a sort key that is smaller if a change gains more for its price.
-
-    It is -infinity if the price is not above 0.
-    """
+    """Return a sort key that is smaller if a change gains more for its price."""
     return -gain / price if price > 0 else -math.inf
 
 
@@ -664,11 +588,6 @@ class _Relief:
     """The stages above the limit, to sum the bytes by which an eviction relieves these stages."""
 
     def __init__(self, excess: np.ndarray, *, is_limited_by_excess: bool) -> None:
-        """Store the stages above the limit, and their excess.
-
-        `excess` is by stage [B], 0 within the limit. With `is_limited_by_excess`, the relief of a
-        stage is at most its excess.
-        """
         self.stages: list[int] = np.flatnonzero(excess).tolist()
         self.excess = excess[self.stages]
         self.max_excess = max(self.excess.tolist(), default=0)
@@ -678,10 +597,9 @@ class _Relief:
         which is in RAM in all stages: otherwise the largest state would always be evicted first."""
 
     def total_bytes(self, intervals: Iterable[tuple[int, int]], size_bytes: int) -> int:
-        """Return the total relief of the stages above the limit if intervals free `size_bytes` [B].
+        """Return the relief of the stages above the limit if intervals free `size_bytes` [B].
 
-        The relief of a stage is `size_bytes` or, with `is_limited_by_excess`, at most its excess.
-        An interval (first, end) excludes stage `end`. A stage in two intervals counts twice.
+        An interval (first, end) excludes stage `end`.
         """
         total_bytes = 0
         for first, end in intervals:

@@ -45,8 +45,7 @@ class Restoration(NamedTuple):
 def list_restorations(graph: Graph, schedule: Schedule) -> list[Restoration]:
     """Return a schedule's recomputations, page-ins, homes on storage, then page-outs.
 
-    Page-outs are excluded if the tensor is paged in, or replaces state: that page-out belongs to
-    the home of the state.
+    Page-outs that belong to a page-in or to a home are excluded.
     """
     unread_page_outs = {i for _, i in schedule.M_out} - {i for _, i in schedule.M_in}
     unread_page_outs.difference_update(graph.state_of)

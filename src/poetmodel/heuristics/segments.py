@@ -57,11 +57,8 @@ If no node begins within this distance, the segment begins at the next node, if 
 def checkpoint_segments(problem: Problem) -> Schedule | None:
     """Return the schedule with the lowest `Score` among segmentations and repairs of one of them.
 
-    `_SegmentSearch.find_best` chooses the one to repair. The returned schedule meets the RAM budget
-    and all limits on sums (`Problem.linear_limits`); per-stage constraints and makespans are not
-    checked. Return None if none was found, if the graph has fewer than `MIN_NODES` nodes, or if
-    keep-all fits in RAM and RAM is not minimized. If time runs out, return the best schedule so
-    far, or raise `TimeLimitError` if there is none.
+    Per-stage constraints and makespans are not checked. None if none was found, for fewer than
+    `MIN_NODES` nodes, or if keep-all fits in RAM and RAM is not minimized.
     """
     keep_all_bytes = checkpoint_all_peak_bytes(problem.graph)
     keep_all_fits = keep_all_bytes <= problem.usable_ram_bytes and problem.objective.is_sum
@@ -81,7 +78,6 @@ class _SegmentSearch:
     """The search over numbers of segments, and the repair of the best segmentation."""
 
     def __init__(self, problem: Problem, keep_all_bytes: int) -> None:
-        """Begin without a best schedule, and with the peak of keep-all as the smallest peak."""
         self.problem = problem
         self.objective = PenalizedObjective(problem)
         self.best: PartialSchedule | None = None
@@ -95,11 +91,8 @@ class _SegmentSearch:
     def find_best(self) -> None:
         """Evaluate all segmentations, and store the best schedule within the limits in `best`.
 
-        Then drop unneeded restorations of this schedule or, if there is none, repair the one with
-        the smallest peak to fit in RAM. If RAM is minimized, call `_minimize_peak` in place of
-        both. Each result replaces `best` if it is within the limits and better. Ends after the
-        evaluation if no peak is below the keep-all peak. Raises `TimeLimitError`; `best` then has
-        the best schedule so far.
+        Then drop its unneeded restorations or, without one, repair that with the smallest peak. If
+        RAM is minimized, call `_minimize_peak` instead.
         """
         started_s = now_s()
         for restorations in _segmentations(self.problem):
@@ -117,8 +110,7 @@ class _SegmentSearch:
     def _store_if_best(self, partial: PartialSchedule) -> None:
         """Store a schedule in `best` if it fits the limits and has the lowest score so far.
 
-        If its peak is the smallest so far, also store its restorations and peak, within the limits
-        or not.
+        The restorations with the smallest peak are stored, too, within the limits or not.
         """
         peak_bytes, score = int(partial.peaks().max()), self.objective.score(partial)
         if peak_bytes < self.min_peak_bytes:
@@ -130,9 +122,7 @@ class _SegmentSearch:
     def _repair(self, start: list[Restoration], limit_bytes: int) -> bool:
         """Repair a schedule to fit `limit_bytes` [B]; return whether that succeeds by `until_s`.
 
-        `start` has the restorations of the schedule. After a success, drop unneeded restorations
-        unless RAM is minimized, and call `_store_if_best` on the result, which checks the other
-        limits: True does not mean that they are met.
+        True does not mean that other limits are met.
         """
         partial = self.objective.make_partial(start)
         prices = self.objective.prices(0.0)
@@ -145,11 +135,7 @@ class _SegmentSearch:
         return is_fit
 
     def _minimize_peak(self) -> None:
-        """Bisect for the smallest peak, by at most `MAX_PEAKS` repairs.
-
-        Each starts from the schedule with the smallest peak so far, and calls `_store_if_best` if
-        it succeeds. Ends at `until_s`.
-        """
+        """Bisect for the smallest peak, by at most `MAX_PEAKS` repairs."""
         low = self.problem.floor.bytes
         for _ in range(MAX_PEAKS):
             if low >= self.min_peak_bytes or now_s() > self.until_s:
@@ -160,12 +146,9 @@ class _SegmentSearch:
 
 
 def _segmentations(problem: Problem) -> Iterator[list[Restoration]]:
-    """Yield the recomputations of 16, 8, 32, 4, ... segments.
+    """Yield the recomputations of 16, 8, 32, 4, ... segments, those best most often first.
 
-    They obey the rules of execution, but may exceed limits. The numbers of segments that are best
-    most often are first; none is above `MAX_SEGMENTS` or the number of nodes before the backward
-    pass. Yields none if recomputation is forbidden, there is no backward pass, or fewer than two
-    nodes precede it. Raises `TimeLimitError`.
+    They obey the rules of execution, but may exceed limits.
     """
     graph = problem.graph
     forward_count = next(
@@ -183,11 +166,8 @@ def _segmentations(problem: Problem) -> Iterator[list[Restoration]]:
 def _segment_starts(problem: Problem, forward_count: int, count: int) -> list[int]:
     """Return the first node of each segment except the first segment, ascending.
 
-    Segments produce nearly equal bytes. Each begins within `START_RANGE_RATIO`, a fraction of the
-    bytes of an equal segment, of an equal division: at the node before which the fewest bytes exist
-    that this or a later forward node reads; of several, the nearest to the equal division, then the
-    first. If no node begins in this range, it begins at the next node. There may be fewer than
-    `count` segments.
+    Segments produce nearly equal bytes; each begins where the fewest bytes cross, within
+    `START_RANGE_RATIO` of an equal division.
     """
     graph = problem.graph
     produced_bytes = [0, *accumulate(graph.output_bytes[:forward_count])]
@@ -222,11 +202,9 @@ def _segment_starts(problem: Problem, forward_count: int, count: int) -> list[in
 def _segment_recomputations(problem: Problem, bounds: list[int]) -> list[Restoration]:
     """Return the recomputations of all segments except the last one.
 
-    `bounds` are the first nodes of the segments and the end of the forward pass. Tensors that later
-    segments read are kept. The other tensors of a segment that the backward pass reads are
-    recomputed together, with those of the segment from which they are computed, in the first
-    backward stage that reads one of them. Nodes that may not be recomputed, or not in that stage,
-    are left out: their tensors are kept.
+    A segment's tensors that the backward pass reads are recomputed together, with those from which
+    they are computed, in the first backward stage that reads one. `bounds` ends with the end of the
+    forward pass.
     """
     graph = problem.graph
     segment_of = [

@@ -20,11 +20,7 @@ class UserRows:
     """The rows of a problem's user-defined constraints on totals, indexed by decision."""
 
     def __init__(self, problem: Problem, limits: Sequence[LinearRow]) -> None:
-        """Index the terms of `limits` by decision, and list the rewarded decisions of `problem`.
-
-        Rewarded are those of `Problem.rewards`, which also include rewards by the objective;
-        recomputations and transfers that the problem forbids are omitted.
-        """
+        """Index the terms of `limits` by decision, and list the rewarded decisions of `problem`."""
         self.limits = tuple(limits)
         self.upper_limits = [limit.upper for limit in limits]
         """For each row, the largest sum that its limit permits."""
@@ -78,10 +74,9 @@ class UserRows:
 
     @classmethod
     def from_problem(cls, problem: Problem) -> Self | None:
-        """Return the rows of a problem's user-defined constraints on totals.
+        """Return the rows of a problem's user-defined constraints on totals; None without any.
 
-        The objective has no row; if only the objective rewards decisions, there are no rows. Return
-        None if the problem has no such constraints, and its objective rewards no decision.
+        The objective has no row; if only it rewards decisions, there are no rows.
         """
         limits = [limit for limit in problem.linear_limits if limit.name == USER_CONSTRAINTS]
         has_rewards = any(min(column, default=0) < 0 for column in problem.objective.coefficients)
@@ -94,11 +89,7 @@ class UserRows:
     def count_decision(
         self, row_use: list[float], exceeded_rows: set[int], row_amounts: RowAmounts, sign: int
     ) -> None:
-        """Add (`sign` 1) or subtract (-1) the amounts of a decision in `row_use`.
-
-        Of the rows in `row_amounts`, add those that are then exceeded to `exceeded_rows`, and
-        remove those that are not.
-        """
+        """Add (`sign` 1) or subtract (-1) the amounts of a decision; update `exceeded_rows`."""
         for row, amount in row_amounts:
             row_use[row] += sign * amount
             if self.is_exceeded(row, row_use[row]):
@@ -107,11 +98,7 @@ class UserRows:
                 exceeded_rows.discard(row)
 
     def permits(self, row_use: Sequence[float], row_amounts: RowAmounts) -> bool:
-        """Return whether adding `row_amounts` to `row_use` exceeds no row of `has_only_positive`.
-
-        Several amounts of a row are summed. Unlike in `is_exceeded`, there is no tolerance. Rows
-        without an amount, or with a negative coefficient, may be exceeded.
-        """
+        """Return whether adding `row_amounts` exceeds no row of `has_only_positive`."""
         return all(
             row_use[row] + amount <= self.upper_limits[row]
             for row, amount in _sum_by_row(row_amounts).items()
@@ -127,11 +114,7 @@ class UserRows:
     def excess_change(
         self, row_use: Sequence[float], row_amounts: Iterable[tuple[int, float]]
     ) -> float:
-        """Return the change of the total excess if `row_amounts` are added to `row_use`.
-
-        Several amounts of a row are summed; the change of its excess is divided by its unit
-        (`units`). Negative if the excess falls. Unlike in `is_exceeded`, there is no tolerance.
-        """
+        """Return the change of the total excess, in units, if `row_amounts` are added."""
         total = 0.0
         for row, amount in _sum_by_row(row_amounts).items():
             excess_before = max(0.0, row_use[row] - self.upper_limits[row])
