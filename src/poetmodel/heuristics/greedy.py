@@ -45,10 +45,10 @@ def construct(problem: Problem, *, max_s: float = math.inf) -> Schedule | None:
     Notes
     -----
     Tensors kept across stages above the limit are evicted and restored at their next need, those
-    with the most freed bytes per price first. If the schedule then exceeds a limit, a penalty for the
-    use of the limits is added to the prices, and bisection searches for the smallest sufficient
-    penalty; if RAM is minimized, then for the smallest RAM limit. If tensors may be paged, storage is
-    unlimited and RAM is the only limit, a schedule is found whenever the budget is at least the
+    with the most freed bytes per price first. If the schedule then exceeds a limit, a penalty for
+    the use of the limits is added to the prices, and bisection searches for the smallest sufficient
+    penalty; if RAM is minimized, then for the smallest RAM limit. If tensors may be paged, storage
+    is unlimited and RAM is the only limit, a schedule is found whenever the budget is at least the
     minimum RAM.
     """
     greedy = _Greedy(problem, now_s() + max_s)
