@@ -66,6 +66,7 @@ def test_sizes_are_those_of_the_zoo(model, option, argument, size):
         (("paper/bert", "--batch", "2"), ("published graphs have fixed sizes",)),
         (("nope", "--batch", "2"), ("no such model",)),
         (("mlp", "--batch", "0"), ("--batch", "whole number from 1 to 1000000")),
+        (("mlp", "--batch", "1_0"), ("--batch", "whole number from 1 to 1000000")),
         (("mlp", "--batch", "-3"), ("--batch", "whole number from 1 to 1000000")),
         (("mlp", "--batch", "1.5"), ("--batch", "whole number")),
         (("mlp", "--batch", "1000001"), ("--batch", "1000001")),

@@ -251,7 +251,9 @@ def test_addresses_are_part_of_the_plan_file(told):
     assert any("overlaps" in violation for violation in verified.json["violations"])
 
 
-@pytest.mark.parametrize("arguments", [("--alignment", 8), ("--arena", "--alignment", 12)])
+@pytest.mark.parametrize(
+    "arguments", [("--alignment", 8), ("--arena", "--alignment", 12), ("--arena", "--alignment", 0)]
+)
 def test_options_of_addresses_are_checked(arguments, told):
     """What says nothing together is told."""
     told(plan(SCHEDULE, CHAIN, *arguments, status=2).err)

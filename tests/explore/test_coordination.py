@@ -43,7 +43,7 @@ def load_drawings(store, point, *, count):
         drawing_version="now",
     )
     coordinator.open_problems["problem"] = OpenProblem(
-        "problem", {"settings": {}}, "{", {point.id: point}
+        "problem", {"settings": {}}, {point.id: point}
     )
 
     async def load_all():

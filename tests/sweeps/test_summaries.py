@@ -263,7 +263,12 @@ def test_older_records_do_not_tell_refusals_from_missing_solvers(reason, status)
 
 
 def test_front_of_energy_ram_and_time():
-    """What another row beats in one figure and matches in the rest is not on the front."""
+    """What another row beats in one figure and matches in the rest is not on the front.
+
+    Nor is what the verifier rejected.
+    """
+    rejected = _record(5, 0.5, time_s=0.5, method="paper")
+    rejected["result"]["violations"] = ["R[1,1]: made up"]
     found = rows(
         [
             _record(30, 1.0, bound_j=1.0, time_s=3.0),
@@ -273,6 +278,7 @@ def test_front_of_energy_ram_and_time():
             _record(40, 3.0, time_s=1.0, method="capuchin"),  # dear but quick
             _record(50, 3.0, time_s=2.0, method="rotor"),
             _record(10, None),
+            rejected,  # dominates all others, if it were valid
             _record(99, 9.0, time_s=9.0, model="other"),
         ]
     )

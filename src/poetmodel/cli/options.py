@@ -178,6 +178,13 @@ onnx_option = partial(option, rich_help_panel="An ONNX file")
 # -- values of options -------------------------------------------------------------------------
 
 
+def _parse_plain_number(text: object, number_type: type[_Value]) -> _Value:
+    """Parse a number as people write it; raise `ValueError` for Python's ``1_000``, too."""
+    if "_" in str(text):
+        raise ValueError(text)
+    return number_type(text)  # type: ignore[call-arg]
+
+
 def number_parser(expected: str, *, positive: bool) -> Callable[[str | float], float]:
     """Return a parser of finite numbers of at least 0, or above 0 if `positive`.
 
@@ -191,7 +198,7 @@ def number_parser(expected: str, *, positive: bool) -> Callable[[str | float], f
         See `number_parser`.
         """
         try:
-            value = float(text)
+            value = _parse_plain_number(text, float)
         except ValueError:
             value = math.nan
         if not math.isfinite(value) or value < 0 or (positive and value == 0):
@@ -207,7 +214,7 @@ def parse_seconds(text: str | float) -> float:
     Return seconds; raise `typer.BadParameter` for other texts.
     """
     try:
-        value = float(text)
+        value = _parse_plain_number(text, float)
     except ValueError:
         try:
             value = parse_time(text, field="--time-limit")
@@ -233,7 +240,7 @@ def integer_parser(
         See `integer_parser`.
         """
         try:
-            value = int(text)
+            value = _parse_plain_number(text, int)
         except ValueError:
             value = min_value - 1
         if value < min_value or (max_value is not None and value > max_value):

@@ -82,7 +82,9 @@ class PlanOptions:
         "Assign a fixed offset in one block of RAM to every copy of a tensor and every workspace.",
     )
     alignment: int | None = options.graph_option(
-        None, "--alignment BYTES", "With --arena: offsets are multiples of it. Default: 16."
+        None,
+        "--alignment BYTES",
+        f"With --arena: offsets are multiples of it. Default: {ALIGNMENT}.",
     )
     ram: str | None = options.limit_option(
         None,
@@ -119,6 +121,7 @@ def plan(
         raise InputError("--format binary: give --out FILE for the bytes")
     if request.plan_format == PlanFormat.BINARY and request.arena:
         raise InputError("--format binary: has no addresses; give --format json with --arena")
+    alignment = ALIGNMENT if request.alignment is None else request.alignment
     path = request.schedule
     inputs = (str(path), source.graph, costing.device, costing.profile)
     check_outputs(("--out", request.out), ("--plot", request.plot), inputs=inputs)
@@ -149,7 +152,7 @@ def plan(
                 mode=request.mode or mode,
                 ram_budget_bytes=budget,
                 aux_bytes=None if stated_problem is None else stated_problem.aux_bytes,
-                alignment=(request.alignment or ALIGNMENT) if request.arena else None,
+                alignment=alignment if request.arena else None,
                 may_delay_transfers=stated_problem is None
                 or stated_problem.deadline_counts != "overlap",
             )

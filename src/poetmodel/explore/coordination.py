@@ -174,9 +174,7 @@ class Coordinator:
         open_problem = self.open_problems.get(problem_id)
         if open_problem is None:
             points = await self.store.call(self.store.load_points, problem_id)
-            open_problem = OpenProblem(
-                problem_id, reply.values, reply.body.decode().removesuffix("}")
-            )
+            open_problem = OpenProblem(problem_id, reply.values)
             open_problem.points = {point.id: _mark_cancelled(point) for point in points}
             self.open_problems[problem_id] = open_problem
         self._problem_ids[settings] = problem_id

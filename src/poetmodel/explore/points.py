@@ -172,9 +172,7 @@ class OpenProblem:
     id: str
     """Id of the problem."""
     facts: dict[str, Any]
-    """Facts about the problem: the values of the reply of `tasks.prepare_problem`."""
-    page_data: str
-    """Facts and graph for the page as JSON, without the closing brace: points are appended."""
+    """Facts about the problem, with the data of its graph: those of `tasks.prepare_problem`."""
     points: dict[str, Point] = field(default_factory=dict)
     """Points by id."""
 

@@ -263,7 +263,7 @@ def run_task(job: WorkerJob, catalogue: str, values: dict[str, Any], body: bytes
     the frames before the reply.
     """
     from poetmodel.explore import answers, exports, tasks
-    from poetmodel.explore.settings import Catalogue
+    from poetmodel.explore.settings import parse_catalogue
 
     functions = {
         "prepare_problem": tasks.prepare_problem,
@@ -274,7 +274,7 @@ def run_task(job: WorkerJob, catalogue: str, values: dict[str, Any], body: bytes
         "export_point": exports.export_point,
     }
     context = tasks.JobContext(
-        catalogue=Catalogue.from_json(catalogue),
+        catalogue=parse_catalogue(catalogue),
         send=job.report_progress,
         is_cancelled=lambda: job.cancelled,
         body=body,

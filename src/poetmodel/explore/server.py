@@ -48,7 +48,6 @@ A POINT has the fields of `poetmodel.explore.points.Point` except ``digest``, ``
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator  # noqa: TC003 - FastAPI reads it
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -135,18 +134,14 @@ def make_application(  # noqa: C901 - the routes, each a few lines
         }
 
     @app.post("/api/problems")
-    async def open_problem(settings: ExplorerSettings) -> Response:
+    async def open_problem(settings: ExplorerSettings) -> JSONResponse:
         """Open a problem; return its page data and the points with a schedule of their own.
 
         Points with a provisional schedule are omitted. Raises as `Coordinator.open`.
         """
         loaded_problem = await coordinator.open(settings)
         points = [loaded_problem.describe(point) for point in loaded_problem.points_with_schedule()]
-        points_json = json.dumps({"points": points}, allow_nan=False)
-        # `page_data` is a JSON object without its closing brace.
-        return Response(
-            f"{loaded_problem.page_data}, {points_json[1:]}", media_type="application/json"
-        )
+        return JSONResponse({**loaded_problem.facts, "points": points})
 
     @app.post("/api/points")
     async def request_point(point_request: PointRequest) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -86,7 +87,7 @@ class GraphSource:
     """Step of a step file, in tiles if the settings state a size; None for other graphs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Catalogue:
     """Available graphs and devices: everything built in, and the files on the command line.
 
@@ -240,6 +241,12 @@ def catalogue_with_files(
             )
         },
     )
+
+
+@cache
+def parse_catalogue(text: str) -> Catalogue:
+    """Return the catalogue of a JSON text; equal texts give the same object, a key of caches."""
+    return Catalogue.from_json(text)
 
 
 def _displayed_name(path: str) -> str:

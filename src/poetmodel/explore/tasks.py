@@ -83,27 +83,19 @@ def load_job_problem(job: dict[str, Any], context: JobContext) -> Problem:
 
 
 @lru_cache(maxsize=MAX_CACHED_GRAPHS)
-def _load_prepared_problem(catalogue: str, settings: str) -> PreparedProblem:
-    """Return the graph source and problem of `settings` in `catalogue` (both JSON); cached.
-
-    Raises `InputError` if a file, graph, device or problem refuses a setting, and `TimeLimitError`
-    after `READ_LIMIT_S`.
-    """
-    parsed_catalogue = Catalogue.from_json(catalogue)
-    parsed_settings = ExplorerSettings.model_validate_json(settings)
+def _load_prepared_problem(catalogue: Catalogue, settings: ExplorerSettings) -> PreparedProblem:
+    """Load graph source and problem within `READ_LIMIT_S`."""
     with time_limit(READ_LIMIT_S):
-        source = parsed_catalogue.load_source(parsed_settings)
-        costs = parsed_catalogue.load_costs(source.graph, parsed_settings)
-        problem = parsed_catalogue.build_problem(parsed_settings, source.graph, costs)
-    return PreparedProblem(parsed_settings, source, problem)
+        source = catalogue.load_source(settings)
+        costs = catalogue.load_costs(source.graph, settings)
+        problem = catalogue.build_problem(settings, source.graph, costs)
+    return PreparedProblem(settings, source, problem)
 
 
 def load_prepared_problem(job: dict[str, Any], context: JobContext) -> PreparedProblem:
-    """Return the settings of a job with their graph source and problem; cached.
-
-    Raises the errors of `_load_prepared_problem`.
-    """
-    return _load_prepared_problem(context.catalogue.to_json(), json.dumps(job["settings"]))
+    """Return the settings of a job with their graph source and problem; cached."""
+    settings = ExplorerSettings.model_validate(job["settings"])
+    return _load_prepared_problem(context.catalogue, settings)
 
 
 def pack_schedule(graph: Graph, schedule: Schedule) -> bytes:
@@ -121,10 +113,9 @@ def unpack_schedule(body: bytes) -> Schedule:
 
 
 def prepare_problem(job: dict[str, Any], context: JobContext) -> Frame:
-    """Task: read the graph of a job's settings, and return facts about their problem as values.
+    """Task: read the graph of a job's settings, and return facts about their problem for the page.
 
-    The body of the frame is uncompressed JSON for the page: the facts and, as ``graph``, the data
-    of the graph for charts.
+    ``graph`` has the data of the graph for charts.
     """
     prepared = load_prepared_problem(job, context)
     problem, graph = prepared.problem, prepared.source.graph
@@ -160,9 +151,9 @@ def prepare_problem(job: dict[str, Any], context: JobContext) -> Frame:
             "max_s": max_deadline_s,
             "counts": str(problem.deadline_counts),
         },
+        "graph": graph_chart(graph),
     }
-    page_data = {**facts, "graph": graph_chart(graph)}
-    return Frame(values=facts, body=json.dumps(page_data, allow_nan=False).encode())
+    return Frame(values=facts)
 
 
 def to_gzipped_json(values: Any) -> bytes:

@@ -133,11 +133,11 @@ def pareto(rows: Sequence[Row]) -> list[Row]:
     -------
     list of dict
         Copies with ``proven``: whether the status is optimal, so that no schedule within the row's
-        limits takes less energy, up to the gap tolerance. Rows without a schedule are left out;
-        those with violations are not. Of rows with equal energy, RAM and time, only the first is
+        limits takes less energy, up to the gap tolerance. Rows without a schedule and rows that the
+        verifier rejected are left out. Of rows with equal energy, RAM and time, only the first is
         returned. Sorted by model, device and RAM.
     """
-    solved_rows = [row for row in rows if row["energy_j"] is not None]
+    solved_rows = [row for row in rows if row["energy_j"] is not None and not row["violations"]]
     front: list[Row] = []
     for index, row in enumerate(solved_rows):
         is_dominated = any(
