@@ -10,6 +10,8 @@ The parts are
 - `commands`: exit status and JSON of commands, without times and versions;
 - `plans`: programs with addresses;
 - `folders`: every file of exported C;
+- `calls`: identities and files of lowered steps, their calls and instruction counts in tiles, and
+  C and code sizes with paged and with memory-mapped storage;
 - `steps`: source and peak of compiled PyTorch steps.
 
 A solver's or PyTorch's next release may change entries: the versions are on record, and another
@@ -23,6 +25,7 @@ import os
 import sys
 import tempfile
 from contextlib import chdir
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -30,10 +33,19 @@ ROOT = Path(__file__).resolve().parent.parent
 os.environ["POETMODEL_CACHE"] = ""
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import torch  # noqa: E402
+
 import poetmodel as pm  # noqa: E402
 from kit.claims import KINDS  # noqa: E402
 from kit.commands import invoke  # noqa: E402
+from poetmodel.device import Device  # noqa: E402
 from poetmodel.errors import PoetModelError  # noqa: E402
+from poetmodel.export.deployment import parse_stack, reserved_bytes  # noqa: E402
+from poetmodel.export.exporting import export_step  # noqa: E402
+from poetmodel.export.identity import step_identity  # noqa: E402
+from poetmodel.lowered.io import save_step  # noqa: E402
+from poetmodel.tiling.choice import needed_bytes  # noqa: E402
+from poetmodel.tiling.tiles import tile_step  # noqa: E402
 
 FOLDER = ROOT / "tests" / "golden"
 VERSIONS = ("highspy", "numpy", "torch")
@@ -181,8 +193,6 @@ def folders():
 
 def steps():
     """Yield source and peak of compiled steps, with and without an update."""
-    import torch
-
     import poetmodel.torch as pmt
     from kit import networks
 
@@ -202,7 +212,54 @@ def steps():
                 yield f"{name} {update} {ram}", [source, step.compiled.peak_bytes]
 
 
-PARTS = {part.__name__: part for part in (problems, schedules, commands, plans, folders, steps)}
+def calls():
+    """Yield what stands for lowered steps, whole and in tiles, and for the C of some."""
+    from kit import networks
+    from kit.export_agreement import OPTIMIZERS, lower_training
+    from tiling import test_tiles
+
+    nets = [(each.__name__, each, "sgd") for each in test_tiles.NETWORKS]
+    nets += [(name, getattr(networks, name), "gradients") for name in STEPS]
+    nets += [(f"pools {name}", test_tiles.pools, name) for name in OPTIMIZERS]
+    nets += [("lstm clipped", test_tiles.recurrent, "clipped")]
+    for name, network, optimizer in nets:
+        torch.manual_seed(0)
+        step = lower_training(network(), optimizer, name=name)
+        is_exported = name.startswith("pools") or network in (test_tiles.residual, test_tiles.twice)
+        yield from _recorded(name, step, is_exported=is_exported)
+    for rounding in ("16 bits", "stochastic"):
+        step = test_tiles.trained_int8(rounding=rounding)
+        yield from _recorded(f"int8 {rounding}", step, is_exported=True)
+    summed = test_tiles.lowered(test_tiles.residual, "adam", accumulate=2, infer=True)
+    yield from _recorded("summed", summed, is_exported=True)
+
+
+def _recorded(name, step, *, is_exported):
+    """Yield what stands for a step, for its tiles, and if `is_exported` for its C."""
+    file = Path("golden.step.json")
+    save_step(replace(step, versions={}), file)
+    yield f"{name}: file", digest(file.read_bytes())
+    yield f"{name}: identity", step_identity(step)
+    for size in (100, 300, 800, 3000):
+        tiled = tile_step(step, size)
+        passes = [(one.graph.nodes, one.calls) for one in (tiled, *tiled.forward_passes)]
+        yield f"{name}: in tiles of {size} B", digest(repr(passes).encode())
+    for device, share in (("stm32h743", 2.0), ("nano33ble", 1.2)) if is_exported else ():
+        board = Device.load(device)
+        least_bytes = needed_bytes(step, board, paging=True)
+        ram = reserved_bytes(step, parse_stack(None, commit=False)) + int(share * least_bytes)
+        board = replace(board, flash=replace(board.flash, size_bytes=2**40))
+        options = {"tile": "none", "infer": step.inference is not None, "gap": 0.3}
+        out = Path("golden export")
+        deployment = export_step(step, out, ram=ram, device=board, **options)
+        text = b"".join(path.read_bytes() for path in sorted(out.glob("src/*step*.c")))
+        yield f"{name}: on {device}", [digest(text), deployment.program_bytes]
+
+
+PARTS = {
+    part.__name__: part
+    for part in (problems, schedules, commands, plans, folders, calls, steps)
+}
 
 
 # -- record and check ----------------------------------------------------------------------------
