@@ -225,7 +225,7 @@ def calls():
     for name, network, optimizer in nets:
         torch.manual_seed(0)
         step = lower_training(network(), optimizer, name=name)
-        is_exported = name.startswith("pools") or network in (test_tiles.residual, test_tiles.twice)
+        is_exported = name.startswith("pools") or network is test_tiles.residual
         yield from _recorded(name, step, is_exported=is_exported)
     for rounding in ("16 bits", "stochastic"):
         step = test_tiles.trained_int8(rounding=rounding)
@@ -250,6 +250,7 @@ def _recorded(name, step, *, is_exported):
         ram = reserved_bytes(step, parse_stack(None, commit=False)) + int(share * least_bytes)
         board = replace(board, flash=replace(board.flash, size_bytes=2**40))
         options = {"tile": "none", "infer": step.inference is not None, "gap": 0.3}
+        options["time_limit"] = 1200.0  # all are proved, however busy the machine is
         out = Path("golden export")
         deployment = export_step(step, out, ram=ram, device=board, **options)
         text = b"".join(path.read_bytes() for path in sorted(out.glob("src/*step*.c")))
@@ -257,8 +258,7 @@ def _recorded(name, step, *, is_exported):
 
 
 PARTS = {
-    part.__name__: part
-    for part in (problems, schedules, commands, plans, folders, calls, steps)
+    part.__name__: part for part in (problems, schedules, commands, plans, folders, calls, steps)
 }
 
 

@@ -121,7 +121,7 @@ def measure_kernels(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
     kernels: dict[str, Any] = {}
     library: dict[str, int] = {}
     names = sorted(our.kernel_names())
-    header = make_kernel_header({name: our.kernel_source(name) for name in names})
+    header = make_kernel_header({name: our.find_kernel(name).source for name in names})
     (folder / "pm_kernels.h").write_text(header, encoding="utf-8")
     random_path = folder / "random.c"
     random_source = (

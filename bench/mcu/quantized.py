@@ -12,7 +12,6 @@ import numpy as np
 
 from poetmodel.graph import Graph, Node, Phase, Tensor
 from poetmodel.lowered.calls import Buffer, Call, ConvolutionSizes, DataType, NamedTensor, Ref
-from poetmodel.lowered.kernels import parameter_names
 from poetmodel.lowered.step import LoweredStep
 
 if TYPE_CHECKING:
@@ -88,11 +87,12 @@ class Layers:
 
     def named_arguments(self, call: Call) -> dict[str, Any]:
         """Return the arguments of a call by parameter name, constants as arrays."""
-        values = (
-            self.values.get(argument.buffer, argument) if isinstance(argument, Ref) else argument
-            for argument in call.arguments
-        )
-        return dict(zip(parameter_names(call.kernel), values, strict=True))
+        return {
+            name: self.values.get(argument.buffer, argument)
+            if isinstance(argument, Ref)
+            else argument
+            for name, argument in call.named_arguments.items()
+        }
 
     # -- constants ---------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from poetmodel.export.kernels import make_kernel_header
 from poetmodel.export.state import load_state_tensors
 from poetmodel.lowered.io import load_step
 from poetmodel.lowered.kernels import SOURCES as KERNELS
-from poetmodel.lowered.kernels import kernel_names, kernel_source
+from poetmodel.lowered.kernels import find_kernel, kernel_names
 
 CONVERSIONS = ("-Wconversion", "-Wsign-conversion")
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", *CONVERSIONS, "-Wmissing-prototypes", "-Werror")
@@ -114,7 +114,7 @@ def test_sources_compile_without_warnings(folders, tmp_path, prefix, flags):
 def test_kernels_compile_without_warnings(tmp_path, compiler):
     """Each kernel, on cores with instructions of their own too: no number changes its sign."""
     require_programs(compiler[0])
-    texts = {name: kernel_source(name) for name in sorted(kernel_names())}
+    texts = {name: find_kernel(name).source for name in sorted(kernel_names())}
     (tmp_path / "pm_kernels.h").write_text(make_kernel_header(texts), encoding="utf-8")
     folder = Path(str(KERNELS))
     includes = (f"-I{folder / 'kernels'}", f"-I{folder / 'src'}", f"-I{tmp_path}")

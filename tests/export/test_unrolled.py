@@ -247,7 +247,7 @@ def results(calls):
     [
         Call("pm_log_softmax", (Ref("y"), Ref("x"), (1, 2, 4, 4), 4, 1, 1)),
         Call("pm_bits_scale", (Ref("y"), Ref("x"), Ref("z"), (1, 8, 1, 1), 1.0)),
-        Call("pm_conv2d_dw", (Ref("y"), Ref("x"), Ref("z"), (1,) * 16, 1, 0, 1)),
+        Call("pm_conv2d_dw", (Ref("y"), Ref("x"), Ref("z"), (1,) * 16, 1, 0, 1, 1)),
     ],
 )
 def test_other_kernels_are_no_loops(call):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from poetmodel.graph import Tensor
 from poetmodel.lowered.calls import Buffer, Call, DataType, Ref
-from poetmodel.lowered.kernels import parameter_names
-from poetmodel.lowered.loops import call_refs, table_columns
+from poetmodel.lowered.loops import table_columns
 from poetmodel.lowered.tables import INT8_LOOKUP_KERNEL, LOOKUP_KERNEL
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def _fuse_pairs(
     return step
 
 
-def _find_fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+def _find_fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int, dict[str, int]]]:
     """Yield (index of lookup node, of quantizing node, `_make_fused_arguments`) of fusible pairs.
 
     Each node has a single call. Only the quantization reads the real numbers, and the step does not
@@ -85,7 +84,7 @@ def _find_fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int, tuple[int
     for k, calls in enumerate(step.calls):
         if len(calls) != 1 or calls[0].kernel != LOOKUP_KERNEL:
             continue
-        out = call_refs(calls[0])[0].buffer
+        out = calls[0]["out"].buffer
         readers = [index for index, node in enumerate(graph.nodes) if out in node.inputs]
         if len(readers) != 1 or out in step.returned_buffers:
             continue
@@ -94,7 +93,7 @@ def _find_fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int, tuple[int
         if (
             len(reader_calls) != 1
             or reader_calls[0].kernel != QUANTIZE_KERNEL
-            or call_refs(reader_calls[0])[1] != Ref(out)
+            or reader_calls[0]["x"] != Ref(out)
         ):
             continue
         fused_arguments = _make_fused_arguments(calls[0], reader_calls[0])
@@ -102,12 +101,7 @@ def _find_fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int, tuple[int
             yield k, reader, fused_arguments
 
 
-def _name_arguments(call: Call) -> dict[str, Any]:
-    """Return the arguments of a call by parameter name."""
-    return dict(zip(parameter_names(call.kernel), call.arguments, strict=True))
-
-
-def _make_fused_arguments(lookup_call: Call, quantize_call: Call) -> tuple[int, ...] | None:
+def _make_fused_arguments(lookup_call: Call, quantize_call: Call) -> dict[str, int] | None:
     """Return the numeric arguments of the fused kernel; None if they cannot describe both calls.
 
     They can if all offsets of the lookup are 0, it writes each element of a dense output once, the
@@ -116,11 +110,10 @@ def _make_fused_arguments(lookup_call: Call, quantize_call: Call) -> tuple[int, 
     images, channels and elements, and the stride of the table between channels [elements]. A stride
     of a dimension of size 1 is 0.
     """
-    arguments = _name_arguments(quantize_call)
-    batch, channels, plane = (arguments[name] for name in ("batch", "channels", "plane"))
+    batch, channels, plane = (quantize_call[name] for name in ("batch", "channels", "plane"))
     refs, (sizes, *lookup_strides) = (
-        call_refs(lookup_call),
-        table_columns(lookup_call.arguments[-1]),
+        lookup_call.refs,
+        table_columns(lookup_call["shape"]),
     )
     elements = int(np.prod([batch, channels, plane]))
     if any(ref.offset for ref in refs) or int(np.prod(sizes)) != elements:
@@ -155,22 +148,22 @@ def _make_fused_arguments(lookup_call: Call, quantize_call: Call) -> tuple[int, 
     ) = strides_of_tensors
     if table_image_stride or table_element_stride:
         return None
-    return (
-        batch,
-        channels,
-        plane,
-        image_stride,
-        channel_stride,
-        element_stride,
-        table_channel_stride,
-    )
+    return {
+        "batch": batch,
+        "channels": channels,
+        "plane": plane,
+        "image_step": image_stride,
+        "channel_step": channel_stride,
+        "element_step": element_stride,
+        "table_step": table_channel_stride,
+    }
 
 
 def _fuse_pair(
     step: LoweredStep,
     k: int,
     reader: int,
-    fused_arguments: tuple[int, ...],
+    fused_arguments: Mapping[str, int],
     tables: Mapping[str, np.ndarray],
     shared_values: Mapping[str, np.ndarray],
 ) -> LoweredStep:
@@ -183,10 +176,9 @@ def _fuse_pair(
     """
     graph = step.graph
     (lookup_call,), (quantize_call,) = step.calls[k], step.calls[reader]
-    real_ref, byte_ref, table_ref = call_refs(lookup_call)
-    int8_ref, *_ = call_refs(quantize_call)
-    arguments = _name_arguments(quantize_call)
-    inverse_scale, zero_point = arguments["inverse"], arguments["zero"]
+    real_ref, byte_ref, table_ref = (lookup_call[name] for name in ("out", "x", "table"))
+    int8_ref = quantize_call["out"]
+    inverse_scale, zero_point = quantize_call["inverse"], quantize_call["zero"]
     rows = np.float32({**tables, **step.values}[table_ref.buffer]) * np.float32(inverse_scale)
     # The portable ``pm_q8_rint`` in C limits the magnitude to 1024, too, and rounds NaN to 0.
     rounded_rows = np.nan_to_num(np.rint(rows), nan=0.0, posinf=1024.0, neginf=-1024.0)
@@ -196,7 +188,9 @@ def _fuse_pair(
     name = f"{table_ref.buffer} as int8"
     while name in step.buffers or not np.array_equal(shared_values.get(name, int8_rows), int8_rows):
         name += "'"
-    call = Call(INT8_LOOKUP_KERNEL, (int8_ref, byte_ref, Ref(name), *fused_arguments))
+    call = Call.by_name(
+        INT8_LOOKUP_KERNEL, out=int8_ref, x=byte_ref, table=Ref(name), **fused_arguments
+    )
     lookup_node, quantize_node = graph.nodes[k], graph.nodes[reader]
     other_inputs = tuple(i for i in quantize_node.inputs if i != real_ref.buffer)
     output = Tensor(name=int8_ref.buffer, bytes=step.buffers[int8_ref.buffer].bytes)

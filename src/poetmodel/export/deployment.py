@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.device.generation import GenerationLayout
 from poetmodel.errors import quote
-from poetmodel.lowered.kernels import written_refs
 from poetmodel.plan import Op
 from poetmodel.plan.alignment import round_up
 from poetmodel.schedule.machine import BEFORE
@@ -252,9 +251,7 @@ class Deployment:
             if op == Op.PAGE_OUT and i in graph.state_of and not self.plan.memory_mapped:
                 yield graph.tensors[graph.state_of[i]].name
             if op == Op.COMPUTE and self.plan.memory_mapped:
-                written_names = (
-                    ref.buffer for call in self.step.calls[i] for ref in written_refs(call)
-                )
+                written_names = (ref.buffer for call in self.step.calls[i] for ref in call.writes)
                 yield from (name for name in written_names if name not in self.resident_names)
 
     @property

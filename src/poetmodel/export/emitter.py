@@ -18,9 +18,9 @@ from poetmodel.lowered.calls import (
     Ref,
     ScaledLearningRate,
 )
-from poetmodel.lowered.fusing import FUSED_INT8_KERNELS, FUSED_KERNELS, INT8_UPDATE_KERNELS
-from poetmodel.lowered.kernels import parameter_names, parameter_types, written_refs
-from poetmodel.lowered.loops import call_refs
+from poetmodel.lowered.catalogue import CATALOGUE
+from poetmodel.lowered.kernels import find_kernel
+from poetmodel.lowered.loops import table_columns
 from poetmodel.plan import Op
 from poetmodel.schedule.machine import BEFORE, Content
 
@@ -382,7 +382,7 @@ class ProgramSource:
         call = calls[call_index]
         for indices in find_index_operands(call):
             yield from self._range_check_lines(indices)
-        refs = written_refs(call)
+        refs = call.writes
         written_names = {ref.buffer for ref in refs} & replaced_names
         if not written_names & self._mapped_state:
             yield from self._ram_call_lines(calls[:call_index], call, replaced_names)
@@ -396,7 +396,7 @@ class ProgramSource:
             yield self._storage_copy_line(node_name, call)
         elif call.kernel == "pm_mm_sgd":
             yield from self._row_update_lines(call)
-        elif call.kernel in FUSED_KERNELS.values():
+        elif call.kernel in ("pm_conv2d_dw_sgd", "pm_depthwise_dw_sgd"):
             yield from self._filter_update_lines(call)
         elif self.deployment.rotating_state:
             yield from self._serial_update_lines(calls, call_index, written_names)
@@ -414,15 +414,11 @@ class ProgramSource:
         state in RAM, chunks of the sum are then computed again and used for the update. In place of
         a copy of the new sum, the gradient is added to a copy of the old sum.
         """
-        sum_names = [
-            ref.buffer
-            for ref in call.arguments
-            if isinstance(ref, Ref) and ref.buffer in replaced_names
-        ]
+        sum_names = [ref.buffer for ref in call.refs if ref.buffer in replaced_names]
         additions = [
             earlier_call
             for earlier_call in earlier_calls
-            if any(ref.buffer in sum_names for ref in written_refs(earlier_call))
+            if any(ref.buffer in sum_names for ref in earlier_call.writes)
         ]
         if not (
             self.deployment.rotating_state
@@ -446,18 +442,13 @@ class ProgramSource:
         a single call adds the old sum to it. `sum_names` are the names of the sums that `copy_call`
         reads; they count as written afterwards.
         """
-        (target, source), (_, gradient), count = (
-            call_refs(copy_call),
-            call_refs(add_call),
-            add_call.arguments[-1],
-        )
+        target, source, gradient = copy_call["out"], copy_call["x"], add_call["gradient"]
         self._written_state.difference_update(sum_names)
         if gradient.buffer != WORKSPACE:
             yield self._call_line(copy_call)
             source = gradient
-        yield self._call_line(
-            replace(copy_call, kernel=add_call.kernel, arguments=(target, source, count))
-        )
+        addition = add_call.with_arguments(total=target, gradient=source)
+        yield self._call_line(replace(addition, condition=copy_call.condition))
         self._written_state.update(sum_names)
 
     def _heading_lines(self, k: int) -> Iterator[str]:
@@ -476,16 +467,16 @@ class ProgramSource:
 
     def _is_self_copy(self, call: Call) -> bool:
         """Return whether a call copies elements onto themselves: equal C pointers and strides."""
-        match call:
-            case Call(kernel, (Ref() as target, Ref() as source, tuple() as shape)) if (
-                kernel.startswith("pm_copy")
-            ):
-                return shape[2::3] == shape[3::3] and self._pointer(target) == self._pointer(source)
-        return False
+        if not call.kernel.startswith("pm_copy"):
+            return False
+        _, target_strides, source_strides = table_columns(call["shape"])
+        pointers = (self._pointer(call[name]) for name in ("out", "x"))
+        return target_strides == source_strides and len({*pointers}) == 1
 
     def _call_line(self, call: Call) -> str:
         """Return the C statement of a call, under its condition if it has one."""
-        expressions = map(self._cast_argument, parameter_types(call.kernel), call.arguments)
+        types = (parameter.type for parameter in find_kernel(call.kernel).parameters)
+        expressions = map(self._cast_argument, types, call.arguments)
         return self._conditional_line(call, f"{call.kernel}({', '.join(expressions)});")
 
     def _cast_argument(self, parameter_type: str, argument: Argument) -> str:
@@ -508,28 +499,22 @@ class ProgramSource:
         Adds the state to `_written_state`. Raises `InputError`, which names the node, unless the
         copy is of contiguous elements in the same order.
         """
-        match call.arguments:
-            case (Ref() as state_ref, Ref() as value_ref, (1, count, *strides)) if (
-                count == 1
-                or strides
-                == [
-                    1,
-                    1,
-                ]
-            ):
-                type_name = self.step.buffers[state_ref.buffer].type.c_name
-                first_byte, n_bytes = (
-                    f"{state_ref.offset} * sizeof({type_name})",
-                    f"{count} * sizeof({type_name})",
-                )
-                write_arguments = (
-                    f"(uint32_t)({first_byte}), {self._pointer(value_ref)}, (uint32_t)({n_bytes})"
-                )
-                line = self._try_call(
-                    f"pm_page_write({self._new_slot(state_ref.buffer)}, {write_arguments})"
-                )
-                self._written_state.add(state_ref.buffer)
-                return line
+        sizes, *strides = table_columns(call["shape"])
+        if len(sizes) == 1 and (sizes == (1,) or strides == [(1,), (1,)]):
+            state_ref, value_ref, (count,) = call["out"], call["x"], sizes
+            type_name = self.step.buffers[state_ref.buffer].type.c_name
+            first_byte, n_bytes = (
+                f"{state_ref.offset} * sizeof({type_name})",
+                f"{count} * sizeof({type_name})",
+            )
+            write_arguments = (
+                f"(uint32_t)({first_byte}), {self._pointer(value_ref)}, (uint32_t)({n_bytes})"
+            )
+            line = self._try_call(
+                f"pm_page_write({self._new_slot(state_ref.buffer)}, {write_arguments})"
+            )
+            self._written_state.add(state_ref.buffer)
+            return line
         raise InputError(
             f"{node_name}: its new value has another order of elements than the state, which "
             "memory-mapped storage cannot take; make it contiguous, or choose a device whose "
@@ -547,7 +532,7 @@ class ProgramSource:
         value depends, and marked as written. State in RAM among `written_names` is updated with the
         last of these tensors. Registers the kernels.
         """
-        names = (ref.buffer for ref in written_refs(calls[call_index]))
+        names = (ref.buffer for ref in calls[call_index].writes)
         targets = [
             name
             for name in dict.fromkeys(names)
@@ -558,12 +543,10 @@ class ProgramSource:
             pending_names = {target}
             needed_calls: list[Call] = []
             for k, call in reversed([*enumerate(calls)]):
-                changed_names = {ref.buffer for ref in written_refs(call)}
+                changed_names = {ref.buffer for ref in call.writes}
                 if changed_names & pending_names and (k <= call_index or changed_names == {target}):
                     needed_calls.insert(0, call)
-                    read_names = {
-                        argument.buffer for argument in call.arguments if isinstance(argument, Ref)
-                    }
+                    read_names = {ref.buffer for ref in call.refs}
                     pending_names |= read_names & self._mapped_state
             is_last = target == targets[-1]
             yield from self._chunk_update_lines(
@@ -591,7 +574,7 @@ class ProgramSource:
         refs = {
             ref.buffer: ref
             for call in calls
-            for ref in written_refs(call)
+            for ref in call.writes
             if ref.buffer in self._mapped_state | preserved_names
         }
         chunks = {name: f"piece{k}" for k, name in enumerate(refs)}
@@ -642,16 +625,13 @@ class ProgramSource:
         of the buffers, except of those with one element.
         """
         expressions: list[str] = []
-        if call.kernel in (*FUSED_INT8_KERNELS.values(), *INT8_UPDATE_KERNELS):
-            names = parameter_names(call.kernel)
-            for name, argument in zip(names, call.arguments, strict=True):
+        if "first" in call:  # of int8 weights
+            for name, argument in call.named_arguments.items():
                 expressions.append(self._int8_argument(call.kernel, name, argument, chunks))
             return f"{call.kernel}({', '.join(expressions)});"
-        for argument in call.arguments:
+        for name, argument in call.named_arguments.items():
             if not isinstance(argument, Ref):
-                is_element_count = argument == n_elements and len(expressions) == len(
-                    call_refs(call)
-                )
+                is_element_count = name == "n" and argument == n_elements
                 expressions.append("n" if is_element_count else self._argument(argument))
             elif argument.buffer == WORKSPACE:  # the summed or clipped gradient
                 expressions.append(f"(const pm_real *){self._pointer(argument)} + first")
@@ -676,7 +656,7 @@ class ProgramSource:
         if not isinstance(argument, Ref):
             return self._argument(argument)
         is_advanced = name in ("w", "residual") or (
-            name == "gradient" and kernel in INT8_UPDATE_KERNELS
+            name == "gradient" and CATALOGUE[kernel].fuses is None
         )
         if not is_advanced:
             return self._argument(argument)
@@ -690,18 +670,16 @@ class ProgramSource:
         Each kernel call updates a copy of at most `_CHUNK_ELEMENTS` elements of one row, which are
         then written to storage. Marks the weight as written.
         """
-        weight, a, b, m, k, n, _, a_row, a_column, b_row, b_column, *update_numbers = call.arguments
         loops = (
-            f"for (int32_t row = 0; row < {m}; row++) {{",
-            f"for (int32_t first = 0; first < {n}; first += {_CHUNK_ELEMENTS}) {{",
+            f"for (int32_t row = 0; row < {call['m']}; row++) {{",
+            f"for (int32_t first = 0; first < {call['n']}; first += {_CHUNK_ELEMENTS}) {{",
         )
-        n_expression = f"PM_MIN({n} - first, {_CHUNK_ELEMENTS})"
-        factors = f"{self._argument(a)} + row * {a_row}, {self._argument(b)} + first * {b_column}"
-        sizes = f"1, {k}, n, n, {a_row}, {a_column}, {b_row}, {b_column}"
-        arguments_text = ", ".join((factors, sizes, *map(self._argument, update_numbers)))
-        yield from self._window_update_lines(
-            call.kernel, weight, loops, _CHUNK_ELEMENTS, n_expression, arguments_text
-        )
+        texts = {name: self._argument(argument) for name, argument in call.named_arguments.items()}
+        texts |= {"m": "1", "n": "n", "w_row": "n"}
+        texts["a"] += f" + row * {call['a_row']}"
+        texts["b"] += f" + first * {call['b_column']}"
+        n_expression = f"PM_MIN({call['n']} - first, {_CHUNK_ELEMENTS})"
+        yield from self._window_update_lines(call, loops, _CHUNK_ELEMENTS, n_expression, texts)
 
     def _filter_update_lines(self, call: Call) -> Iterator[str]:
         """Yield the update of a memory-mapped convolution weight; the kernel computes its gradient.
@@ -711,10 +689,7 @@ class ProgramSource:
         `_CHUNK_ELEMENTS` elements, or 1. Marks the weight as written. Raises `BudgetError` if the
         stack is too small for a window.
         """
-        weight, x, dy, shape, batch, first, count, dy_step, x_step, *update_numbers = call.arguments
-        if not isinstance(shape, tuple):
-            raise TypeError(shape)
-        sizes = ConvolutionSizes(*shape)
+        sizes = ConvolutionSizes(*call["shape"])
         channels = sizes.group_channels
         max_elements = max(1, _CHUNK_ELEMENTS // sizes.window)
         n_channels = max(
@@ -723,40 +698,36 @@ class ProgramSource:
             if channels % divisor == 0 and divisor <= max_elements
         )
         loops = (
-            f"for (int32_t o = 0; o < {count}; o++) {{",
+            f"for (int32_t o = 0; o < {call['count']}; o++) {{",
             f"for (int32_t i = 0; i < {channels}; i += {n_channels}) {{",
         )
         piece_sizes = tuple(sizes._replace(channels=n_channels, results=1, groups=1))
-        number_arguments = (piece_sizes, batch, 0, 1, dy_step, x_step, *update_numbers)
-        channel = f"(o + {first}) / {sizes.group_results} * {channels} + i"
-        inputs = f"{self._argument(x)} + ({channel}) * {sizes.plane}"
-        factors = f"{inputs}, {self._argument(dy)} + o * {sizes.out_plane}"
-        arguments_text = ", ".join((factors, *map(self._argument, number_arguments)))
+        piece_call = call.with_arguments(shape=piece_sizes, first=0, count=1)
+        texts = {name: self._argument(x) for name, x in piece_call.named_arguments.items()}
+        channel = f"(o + {call['first']}) / {sizes.group_results} * {channels} + i"
+        texts["x"] += f" + ({channel}) * {sizes.plane}"
+        texts["dy"] += f" + o * {sizes.out_plane}"
         n_elements = n_channels * sizes.window
-        yield from self._window_update_lines(
-            call.kernel, weight, loops, n_elements, str(n_elements), arguments_text
-        )
+        yield from self._window_update_lines(call, loops, n_elements, str(n_elements), texts)
 
     def _window_update_lines(
         self,
-        kernel: str,
-        weight: Argument,
+        call: Call,
         loops: Sequence[str],
         max_elements: int,
         n_expression: str,
-        arguments_text: str,
+        texts: Mapping[str, str],
     ) -> Iterator[str]:
         """Yield loops that update a mapped weight, at most `max_elements` per kernel call.
 
         `loops` are the C headers of the outer and the inner loop, `n_expression` is the C
-        expression for the elements of one call, `arguments_text` the C arguments after the pointer
-        to the weight. Calls update copies in an array on the stack. All writes of this array except
+        expression for the elements of one call, `texts` the C arguments of a call by parameter.
+        Calls update copies of the weight in an array on the stack. All writes of this array except
         the last have `_CHUNK_ELEMENTS` elements, whatever the size of a call, so that each begins
         at a write unit of flash. Marks the weight as written. Raises `BudgetError` if
         `max_elements` exceeds `_CHUNK_ELEMENTS` and the stack is too small.
         """
-        if not isinstance(weight, Ref):
-            raise TypeError(weight)
+        weight, arguments = call["w"], {**texts, "w": "piece + held"}
         needed_bytes = _OTHER_STACK_BYTES + DataType.REAL.itemsize * (
             _CHUNK_ELEMENTS + max_elements
         )
@@ -781,7 +752,7 @@ class ProgramSource:
         yield f"        {loops[1]}"
         yield f"            const int32_t n = {n_expression};"
         yield "            memcpy(piece + held, old + at + held, (size_t)n * sizeof piece[0]);"
-        yield f"            {kernel}(piece + held, {arguments_text});"
+        yield f"            {call.kernel}({', '.join(arguments.values())});"
         yield "            held += n;"
         yield f"            while (held >= {_CHUNK_ELEMENTS}) {{"
         yield f"                {write_piece}"

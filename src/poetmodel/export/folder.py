@@ -29,7 +29,7 @@ from poetmodel.export.source import StepSource
 from poetmodel.export.templates import fill_template
 from poetmodel.files import check_writable, raise_write_errors, write_bytes, write_text
 from poetmodel.lowered.calls import DataType
-from poetmodel.lowered.kernels import RANDOM_KERNELS, SOURCES, kernel_source
+from poetmodel.lowered.kernels import SOURCES, find_kernel
 from poetmodel.lowered.step import Weights
 from poetmodel.lowered.tables import BYTE_VALUES, find_tables
 from poetmodel.schedule import GraphIdentity
@@ -153,9 +153,13 @@ def write_folder(deployment: Deployment, folder: Path, *, command: str) -> None:
     weights = Weights.from_step(deployment.step)
     source = StepSource(deployment, weights)
     shared_kernels = (
-        () if deployment.shared_kernels is None else set(source.kernels) - RANDOM_KERNELS
+        ()
+        if deployment.shared_kernels is None
+        else {name for name in source.kernels if not find_kernel(name).is_random}
     )
-    kernels = {name: kernel_source(name) for name in source.kernels if name not in shared_kernels}
+    kernels = {
+        name: find_kernel(name).source for name in source.kernels if name not in shared_kernels
+    }
     is_binary = deployment.weights is WeightsFormat.BINARY
     sources = {
         "src/pm.h": FORWARDING_HEADER.format(path="../include/pm.h"),

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.files import raise_write_errors, write_text
-from poetmodel.lowered.kernels import SOURCES, find_prototypes, kernel_names, kernel_source
+from poetmodel.lowered.kernels import SOURCES, find_kernel, find_prototypes, kernel_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -102,7 +102,7 @@ def write_shared_kernels(folder: Path, kernels: Iterable[str]) -> None:
     present_kernels = {
         name for name in kernel_names() if apply_prefix(name, SHARED_PREFIX) in present_stems
     }
-    sources = {name: kernel_source(name) for name in sorted(present_kernels.union(kernels))}
+    sources = {name: find_kernel(name).source for name in sorted(present_kernels.union(kernels))}
     template_folder = SOURCES / "shared"
     files = {
         "include/pm_kernels.h": make_kernel_header(sources),

@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.graph import Node, Phase, Tensor
 from poetmodel.lowered.calls import Buffer, Call, DataType, Ref
+from poetmodel.lowered.kernels import find_kernel
 from poetmodel.lowered.loops import table_columns
 from poetmodel.lowered.step import ALIGNMENT
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from poetmodel.lowered.calls import Argument
     from poetmodel.lowered.step import LoweredStep
 
@@ -129,10 +132,12 @@ def _bits_save_memory(step: LoweredStep, tensor: str, shape: Argument) -> bool:
     return _is_smaller(_make_bit_buffer(_LoopTable.parse(shape).elements), old)
 
 
-def _find_only_call(step: LoweredStep, k: int) -> Call:
-    """Return the call of node `k` if it has exactly one, otherwise a call without kernel."""
-    calls = step.calls[k]
-    return calls[0] if len(calls) == 1 else Call("", ())
+def _find_only_call(step: LoweredStep, k: int, *kernels: str) -> Call | None:
+    """Return the only call of node `k`, if it has exactly one, of one of the kernels if given."""
+    if len(step.calls[k]) != 1:
+        return None
+    (call,) = step.calls[k]
+    return call if not kernels or call.kernel in kernels else None
 
 
 def _is_backward(node: Node) -> bool:
@@ -160,43 +165,54 @@ class _Slope:
     The compared tensor `x` is the input or the output of the activation.
     """
 
-    x: Ref
+    call: Call
+    """The call of the gradient."""
     loop: _LoopTable
     """Loop over the computed gradient, the incoming gradient, and x."""
     mask_kernel: str
     """The kernel that compares x and writes one bit per element."""
-    limits: tuple[float, ...]
-    """Bounds for x, and the bit for NaN: the last arguments of `mask_kernel`."""
+    limits: Mapping[str, float]
+    """Bounds for x, and the bit for NaN: the numbers of `mask_kernel`."""
     apply_kernel: str
     """The kernel that applies the bits to the incoming gradient."""
-    factor: float
-    """The number by which ``pm_bits_scale`` multiplies if the bit is 1, ``pm_bits_slope`` if 0."""
+    factor: Mapping[str, float]
+    """The number by which it multiplies: `factor` if the bit is 1, `slope` if it is 0."""
+
+    @property
+    def x(self) -> Ref:
+        """The compared tensor."""
+        x: Ref = self.call["x"]
+        return x
 
     def make_mask_call(self, mask: str) -> Call:
         """Return the call that writes the bits to buffer `mask`."""
-        return Call(self.mask_kernel, (Ref(mask), self.x, self.loop.make_table(2), *self.limits))
+        tensors = {"bits": Ref(mask), "x": self.x, "shape": self.loop.make_table(2)}
+        return Call.by_name(self.mask_kernel, **tensors, **self.limits)
 
 
-def _parse_slope(call: Call) -> _Slope | None:
+def _parse_slope(call: Call | None) -> _Slope | None:
     """Parse the gradient of threshold, leaky ReLU, hardtanh or hardsigmoid, otherwise None."""
-    mask_kernel, limits = "pm_above_bits", tuple[float, ...]()
-    apply_kernel, factor = "pm_bits_scale", 1.0
-    match call:
-        case Call("pm_threshold_backward", (Ref(), Ref(), Ref() as x, shape, float(threshold))):
-            limits = (threshold, 1)
-        case Call("pm_leaky_relu_backward", (Ref(), Ref(), Ref() as x, shape, float(factor))):
-            limits, apply_kernel = (0.0, 0), "pm_bits_slope"
-        case Call("pm_hardtanh_backward", (Ref(), Ref(), Ref() as x, shape, float(a), float(b))):
-            mask_kernel, limits = "pm_between_bits", (a, b, 1)
-        case Call("pm_hardsigmoid_backward", (Ref(), Ref(), Ref() as x, shape)):
-            mask_kernel, limits = "pm_between_bits", (*_HARDSIGMOID, 0)
-            factor = _HARDSIGMOID_SLOPE
+    if call is None:
+        return None
+    mask_kernel, apply_kernel, factor = "pm_above_bits", "pm_bits_scale", {"factor": 1.0}
+    match call.kernel:
+        case "pm_threshold_backward":
+            limits = {"number": call["threshold"], "unordered": 1}
+        case "pm_leaky_relu_backward":
+            limits = {"number": 0.0, "unordered": 0}
+            apply_kernel, factor = "pm_bits_slope", {"slope": call["slope"]}
+        case "pm_hardtanh_backward":
+            mask_kernel = "pm_between_bits"
+            limits = {"low": call["low"], "high": call["high"], "unordered": 1}
+        case "pm_hardsigmoid_backward":
+            mask_kernel, factor = "pm_between_bits", {"factor": _HARDSIGMOID_SLOPE}
+            low, high = _HARDSIGMOID
+            limits = {"low": low, "high": high, "unordered": 0}
         case _:
             return None
-    loop = _LoopTable.parse(shape)
     return _Slope(
-        x=x,
-        loop=loop,
+        call=call,
+        loop=_LoopTable.parse(call["shape"]),
         mask_kernel=mask_kernel,
         limits=limits,
         apply_kernel=apply_kernel,
@@ -219,9 +235,10 @@ def _find_slopes(step: LoweredStep, tensor: str) -> dict[int, _Slope]:
         if not _is_backward(graph.nodes[k]):
             continue
         call = _find_only_call(step, k)
-        operands = [argument.buffer for argument in call.arguments if isinstance(argument, Ref)]
         slope = _parse_slope(call)
-        if slope is None or slope.x.buffer != tensor or operands.count(tensor) > 1:
+        if call is None or slope is None or slope.x.buffer != tensor:
+            return {}
+        if sum(ref.buffer == tensor for ref in call.refs) > 1:
             return {}
         slopes[k] = slope
     return slopes
@@ -238,57 +255,42 @@ def _use_outputs(step: LoweredStep) -> LoweredStep:
     """
     changes = _Changes(step=step)
     for k, node in enumerate(step.graph.nodes):
-        match _find_only_call(step, k):
-            case Call(kernel, (out, incoming, Ref() as x, shape, *number_arguments)) if (
-                kernel in _FORWARD_KERNELS
-            ):
-                slopes = _find_slopes(step, x.buffer)
-                if not slopes or not (len(slopes) == 1 or _bits_save_memory(step, x.buffer, shape)):
-                    continue  # other gradients would still read x
-                output_and_loop = _find_output(
-                    step,
-                    _FORWARD_KERNELS[kernel],
-                    x,
-                    _LoopTable.parse(shape),
-                    tuple(number_arguments),
-                )
-                if output_and_loop is not None:
-                    y, loop = output_and_loop
-                    call = Call(
-                        kernel, (out, incoming, y, loop.make_table(0, 1, 2), *number_arguments)
-                    )
-                    changes.replacements[k] = (_replace_input(node, x.buffer, y.buffer), call)
+        call = _find_only_call(step, k)
+        if call is None or call.kernel not in _FORWARD_KERNELS:
+            continue
+        x = call["x"]
+        slopes = _find_slopes(step, x.buffer)
+        if not slopes or not (len(slopes) == 1 or _bits_save_memory(step, x.buffer, call["shape"])):
+            continue  # other gradients would still read x
+        output_and_loop = _find_output(step, call)
+        if output_and_loop is not None:
+            y, loop = output_and_loop
+            new_call = call.with_arguments(x=y, shape=loop.make_table(0, 1, 2))
+            changes.replacements[k] = (_replace_input(node, x.buffer, y.buffer), new_call)
     return changes.apply()
 
 
-def _find_output(
-    step: LoweredStep, kernel: str, x: Ref, loop: _LoopTable, number_arguments: tuple[Argument, ...]
-) -> tuple[Ref, _LoopTable] | None:
-    """Return the output of the activation of `x`, and `loop` over that output in place of `x`.
+def _find_output(step: LoweredStep, gradient_call: Call) -> tuple[Ref, _LoopTable] | None:
+    """Return the output of an activation, and the loop of its gradient over it in place of x.
 
-    The activation is the first forward node whose only call is `kernel` with `x`,
-    `number_arguments`, and the loop sizes and strides of x in `loop`. None if there is no such
-    node, or if a negative slope reverses the order of values.
+    The activation is the first forward node whose only call is the kernel of `_FORWARD_KERNELS`
+    with the x, the numbers, and the loop sizes and strides of x of `gradient_call`. None if there
+    is no such node, or if a negative slope reverses the order of values.
     """
-    graph = step.graph
+    graph, x, loop = step.graph, gradient_call["x"], _LoopTable.parse(gradient_call["shape"])
+    kernel = _FORWARD_KERNELS[gradient_call.kernel]
+    numbers = [name for name in ("low", "high", "slope") if name in gradient_call]
     for k in graph.users_of[graph.tensor_index[x.buffer]]:
-        if _is_backward(graph.nodes[k]):
+        call = _find_only_call(step, k)
+        if _is_backward(graph.nodes[k]) or call is None or call.kernel != kernel or call["x"] != x:
             continue
-        match _find_only_call(step, k):
-            case Call(called_kernel, (Ref() as y, Ref() as input_ref, shape, *forward_numbers)):
-                output_loop = _LoopTable.parse(shape) if called_kernel == kernel else None
-            case _:
-                continue
-        if output_loop is None or input_ref != x or tuple(forward_numbers) != number_arguments:
+        if any(call[name] != gradient_call[name] for name in numbers):
             continue
-        is_decreasing = kernel == "pm_leaky_relu" and not (
-            isinstance(forward_numbers[0], float) and forward_numbers[0] >= 0
-        )
-        if not is_decreasing and (output_loop.sizes, output_loop.strides[1]) == (
-            loop.sizes,
-            loop.strides[2],
-        ):
-            return y, replace(loop, strides=(*loop.strides[:2], output_loop.strides[0]))
+        output_loop = _LoopTable.parse(call["shape"])
+        is_decreasing = "slope" in numbers and not call["slope"] >= 0
+        is_equal = (output_loop.sizes, output_loop.strides[1]) == (loop.sizes, loop.strides[2])
+        if is_equal and not is_decreasing:
+            return call["out"], replace(loop, strides=(*loop.strides[:2], output_loop.strides[0]))
     return None
 
 
@@ -322,9 +324,14 @@ def _add_bit_masks(step: LoweredStep) -> LoweredStep:
         changes.buffers[name] = bit_buffer
         changes.new_nodes[producer_index] = (mask, mask_calls.pop())
         for k, slope in slopes.items():
-            out, incoming = _find_only_call(step, k).arguments[:2]
-            shape = slope.loop.make_table(0, 1)
-            call = Call(slope.apply_kernel, (out, incoming, Ref(name), shape, slope.factor))
+            call = Call.by_name(
+                slope.apply_kernel,
+                out=slope.call["out"],
+                x=slope.call["gradient"],
+                bits=Ref(name),
+                shape=slope.loop.make_table(0, 1),
+                **slope.factor,
+            )
             changes.replacements[k] = (_replace_input(graph.nodes[k], tensor.name, name), call)
     return changes.apply()
 
@@ -341,53 +348,53 @@ def _draw_dropout_bits(step: LoweredStep) -> LoweredStep:
     """
     graph, changes = step.graph, _Changes(step=step)
     for k, node in enumerate(graph.nodes):
-        match _find_only_call(step, k):
-            case Call("pm_dropout", (out, Ref(name, 0), x, shape, *random_numbers, factor)):
-                loop = _LoopTable.parse(shape)
-            case _:
-                continue
+        call = _find_only_call(step, k, "pm_dropout")
+        if call is None or call["mask"].offset:
+            continue
+        loop, name = _LoopTable.parse(call["shape"]), call["mask"].buffer
         users = graph.users_of[graph.tensor_index[name]]
-        loop_of_user = {user: _parse_mask_loop(_find_only_call(step, user), name) for user in users}
-        loops = [user_loop for user_loop in loop_of_user.values() if user_loop is not None]
-        sizes = {user_loop.elements for user_loop in loops} | {loop.elements}
-        if len(loops) != len(users) or len(sizes) != 1 or not loop.is_in_order(1):
+        user_calls = [_find_only_call(step, user, "pm_mask_scale") for user in users]
+        applications = [
+            (user, user_call, _LoopTable.parse(user_call["shape"]))
+            for user, user_call in zip(users, user_calls, strict=True)
+            if user_call is not None and user_call["mask"] == Ref(name)
+        ]
+        if len(applications) != len(users) or not loop.is_in_order(1):
+            continue
+        if any(
+            user_loop.elements != loop.elements or not user_loop.is_in_order(2)
+            for _, _, user_loop in applications
+        ):
             continue
         bit_buffer = _make_bit_buffer(loop.elements)
-        tensor = Tensor(name=name, bytes=bit_buffer.bytes)
         mask = Node(
             name=f"{node.name}.mask",
             op="mask",
             phase=node.phase,
-            outputs=(tensor,),
+            outputs=(Tensor(name=name, bytes=bit_buffer.bytes),),
             flops=loop.elements,
         )
         changes.buffers[name] = bit_buffer
-        changes.new_nodes[k] = (
-            mask,
-            Call("pm_dropout_bits", (Ref(name), loop.elements, *random_numbers)),
-        )
+        numbers = {"n": loop.elements, "site": call["site"], "threshold": call["threshold"]}
+        changes.new_nodes[k] = (mask, Call.by_name("pm_dropout_bits", bits=Ref(name), **numbers))
         other_outputs = tuple(tensor for tensor in node.outputs if tensor.name != name)
         applying_node = replace(
             node, inputs=(*node.inputs, name), outputs=other_outputs, bytes_moved=None
         )
-        call = Call("pm_bits_scale", (out, x, Ref(name), loop.make_table(0, 2), factor))
-        changes.replacements[k] = (applying_node, call)
-        for user, user_loop in zip(users, loops, strict=True):
-            out, incoming, _, _, factor = _find_only_call(step, user).arguments
-            call = Call(
-                "pm_bits_scale", (out, incoming, Ref(name), user_loop.make_table(0, 1), factor)
+        changes.replacements[k] = (applying_node, _apply_bits(call, loop.make_table(0, 2)))
+        for user, user_call, user_loop in applications:
+            new_node = replace(graph.nodes[user], bytes_moved=None)
+            changes.replacements[user] = (
+                new_node,
+                _apply_bits(user_call, user_loop.make_table(0, 1)),
             )
-            changes.replacements[user] = (replace(graph.nodes[user], bytes_moved=None), call)
     return changes.apply(new_nodes_first=True)
 
 
-def _parse_mask_loop(call: Call, mask: str) -> _LoopTable | None:
-    """Return the loop of a call that applies `mask` in memory order; None for any other call."""
-    match call:
-        case Call("pm_mask_scale", (_, _, Ref(name, 0), shape, _)) if name == mask:
-            loop = _LoopTable.parse(shape)
-            return loop if loop.is_in_order(2) else None
-    return None
+def _apply_bits(call: Call, shape: tuple[int, ...]) -> Call:
+    """Return the call that applies a mask of bits as `call` draws or applies one of bytes."""
+    arguments = {name: call[name] for name in ("out", "x", "factor")}
+    return Call.by_name("pm_bits_scale", **arguments, bits=call["mask"], shape=shape)
 
 
 # -- maxima --------------------------------------------------------------------------------------
@@ -401,20 +408,18 @@ def _store_byte_positions(step: LoweredStep) -> LoweredStep:
     """
     graph, changes = step.graph, _Changes(step=step)
     for k, node in enumerate(graph.nodes):
-        match _find_only_call(step, k):
-            case Call(
-                "pm_max_pool2d", (out, Ref(name) as positions, x, rows, columns, *size_arguments)
-            ):
-                strides, batch, channels, height, width, _, *dilations = size_arguments
-                windows = (rows, columns)
-            case _:
-                continue
+        call = _find_only_call(step, k, "pm_max_pool2d")
+        if call is None or "indices" not in call.pointers:
+            continue
+        name = call["indices"].buffer
         users = graph.users_of[graph.tensor_index[name]]
-        calls = {user: _find_only_call(step, user) for user in users}
-        if _max_window_elements(windows, dilations) > _MAX_WINDOW or not all(
-            call.kernel == "pm_max_pool2d_backward" and call.arguments[2] == positions
-            for call in calls.values()
-        ):
+        user_calls = [_find_only_call(step, user, "pm_max_pool2d_backward") for user in users]
+        gradient_calls = [
+            user_call
+            for user_call in user_calls
+            if user_call is not None and user_call["indices"] == call["indices"]
+        ]
+        if _max_window_elements(call) > _MAX_WINDOW or len(gradient_calls) != len(users):
             continue
         position_buffer = replace(step.buffers[name], type=DataType.UINT8)
         changes.buffers[name] = position_buffer
@@ -422,29 +427,31 @@ def _store_byte_positions(step: LoweredStep) -> LoweredStep:
             replace(tensor, bytes=position_buffer.bytes) if tensor.name == name else tensor
             for tensor in node.outputs
         )
-        call = Call(
-            "pm_max_pool2d_places",
-            (out, positions, x, *windows, strides, batch, channels, height, width, *dilations),
+        changes.replacements[k] = (
+            replace(node, outputs=outputs, bytes_moved=None),
+            _count_in_window(call, call),
         )
-        changes.replacements[k] = (replace(node, outputs=outputs, bytes_moved=None), call)
-        for user, gradient_call in calls.items():
-            operands, sizes = gradient_call.arguments[:3], gradient_call.arguments[3:]
-            call = Call("pm_max_pool2d_places_backward", (*operands, *windows, *sizes, *dilations))
-            changes.replacements[user] = (replace(graph.nodes[user], bytes_moved=None), call)
+        for user, gradient_call in zip(users, gradient_calls, strict=True):
+            changes.replacements[user] = (
+                replace(graph.nodes[user], bytes_moved=None),
+                _count_in_window(gradient_call, call),
+            )
     return changes.apply()
 
 
-def _max_window_elements(windows: tuple[Argument, Argument], dilations: list[Argument]) -> int:
-    """Return the number of elements of the largest window of a pool.
+def _count_in_window(call: Call, pool: Call) -> Call:
+    """Return the call of a pool, or of its gradient, with positions counted within the window."""
+    windows = {name: pool[name] for name in ("rows", "columns", "row_step", "column_step")}
+    known = {**call.named_arguments, **windows, "places": call["indices"]}
+    kernel = call.kernel.replace("max_pool2d", "max_pool2d_places")
+    return Call.by_name(kernel, **{name: known[name] for name in find_kernel(kernel).index_of})
 
-    `windows` has the (begin, exclusive end) pairs of all windows along input rows, and along input
-    columns, each as a flat tuple; `dilations` has the steps within a window along both. Raises
-    `TypeError` if `windows` contains no tuples, or a dilation is no integer.
-    """
+
+def _max_window_elements(pool: Call) -> int:
+    """Return the number of elements of the largest window of a pool."""
     max_sizes = []
-    for bounds, dilation in zip(windows, dilations, strict=True):
-        if not isinstance(bounds, tuple) or not isinstance(dilation, int):
-            raise TypeError(bounds)
+    for axis in ("row", "column"):
+        bounds = pool[f"{axis}s"]
         pairs = zip(bounds[::2], bounds[1::2], strict=True)
-        max_sizes.append(max(-(-(end - begin) // dilation) for begin, end in pairs))
+        max_sizes.append(max(-(-(end - begin) // pool[f"{axis}_step"]) for begin, end in pairs))
     return math.prod(max_sizes)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from poetmodel.lowered.calls import Call, Ref
-from poetmodel.lowered.kernels import parameter_names
+from poetmodel.lowered.catalogue import CATALOGUE
 from poetmodel.lowered.loops import merge_dimensions, table_columns
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ def find_index_operands(call: Call) -> Iterator[Indices]:
     """
     if call.index_range is None:
         return
-    arguments = dict(zip(parameter_names(call.kernel), call.arguments, strict=True))
-    index = arguments.get("index", arguments.get("target"))
+    arguments = call.named_arguments
+    index = arguments[CATALOGUE[call.kernel].index or ""]
     low, high = call.index_range
     match arguments:
         case {"count": int(count), "offset": bag_start, "offsets": int(bag_count)}:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import InputError
-from poetmodel.lowered.kernels import RANDOM_KERNELS
+from poetmodel.lowered.kernels import find_kernel
 from poetmodel.plan import Op
 from poetmodel.plan.arena_check import check_arena
 from poetmodel.schedule.machine import Content
@@ -200,7 +200,7 @@ def _find_frozen_nodes(step: LoweredStep) -> Iterator[int]:
     input_buffers = {value.pieces[0].buffer for value in step.inputs}
     frozen_tensors: set[str] = set()
     for k, (node, calls) in enumerate(zip(step.graph.nodes, step.calls, strict=True)):
-        is_random = any(call.kernel in RANDOM_KERNELS for call in calls)
+        is_random = any(find_kernel(call.kernel).is_random for call in calls)
         if node.is_state or is_random or not frozen_tensors.issuperset(node.inputs):
             continue
         if any(tensor.replaces is not None for tensor in node.outputs):

@@ -18,7 +18,7 @@ from poetmodel.export.emitter import ProgramSource, comment_text
 from poetmodel.export.identity import front_identity
 from poetmodel.export.templates import read_template
 from poetmodel.lowered.calls import DataType
-from poetmodel.lowered.kernels import RANDOM_KERNELS
+from poetmodel.lowered.kernels import find_kernel
 from poetmodel.plan import Op
 from poetmodel.plan.arena_check import check_arena
 from poetmodel.schedule.machine import BEFORE, Content
@@ -83,7 +83,7 @@ class StepSource:
 
     @property
     def _uses_random_numbers(self) -> bool:
-        return bool(RANDOM_KERNELS.intersection(self.kernels))
+        return any(find_kernel(name).is_random for name in self.kernels)
 
     def template_values(self) -> TemplateValues:
         """Return the template values of ``pm.h``, ``pm_step.c`` and ``pm_weights.c``.

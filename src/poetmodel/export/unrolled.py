@@ -19,10 +19,10 @@ from poetmodel.lowered.calls import WORKSPACE, Buffer, Call, DataType, Ref
 from poetmodel.lowered.fusing import fuse_updates, split_fused_updates
 from poetmodel.lowered.loops import (
     Loops,
-    call_refs,
     call_to_loops,
     is_elementwise,
     make_shape_table,
+    table_columns,
 )
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ class _Division:
         call of its node; without any, returns False.
         """
         sums = {
-            call.arguments[0]
+            call["out"]
             for k in self._accessing_nodes[name]
             for call in self.step.calls[k]
             if len(self.step.calls[k]) == 1 and self._sums_pieces(call, name, pieces)
@@ -286,7 +286,7 @@ class _Division:
         The other tensor must not be state.
         """
         divided_call = _divide_call(call, {name: pieces})
-        other_inputs = {ref.buffer for ref in call_refs(call)[1:]} - {name}
+        other_inputs = {ref.buffer for ref in call.refs[1:]} - {name}
         return (
             divided_call is not None
             and divided_call.is_sum
@@ -473,7 +473,7 @@ class _Division:
 
 def _is_plain_sum(call: Call) -> bool:
     """Return whether a call is a sum or product that does not add to earlier values."""
-    return call.kernel == "pm_sum" or (call.kernel == "pm_mm" and call.arguments[-1] == 0)
+    return call.kernel == "pm_sum" or (call.kernel == "pm_mm" and not call["accumulate"])
 
 
 _SUMS: Final = ("pm_mm", "pm_sum")
@@ -830,7 +830,7 @@ class _Rewriter:
                 calls += (
                     self._make_addition_calls(call, result.name, name)
                     if calls
-                    else [_redirect_output(call, name)]
+                    else [call.with_arguments(out=Ref(name))]
                 )
             read_names = tuple(
                 dict.fromkeys(read_name for *_, names in link for read_name in names)
@@ -864,22 +864,20 @@ class _Rewriter:
         the size of buffer `result_name`, which a second call adds.
         """
         if call.kernel == "pm_mm":
-            return [
-                replace(_redirect_output(call, out), arguments=(Ref(out), *call.arguments[1:-1], 1))
-            ]
+            return [call.with_arguments(out=Ref(out), accumulate=1)]
         loops = call_to_loops(call)
         if loops is None:
             raise TypeError(call)
         count = self.old_step.buffers[result_name].elements
-        rank = call.arguments[2][0] if isinstance(call.arguments[2], tuple) else 0
-        if prod(loops.sizes[rank:]) == 1 and call.arguments[4] == 1.0:
+        rank = len(table_columns(call["outer"])[0])
+        if prod(loops.sizes[rank:]) == 1 and call["divisor"] == 1.0:
             table = make_shape_table(
                 (loops.sizes, loops.strides[0], loops.strides[0], loops.strides[1])
             )
             if table is not None:
                 return [Call("pm_add", (Ref(out), Ref(out), loops.refs[1], table, 1.0))]
         addition = Call("pm_add", (Ref(out), Ref(out), Ref(WORKSPACE), (1, count, 1, 1, 1), 1.0))
-        return [_redirect_output(call, WORKSPACE), addition]
+        return [call.with_arguments(out=Ref(WORKSPACE)), addition]
 
     # -- order -------------------------------------------------------------------------------------
 
@@ -950,10 +948,6 @@ def _divide_flops(total_flops: int, index: int, count: int) -> int:
     return total_flops * (index + 1) // count - total_flops * index // count
 
 
-def _redirect_output(call: Call, out: str) -> Call:
-    return replace(call, arguments=(Ref(out), *call.arguments[1:]))
-
-
 # -- products that are added -----------------------------------------------------------------------
 
 
@@ -972,14 +966,12 @@ def _fuse_gradient_sums(step: LoweredStep) -> LoweredStep:
     position_of: dict[str, int] = {}
     removed_names: set[str] = set()
     for k, (node, calls) in enumerate(zip(graph.nodes, step.calls, strict=True)):
-        match calls:
-            case (Call("pm_add", (Ref(out, 0), Ref(x, 0), Ref(y, 0), (1, n, 1, 1, 1), 1.0)),) if (
-                x != y and x in position_of and y in position_of
-            ):
-                earlier_sum, product = sorted((x, y), key=position_of.__getitem__)
-            case _:
-                earlier_sum = product = out = ""
-                n = 0
+        earlier_sum = product = out = ""
+        n = 0
+        terms = _find_summed_tensors(calls)
+        if terms is not None and all(name in position_of for name in terms[1:]):
+            earlier_sum, product = sorted(terms[1:], key=position_of.__getitem__)
+            out, n = terms[0], calls[0]["shape"][1]
         product_node, product_calls = nodes[position_of[product]] if product else (node, calls)
         if (
             product not in returned_names
@@ -991,9 +983,7 @@ def _fuse_gradient_sums(step: LoweredStep) -> LoweredStep:
             removed_names.add(product)
             position_of[out] = position_of[product]
             copy_call = Call("pm_copy", (Ref(out), Ref(earlier_sum), (1, n, 1, 1)))
-            adding_call = replace(
-                product_calls[0], arguments=(Ref(out), *product_calls[0].arguments[1:-1], 1)
-            )
+            adding_call = product_calls[0].with_arguments(out=Ref(out), accumulate=1)
             fused_node = replace(
                 product_node,
                 name=node.name,
@@ -1025,10 +1015,27 @@ def _is_weight_gradient(calls: Sequence[Call], name: str, elements: int) -> bool
     gradient of a weight, the first factor is the transpose of a matrix with contiguous rows, and
     the second factor has contiguous rows.
     """
-    match calls:
-        case (Call("pm_mm", (Ref(out, 0), _, _, int(m), _, int(n), int(row), 1, _, _, 1, 0)),):
-            return out == name and row == n and m * n == elements
-    return False
+    if len(calls) != 1 or not _is_gradient_product(calls[0]):
+        return False
+    (call,) = calls
+    is_whole = call["out_row"] == call["n"] and call["m"] * call["n"] == elements
+    return call["out"] == Ref(name) and is_whole and not call["accumulate"]
+
+
+def _find_summed_tensors(calls: Sequence[Call]) -> tuple[str, str, str] | None:
+    """Return (sum, term, other term) of a node that adds two dense tensors; None for others."""
+    if len(calls) != 1 or calls[0].kernel != "pm_add" or calls[0]["alpha"] != 1.0:
+        return None
+    out, x, y = calls[0].refs
+    n_dimensions, _, *strides = calls[0]["shape"]
+    is_dense = n_dimensions == 1 and strides == [1, 1, 1]
+    has_offset = out.offset or x.offset or y.offset
+    return (out.buffer, x.buffer, y.buffer) if is_dense and x != y and not has_offset else None
+
+
+def _is_gradient_product(call: Call) -> bool:
+    """Return whether a call is a product whose factors lie as in the gradient of a weight."""
+    return call.kernel == "pm_mm" and call["a_row"] == 1 == call["b_column"]
 
 
 def _ends_with_gradient_product(node: Node, calls: Sequence[Call]) -> bool:
@@ -1037,7 +1044,4 @@ def _ends_with_gradient_product(node: Node, calls: Sequence[Call]) -> bool:
     The factors must have the layouts of `_is_weight_gradient`. The product may write only some
     elements of the result, or add to earlier values.
     """
-    match calls:
-        case (*_, Call("pm_mm", (_, _, _, _, _, _, _, 1, _, _, 1, _))):
-            return node.phase == Phase.BACKWARD
-    return False
+    return bool(calls) and _is_gradient_product(calls[-1]) and node.phase == Phase.BACKWARD

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poetmodel.errors import InputError, join_names
-from poetmodel.lowered.loops import call_refs
 from poetmodel.lowered.tables import LOOKUP_KERNEL
 
 if TYPE_CHECKING:
@@ -58,8 +57,8 @@ def _find_nonfinite(step: LoweredStep) -> Iterator[str]:
     replaced_names = {graph.tensors[old].name for old in graph.replacement_of}
     state_names = {tensor.pieces[0].buffer: tensor.name for tensor in step.states}
     calls = [call for node_calls in step.calls for call in node_calls]
-    table_names = {call_refs(call)[-1].buffer for call in calls if call.kernel == LOOKUP_KERNEL}
-    momentum_names = {call_refs(call)[1].buffer for call in calls if call.kernel == _MOMENTUM}
+    table_names = {call["table"].buffer for call in calls if call.kernel == LOOKUP_KERNEL}
+    momentum_names = {call["buffer"].buffer for call in calls if call.kernel == _MOMENTUM}
     for name, values in step.values.items():
         if name in table_names or np.isfinite(values).all():
             continue

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+from poetmodel.lowered.kernels import find_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -150,17 +152,59 @@ class Call:
     """Lower and exclusive upper limit of the indices in the index tensors that the kernel reads;
     None if it reads no index tensors, or if all indices are always in range."""
 
+    @classmethod
+    def by_name(cls, kernel: str, /, **arguments: Any) -> Call:
+        """Return a call of a kernel with arguments by the names of its parameters."""
+        if arguments.keys() != find_kernel(kernel).index_of.keys():
+            raise KeyError(kernel, *arguments)
+        return cls(kernel, tuple(arguments[name] for name in find_kernel(kernel).index_of))
+
+    def __getitem__(self, parameter: str) -> Any:
+        """Return the argument of a parameter."""
+        return self.arguments[find_kernel(self.kernel).index_of[parameter]]
+
+    def __contains__(self, parameter: object) -> bool:
+        """Return whether the kernel has a parameter of this name."""
+        return parameter in find_kernel(self.kernel).index_of
+
+    @property
+    def named_arguments(self) -> dict[str, Any]:
+        """The arguments by the names of the kernel's parameters."""
+        return dict(zip(find_kernel(self.kernel).index_of, self.arguments, strict=True))
+
+    def with_arguments(self, **changes: Argument) -> Call:
+        """Return the call with other arguments for some parameters."""
+        arguments, index_of = list(self.arguments), find_kernel(self.kernel).index_of
+        for name, argument in changes.items():
+            arguments[index_of[name]] = argument
+        return replace(self, arguments=tuple(arguments))
+
+    @property
+    def pointers(self) -> dict[str, Ref]:
+        """The pointers that are not null, by parameter, in order; of the workspace, too."""
+        pairs = self.named_arguments.items()
+        return {name: argument for name, argument in pairs if isinstance(argument, Ref)}
+
+    @property
+    def refs(self) -> tuple[Ref, ...]:
+        """The pointers that are not null, in order; those of the workspace are included."""
+        return tuple(argument for argument in self.arguments if isinstance(argument, Ref))
+
+    @property
+    def writes(self) -> tuple[Ref, ...]:
+        """The pointers of `refs` through which the kernel may write."""
+        pairs = zip(self.arguments, find_kernel(self.kernel).parameters, strict=True)
+        return tuple(
+            argument
+            for argument, parameter in pairs
+            if isinstance(argument, Ref) and parameter.is_written
+        )
+
     @property
     def buffers(self) -> tuple[str, ...]:
         """Names of the buffers in arguments and condition, each once; `WORKSPACE` included."""
-        argument_buffers = [
-            argument.buffer for argument in self.arguments if isinstance(argument, Ref)
-        ]
-        return tuple(
-            dict.fromkeys(
-                [*argument_buffers, *([self.condition.counter.buffer] if self.condition else [])]
-            )
-        )
+        counters = () if self.condition is None else (self.condition.counter,)
+        return tuple(dict.fromkeys(ref.buffer for ref in (*self.refs, *counters)))
 
     def with_buffers(self, names: Mapping[str, str]) -> Call:
         """Return the call with buffers renamed in its arguments, but not in its condition.

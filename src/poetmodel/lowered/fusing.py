@@ -11,40 +11,20 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.graph import Node, Phase, Tensor
 from poetmodel.lowered.calls import Buffer, Call, ConvolutionSizes, DataType, Ref
-from poetmodel.lowered.kernels import parameter_names, written_refs
-from poetmodel.lowered.loops import named_arguments
+from poetmodel.lowered.catalogue import CATALOGUE
+from poetmodel.lowered.kernels import find_kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping
 
     from poetmodel.lowered.calls import Argument
     from poetmodel.lowered.step import LoweredStep
 
 UPDATE_FLOPS: Final = 2
 """FLOP per element of a plain SGD update: the product with the learning rate and the difference."""
-FUSED_KERNELS: Final = {
-    "pm_mm": "pm_mm_sgd",
-    "pm_conv2d_dw": "pm_conv2d_dw_sgd",
-    "pm_depthwise_dw": "pm_depthwise_dw_sgd",
-}
-"""Kernels of weight gradients, each with the kernel that also updates the weights."""
-INT8_GRADIENT_KERNELS: Final = ("pm_q8_pointwise_dw", "pm_q8_conv2d_dw", "pm_q8_depthwise_dw")
-"""Kernels of the gradients of int8 weights; gradients have the layout of the weights."""
-INT8_UPDATE_KERNELS: Final = {"pm_q8_sgd": ("w", "residual"), "pm_q8_stochastic": ("w",)}
-"""Kernels that update int8 weights by a gradient in memory, with their first parameters: the
-state."""
-FUSED_INT8_KERNELS: Final = {
-    (kernel, update): f"{kernel}_{update.removeprefix('pm_q8_')}"
-    for kernel in INT8_GRADIENT_KERNELS
-    for update in INT8_UPDATE_KERNELS
-}
-"""Kernels that compute the gradient of int8 weights and update these, by the (gradient, update)
-kernels that they replace."""
-_SEPARATE_KERNELS: Final = {fused: kernel for kernel, fused in FUSED_KERNELS.items()}
-_SEPARATE_INT8_KERNELS: Final = {fused: pair for pair, fused in FUSED_INT8_KERNELS.items()}
-_N_NON_SIZE_PARAMETERS: Final = 4
-"""Number of parameters of a kernel of `INT8_GRADIENT_KERNELS` that are no sizes, scales or zero
-points: pointers and count."""
+_FUSED_KERNELS: Final = {row.fuses: name for name, row in CATALOGUE.items() if row.fuses}
+"""The kernel that replaces the kernels of a gradient and of its update."""
+_UPDATE_KERNELS: Final = frozenset(update for _, update in _FUSED_KERNELS)
 
 
 def fuse_updates(step: LoweredStep) -> LoweredStep:
@@ -101,79 +81,54 @@ def split_fused_updates(step: LoweredStep) -> LoweredStep:
     nodes: list[Node] = []
     calls: list[tuple[Call, ...]] = []
     buffers = dict(step.buffers)
-    for node, call in zip(step.graph.nodes, step.calls, strict=True):
-        match call:
-            case (Call(kernel, (Ref(weight, 0) as w, *operands, rate, sign, decay)),) if (
-                kernel in _SEPARATE_KERNELS
-            ):
-                name = f"{node.name}.gradient"
-                buffers[name] = step.buffers[weight]
-                count = buffers[name].elements
-                nodes += _split_node(
-                    node, (weight,), Tensor(name=name, bytes=buffers[name].bytes), count
-                )
-                calls.append((_make_gradient_call(_SEPARATE_KERNELS[kernel], Ref(name), operands),))
-                calls.append((Call("pm_sgd", (w, Ref(name), count, rate, sign, decay)),))
-            case (Call(kernel) as fused_call,) if kernel in _SEPARATE_INT8_KERNELS:
-                name = f"{node.name}.gradient"
-                gradient_call, update = _split_int8_call(fused_call, name)
-                weight, *further_inputs = (ref.buffer for ref in written_refs(fused_call))
-                count = step.buffers[weight].elements
-                buffers[name] = Buffer(elements=count, type=DataType.REAL)
-                gradient = Tensor(name=name, bytes=buffers[name].bytes)
-                nodes += _split_node(node, (weight, *further_inputs), gradient, count)
-                calls += [(gradient_call,), (update,)]
-            case _:
-                nodes.append(node)
-                calls.append(call)
+    for node, node_calls in zip(step.graph.nodes, step.calls, strict=True):
+        fused_call = node_calls[0] if len(node_calls) == 1 else None
+        if fused_call is None or CATALOGUE[fused_call.kernel].fuses is None:
+            nodes.append(node)
+            calls.append(node_calls)
+            continue
+        state = tuple(ref.buffer for ref in fused_call.writes)
+        name, count = f"{node.name}.gradient", buffers[state[0]].elements
+        buffers[name] = Buffer(elements=count, type=DataType.REAL)
+        nodes += _split_node(node, state, Tensor(name=name, bytes=buffers[name].bytes), count)
+        calls += [(call,) for call in _split_call(fused_call, name, count)]
     return step.with_nodes(nodes, calls, buffers=buffers)
 
 
-def _make_gradient_call(kernel: str, gradient: Ref, operands: Sequence[Argument]) -> Call:
-    """Return the call of `kernel` that writes `gradient`, its first argument.
-
-    The `operands` of a fused call follow. For ``pm_mm``, a 0 is appended, the flag that it does not
-    add to `gradient`. For other kernels, the last operand, the batch stride of the input, is
-    dropped.
-    """
-    if kernel == "pm_mm":
-        return Call(kernel, (gradient, *operands, 0))
-    return Call(kernel, (gradient, *operands[:-1]))
-
-
-def _split_int8_call(fused_call: Call, gradient: str) -> tuple[Call, Call]:
+def _split_call(fused_call: Call, gradient: str, count: int) -> tuple[Call, Call]:
     """Split a fused call into the call that writes buffer `gradient`, and the update that reads it.
 
-    Neither call has a condition, even if `fused_call` has one.
+    The gradient has `count` elements. Neither call has a condition, even if `fused_call` has one.
     """
-    kernel, update = _SEPARATE_INT8_KERNELS[fused_call.kernel]
-    n_state, n_size_arguments = (
-        len(INT8_UPDATE_KERNELS[update]),
-        len(parameter_names(kernel)) - _N_NON_SIZE_PARAMETERS,
+    gradient_kernel, update_kernel = CATALOGUE[fused_call.kernel].fuses or ("", "")
+    known = fused_call.named_arguments
+    result, *_ = find_kernel(gradient_kernel).index_of
+    own = {result: Ref(gradient), "out_row": known.get("w_row", 0), "accumulate": 0}
+    new: dict[str, Argument] = {"gradient": Ref(gradient), "n": count}
+    if "scale" in known:  # int8
+        n_rows, row_elements = _find_filters(fused_call)
+        own["count"] = n_rows if "depthwise" in gradient_kernel else n_rows * row_elements
+        new |= {"results": n_rows, "inner": row_elements}
+    return (
+        _make_call(gradient_kernel, {**known, **own}),
+        _make_call(update_kernel, {**known, **new}),
     )
-    state, (output_gradient, x, scale, *remaining_arguments) = (
-        fused_call.arguments[:n_state],
-        fused_call.arguments[n_state:],
-    )
-    size_arguments, further_inputs = (
-        remaining_arguments[:n_size_arguments],
-        remaining_arguments[n_size_arguments:],
-    )
-    operands = named_arguments(fused_call)
-    sizes = ConvolutionSizes(*operands["shape"]) if "shape" in operands else None
-    if sizes is not None and "depthwise" in kernel:
-        weights_per_result, results = 1, sizes.channels
-        count = results
-    else:
-        count = operands["count"]
-        weights_per_result = (
-            operands["in"] if sizes is None else sizes.group_channels * sizes.window
-        )
-        results = count // weights_per_result
-    gradient_call = Call(kernel, (Ref(gradient), output_gradient, x, *size_arguments, count))
-    return gradient_call, Call(
-        update, (*state, Ref(gradient), scale, results, weights_per_result, *further_inputs)
-    )
+
+
+def _find_filters(call: Call) -> tuple[int, int]:
+    """Return the rows of int8 weights with one scale each, and the weights of a row."""
+    if "shape" not in call:
+        return call["count"] // call["in"], call["in"]
+    sizes = ConvolutionSizes(*call["shape"])
+    if "depthwise" in call.kernel:
+        return sizes.channels, 1
+    row_elements = sizes.group_channels * sizes.window
+    return call["count"] // row_elements, row_elements
+
+
+def _make_call(kernel: str, known: Mapping[str, Argument]) -> Call:
+    """Return the call of a kernel with those of the known arguments that it has."""
+    return Call.by_name(kernel, **{name: known[name] for name in find_kernel(kernel).index_of})
 
 
 def _split_node(
@@ -206,21 +161,13 @@ def _find_fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int]]:
     graph = step.graph
     returned_names = step.returned_buffers
     for update_index, calls in enumerate(step.calls):
-        match calls:
-            case (Call("pm_sgd", (Ref(weight, 0), Ref(gradient, 0), int(count), *_)),):
-                pass
-            case (Call(kernel, (Ref(weight, 0), *further_inputs)),) if (
-                kernel in INT8_UPDATE_KERNELS
-            ):
-                gradient_argument = further_inputs[len(INT8_UPDATE_KERNELS[kernel]) - 1]
-                gradient = (
-                    gradient_argument.buffer
-                    if isinstance(gradient_argument, Ref) and not gradient_argument.offset
-                    else ""
-                )
-                count = step.buffers[weight].elements
-            case _:
-                continue
+        if len(calls) != 1 or calls[0].kernel not in _UPDATE_KERNELS:
+            continue
+        weight, gradient_ref = calls[0]["w"], calls[0]["gradient"]
+        if weight.offset or gradient_ref.offset:
+            continue
+        weight, gradient = weight.buffer, gradient_ref.buffer
+        count = calls[0]["n"] if "n" in calls[0] else step.buffers[weight].elements
         i = graph.tensor_index.get(gradient)
         if i is None or graph.users_of[i] != (update_index,) or gradient in returned_names:
             continue
@@ -244,21 +191,21 @@ def _is_fusible_gradient(step: LoweredStep, k: int, gradient: str, weight: str, 
         return False
     if any(step.buffers[name].elements != count for name in (gradient, weight)):
         return False
-    match step.calls[k]:
-        case (Call(kernel, (Ref(out, 0), *_)),) if kernel in INT8_GRADIENT_KERNELS:
-            return out == gradient
-        case (Call("pm_mm", (Ref(out, 0), Ref(), Ref(), int(m), int(), int(n), int(row), *_, 0)),):
-            return out == gradient and row == n and m * n == count
-        case (Call(kernel, (Ref(out, 0), Ref(), Ref(), tuple(shape), _, _, int(result_count), _)),):
-            sizes = ConvolutionSizes(*shape)
-            weights_per_result = sizes.group_channels * sizes.window
-            is_whole = (
-                kernel in FUSED_KERNELS
-                and out == gradient
-                and result_count * weights_per_result == count
-            )
-            return is_whole and is_gradient_largest(step, k)
-    return False
+    if len(step.calls[k]) != 1:
+        return False
+    (call,) = step.calls[k]
+    if call.kernel not in {gradient_kernel for gradient_kernel, _ in _FUSED_KERNELS}:
+        return False
+    if call.refs[0] != Ref(gradient):
+        return False
+    if call.kernel == "pm_mm":
+        is_dense = call["out_row"] == call["n"] and call["m"] * call["n"] == count
+        return is_dense and not call["accumulate"]
+    if step.buffers[weight].type is DataType.INT8:
+        return True
+    sizes = ConvolutionSizes(*call["shape"])
+    is_whole = call["count"] * sizes.group_channels * sizes.window == count
+    return is_whole and is_gradient_largest(step, k)
 
 
 def is_gradient_largest(step: LoweredStep, k: int) -> bool:
@@ -283,23 +230,12 @@ def _make_fused_call(step: LoweredStep, k: int, update_index: int) -> Call:
     It replaces the only calls of node `k` and of the update, node `update_index`.
     """
     (gradient_call,), (update,) = step.calls[k], step.calls[update_index]
-    if gradient_call.kernel in INT8_GRADIENT_KERNELS:
-        n_state = len(INT8_UPDATE_KERNELS[update.kernel])
-        state, (_, scale, _, _, *further_inputs) = (
-            update.arguments[:n_state],
-            update.arguments[n_state:],
-        )
-        # The last argument is the number of weights, which `further_inputs` contain, too.
-        _, output_gradient, x, *size_arguments, _ = gradient_call.arguments
-        arguments = (*state, output_gradient, x, scale, *size_arguments, *further_inputs)
-        return Call(FUSED_INT8_KERNELS[gradient_call.kernel, update.kernel], arguments)
-    weight, _, _, *update_arguments = update.arguments
-    _, *operands = gradient_call.arguments
-    match operands:
-        case _, _, tuple(shape), *_:
-            sizes = ConvolutionSizes(*shape)
-            # The stride of the input from one sample to the next.
-            operands.append(sizes.channels * sizes.plane)
-        case _:
-            del operands[-1]  # the flag that adds the product to the output
-    return Call(FUSED_KERNELS[gradient_call.kernel], (weight, *operands, *update_arguments))
+    state = {"w", "residual", "scale", "first", "count", "lr", "sign", "decay"}
+    known = {**update.named_arguments, **gradient_call.named_arguments}
+    known |= {name: x for name, x in update.named_arguments.items() if name in state}
+    if gradient_call.kernel == "pm_mm":
+        known["w_row"] = known["out_row"]
+    elif "shape" in known:
+        sizes = ConvolutionSizes(*known["shape"])
+        known["x_step"] = sizes.channels * sizes.plane
+    return _make_call(_FUSED_KERNELS[gradient_call.kernel, update.kernel], known)

@@ -28,7 +28,8 @@ from poetmodel.lowered.calls import (
     Ref,
     ScaledLearningRate,
 )
-from poetmodel.lowered.kernels import kernel_names, parameter_names, parameter_types
+from poetmodel.lowered.catalogue import CATALOGUE
+from poetmodel.lowered.kernels import find_kernel, kernel_names
 from poetmodel.lowered.step import LoweredStep
 from poetmodel.schedule.io import Index, Strict, parse_file
 
@@ -406,9 +407,9 @@ def _find_argument_errors(
         yield "there is no such kernel"
         return
     yield from _find_condition_errors(step, call.condition, readable_names)
-    if call.index_range is not None and not {"index", "target"} & {*parameter_names(call.kernel)}:
+    if call.index_range is not None and CATALOGUE[call.kernel].index is None:
         yield "within: the kernel reads no indices"
-    expected_types = parameter_types(call.kernel)
+    expected_types = [parameter.type for parameter in find_kernel(call.kernel).parameters]
     if len(expected_types) != len(call.arguments):
         yield f"expected {len(expected_types)} arguments, got {len(call.arguments)}"
         return

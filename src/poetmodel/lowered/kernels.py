@@ -1,31 +1,49 @@
-"""The C kernels that a step calls: their names, parameters and sources."""
+"""The C kernels that a step calls: names, parameters and sources, read from the C files."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Final
-
-from poetmodel.lowered.calls import Ref
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Mapping
     from importlib.resources.abc import Traversable
-
-    from poetmodel.lowered.calls import Call
 
 SOURCES: Final[Traversable] = files("poetmodel") / "export" / "c"
 """The folder of the C sources that an export copies, kernels included."""
-RANDOM_KERNELS: Final = frozenset(
-    ("pm_dropout", "pm_dropout_bits", "pm_bernoulli", "pm_normal", "pm_uniform",
-     "pm_q8_stochastic", "pm_q8_pointwise_dw_stochastic", "pm_q8_conv2d_dw_stochastic",
-     "pm_q8_depthwise_dw_stochastic")
-)  # fmt: skip
-"""Kernels whose results depend on the number of the step, ``pm_random_step`` of ``pm_random.h``."""
 
 _PROTOTYPE: Final = re.compile(r"^((?:void|int) pm_\w+\([^{;]*\))\s*\{", re.MULTILINE)
 _LAST_WORD: Final = re.compile(r"\w+$")
+_RANDOM: Final = re.compile(r'^#include "pm_random\.h"|^#define PM_Q8_STOCHASTIC\b', re.MULTILINE)
+
+
+class Parameter(NamedTuple):
+    """A parameter of a kernel."""
+
+    name: str
+    type: str
+    """The C type, such as ``const pm_real *``."""
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the kernel may write through this pointer."""
+        return self.type.endswith("*") and not self.type.startswith("const")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """A C function that calls name, as its C file declares it."""
+
+    name: str
+    source: str
+    parameters: tuple[Parameter, ...]
+    index_of: Mapping[str, int]
+    """Position of each parameter, by name."""
+    is_random: bool
+    """Whether results depend on the number of the step, ``pm_random_step`` of ``pm_random.h``."""
 
 
 @cache
@@ -38,56 +56,24 @@ def kernel_names() -> frozenset[str]:
 
 
 @cache
-def parameter_types(kernel: str) -> tuple[str, ...]:
-    """Return the parameter types of a kernel, such as ``const pm_real *``, in order.
-
-    Raises `FileNotFoundError` for an unknown name.
-    """
-    return tuple(
-        _LAST_WORD.sub("", declaration).strip() for declaration in _parameter_declarations(kernel)
+def find_kernel(name: str) -> Kernel:
+    """Return a kernel; raise `FileNotFoundError` for an unknown name."""
+    source = (SOURCES / "kernels" / f"{name}.c").read_text(encoding="utf-8")
+    (prototype,) = (each for each in find_prototypes(source) if f" {name}(" in each)
+    declarations = (
+        " ".join(text.split()) for text in prototype[prototype.index("(") + 1 : -1].split(",")
     )
-
-
-def written_refs(call: Call) -> list[Ref]:
-    """Return the pointers through which a call may write: those of parameters without ``const``.
-
-    Pointers to the workspace are included, null pointers omitted.
-    """
-    pairs = zip(call.arguments, parameter_types(call.kernel), strict=True)
-    return [
-        argument
-        for argument, parameter_type in pairs
-        if isinstance(argument, Ref) and not parameter_type.startswith("const")
-    ]
-
-
-@cache
-def parameter_names(kernel: str) -> tuple[str, ...]:
-    """Return the parameter names of a kernel, in order.
-
-    Raises `FileNotFoundError` for an unknown name.
-    """
-    return tuple(
-        _LAST_WORD.findall(declaration)[0] for declaration in _parameter_declarations(kernel)
+    parameters = tuple(
+        Parameter(_LAST_WORD.findall(text)[0], _LAST_WORD.sub("", text).strip())
+        for text in declarations
     )
-
-
-def _parameter_declarations(kernel: str) -> Iterator[str]:
-    """Yield the parameter declarations of a kernel, such as ``const pm_real *x``, in order.
-
-    Raises `FileNotFoundError` for an unknown name.
-    """
-    text = kernel_source(kernel)
-    (function_prototype,) = (
-        prototype for prototype in find_prototypes(text) if f" {kernel}(" in prototype
+    return Kernel(
+        name=name,
+        source=source,
+        parameters=parameters,
+        index_of={parameter.name: k for k, parameter in enumerate(parameters)},
+        is_random=_RANDOM.search(source) is not None,
     )
-    for parameter in function_prototype[function_prototype.index("(") + 1 : -1].split(","):
-        yield " ".join(parameter.split())
-
-
-def kernel_source(name: str) -> str:
-    """Return the C source of a kernel; raise `FileNotFoundError` for an unknown name."""
-    return (SOURCES / "kernels" / f"{name}.c").read_text(encoding="utf-8")
 
 
 def find_prototypes(source: str) -> list[str]:

@@ -7,12 +7,11 @@ products, sums, fills, copies and elementwise operators.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
 from poetmodel.lowered.calls import Call, Ref
-from poetmodel.lowered.kernels import parameter_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -125,9 +124,9 @@ def _loop_kind(call: Call) -> str:
     if call.kernel in _CONVERTERS:
         return call.kernel
     refs = [argument for argument in call.arguments if isinstance(argument, Ref)]
-    names, other_arguments = parameter_names(call.kernel), call.arguments[len(refs) + 1 :]
+    names, other_arguments = [*call.named_arguments], call.arguments[len(refs) + 1 :]
     table = call.arguments[len(refs)] if len(call.arguments) > len(refs) else None
-    if names[len(refs) : len(refs) + 1] != ("shape",) or not isinstance(table, tuple):
+    if names[len(refs) : len(refs) + 1] != ["shape"] or not isinstance(table, tuple):
         return ""
     is_shape_table = 1 <= table[0] <= MAX_RANK and len(table) == 1 + table[0] * (1 + len(refs))
     return (
@@ -141,17 +140,6 @@ def _int_arguments(arguments: Iterable[Argument]) -> list[int]:
     return [argument for argument in arguments if isinstance(argument, int)]
 
 
-def call_refs(call: Call) -> tuple[Ref, ...]:
-    """Return the pointers of a call that are not null, in order."""
-    return tuple(argument for argument in call.arguments if isinstance(argument, Ref))
-
-
-def pointer_names(call: Call) -> list[str]:
-    """Return the parameter names of a call's pointers that are not null."""
-    pairs = zip(parameter_names(call.kernel), call.arguments, strict=True)
-    return [name for name, argument in pairs if isinstance(argument, Ref)]
-
-
 def with_arguments(loops: Loops, changes: Mapping[str, Argument]) -> Call:
     """Return `loops.call` with the pointers of `loops`, and with the arguments in `changes`.
 
@@ -159,23 +147,17 @@ def with_arguments(loops: Loops, changes: Mapping[str, Argument]) -> Call:
     unchanged, even if the sizes or strides of `loops` differ.
     """
     refs = iter(loops.refs)
-    names = parameter_names(loops.call.kernel)
     arguments = tuple(
         next(refs) if isinstance(argument, Ref) else changes.get(name, argument)
-        for name, argument in zip(names, loops.call.arguments, strict=True)
+        for name, argument in loops.call.named_arguments.items()
     )
     return replace(loops.call, arguments=arguments)
 
 
-def named_arguments(call: Call) -> dict[str, Any]:
-    """Return the arguments of a call by the names of its kernel's parameters."""
-    return dict(zip(parameter_names(call.kernel), call.arguments, strict=True))
-
-
 def make_loops(call: Call, sizes: Numbers, strides: Mapping[str, Numbers]) -> Loops:
     """Return loops over a call with the given sizes, and strides by the name of the pointer."""
-    pointer_strides = tuple(strides[name] for name in pointer_names(call))
-    return Loops(call=call, sizes=sizes, refs=call_refs(call), strides=pointer_strides)
+    pointer_strides = tuple(strides[name] for name in list(call.pointers))
+    return Loops(call=call, sizes=sizes, refs=call.refs, strides=pointer_strides)
 
 
 def table_columns(table: Argument) -> list[Numbers]:
@@ -221,7 +203,7 @@ def make_shape_table(columns: Sequence[Numbers]) -> Numbers | None:
 
 
 def _read_elementwise(call: Call) -> Loops:
-    refs = call_refs(call)
+    refs = call.refs
     sizes, *strides = table_columns(call.arguments[len(refs)])
     return Loops(call=call, sizes=sizes, refs=refs, strides=tuple(strides))
 
@@ -243,7 +225,7 @@ def _write_elementwise(loops: Loops) -> Call | None:
 def _read_product(call: Call) -> Loops:
     m, k, n, out_row, a_row, a_column, b_row, b_column, _ = _int_arguments(call.arguments)
     strides = (out_row, 0, 1), (a_row, a_column, 0), (0, b_row, b_column)
-    return Loops(call=call, sizes=(m, k, n), refs=call_refs(call), strides=strides)
+    return Loops(call=call, sizes=(m, k, n), refs=call.refs, strides=strides)
 
 
 def _write_product(loops: Loops) -> Call | None:
@@ -268,7 +250,7 @@ def _read_sum(call: Call) -> Loops:
     sizes, out_strides, x_strides = table_columns(call.arguments[2])
     summed_sizes, summed_strides = table_columns(call.arguments[3])
     strides = (*out_strides, *(0 for _ in summed_sizes)), (*x_strides, *summed_strides)
-    return Loops(call=call, sizes=(*sizes, *summed_sizes), refs=call_refs(call), strides=strides)
+    return Loops(call=call, sizes=(*sizes, *summed_sizes), refs=call.refs, strides=strides)
 
 
 def _write_sum(loops: Loops) -> Call | None:
@@ -291,7 +273,7 @@ def _write_sum(loops: Loops) -> Call | None:
 
 def _read_fill(call: Call) -> Loops:
     return Loops(
-        call=call, sizes=(_int_arguments(call.arguments)[0],), refs=call_refs(call), strides=((1,),)
+        call=call, sizes=(_int_arguments(call.arguments)[0],), refs=call.refs, strides=((1,),)
     )
 
 
@@ -305,7 +287,7 @@ def _write_fill(loops: Loops) -> Call | None:
 
 def _read_filled_rows(call: Call) -> Loops:
     m, n, row, stride = _int_arguments(call.arguments)
-    return Loops(call=call, sizes=(m, n), refs=call_refs(call), strides=((row, 1), (0, stride)))
+    return Loops(call=call, sizes=(m, n), refs=call.refs, strides=((row, 1), (0, stride)))
 
 
 def _write_filled_rows(loops: Loops) -> Call | None:

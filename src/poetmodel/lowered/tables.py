@@ -13,7 +13,7 @@ import numpy as np
 from poetmodel.errors import InputError, join_names
 from poetmodel.graph import Node, Phase, Tensor
 from poetmodel.lowered.calls import Buffer, Call, DataType, NamedTensor, Ref
-from poetmodel.lowered.loops import call_refs, merge_dimensions
+from poetmodel.lowered.loops import merge_dimensions
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -44,7 +44,7 @@ def find_tables(step: LoweredStep, tensor: NamedTensor) -> tuple[str, ...]:
     tables: dict[str, None] = {}
     for call in (call for calls in step.calls for call in calls):
         if call.kernel in (LOOKUP_KERNEL, INT8_LOOKUP_KERNEL):
-            _, x, table = call_refs(call)
+            _, x, table = call.refs
             tables.update({table.buffer: None} if x.buffer == tensor.pieces[0].buffer else {})
     return tuple(tables)
 

@@ -11,15 +11,11 @@ from math import prod
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.lowered.calls import ConvolutionSizes
-from poetmodel.lowered.kernels import parameter_names
 from poetmodel.lowered.loops import (
     Loops,
-    call_refs,
     call_to_loops,
     make_loops,
     make_shape_table,
-    named_arguments,
-    pointer_names,
     table_columns,
     with_arguments,
 )  # fmt: skip
@@ -55,7 +51,7 @@ def channel_loops_to_call(loops: Loops) -> Call | None:
     """
     loop_format = _loop_format(loops.call)
     call = _LOOP_FORMATS[loop_format][1](loops) if loop_format else loops.to_call()
-    if call is None or "batch" not in parameter_names(call.kernel):
+    if call is None or "batch" not in call:
         return call
     return with_arguments(replace(loops, call=call), {"batch": loops.sizes[0]})
 
@@ -73,7 +69,7 @@ def _loop_format(call: Call) -> str:
 
     Return "" for calls that `call_to_loops` converts, or that have no loops.
     """
-    parameters = parameter_names(call.kernel)
+    parameters = [*call.named_arguments]
     if call.kernel in INT8_LOOP_FORMATS:
         return call.kernel
     if call.kernel in _PLANE_KERNELS:
@@ -99,10 +95,10 @@ def contiguous_strides(sizes: Sequence[int]) -> list[int]:
 
 def _read_update(call: Call) -> Loops:
     """Convert an update of state, or a sum of gradients, to one loop over all elements."""
-    size = named_arguments(call)["n"]
-    names = pointer_names(call)
+    size = call.named_arguments["n"]
+    names = list(call.pointers)
     strides = tuple((int(name not in _SCALAR_PARAMETERS),) for name in names)
-    return Loops(call=call, sizes=(size,), refs=call_refs(call), strides=strides)
+    return Loops(call=call, sizes=(size,), refs=call.refs, strides=strides)
 
 
 def _write_update(loops: Loops) -> Call | None:
@@ -115,9 +111,9 @@ def _read_bits(call: Call) -> Loops:
 
     Strides of the mask are in bits. The bits are contiguous, in the order of the loops.
     """
-    sizes, *strides = table_columns(named_arguments(call)["shape"])
-    strides.insert(pointer_names(call).index("bits"), tuple(contiguous_strides(sizes)))
-    return Loops(call=call, sizes=sizes, refs=call_refs(call), strides=tuple(strides))
+    sizes, *strides = table_columns(call.named_arguments["shape"])
+    strides.insert(list(call.pointers).index("bits"), tuple(contiguous_strides(sizes)))
+    return Loops(call=call, sizes=sizes, refs=call.refs, strides=tuple(strides))
 
 
 def _write_bits(loops: Loops) -> Call | None:
@@ -126,7 +122,7 @@ def _write_bits(loops: Loops) -> Call | None:
     None if the loops, after merging, exceed the rank of a shape table. The strides of the mask are
     not checked.
     """
-    pairs = zip(pointer_names(loops.call), loops.strides, strict=True)
+    pairs = zip(list(loops.call.pointers), loops.strides, strict=True)
     table = make_shape_table((loops.sizes, *(strides for name, strides in pairs if name != "bits")))
     return None if table is None else with_arguments(loops, {"shape": table})
 
@@ -139,13 +135,13 @@ def _read_planes(call: Call) -> Loops:
 
     Dimensions within a plane have size 0, because only their strides matter.
     """
-    arguments, names = named_arguments(call), _PLANE_KERNELS[call.kernel]
+    arguments, names = call.named_arguments, _PLANE_KERNELS[call.kernel]
     stride_list = arguments["steps"]
     n_dimensions = len(stride_list) // len(names)
     strides = {
         name: stride_list[k * n_dimensions : (k + 1) * n_dimensions] for k, name in enumerate(names)
     }
-    other_strides = {name: (0, 1, *[0] * (n_dimensions - 2)) for name in pointer_names(call)}
+    other_strides = {name: (0, 1, *[0] * (n_dimensions - 2)) for name in list(call.pointers)}
     return make_loops(
         call,
         (arguments["batch"], arguments["channels"], *[0] * (n_dimensions - 2)),
@@ -161,10 +157,10 @@ def _write_planes(loops: Loops) -> Call | None:
     """
     strided_names, stride_list = (
         _PLANE_KERNELS[loops.call.kernel],
-        list(named_arguments(loops.call)["steps"]),
+        list(loops.call.named_arguments["steps"]),
     )
     n_dimensions = len(stride_list) // len(strided_names)
-    for name, strides in zip(pointer_names(loops.call), loops.strides, strict=True):
+    for name, strides in zip(list(loops.call.pointers), loops.strides, strict=True):
         if name in strided_names:
             stride_list[
                 strided_names.index(name) * n_dimensions : (strided_names.index(name) + 1)
@@ -180,7 +176,7 @@ def _read_bias_gradient(call: Call) -> Loops:
 
     Rows and columns have size 0, because `_write_bias_gradient` sets only their strides.
     """
-    arguments = named_arguments(call)
+    arguments = call.named_arguments
     strides = tuple(arguments[f"{name}_step"] for name in ("dy", "channel", "row", "column"))
     sizes = (arguments["batch"], arguments["count"], 0, 0)
     return make_loops(call, sizes, {"db": (0, 1, 0, 0), "dy": strides})
@@ -209,7 +205,7 @@ def _read_convolution(call: Call) -> Loops | None:
     because only their strides matter. None for grouped convolutions, unless depthwise with one
     result per channel, and for calls whose ``first`` and ``count`` select some output channels.
     """
-    arguments = named_arguments(call)
+    arguments = call.named_arguments
     sizes = ConvolutionSizes(*arguments["shape"])
     is_depthwise = "depthwise" in call.kernel
     if sizes.groups != (sizes.channels if is_depthwise else 1) or arguments["first"]:
@@ -226,12 +222,10 @@ def _read_convolution(call: Call) -> Loops | None:
             "y": (out_batch, sizes.out_plane, 0, 0),
             "w": (sizes.filter or sizes.group_channels * sizes.window, sizes.window, 0, 0),
         }
-        strides_of_tensors = [
-            strides_by_role[_ROLES[name]] for name in parameter_names(call.kernel)[:3]
-        ]
+        strides_of_tensors = [strides_by_role[_ROLES[name]] for name in [*arguments][:3]]
     strides = {"bias": (0, 1, 0, 0, 0)}
     for name, (outer_stride, channel_stride, *spatial_strides) in zip(
-        parameter_names(call.kernel), strides_of_tensors, strict=False
+        arguments, strides_of_tensors, strict=False
     ):
         role = _ROLES[name]
         if role == "y" or (role == "x" and is_depthwise):
@@ -257,7 +251,7 @@ def _write_convolution(loops: Loops) -> Call | None:
     """
     if len(loops.sizes) != len(_CONVOLUTION_DIMENSIONS):
         return None
-    call, arguments = loops.call, named_arguments(loops.call)
+    call, arguments = loops.call, loops.call.named_arguments
     old_sizes, is_depthwise = (
         ConvolutionSizes(*arguments["shape"]),
         "depthwise" in loops.call.kernel,
@@ -265,12 +259,12 @@ def _write_convolution(loops: Loops) -> Call | None:
     batch, results, channels, _, _ = loops.sizes
     strides = {
         _ROLES[name]: tensor_strides
-        for name, tensor_strides in zip(pointer_names(call), loops.strides, strict=True)
+        for name, tensor_strides in zip(list(call.pointers), loops.strides, strict=True)
         if name in _ROLES
     }
     changes: dict[str, Argument] = {"count": results}
     if "strides" in arguments:
-        names = [name for name in pointer_names(call) if name in _ROLES]
+        names = [name for name in list(call.pointers) if name in _ROLES]
         changes["strides"] = tuple(
             stride
             for name in names

@@ -16,11 +16,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from poetmodel.lowered.calls import ConvolutionSizes
 from poetmodel.lowered.loops import (
     Loops,
-    call_refs,
     make_loops,
     merge_dimensions,
-    named_arguments,
-    pointer_names,
     with_arguments,
 )  # fmt: skip
 
@@ -53,7 +50,7 @@ def _pixel_stride(loops: Loops, index: int, n_pixels: int) -> int | None:
 
 def _read_linear_layer(call: Call) -> Loops:
     """Convert a linear layer to loops over pixels, output and input channels."""
-    arguments = named_arguments(call)
+    arguments = call.named_arguments
     results, channels = arguments["results"], arguments["in"]
     strides = {"out": (arguments["out_step"], 1, 0), "x": (channels, 0, 1), "w": (0, channels, 1)}
     sizes = (arguments["pixels"], results, channels)
@@ -80,7 +77,7 @@ def _read_convolution(call: Call) -> Loops | None:
 
     None for grouped convolutions.
     """
-    arguments = named_arguments(call)
+    arguments = call.named_arguments
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     if sizes.groups != 1:
         return None
@@ -101,7 +98,7 @@ def _write_convolution(loops: Loops) -> Call | None:
     None unless there are four loops, the images of inputs and outputs are adjacent, and the stride
     of input pixels is the number of input channels.
     """
-    sizes = ConvolutionSizes(*named_arguments(loops.call)["shape"])
+    sizes = ConvolutionSizes(*loops.call.named_arguments["shape"])
     out_stride, x_stride = (
         _pixel_stride(loops, 0, sizes.out_plane),
         _pixel_stride(loops, 1, sizes.plane),
@@ -121,7 +118,7 @@ def _read_depthwise_convolution(call: Call) -> Loops:
 
     There is no loop over the window. Never returns None.
     """
-    arguments = named_arguments(call)
+    arguments = call.named_arguments
     sizes, batch, count = (
         ConvolutionSizes(*arguments["shape"]),
         arguments["batch"],
@@ -142,7 +139,7 @@ def _write_depthwise_convolution(loops: Loops) -> Call | None:
     outputs are adjacent: a single image, or a stride of images that is the stride of pixels times
     the number of pixels.
     """
-    arguments = named_arguments(loops.call)
+    arguments = loops.call.named_arguments
     sizes = ConvolutionSizes(*arguments["shape"])
     out_stride, x_stride = (
         _pixel_stride(loops, 0, sizes.out_plane),
@@ -163,7 +160,7 @@ def _write_depthwise_convolution(loops: Loops) -> Call | None:
 
 def _read_pool(call: Call) -> Loops:
     """Convert a pool to three loops, over batch, channels and pixels; the last has size 0."""
-    arguments = named_arguments(call)
+    arguments = call.named_arguments
     strides = {
         "out": _image_strides(arguments["height"] * arguments["width"], arguments["out_step"]),
         "x": _image_strides(arguments["x_height"] * arguments["x_width"], arguments["x_step"]),
@@ -176,7 +173,7 @@ def _write_pool(loops: Loops) -> Call | None:
 
     None unless there are three loops, and the images of inputs and outputs are adjacent.
     """
-    arguments = named_arguments(loops.call)
+    arguments = loops.call.named_arguments
     out_stride = _pixel_stride(loops, 0, arguments["height"] * arguments["width"])
     x_stride = _pixel_stride(loops, 1, arguments["x_height"] * arguments["x_width"])
     if out_stride is None or x_stride is None or len(loops.sizes) != len(_IMAGE_DIMENSIONS):
@@ -187,8 +184,8 @@ def _write_pool(loops: Loops) -> Call | None:
 
 def _read_sum(call: Call) -> Loops:
     """Convert a sum of two tensors to one loop over all elements."""
-    refs = call_refs(call)
-    size = named_arguments(call)["n"]
+    refs = call.refs
+    size = call.named_arguments["n"]
     return Loops(call=call, sizes=(size,), refs=refs, strides=((1,),) * len(refs))
 
 
@@ -205,7 +202,7 @@ def _read_quantization(call: Call) -> Loops:
     Results have channels last. Inputs have contiguous planes, or the strides in the arguments
     ``image_step``, ``channel_step`` and ``element_step``.
     """
-    arguments = named_arguments(call)
+    arguments = call.named_arguments
     batch, channels, plane = (arguments[name] for name in ("batch", "channels", "plane"))
     out_strides = _image_strides(plane, channels)
     if "image_step" in arguments:
@@ -223,7 +220,7 @@ def _write_quantization(loops: Loops) -> Call | None:
     pixels is the number of channels. Also None if there are several input images that are not
     contiguous, unless the kernel has an argument ``image_step``.
     """
-    arguments = named_arguments(loops.call)
+    arguments = loops.call.named_arguments
     batch, channels, *pixels = loops.sizes
     if len(pixels) != 1 or _pixel_stride(loops, 0, arguments["plane"]) != channels:
         return None
@@ -243,7 +240,7 @@ def _read_dequantization(call: Call) -> Loops:
     The loop over pixels has size 1 for images of one pixel, otherwise 0, because only its strides
     matter.
     """
-    arguments = named_arguments(call)
+    arguments = call.named_arguments
     batch, channels, plane = (arguments[name] for name in ("batch", "channels", "plane"))
     strides = {"out": (channels * plane, plane, 1), "x": _image_strides(plane, arguments["x_step"])}
     return make_loops(call, (batch, channels, int(plane == 1)), strides)
@@ -256,7 +253,7 @@ def _write_dequantization(loops: Loops) -> Call | None:
     the stride of images is the number of pixels times the stride of pixels in the input, and times
     the channels in the output.
     """
-    plane, (batch, channels, *pixels) = named_arguments(loops.call)["plane"], loops.sizes
+    plane, (batch, channels, *pixels) = loops.call.named_arguments["plane"], loops.sizes
     x_stride = _pixel_stride(loops, 1, plane)
     is_contiguous = batch == 1 or loops.strides[0][0] == channels * plane
     if x_stride is None or not is_contiguous or len(pixels) != 1:
@@ -272,7 +269,7 @@ def _read_linear_dx(call: Call) -> Loops:
 
     They are over pixels (input vectors), outputs of the layer and inputs of the layer.
     """
-    arguments = named_arguments(call)
+    arguments = call.named_arguments
     strides = {
         "out": (arguments["out_step"], 0, 1),
         "gradient": (arguments["gradient_step"], 1, 0),
@@ -298,7 +295,7 @@ def _read_convolution_dx(call: Call) -> Loops | None:
 
     The loops are over batch, output channels, input channels and pixels.
     """
-    arguments = named_arguments(call)
+    arguments = call.named_arguments
     sizes = ConvolutionSizes(*arguments["shape"])
     if sizes.groups != 1:
         return None
@@ -322,7 +319,7 @@ def _write_convolution_dx(loops: Loops) -> Call | None:
 
     None unless there are four loops, and the images of both gradients are adjacent.
     """
-    sizes = ConvolutionSizes(*named_arguments(loops.call)["shape"])
+    sizes = ConvolutionSizes(*loops.call.named_arguments["shape"])
     pixel_stride, gradient_pixel_stride = (
         _pixel_stride(loops, 0, sizes.plane),
         _pixel_stride(loops, 1, sizes.out_plane),
@@ -340,7 +337,7 @@ def _write_convolution_dx(loops: Loops) -> Call | None:
 
 def _read_linear_dw(call: Call) -> Loops:
     """Convert the weight gradient of a linear layer to loops over pixels, outputs and inputs."""
-    arguments = named_arguments(call)
+    arguments = call.named_arguments
     channels, gradient_pixel_stride = arguments["in"], arguments["results"]
     strides = {
         "out": (0, channels, 1),
@@ -370,7 +367,7 @@ def _read_convolution_dw(call: Call) -> Loops | None:
 
     The loops are over batch, output channels, input channels and pixels.
     """
-    arguments = named_arguments(call)
+    arguments = call.named_arguments
     sizes = ConvolutionSizes(*arguments["shape"])
     if sizes.groups != 1:
         return None
@@ -393,7 +390,7 @@ def _write_convolution_dw(loops: Loops) -> Call | None:
     None unless there are four loops, as in `_read_convolution_dw`, the images of inputs and
     gradients are adjacent, and loops, inputs and result have all input channels of the layer.
     """
-    sizes = ConvolutionSizes(*named_arguments(loops.call)["shape"])
+    sizes = ConvolutionSizes(*loops.call.named_arguments["shape"])
     filters = sizes.channels * sizes.window
     gradient_pixel_stride, pixel_stride = (
         _pixel_stride(loops, 1, sizes.out_plane),
@@ -413,7 +410,7 @@ def _read_channel_gradient(call: Call) -> Loops:
 
     The loops are over batch, channels, window elements and pixels.
     """
-    arguments = named_arguments(call)
+    arguments = call.named_arguments
     sizes, batch, count = (
         ConvolutionSizes(*arguments["shape"]),
         arguments["batch"],
@@ -451,7 +448,7 @@ def _write_channel_gradient(loops: Loops) -> Call | None:
     and scales are adjacent: a single image, or a stride of images that is the stride of pixels
     times the number of pixels.
     """
-    arguments, names = named_arguments(loops.call), pointer_names(loops.call)
+    arguments, names = loops.call.named_arguments, list(loops.call.pointers)
     sizes, count = ConvolutionSizes(*arguments["shape"]), loops.sizes[1]
     if len(loops.sizes) != len(_CONVOLUTION_DIMENSIONS):
         return None
@@ -483,7 +480,7 @@ def _computes_weight_gradient(call: Call) -> bool:
 
 def _read_weight_sums(call: Call) -> Loops:
     """Convert ``pm_q8_start``, sums of weights per output, to loops over outputs and weights."""
-    arguments = named_arguments(call)
+    arguments = call.named_arguments
     sizes, strides = (arguments["n"], arguments["terms"]), (arguments["next"], arguments["step"])
     return make_loops(call, sizes, {"out": (1, 0), "w": strides})
 
@@ -502,7 +499,7 @@ def _read_update(call: Call) -> Loops | None:
     None for an update of only some weights, and for weights of a depthwise convolution with several
     window elements, because these have channels last.
     """
-    arguments = named_arguments(call)
+    arguments = call.named_arguments
     sizes = results, inner = arguments["results"], arguments["inner"]
     if arguments["first"] or results * inner != arguments["count"]:
         return None
@@ -517,7 +514,7 @@ def _write_update(loops: Loops) -> Call | None:
     output of `loops.call` and that of `loops`. None unless there are two loops, and all tensors
     except ``scale`` are contiguous.
     """
-    arguments, names = named_arguments(loops.call), pointer_names(loops.call)
+    arguments, names = loops.call.named_arguments, list(loops.call.pointers)
     results, inner = arguments["results"], arguments["inner"]
     strides = {
         name: stride for name, stride in zip(names, loops.strides, strict=True) if name != "scale"
@@ -527,7 +524,7 @@ def _write_update(loops: Loops) -> Call | None:
     results, scale_index = loops.sizes[0], names.index("scale")
     changes = {"results": results, "count": results * inner}
     if "before" in arguments:
-        moved_outputs = loops.refs[scale_index].offset - call_refs(loops.call)[scale_index].offset
+        moved_outputs = loops.refs[scale_index].offset - loops.call.refs[scale_index].offset
         changes["before"] = arguments["before"] + moved_outputs * inner
     return with_arguments(loops, changes)
 

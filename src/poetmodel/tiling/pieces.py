@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from poetmodel.graph import Node, Tensor
 from poetmodel.lowered.calls import Buffer, Call, DataType, NamedTensor, Ref
-from poetmodel.lowered.kernels import written_refs
 from poetmodel.tiling.slices import MASK_BITS, ChannelLayout, View
 
 if TYPE_CHECKING:
@@ -199,7 +198,7 @@ class _PieceCalls:
     @property
     def written_buffers(self) -> set[str]:
         """Names of the buffers that the calls write."""
-        return {ref.buffer for call in self.calls for ref in written_refs(call)}
+        return {ref.buffer for call in self.calls for ref in call.writes}
 
 
 class Expansion:

@@ -7,8 +7,6 @@ from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from poetmodel.lowered.calls import Call, Ref
-from poetmodel.lowered.kernels import written_refs
-from poetmodel.lowered.loops import Loops, call_refs, pointer_names
 from poetmodel.tiling.forms import (
     PRODUCT_KERNELS,
     SUMMED_DIMENSIONS,
@@ -21,7 +19,7 @@ from poetmodel.tiling.forms import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from poetmodel.lowered.loops import Numbers
+    from poetmodel.lowered.loops import Loops, Numbers
 
 
 MASK_BITS: Final = 8
@@ -84,7 +82,7 @@ class ChannelLoops:
         Either factor of a matrix product is a weight if it is state (`is_state`, without effect for
         other kernels). `index` counts the tensors of the call, without null pointers.
         """
-        pointer_name = pointer_names(self.loops.call)[index]
+        pointer_name = list(self.loops.call.pointers)[index]
         return self.is_product and (
             is_state if pointer_name in ("a", "b") else is_weight_name(pointer_name)
         )
@@ -92,7 +90,7 @@ class ChannelLoops:
     @property
     def mask_index(self) -> int | None:
         """Index of the mask, whose bits have the order of the loops; None if there is no mask."""
-        names = pointer_names(self.loops.call)
+        names = list(self.loops.call.pointers)
         return names.index("bits") if "bits" in names else None
 
     def count_elements(self, index: int, elements: int) -> int:
@@ -148,10 +146,10 @@ class ChannelLoops:
         """
         if dimension in self.sum_arguments:
             return True
-        written_pointers = written_refs(self.loops.call)
+        written_pointers = self.loops.call.writes
         return all(
             self.loops.strides[index][dimension]
-            for index, ref in enumerate(call_refs(self.loops.call))
+            for index, ref in enumerate(self.loops.call.refs)
             if ref in written_pointers
         )
 

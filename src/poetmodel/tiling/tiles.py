@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.graph import Phase, Tensor
 from poetmodel.lowered.calls import WORKSPACE, Call, Ref
 from poetmodel.lowered.fusing import fuse_updates, split_fused_updates
-from poetmodel.lowered.kernels import written_refs
 from poetmodel.lowered.tables import LOOKUP_KERNEL
 from poetmodel.plan.alignment import round_up
 from poetmodel.tiling.pieces import (
@@ -166,7 +165,7 @@ class _Tiling:
         calls = (
             call for node_calls in step.calls for call in node_calls if call.kernel == LOOKUP_KERNEL
         )
-        self._converted_buffers = {ref.buffer for call in calls for ref in written_refs(call)}
+        self._converted_buffers = {ref.buffer for call in calls for ref in call.writes}
         """Buffers of byte inputs after their conversion to real numbers."""
         self._find_layouts()
         self._sliceable = self._find_sliceable()
@@ -515,7 +514,7 @@ class _Tiling:
         if channel_loops is None or not self.slice_ranges.keys() & {*call.buffers}:
             return None
         split_loops, dimensions = self._split_dimensions(channel_loops)
-        refs, written_pointers = split_loops.loops.refs, written_refs(call)
+        refs, written_pointers = split_loops.loops.refs, call.writes
         views: dict[int, tuple[str, int]] = {}
         axes: dict[int, Axis] = {}
         result_dimensions = {

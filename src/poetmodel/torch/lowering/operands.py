@@ -18,7 +18,7 @@ from poetmodel.lowered.calls import (
     Ref,
     ScaledLearningRate,
 )
-from poetmodel.lowered.kernels import kernel_names, parameter_types
+from poetmodel.lowered.kernels import find_kernel, kernel_names
 from poetmodel.lowered.loops import MAX_RANK, merge_dimensions
 from poetmodel.torch.capturing.joint_graph import location_suffix
 from poetmodel.torch.errors import CaptureError
@@ -231,13 +231,11 @@ class Lowering:
         """
         if kernel not in kernel_names():
             self.refuse("has no kernel for elements of this type")
-        for argument, parameter_type in zip(arguments, parameter_types(kernel), strict=True):
-            if isinstance(argument, StridedView) and argument.type.c_name not in parameter_type:
-                type_texts = (
-                    _TYPE_TEXTS[kind] for kind in DataType if kind.c_name in parameter_type
-                )
+        for argument, (_, c_type) in zip(arguments, find_kernel(kernel).parameters, strict=True):
+            if isinstance(argument, StridedView) and argument.type.c_name not in c_type:
+                type_texts = (_TYPE_TEXTS[kind] for kind in DataType if kind.c_name in c_type)
                 self.refuse(
-                    f"expected {next(type_texts, parameter_type)}, got {_TYPE_TEXTS[argument.type]}"
+                    f"expected {next(type_texts, c_type)}, got {_TYPE_TEXTS[argument.type]}"
                 )
         values = tuple(
             argument.ref if isinstance(argument, StridedView) else argument

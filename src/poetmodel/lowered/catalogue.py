@@ -1,0 +1,143 @@
+"""One row for each kernel: what its C prototype does not say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from poetmodel.lowered import work
+
+Work: TypeAlias = Callable[[Counter[str], Mapping[str, Any]], None]
+"""A counter: adds the units of the arguments of a call, by parameter, to the counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Facts about a kernel."""
+
+    work: Work
+    """Counter of the repeated units of a call."""
+    index: str | None = None
+    """The parameter that points to indices, such as labels; None for kernels without."""
+    fuses: tuple[str, str] | None = None
+    """The kernel of a gradient and the kernel of an update by it that a call replaces; else None.
+
+    The parameters have the names of theirs; ``w_row`` is ``out_row``, and ``x_step`` the stride of
+    the input from one sample to the next."""
+
+
+_ELEMENTWISE: Final = """
+    pm_abs pm_add pm_addcdiv pm_addcmul pm_affine pm_binary_cross_entropy_backward pm_byte_to_int
+    pm_byte_to_real pm_ceil pm_clamp pm_copy pm_copy_byte pm_copy_int pm_copy_int8 pm_cos pm_cube
+    pm_div pm_div_by pm_elu pm_erf pm_exp pm_expm1 pm_floor pm_gelu pm_gelu_backward pm_gelu_tanh
+    pm_gelu_tanh_backward pm_glu pm_glu_gate_backward pm_hardshrink pm_hardsigmoid
+    pm_hardsigmoid_backward pm_hardswish pm_hardswish_backward pm_hardtanh_backward
+    pm_huber_loss_backward pm_int_to_byte pm_int_to_real pm_leaky_relu pm_leaky_relu_backward
+    pm_lerp pm_log pm_log1p pm_log_sigmoid pm_log_sigmoid_backward pm_lookup pm_mask_scale
+    pm_masked_fill pm_maximum pm_minimum pm_mish pm_mish_backward pm_mse_loss_backward pm_mul
+    pm_mul_int pm_pow pm_prelu pm_prelu_backward pm_prelu_slope_backward pm_q8_mask pm_real_to_byte
+    pm_real_to_int pm_reciprocal pm_round pm_rsqrt pm_shrink_backward pm_sigmoid pm_sigmoid_backward
+    pm_sign pm_silu pm_silu_backward pm_sin pm_smooth_l1_loss_backward pm_softplus
+    pm_softplus_backward pm_softshrink pm_sqrt pm_tanh pm_tanh_backward pm_threshold
+    pm_threshold_backward pm_where pm_where_byte pm_where_int pm_xlogy
+"""
+_REDUCTIONS: Final = """
+    pm_amax pm_any pm_argmax pm_binary_cross_entropy pm_binary_cross_entropy_with_logits pm_cumsum
+    pm_huber_loss pm_log_softmax pm_log_softmax_backward pm_logsumexp pm_mse_loss pm_norm pm_norm_of
+    pm_prod pm_smooth_l1_loss pm_softmax pm_softmax_backward pm_sum_int pm_triangle pm_triangle_byte
+    pm_var
+"""
+_UPDATES: Final = """
+    pm_accumulate pm_adagrad pm_adam pm_adamax pm_amsgrad pm_momentum pm_nadam pm_radam pm_rmsprop
+    pm_rmsprop_centered pm_rmsprop_momentum pm_rmsprop_momentum_centered pm_sgd
+"""
+
+
+def _make_rows(names: str, counter: Work, **facts: Any) -> dict[str, Row]:
+    """Return equal rows for several kernels."""
+    return {name: Row(work=counter, **facts) for name in names.split()}
+
+
+def _fuse(gradient: str, counter: Work, *updates: str) -> dict[str, Row]:
+    """Return the rows of a gradient kernel and of the kernels that also update: ``KERNEL_sgd``."""
+    fused = {
+        f"{gradient}_{update.rpartition('_')[2]}": Row(work=counter, fuses=(gradient, update))
+        for update in updates
+    }
+    return {gradient: Row(work=counter), **fused}
+
+
+_INT8_UPDATES: Final = ("pm_q8_sgd", "pm_q8_stochastic")
+
+CATALOGUE: Final[Mapping[str, Row]] = {
+    # elements
+    **_make_rows(_ELEMENTWISE, work.count_elements),
+    **_make_rows("pm_above_bits pm_between_bits pm_bits_scale pm_bits_slope", work.count_elements),
+    **_make_rows(
+        "pm_add_index pm_gather pm_gather_int pm_scatter pm_scatter_add pm_within",
+        work.count_elements,
+        index="index",
+    ),
+    **_make_rows("pm_nll_loss pm_nll_loss_backward", work.count_elements, index="target"),
+    **_make_rows(
+        """pm_add_int pm_affine_int pm_compare pm_compare_int pm_compare_int_to pm_compare_to
+        pm_dropout pm_elu_backward pm_logical pm_square_sum""",
+        work.count_elements,
+    ),
+    **_make_rows(_REDUCTIONS, work.count_reduction),
+    **_make_rows("pm_sum", work.count_reduction),
+    **_make_rows("pm_fill", work.count_sequence),
+    **_make_rows("pm_fill_rows", work.count_rows),
+    **_make_rows(_UPDATES, work.count_sequence),
+    **_make_rows(
+        """pm_add_one pm_arange pm_arange_int pm_bernoulli pm_count_to pm_dropout_bits pm_fill_byte
+        pm_fill_int pm_nadam_count pm_normal pm_uniform""",
+        work.count_sequence,
+    ),
+    **_make_rows("pm_clip_factor", work.count_single),
+    # products, distances, embeddings
+    **_fuse("pm_mm", work.count_product, "pm_sgd"),
+    **_make_rows("pm_bmm", work.count_product),
+    **_make_rows("pm_cdist pm_cdist_backward", work.count_distances),
+    **_make_rows("pm_embedding_bag pm_embedding_bag_backward", work.count_bags, index="index"),
+    # convolutions
+    **_make_rows("pm_conv2d", work.count_convolution),
+    **_make_rows("pm_conv2d_dx", work.count_input_gradient),
+    **_fuse("pm_conv2d_dw", work.count_weight_gradient, "pm_sgd"),
+    **_make_rows("pm_depthwise pm_depthwise_dx", work.count_depthwise),
+    **_fuse("pm_depthwise_dw", work.count_depthwise, "pm_sgd"),
+    **_make_rows(
+        "pm_conv2d_strided pm_conv2d_dx_strided pm_conv2d_dw_strided",
+        work.count_strided_convolution,
+    ),
+    **_make_rows("pm_conv2d_db", work.count_planes),
+    # planes and vectors
+    **_make_rows(
+        """pm_batch_norm pm_batch_norm_backward pm_batch_norm_fixed pm_batch_norm_fixed_backward
+        pm_bilinear2d pm_bilinear2d_backward pm_max_pool2d pm_max_pool2d_backward
+        pm_max_pool2d_places pm_max_pool2d_places_backward pm_mean_pool2d pm_mean_pool2d_backward
+        pm_pick2d pm_pick2d_backward""",
+        work.count_planes,
+    ),
+    **_make_rows("pm_group_norm pm_group_norm_dw pm_group_norm_dx", work.count_planes),
+    **_make_rows("pm_layer_norm pm_layer_norm_dw pm_layer_norm_dx", work.count_vectors),
+    # int8
+    **_make_rows("pm_q8_pointwise", work.count_q8_pointwise),
+    **_make_rows("pm_q8_conv2d", work.count_q8_convolution),
+    **_make_rows("pm_q8_depthwise", work.count_q8_depthwise_convolution),
+    **_make_rows("pm_q8_add", work.count_q8_elements),
+    **_make_rows("pm_q8_average pm_q8_maximum", work.count_q8_pool),
+    **_make_rows("pm_q8_quantize pm_q8_lookup pm_q8_dequantize", work.count_planes),
+    **_make_rows("pm_q8_start", work.count_q8_sums),
+    **_make_rows("pm_q8_sgd pm_q8_stochastic", work.count_q8_update),
+    **_make_rows("pm_q8_pointwise_dx", work.count_q8_pointwise_dx),
+    **_make_rows("pm_q8_conv2d_dx", work.count_q8_convolution_dx),
+    **_make_rows("pm_q8_depthwise_dx", work.count_q8_depthwise_dx),
+    **_make_rows("pm_q8_average_dx pm_q8_maximum_dx", work.count_q8_pool_dx),
+    **_fuse("pm_q8_pointwise_dw", work.count_q8_pointwise_dw, *_INT8_UPDATES),
+    **_fuse("pm_q8_conv2d_dw", work.count_q8_convolution_dw, *_INT8_UPDATES),
+    **_fuse("pm_q8_depthwise_dw", work.count_q8_depthwise_dw, *_INT8_UPDATES),
+}
+"""The row of each kernel, by name."""
