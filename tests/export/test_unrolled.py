@@ -14,7 +14,7 @@ from kit.traced_models import FunctionModule
 from poetmodel.export.unrolled import unroll_weight_gradients
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.lowered.calls import Buffer, Call, DataType, Ref
-from poetmodel.lowered.loops import call_to_loops
+from poetmodel.lowered.catalogue import find_form, read_loops, write_loops
 from poetmodel.torch.lowering.step import lower
 
 CELLS = (nn.GRU, nn.LSTM, nn.RNN)
@@ -215,16 +215,16 @@ def test_loops_go_through_what_kernels_do(name):
     Halves are rows in the middle, or each second pass.
     """
     call = CALLS[name]
-    loops = call_to_loops(call)
+    loops = read_loops(call)
     assert loops is not None
-    whole = loops.to_call()
+    whole = write_loops(loops)
     assert whole is not None
     expected = results([call])
     assert np.array_equal(results([whole]), expected, equal_nan=True)
     for d in (k for k, size in enumerate(loops.sizes) if size % 2 == 0 and loops.strides[0][k]):
         for rows in {1, loops.sizes[d] // 2}:
             parts = [loops.select_iterations(d, t, group_size=rows, period=2) for t in range(2)]
-            calls = [part.to_call() for part in parts]
+            calls = [write_loops(part) for part in parts]
             in_one = name in ("fill", "rows") and loops.strides[0][d] == 1
             assert (None in calls) == (in_one and rows == 1)  # elements one after the other
             elements = [set(part.element_indices(0).flat) for part in parts]
@@ -252,7 +252,8 @@ def results(calls):
 )
 def test_other_kernels_are_no_loops(call):
     """What goes through its tensors in another way stays whole."""
-    assert call_to_loops(call) is None
+    form = find_form(call)
+    assert form is None or not form.is_general
 
 
 # -- programs --------------------------------------------------------------------------------------

@@ -16,11 +16,11 @@ import numpy as np
 
 from poetmodel.graph import Node, Phase, Tensor
 from poetmodel.lowered.calls import WORKSPACE, Buffer, Call, DataType, Ref
+from poetmodel.lowered.catalogue import find_form, write_loops
+from poetmodel.lowered.forms import ELEMENTWISE
 from poetmodel.lowered.fusing import fuse_updates, split_fused_updates
 from poetmodel.lowered.loops import (
     Loops,
-    call_to_loops,
-    is_elementwise,
     make_shape_table,
     table_columns,
 )
@@ -126,6 +126,13 @@ class _DividedCall:
     """Whether the results of the calls for the pieces are summed up."""
 
 
+def _read_loops(call: Call) -> Loops | None:
+    """Return the loops of a call; None if it has a condition, or its kernel not any strides."""
+    form = find_form(call)
+    can_read = form is not None and form.is_general and call.condition is None
+    return form.read(call) if form is not None and can_read else None
+
+
 def _restrict_to_piece(loops: Loops, pieces: Mapping[str, _Pieces]) -> _PieceCall | None:
     """Return the call of loops that access at most one piece of each divided tensor.
 
@@ -142,7 +149,7 @@ def _restrict_to_piece(loops: Loops, pieces: Mapping[str, _Pieces]) -> _PieceCal
             ):
                 return None
             loops = piece_and_loops[1]
-    call = loops.to_call()
+    call = write_loops(loops)
     return None if call is None else _PieceCall(call=call, loops=loops, piece_of=piece_of)
 
 
@@ -154,7 +161,7 @@ def _divide_call(call: Call, pieces: Mapping[str, _Pieces]) -> _DividedCall | No
     """
     if not pieces.keys() & set(call.buffers):
         return _DividedCall(piece_calls=(_PieceCall(call=call),))
-    loops = call_to_loops(call)
+    loops = _read_loops(call)
     if loops is None:
         return None
     only_call = _restrict_to_piece(loops, pieces)
@@ -325,7 +332,7 @@ class _Division:
         readers = [k for k in self._accessing_nodes[name] if k != self._find_producer(name)]
         for k in readers[:1]:
             for call in self.step.calls[k]:
-                loops = call_to_loops(call) if name in call.buffers else None
+                loops = _read_loops(call) if name in call.buffers else None
                 for index, ref in enumerate(loops.refs if loops else ()):
                     if loops and ref.buffer == name:
                         pairs = sorted(zip(loops.strides[index], loops.sizes, strict=True))
@@ -508,7 +515,7 @@ def _find_tensors_in_same_loop(
     of `count` times `inner`. Yields none if the call accesses only one piece of `name`, or cannot
     be divided by `pieces`. State is not excluded.
     """
-    loops = call_to_loops(call)
+    loops = _read_loops(call)
     if (
         loops is None
         or name not in call.buffers
@@ -717,7 +724,7 @@ class _Rewriter:
         calls = []
         for piece_call in piece_calls:
             loops = self._resolve_loops(piece_call)
-            call = piece_call.call if loops is None else loops.to_call()
+            call = piece_call.call if loops is None else write_loops(loops)
             if call is None:
                 raise TypeError(piece_call)
             calls.append(call)
@@ -745,7 +752,11 @@ class _Rewriter:
         The call must be elementwise. The input must be a tensor of the graph other than state, with
         equal size and type, accessed once and in the same order.
         """
-        loops = call_to_loops(calls[0]) if len(calls) == 1 and is_elementwise(calls[0]) else None
+        loops = (
+            _read_loops(calls[0])
+            if len(calls) == 1 and find_form(calls[0]) is ELEMENTWISE
+            else None
+        )
         if loops is None or loops.refs[0] != Ref(out):
             return ()
         for ref, strides in zip(loops.refs[1:], loops.strides[1:], strict=True):
@@ -865,7 +876,7 @@ class _Rewriter:
         """
         if call.kernel == "pm_mm":
             return [call.with_arguments(out=Ref(out), accumulate=1)]
-        loops = call_to_loops(call)
+        loops = _read_loops(call)
         if loops is None:
             raise TypeError(call)
         count = self.old_step.buffers[result_name].elements
@@ -936,7 +947,7 @@ def _resolve_alias(loops: Loops | None, name: str, alias: tuple[str, np.ndarray]
     for index, ref in enumerate(loops.refs if loops else ()):
         if loops is not None and ref.buffer == name:
             loops = loops.with_elements(index, alias[0], alias[1][loops.element_indices(index)])
-    return None if loops is None or loops.to_call() is None else loops
+    return None if loops is None or write_loops(loops) is None else loops
 
 
 def _make_piece_name(name: str, t: int) -> str:

@@ -125,6 +125,11 @@ class ConvolutionSizes(NamedTuple):
         return self.window_height * self.window_width
 
     @property
+    def filter_step(self) -> int:
+        """Elements of the weights from one output channel to the next, also of a dense layout."""
+        return self.filter or self.group_channels * self.window
+
+    @property
     def directions(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Input and output size, window, stride, padding, dilation of each axis, vertical first."""
         spatial = self[1:3] + self[4:14]

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from poetmodel.lowered import work
+from poetmodel.lowered import forms, work
+
+if TYPE_CHECKING:
+    from poetmodel.lowered.calls import Call
+    from poetmodel.lowered.forms import Form
+    from poetmodel.lowered.loops import Loops
 
 Work: TypeAlias = Callable[[Counter[str], Mapping[str, Any]], None]
 """A counter: adds the units of the arguments of a call, by parameter, to the counts."""
@@ -17,6 +22,8 @@ Work: TypeAlias = Callable[[Counter[str], Mapping[str, Any]], None]
 class Row:
     """Facts about a kernel."""
 
+    form: Form | None
+    """The loops of a call; None for kernels whose calls cannot be divided."""
     work: Work
     """Counter of the repeated units of a call."""
     index: str | None = None
@@ -55,89 +62,177 @@ _UPDATES: Final = """
 """
 
 
-def _make_rows(names: str, counter: Work, **facts: Any) -> dict[str, Row]:
+def _make_rows(names: str, form: Form | None, counter: Work, **facts: Any) -> dict[str, Row]:
     """Return equal rows for several kernels."""
-    return {name: Row(work=counter, **facts) for name in names.split()}
+    return {name: Row(form=form, work=counter, **facts) for name in names.split()}
 
 
-def _fuse(gradient: str, counter: Work, *updates: str) -> dict[str, Row]:
+def _fuse(gradient: str, form: Form, counter: Work, *updates: str) -> dict[str, Row]:
     """Return the rows of a gradient kernel and of the kernels that also update: ``KERNEL_sgd``."""
     fused = {
-        f"{gradient}_{update.rpartition('_')[2]}": Row(work=counter, fuses=(gradient, update))
+        f"{gradient}_{update.rpartition('_')[2]}": Row(
+            form=None, work=counter, fuses=(gradient, update)
+        )
         for update in updates
     }
-    return {gradient: Row(work=counter), **fused}
+    return {gradient: Row(form=form, work=counter), **fused}
 
 
 _INT8_UPDATES: Final = ("pm_q8_sgd", "pm_q8_stochastic")
 
 CATALOGUE: Final[Mapping[str, Row]] = {
     # elements
-    **_make_rows(_ELEMENTWISE, work.count_elements),
-    **_make_rows("pm_above_bits pm_between_bits pm_bits_scale pm_bits_slope", work.count_elements),
+    **_make_rows(_ELEMENTWISE, forms.ELEMENTWISE, work.count_elements),
+    **_make_rows(
+        "pm_above_bits pm_between_bits pm_bits_scale pm_bits_slope",
+        forms.BITS,
+        work.count_elements,
+    ),
     **_make_rows(
         "pm_add_index pm_gather pm_gather_int pm_scatter pm_scatter_add pm_within",
+        None,
         work.count_elements,
         index="index",
     ),
-    **_make_rows("pm_nll_loss pm_nll_loss_backward", work.count_elements, index="target"),
+    **_make_rows("pm_nll_loss pm_nll_loss_backward", None, work.count_elements, index="target"),
     **_make_rows(
         """pm_add_int pm_affine_int pm_compare pm_compare_int pm_compare_int_to pm_compare_to
         pm_dropout pm_elu_backward pm_logical pm_square_sum""",
+        None,
         work.count_elements,
     ),
-    **_make_rows(_REDUCTIONS, work.count_reduction),
-    **_make_rows("pm_sum", work.count_reduction),
-    **_make_rows("pm_fill", work.count_sequence),
-    **_make_rows("pm_fill_rows", work.count_rows),
-    **_make_rows(_UPDATES, work.count_sequence),
+    **_make_rows(_REDUCTIONS, None, work.count_reduction),
+    "pm_sum": Row(form=forms.SUM, work=work.count_reduction),
+    "pm_fill": Row(form=forms.FILL, work=work.count_sequence),
+    "pm_fill_rows": Row(form=forms.FILLED_ROWS, work=work.count_rows),
+    **_make_rows(_UPDATES, forms.UPDATE, work.count_sequence),
     **_make_rows(
         """pm_add_one pm_arange pm_arange_int pm_bernoulli pm_count_to pm_dropout_bits pm_fill_byte
         pm_fill_int pm_nadam_count pm_normal pm_uniform""",
+        None,
         work.count_sequence,
     ),
-    **_make_rows("pm_clip_factor", work.count_single),
+    "pm_clip_factor": Row(form=None, work=work.count_single),
     # products, distances, embeddings
-    **_fuse("pm_mm", work.count_product, "pm_sgd"),
-    **_make_rows("pm_bmm", work.count_product),
-    **_make_rows("pm_cdist pm_cdist_backward", work.count_distances),
-    **_make_rows("pm_embedding_bag pm_embedding_bag_backward", work.count_bags, index="index"),
+    **_fuse("pm_mm", forms.MATRIX_PRODUCT, work.count_product, "pm_sgd"),
+    "pm_bmm": Row(form=None, work=work.count_product),
+    **_make_rows("pm_cdist pm_cdist_backward", None, work.count_distances),
+    **_make_rows(
+        "pm_embedding_bag pm_embedding_bag_backward", None, work.count_bags, index="index"
+    ),
     # convolutions
-    **_make_rows("pm_conv2d", work.count_convolution),
-    **_make_rows("pm_conv2d_dx", work.count_input_gradient),
-    **_fuse("pm_conv2d_dw", work.count_weight_gradient, "pm_sgd"),
-    **_make_rows("pm_depthwise pm_depthwise_dx", work.count_depthwise),
-    **_fuse("pm_depthwise_dw", work.count_depthwise, "pm_sgd"),
-    **_make_rows(
-        "pm_conv2d_strided pm_conv2d_dx_strided pm_conv2d_dw_strided",
-        work.count_strided_convolution,
+    "pm_conv2d": Row(
+        form=forms.make_convolution_form("x", "out", "w", can_add=2), work=work.count_convolution
     ),
-    **_make_rows("pm_conv2d_db", work.count_planes),
+    "pm_conv2d_dx": Row(
+        form=forms.make_convolution_form("dx", "dy", "w", out_step="dy_step", can_add=1),
+        work=work.count_input_gradient,
+    ),
+    **_fuse(
+        "pm_conv2d_dw",
+        forms.make_convolution_form("x", "dy", "dw", out_step="dy_step"),
+        work.count_weight_gradient,
+        "pm_sgd",
+    ),
+    "pm_depthwise": Row(form=forms.make_depthwise_form("x", "out", "w"), work=work.count_depthwise),
+    "pm_depthwise_dx": Row(
+        form=forms.make_depthwise_form("dx", "dy", "w", out_step="dy_step"),
+        work=work.count_depthwise,
+    ),
+    **_fuse(
+        "pm_depthwise_dw",
+        forms.make_depthwise_form("x", "dy", "dw", out_step="dy_step"),
+        work.count_depthwise,
+        "pm_sgd",
+    ),
+    "pm_conv2d_strided": Row(
+        form=forms.make_strided_form("out", "x", "w"), work=work.count_strided_convolution
+    ),
+    "pm_conv2d_dx_strided": Row(
+        form=forms.make_strided_form("dx", "dy", "w", can_add=1),
+        work=work.count_strided_convolution,
+    ),
+    "pm_conv2d_dw_strided": Row(
+        form=forms.make_strided_form("dw", "x", "dy"), work=work.count_strided_convolution
+    ),
+    "pm_conv2d_db": Row(form=forms.BIAS_GRADIENT, work=work.count_planes),
     # planes and vectors
-    **_make_rows(
-        """pm_batch_norm pm_batch_norm_backward pm_batch_norm_fixed pm_batch_norm_fixed_backward
-        pm_bilinear2d pm_bilinear2d_backward pm_max_pool2d pm_max_pool2d_backward
-        pm_max_pool2d_places pm_max_pool2d_places_backward pm_mean_pool2d pm_mean_pool2d_backward
-        pm_pick2d pm_pick2d_backward""",
-        work.count_planes,
-    ),
-    **_make_rows("pm_group_norm pm_group_norm_dw pm_group_norm_dx", work.count_planes),
-    **_make_rows("pm_layer_norm pm_layer_norm_dw pm_layer_norm_dx", work.count_vectors),
+    **{
+        name: Row(form=forms.make_plane_form(*tensors, rank=rank), work=work.count_planes)
+        for name, rank, tensors in (
+            ("pm_batch_norm", 1, ("out", "x")),
+            ("pm_batch_norm_backward", 1, ("dx", "dy", "x")),
+            ("pm_batch_norm_fixed", 1, ("out", "x")),
+            ("pm_batch_norm_fixed_backward", 1, ("dx", "dy")),
+            ("pm_mean_pool2d", 2, ("out", "x")),
+            ("pm_mean_pool2d_backward", 2, ("dx", "dy")),
+            ("pm_max_pool2d", 2, ("out", "indices", "x")),
+            ("pm_max_pool2d_backward", 2, ("dx", "dy", "indices")),
+            ("pm_max_pool2d_places", 2, ("out", "places", "x")),
+            ("pm_max_pool2d_places_backward", 2, ("dx", "dy", "places")),
+            ("pm_pick2d", 2, ("out", "x")),
+            ("pm_pick2d_backward", 2, ("dx", "dy")),
+            ("pm_bilinear2d", 2, ("out", "x")),
+            ("pm_bilinear2d_backward", 2, ("dx", "dy")),
+        )
+    },
+    **_make_rows("pm_group_norm pm_group_norm_dw pm_group_norm_dx", None, work.count_planes),
+    **_make_rows("pm_layer_norm pm_layer_norm_dw pm_layer_norm_dx", None, work.count_vectors),
     # int8
-    **_make_rows("pm_q8_pointwise", work.count_q8_pointwise),
-    **_make_rows("pm_q8_conv2d", work.count_q8_convolution),
-    **_make_rows("pm_q8_depthwise", work.count_q8_depthwise_convolution),
-    **_make_rows("pm_q8_add", work.count_q8_elements),
-    **_make_rows("pm_q8_average pm_q8_maximum", work.count_q8_pool),
-    **_make_rows("pm_q8_quantize pm_q8_lookup pm_q8_dequantize", work.count_planes),
-    **_make_rows("pm_q8_start", work.count_q8_sums),
-    **_make_rows("pm_q8_sgd pm_q8_stochastic", work.count_q8_update),
-    **_make_rows("pm_q8_pointwise_dx", work.count_q8_pointwise_dx),
-    **_make_rows("pm_q8_conv2d_dx", work.count_q8_convolution_dx),
-    **_make_rows("pm_q8_depthwise_dx", work.count_q8_depthwise_dx),
-    **_make_rows("pm_q8_average_dx pm_q8_maximum_dx", work.count_q8_pool_dx),
-    **_fuse("pm_q8_pointwise_dw", work.count_q8_pointwise_dw, *_INT8_UPDATES),
-    **_fuse("pm_q8_conv2d_dw", work.count_q8_convolution_dw, *_INT8_UPDATES),
-    **_fuse("pm_q8_depthwise_dw", work.count_q8_depthwise_dw, *_INT8_UPDATES),
+    "pm_q8_pointwise": Row(form=forms.Q8_POINTWISE, work=work.count_q8_pointwise),
+    "pm_q8_conv2d": Row(form=forms.Q8_CONVOLUTION, work=work.count_q8_convolution),
+    "pm_q8_depthwise": Row(form=forms.Q8_DEPTHWISE, work=work.count_q8_depthwise_convolution),
+    "pm_q8_add": Row(form=forms.Q8_ADD, work=work.count_q8_elements),
+    **_make_rows("pm_q8_average pm_q8_maximum", forms.Q8_POOL, work.count_q8_pool),
+    "pm_q8_quantize": Row(form=forms.Q8_QUANTIZE, work=work.count_planes),
+    "pm_q8_lookup": Row(form=forms.Q8_LOOKUP, work=work.count_planes),
+    "pm_q8_dequantize": Row(form=forms.Q8_DEQUANTIZE, work=work.count_planes),
+    "pm_q8_start": Row(form=forms.Q8_WEIGHT_SUMS, work=work.count_q8_sums),
+    **_make_rows("pm_q8_sgd pm_q8_stochastic", forms.Q8_UPDATE, work.count_q8_update),
+    "pm_q8_pointwise_dx": Row(form=forms.Q8_POINTWISE_DX, work=work.count_q8_pointwise_dx),
+    "pm_q8_conv2d_dx": Row(form=forms.Q8_CONVOLUTION_DX, work=work.count_q8_convolution_dx),
+    "pm_q8_depthwise_dx": Row(
+        form=forms.make_channel_gradient_form(out="input", gradient="output", w="weights"),
+        work=work.count_q8_depthwise_dx,
+    ),
+    "pm_q8_average_dx": Row(
+        form=forms.make_channel_gradient_form(out="input", gradient="output"),
+        work=work.count_q8_pool_dx,
+    ),
+    "pm_q8_maximum_dx": Row(
+        form=forms.make_channel_gradient_form(
+            out="input", gradient="output", x="x_step", y="y_step"
+        ),
+        work=work.count_q8_pool_dx,
+    ),
+    **_fuse(
+        "pm_q8_pointwise_dw", forms.Q8_POINTWISE_DW, work.count_q8_pointwise_dw, *_INT8_UPDATES
+    ),
+    **_fuse(
+        "pm_q8_conv2d_dw", forms.Q8_CONVOLUTION_DW, work.count_q8_convolution_dw, *_INT8_UPDATES
+    ),
+    **_fuse(
+        "pm_q8_depthwise_dw",
+        forms.make_channel_gradient_form(out="weights", gradient="output", x="input"),
+        work.count_q8_depthwise_dw,
+        *_INT8_UPDATES,
+    ),
 }
 """The row of each kernel, by name."""
+
+
+def find_form(call: Call) -> Form | None:
+    """Return the form of the kernel of a call."""
+    return CATALOGUE[call.kernel].form
+
+
+def read_loops(call: Call) -> Loops | None:
+    """Return a call as loops; None if it has none. Loops keep the condition of the call."""
+    form = find_form(call)
+    return None if form is None else form.read(call)
+
+
+def write_loops(loops: Loops) -> Call | None:
+    """Return the call that executes loops; None if the kernel cannot."""
+    form = find_form(loops.call)
+    return None if form is None else form.write(loops)

@@ -1,8 +1,4 @@
-"""Kernel calls as nested loops over their tensors, and calls from modified loops.
-
-This module converts only kernels that accept any offsets and sizes, and nearly any strides: matrix
-products, sums, fills, copies and elementwise operators.
-"""
+"""Kernel calls as nested loops over their tensors, and the shape tables that state loops."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ import numpy as np
 from poetmodel.lowered.calls import Call, Ref
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from poetmodel.lowered.calls import Argument
 
@@ -93,72 +89,6 @@ class Loops:
         sizes = (*self.sizes[:dimension], *new_sizes, *self.sizes[dimension + 1 :])
         return replace(self, sizes=sizes, refs=refs, strides=strides)
 
-    def to_call(self) -> Call | None:
-        """Return the call that executes the loops; None if the kernel does not support them.
-
-        Raises `KeyError` for a kernel that `call_to_loops` does not support.
-        """
-        return _CONVERTERS[_loop_kind(self.call)][1](self)
-
-
-def call_to_loops(call: Call) -> Loops | None:
-    """Return a call as loops; None if the call is not supported or has a condition."""
-    kind = _loop_kind(call)
-    return _CONVERTERS[kind][0](call) if kind in _CONVERTERS and call.condition is None else None
-
-
-def is_elementwise(call: Call) -> bool:
-    """Return whether a call is elementwise: pointers, one shape table, then only real numbers.
-
-    Its result may overwrite an input that it reads with the strides of the result.
-    """
-    return _loop_kind(call) == "each"
-
-
-def _loop_kind(call: Call) -> str:
-    """Return a call's key in `_CONVERTERS`, or "" if it has none.
-
-    The key is the call's kernel if that is a key, else ``each`` if the call is elementwise by its
-    arguments (`is_elementwise`), whichever kernel it calls.
-    """
-    if call.kernel in _CONVERTERS:
-        return call.kernel
-    refs = [argument for argument in call.arguments if isinstance(argument, Ref)]
-    names, other_arguments = [*call.named_arguments], call.arguments[len(refs) + 1 :]
-    table = call.arguments[len(refs)] if len(call.arguments) > len(refs) else None
-    if names[len(refs) : len(refs) + 1] != ["shape"] or not isinstance(table, tuple):
-        return ""
-    is_shape_table = 1 <= table[0] <= MAX_RANK and len(table) == 1 + table[0] * (1 + len(refs))
-    return (
-        "each"
-        if is_shape_table and all(isinstance(argument, float) for argument in other_arguments)
-        else ""
-    )
-
-
-def _int_arguments(arguments: Iterable[Argument]) -> list[int]:
-    return [argument for argument in arguments if isinstance(argument, int)]
-
-
-def with_arguments(loops: Loops, changes: Mapping[str, Argument]) -> Call:
-    """Return `loops.call` with the pointers of `loops`, and with the arguments in `changes`.
-
-    `changes` has arguments other than pointers by parameter name. Arguments without an entry are
-    unchanged, even if the sizes or strides of `loops` differ.
-    """
-    refs = iter(loops.refs)
-    arguments = tuple(
-        next(refs) if isinstance(argument, Ref) else changes.get(name, argument)
-        for name, argument in loops.call.named_arguments.items()
-    )
-    return replace(loops.call, arguments=arguments)
-
-
-def make_loops(call: Call, sizes: Numbers, strides: Mapping[str, Numbers]) -> Loops:
-    """Return loops over a call with the given sizes, and strides by the name of the pointer."""
-    pointer_strides = tuple(strides[name] for name in list(call.pointers))
-    return Loops(call=call, sizes=sizes, refs=call.refs, strides=pointer_strides)
-
 
 def table_columns(table: Argument) -> list[Numbers]:
     """Return the sizes, then the strides of each tensor, of a shape table as in ``pm_each.h``.
@@ -200,121 +130,3 @@ def make_shape_table(columns: Sequence[Numbers]) -> Numbers | None:
     return (
         (len(rows), *(number for row in rows for number in row)) if len(rows) <= MAX_RANK else None
     )
-
-
-def _read_elementwise(call: Call) -> Loops:
-    refs = call.refs
-    sizes, *strides = table_columns(call.arguments[len(refs)])
-    return Loops(call=call, sizes=sizes, refs=refs, strides=tuple(strides))
-
-
-def _write_elementwise(loops: Loops) -> Call | None:
-    """Return the call of elementwise loops, with contiguous dimensions merged.
-
-    None if more than `MAX_RANK` dimensions are left.
-    """
-    table, count = make_shape_table((loops.sizes, *loops.strides)), len(loops.refs)
-    other_arguments = loops.call.arguments[count + 1 :]
-    return (
-        None
-        if table is None
-        else replace(loops.call, arguments=(*loops.refs, table, *other_arguments))
-    )
-
-
-def _read_product(call: Call) -> Loops:
-    m, k, n, out_row, a_row, a_column, b_row, b_column, _ = _int_arguments(call.arguments)
-    strides = (out_row, 0, 1), (a_row, a_column, 0), (0, b_row, b_column)
-    return Loops(call=call, sizes=(m, k, n), refs=call.refs, strides=strides)
-
-
-def _write_product(loops: Loops) -> Call | None:
-    """Return the ``pm_mm`` call of a product's loops; None if one call cannot compute them.
-
-    One call computes three loops, those of `_PRODUCT_DIMENSIONS`, if the output's rows have
-    contiguous elements or a single one.
-    """
-    if len(loops.sizes) != len(_PRODUCT_DIMENSIONS) or (
-        loops.strides[0][2] != 1 and loops.sizes[2] > 1
-    ):
-        return None
-    (out_row, _, _), (a_row, a_column, _), (_, b_row, b_column) = loops.strides
-    sizes_and_strides = (*loops.sizes, out_row, a_row, a_column, b_row, b_column)
-    return replace(
-        loops.call, arguments=(*loops.refs, *sizes_and_strides, loops.call.arguments[-1])
-    )
-
-
-def _read_sum(call: Call) -> Loops:
-    """Convert a sum to loops over the outputs and the summed elements."""
-    sizes, out_strides, x_strides = table_columns(call.arguments[2])
-    summed_sizes, summed_strides = table_columns(call.arguments[3])
-    strides = (*out_strides, *(0 for _ in summed_sizes)), (*x_strides, *summed_strides)
-    return Loops(call=call, sizes=(*sizes, *summed_sizes), refs=call.refs, strides=strides)
-
-
-def _write_sum(loops: Loops) -> Call | None:
-    """Return the call of a sum's loops; those whose output stride is 0 are summed.
-
-    None if more than `MAX_RANK` dimensions are left in either of the two shape tables.
-    """
-    rows = list(zip(loops.sizes, *loops.strides, strict=True))
-    outer_table = make_shape_table(
-        tuple(zip(*(row for row in rows if row[1]), strict=True)) or ((1,),) * 3
-    )
-    summed_rows = [(size, x_stride) for size, out_stride, x_stride in rows if not out_stride]
-    inner_table = make_shape_table(tuple(zip(*summed_rows, strict=True)) or ((1,),) * 2)
-    if outer_table is None or inner_table is None:
-        return None
-    return replace(
-        loops.call, arguments=(*loops.refs, outer_table, inner_table, *loops.call.arguments[4:])
-    )
-
-
-def _read_fill(call: Call) -> Loops:
-    return Loops(
-        call=call, sizes=(_int_arguments(call.arguments)[0],), refs=call.refs, strides=((1,),)
-    )
-
-
-def _write_fill(loops: Loops) -> Call | None:
-    """Return the call of a fill's loops; None unless the elements are contiguous."""
-    match make_shape_table((loops.sizes, *loops.strides)):
-        case (1, count, 1):
-            return replace(loops.call, arguments=(*loops.refs, count, *loops.call.arguments[2:]))
-    return None
-
-
-def _read_filled_rows(call: Call) -> Loops:
-    m, n, row, stride = _int_arguments(call.arguments)
-    return Loops(call=call, sizes=(m, n), refs=call.refs, strides=((row, 1), (0, stride)))
-
-
-def _write_filled_rows(loops: Loops) -> Call | None:
-    """Return the ``pm_fill_rows`` call of its loops, which write the same values to each row.
-
-    None unless there are two loops (`_FILLED_ROW_DIMENSIONS`), and the output's rows have
-    contiguous elements or a single one.
-    """
-    if len(loops.sizes) != len(_FILLED_ROW_DIMENSIONS) or (
-        loops.strides[0][1] != 1 and loops.sizes[1] > 1
-    ):
-        return None
-    (row, _), (_, stride) = loops.strides
-    return replace(loops.call, arguments=(*loops.refs, *loops.sizes, row, stride))
-
-
-_PRODUCT_DIMENSIONS: Final = ("m", "k", "n")
-"""Dimensions of a matrix product, in the order of its loops; `k` is summed."""
-_FILLED_ROW_DIMENSIONS: Final = ("m", "n")
-"""Dimensions of the output of ``pm_fill_rows``: rows and columns."""
-
-_CONVERTERS: Final = {
-    "each": (_read_elementwise, _write_elementwise),
-    "pm_mm": (_read_product, _write_product),
-    "pm_sum": (_read_sum, _write_sum),
-    "pm_fill": (_read_fill, _write_fill),
-    "pm_fill_rows": (_read_filled_rows, _write_filled_rows),
-}
-"""Functions that convert calls to loops and back, by kernel; ``each`` for kernels with one shape
-table."""

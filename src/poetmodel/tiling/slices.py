@@ -7,14 +7,8 @@ from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from poetmodel.lowered.calls import Call, Ref
-from poetmodel.tiling.forms import (
-    PRODUCT_KERNELS,
-    SUMMED_DIMENSIONS,
-    call_to_channel_loops,
-    channel_loops_to_call,
-    contiguous_strides,
-    is_weight_name,
-)
+from poetmodel.lowered.catalogue import find_form, read_loops, write_loops
+from poetmodel.lowered.forms import MASK
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -59,14 +53,10 @@ class ChannelLoops:
     loops: Loops
 
     @property
-    def sum_arguments(self) -> Mapping[int, int]:
-        """Index of the argument that, if 1, adds to earlier sums, by the dimension of the sum.
-
-        Empty for a kernel that has no such argument.
-        """
-        kernel = self.loops.call.kernel
-        last = len(self.loops.call.arguments) - 1
-        return {SUMMED_DIMENSIONS[kernel]: last} if kernel in SUMMED_DIMENSIONS else {}
+    def summed_dimension(self) -> int | None:
+        """The dimension that is summed and can be divided; None for a kernel without one."""
+        form = find_form(self.loops.call)
+        return None if form is None or form.sum is None else form.sum[0]
 
     @property
     def is_product(self) -> bool:
@@ -74,7 +64,8 @@ class ChannelLoops:
 
         Depthwise convolutions are no products.
         """
-        return self.loops.call.kernel in PRODUCT_KERNELS
+        form = find_form(self.loops.call)
+        return form is not None and form.is_product
 
     def is_weight(self, index: int, *, is_state: bool) -> bool:
         """Return whether tensor `index` is the parameter ``w`` or ``dw`` of a product.
@@ -82,16 +73,14 @@ class ChannelLoops:
         Either factor of a matrix product is a weight if it is state (`is_state`, without effect for
         other kernels). `index` counts the tensors of the call, without null pointers.
         """
-        pointer_name = list(self.loops.call.pointers)[index]
-        return self.is_product and (
-            is_state if pointer_name in ("a", "b") else is_weight_name(pointer_name)
-        )
+        name = [*self.loops.call.pointers][index]
+        return self.is_product and (is_state if name in ("a", "b") else name in ("w", "dw"))
 
     @property
     def mask_index(self) -> int | None:
         """Index of the mask, whose bits have the order of the loops; None if there is no mask."""
-        names = list(self.loops.call.pointers)
-        return names.index("bits") if "bits" in names else None
+        names = [*self.loops.call.pointers]
+        return names.index(MASK) if MASK in names else None
 
     def count_elements(self, index: int, elements: int) -> int:
         """Return the number of elements of tensor `index`; for masks, of bits.
@@ -103,12 +92,12 @@ class ChannelLoops:
     def find_summed_layouts(self, names: Collection[str]) -> Iterator[tuple[str, ChannelLayout]]:
         """Yield (buffer, layout) for each buffer in `names` over whose channels the call sums.
 
-        Only for kernels with `sum_arguments`; skips pointers with an offset.
+        Only for kernels with a `summed_dimension`; skips pointers with an offset.
         """
         for ref, strides in zip(self.loops.refs, self.loops.strides, strict=True):
-            for d in self.sum_arguments:
-                if ref.buffer in names and not ref.offset and strides[d]:
-                    yield ref.buffer, ChannelLayout(self.loops.sizes[d], strides[d])
+            d = self.summed_dimension
+            if d is not None and ref.buffer in names and not ref.offset and strides[d]:
+                yield ref.buffer, ChannelLayout(self.loops.sizes[d], strides[d])
 
     def find_dimension(self, index: int, layout: ChannelLayout) -> int | None:
         """Return the first loop dimension over the channels of tensor `index`; None without one.
@@ -142,9 +131,9 @@ class ChannelLoops:
     def can_slice(self, dimension: int) -> bool:
         """Return whether a dimension can be computed slice by slice.
 
-        The dimension must be in `sum_arguments`, or every written tensor must have a stride in it.
+        It must be the `summed_dimension`, or every written tensor must have a stride in it.
         """
-        if dimension in self.sum_arguments:
+        if dimension == self.summed_dimension:
             return True
         written_pointers = self.loops.call.writes
         return all(
@@ -179,30 +168,20 @@ class ChannelLoops:
                     (first_channel - slice_start) * (loops.sizes[d] // n_channels) * new_strides[d]
                 )
             if index == self.mask_index:
-                remaining_strides = zip(sizes, new_strides, contiguous_strides(sizes), strict=True)
-                if offset % MASK_BITS or any(
-                    size > 1 and stride != dense for size, stride, dense in remaining_strides
-                ):
+                if offset % MASK_BITS:
                     return None
                 offset //= MASK_BITS
             refs.append(Ref(ref.buffer, offset))
             all_strides.append(new_strides)
-        continued_sums = [
-            self.sum_arguments[d]
-            for d, (first_channel, _, _) in ranges.items()
-            if first_channel and d in self.sum_arguments
-        ]
         sliced_loops = replace(
             loops, sizes=tuple(sizes), refs=tuple(refs), strides=tuple(all_strides)
         )
-        call = channel_loops_to_call(sliced_loops)
-        if call is None:
-            return None
-        arguments = [
-            1 if index in continued_sums else argument
-            for index, argument in enumerate(call.arguments)
-        ]
-        return replace(call, arguments=tuple(arguments))
+        call, form = write_loops(sliced_loops), find_form(loops.call)
+        if call is None or form is None or form.sum is None:
+            return call
+        d, adds = form.sum
+        first_channel, *_ = ranges.get(d, (0,))
+        return call.with_arguments(**{adds: 1}) if first_channel else call
 
     def _slice_strides(self, strides: Numbers, view: View) -> Numbers | None:
         """Convert strides of the undivided tensor to those of its slice `view`.
@@ -227,5 +206,5 @@ def parse_channel_loops(call: Call) -> ChannelLoops | None:
 
     The loops retain the condition of the call.
     """
-    loops = None if call.index_range is not None else call_to_channel_loops(call)
-    return None if loops is None else ChannelLoops(replace(loops, call=call))
+    loops = None if call.index_range is not None else read_loops(call)
+    return None if loops is None else ChannelLoops(loops)
