@@ -87,6 +87,15 @@ def test_transposed_convolution_has_the_length_asked_for(auto_pad, length, tmp_p
     close(y[0, 0], expected[:at] + [0] * zeros + expected[at:])
 
 
+@pytest.mark.parametrize("index", [4, -5, [1, 4]], ids=str)
+def test_indices_outside_of_an_axis_are_refused(index, tmp_path):
+    """As the operator is defined: an index is no remainder."""
+    node = parse_node("[pick] y = Gather <axis = 1>(x, i)")
+    model = pmt.from_onnx(saved(tmp_path, linear(nodes=[node], held={"i": np.array(index)})))
+    with pytest.raises(InputError, match=r"'pick' \(Gather\): expected indices from -4 to 3"):
+        model(torch.randn(2, 4))
+
+
 @pytest.mark.parametrize("name", ["GRU", "LSTM"])
 @pytest.mark.parametrize("constant", [True, False])
 def test_sequences_end_where_their_lengths_say(name, constant, tmp_path):

@@ -215,6 +215,22 @@ def test_fronts_of_files_may_compute_shapes(tmp_path):
     assert torch.equal(pmt.from_onnx(path)(torch.ones(2, 8)), expected)
 
 
+def test_layers_after_a_front_may_leave_outputs_out(tmp_path):
+    """An omitted zero point and an omitted output have one empty name, which means nothing."""
+    onnx = pytest.importorskip("onnx")
+    path = tmp_path / "linear.onnx"
+    model = write_linear(path)
+    expected = pmt.from_onnx(path)(torch.ones(2, 8))
+    for node in model.graph.node:
+        if node.op_type == "QuantizeLinear":
+            node.input.append("")
+    model.graph.node.append(onnx.parser.parse_node("y, mask = Dropout(h_d)"))
+    model.graph.node[-1].output[1] = ""
+    model.graph.output[0].name = "y"
+    onnx.save(model, path)
+    assert torch.equal(pmt.from_onnx(path).eval()(torch.ones(2, 8)), expected)
+
+
 OUTPUTS = {
     "a mask": ("d, mask = Dropout(x_d)", "m = Cast <to = 1>(mask)", "r = Mul(d, m)"),
     "a split": ("a, b = Split <axis = 1, num_outputs = 2>(x_d)", "r = Concat <axis = 1>(b, a)"),

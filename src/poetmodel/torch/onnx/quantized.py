@@ -127,7 +127,10 @@ def _read_constants(record: FileRecord) -> dict[str, np.ndarray]:
 def _find_front_result(record: FileRecord, constants: Mapping[str, Any]) -> str:
     """Return the name of the only dequantized activation on which no quantization depends."""
     requantized_names = {
-        name for node in record.nodes if node.operator == QUANTIZE for name in node.inputs
+        name
+        for node in record.nodes
+        if node.operator == QUANTIZE
+        for name in filter(None, node.inputs)
     }
     for node in reversed(record.nodes):
         if requantized_names.intersection(node.outputs):

@@ -288,11 +288,18 @@ def _gather(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
     """Select slices of an axis by index. Indices are numbers or a tensor.
 
     Negative indices count from the end, except in a tensor that selects rows of a floating-point
-    matrix: there PyTorch raises an error. Numbers beyond the axis are taken modulo its size.
+    matrix: there PyTorch raises an error.
     """
     x = to_tensor(x)
     axis = read_axis(node, x.ndim)
     size = x.shape[axis]
+    if not torch.is_tensor(indices):
+        outside = [index for index in flatten_numbers(indices) if not -size <= index < size]
+        if outside:
+            raise node.unsupported_error(
+                f"expected indices from {-size} to {size - 1} for axis {axis} of {size} elements, "
+                f"got {outside[0]}; correct the file"
+            )
     if isinstance(indices, int):
         return x.select(axis, indices % size)
     if torch.is_tensor(indices):
