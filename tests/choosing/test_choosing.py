@@ -477,3 +477,41 @@ def test_budgets_of_tiles_are_shares_of_the_whole_step():
     assert len(tried) > 1
     assert tried[auto.tile_bytes] == min(tried.values())
     assert auto.to_dict()["choice"]["tile_trials"][0]["tile_bytes"] == max(tried)
+
+
+def transposed():
+    """Return products of batches, for which PyTorch has other operators if one is frozen."""
+
+    def classify(own, x):
+        return (torch.relu(own.a(x.transpose(1, 2))) @ own.b.weight.T).mean(1)
+
+    layers = {"a": nn.Linear(8, 6, bias=False), "b": nn.Linear(6, 4, bias=False)}
+    return FunctionModule(classify, **layers), (torch.randn(2, 8, 5), LABELS)
+
+
+@pytest.mark.parametrize("commit", [None, 10])
+def test_without_a_bound_estimates_of_a_device_are_costs_of_any_step(commit):
+    """Also with commits, which the estimates of a problem have, and those of a graph have not."""
+    model, inputs = transposed()
+    limits = {"ram": "900B", "paging": False, "commit": commit}
+    options = {"scores": {"a": 1.0, "b": 4.0}, "device": "nrf52840", "time_limit": 10}
+    choice = pmt.choose(model, functional.cross_entropy, inputs, **options, **limits)
+    assert choice.layers == ("b",)
+    assert choice.note
+    assert choice.result.require_schedule()
+    assert (choice.status, choice.bound) == (Status.FEASIBLE, 5.0)
+
+
+def test_costs_of_a_device_without_storage_have_no_page_costs(tmp_path):
+    """Whether they are an object or come from a file."""
+    model, inputs = chain()
+    optimizer = torch.optim.SGD(model.parameters())
+    graph = lower(model, functional.cross_entropy, inputs, optimizer=optimizer, masks=False).graph
+    device = pm.Device.load("nrf52840")
+    costs = pm.Costs.estimate(graph, device)
+    costs.save(tmp_path / "profile.csv")
+    bare = replace(device, storage=None)
+    options = {"scores": dict.fromkeys(("0", "2", "4", "6"), 1.0), "device": bare, "gap": 0.5}
+    for profile in (costs, tmp_path / "profile.csv"):
+        choice = pmt.choose(model, functional.cross_entropy, inputs, profile=profile, **options)
+        assert choice.result.problem.costs.pages is None

@@ -147,7 +147,7 @@ class ChoiceRelaxation:
         """
         table, index = self.problem.table, self.freezable.graph.node_index
         times, energies = list(table.compute_time_s), list(table.compute_energy_j)
-        device = _find_estimate_device(self.problem)
+        device = find_estimate_device(self.problem)
         if device is not None:
             estimates = (Costs.estimate(graph, device) for graph in self.single_graphs)
             for name, cost in (pair for costs in estimates for pair in costs.compute.items()):
@@ -664,7 +664,7 @@ def costs_for(graph: Graph, problem: Problem) -> Costs:
 
     Estimates for a device are estimated again; a node without a cost in the problem is free.
     """
-    costs, device = problem.costs, _find_estimate_device(problem)
+    costs, device = problem.costs, find_estimate_device(problem)
     if device is not None:
         return Costs.estimate(graph, device)
     compute_nodes = [node.name for node in graph.nodes if not node.is_state]
@@ -677,7 +677,7 @@ def costs_for(graph: Graph, problem: Problem) -> Costs:
     )
 
 
-def _find_estimate_device(problem: Problem) -> Device | None:
+def find_estimate_device(problem: Problem) -> Device | None:
     """Return the device of the problem's costs if they equal its estimates, otherwise None."""
     device = problem.costs.device
     if device is None:

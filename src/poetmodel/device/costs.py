@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from numbers import Real
 from operator import attrgetter
@@ -191,8 +191,23 @@ class Costs:
             If the file cannot be read or has errors; lists each error with its line.
         """
         content = read_profile(path)
-        pages = None if device is not None and device.storage is None else content.pages
-        return cls(compute=content.compute, pages=pages, device=device, source=str(path))
+        costs = cls(compute=content.compute, pages=content.pages, source=str(path))
+        return costs if device is None else costs.for_device(device)
+
+    def for_device(self, device: Device) -> Costs:
+        """Return these costs as those of a device.
+
+        Parameters
+        ----------
+        device : Device
+            The device that was measured.
+
+        Returns
+        -------
+        Costs
+            The same costs with `device`; without page costs if it has no storage.
+        """
+        return replace(self, device=device, pages=None if device.storage is None else self.pages)
 
     def save(self, path: str | Path) -> None:
         """Write a profile: a CSV file of compute and page costs that `load` reads.

@@ -689,7 +689,7 @@ def _load_costs(step: LoweredStep, device: Device, profile: str | Path | Costs |
     if profile is None:
         return Costs.estimate(step.graph, device)
     if isinstance(profile, Costs):
-        return replace(profile, device=device)
+        return profile.for_device(device)
     return Costs.load(profile, device=device)
 
 

@@ -13,7 +13,7 @@ import torch
 from poetmodel.backends.registry import backend as find_backend
 from poetmodel.budgets import Budget, TileChoice
 from poetmodel.choosing.freezing import Freezable, graph_signature
-from poetmodel.choosing.relaxation import costs_for
+from poetmodel.choosing.relaxation import costs_for, find_estimate_device
 from poetmodel.choosing.search import (
     GRADIENT_NORM,
     LayerSet,
@@ -520,7 +520,7 @@ def _step_costs(
     """
     loaded_device = Device.load(device) if isinstance(device, str) else device
     if isinstance(profile, Costs):
-        return profile if loaded_device is None else replace(profile, device=loaded_device)
+        return profile if loaded_device is None else profile.for_device(loaded_device)
     if profile is not None:
         return Costs.load(profile, device=loaded_device)
     if loaded_device is None:
@@ -625,8 +625,7 @@ def _make_unproved_choice(
     Raises `CaptureError` if the costs are not the estimates for a device: a profile has no costs of
     the nodes of `step`.
     """
-    costs = problem.costs
-    if costs.device is None or costs != Costs.estimate(problem.graph, costs.device):
+    if find_estimate_device(problem) is None:
         raise CaptureError(
             f"{step.graph.name}: the profile has no costs for nodes of the step that trains only "
             f"{join_names(selection.layers)}; leave the profile out"
