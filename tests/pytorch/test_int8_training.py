@@ -1,7 +1,10 @@
 """Int8 layers that train: their gradients, their updates, and steps of networks of them."""
 
 import copy
+import errno
 import itertools
+import os
+import shutil
 from functools import partial
 
 import numpy as np
@@ -423,6 +426,50 @@ def test_backend_has_the_bits_of_eager(step, batches):
         optimizer.step()
         own.step()
     assert_same(model, twin)
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_updates_go_on_after_a_kill(batches, tmp_path, failing, monkeypatch):
+    """Stochastic rounding draws by the number of the update, which a state file has.
+
+    A step that fails at its commit does not count as an update.
+    """
+    x, y = batches[0], torch.tensor([0, 1, 2, 3])
+
+    def compile_step():
+        model = pmt.quantized(network(), batches, train="last-1", rounding="stochastic")
+        optimizer = pmt.QuantizedSGD(model, lr=0.5, seed=7)
+        steps = pmt.recover(tmp_path, model, optimizer)
+        step = pmt.compile(
+            model, functional.cross_entropy, (x, y), optimizer=optimizer, storage=tmp_path,
+            ram="100%",
+        )  # fmt: skip
+        return model, optimizer, step, steps
+
+    model, optimizer, step, _ = compile_step()
+    step(x, y)
+    if failing:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fdatasync", partial(_raise, OSError(errno.EIO, "no medium")))
+            with pytest.raises(pmt.PageError):
+                step(x, y)
+    step(x, y)
+    assert optimizer.param_groups[0]["updates"] == 2
+    (path,) = tmp_path.glob(".poetmodel-state-*")
+    left = path.with_name(f"{path.name}-left")
+    shutil.copy(path, left)
+    step(x, y)
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+    step.close()
+    model, optimizer, step, steps = compile_step()
+    assert (steps, optimizer.param_groups[0]["updates"]) == (2, 2)
+    step(x, y)
+    assert {k: v for k, v in model.state_dict().items() if not torch.equal(v, expected[k])} == {}
+    step.close()
+
+
+def _raise(error, *_):
+    raise error
 
 
 def test_updates_go_on_from_a_stored_optimizer(batches):

@@ -336,6 +336,24 @@ def test_a_file_stays_until_a_new_one_has_its_state(tmp_path, caplog):
     assert not caplog.text
 
 
+@pytest.mark.parametrize("rollback", [False, True])
+def test_a_step_without_rollback_leaves_the_recovered_file(tmp_path, rollback):
+    """Its own file cannot be recovered, so the one before it stays until another replaces it."""
+    model, optimizer = killed_run.network()
+    step = killed_run.compile_step(model, optimizer, tmp_path)
+    step(*killed_run.batch(0))
+    (path,) = tmp_path.glob(f"{PREFIX}*")
+    left = path.with_name(f"{path.name}-left")
+    left.write_bytes(path.read_bytes())
+    step.close()
+    model, optimizer = killed_run.network()
+    assert pmt.recover(tmp_path, model, optimizer) == 1
+    step = killed_run.compile_step(model, optimizer, tmp_path, rollback=rollback)
+    step(*killed_run.batch(1))
+    step.close()
+    assert left.exists() != rollback
+
+
 def test_of_several_files_one_is_chosen_by_the_user(tmp_path):
     """A folder with the states of two runs is refused; the file of one is taken.
 

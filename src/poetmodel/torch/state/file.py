@@ -43,7 +43,7 @@ from poetmodel.torch.state.pages import (
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from poetmodel.torch.state.pages import Memory
 
@@ -55,10 +55,12 @@ ABSENT: Final = 255
 """Slot number of a tensor that is absent, such as a moment before the first step."""
 
 _MAGIC: Final = b"poetmodel state\n"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _DIGEST_BYTES: Final = 16
 _HEADER: Final = struct.Struct(f"<{len(_MAGIC)}sQ{_DIGEST_BYTES}s")
-_RECORD: Final = struct.Struct("<QQQQ")
+_RECORD: Final = {1: struct.Struct("<QQQQ"), 2: struct.Struct("<QQQQQ")}
+"""Beginning of a record, by the version of the file: generation, steps, number of tensors, bytes of
+the random state and, from version 2 on, number of update counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,7 @@ class Format:
     tensors: tuple[StateTensor, ...]
     header: bytes = field(repr=False)
     """The encoded header of the file."""
+    version: int = _VERSION
 
     @classmethod
     def from_tensors(cls, tensors: Iterable[StateTensor], *, name: str, generations: int) -> Self:
@@ -120,7 +123,7 @@ class Format:
         if _HEADER.unpack_from(first_bytes)[2] != _digest(encoded_fields):
             return None
         fields = json.loads(encoded_fields)
-        if fields["version"] != _VERSION or fields["block_bytes"] != BLOCK_BYTES:
+        if fields["version"] not in _RECORD or fields["block_bytes"] != BLOCK_BYTES:
             return None
         tensors = tuple(
             _tensor_from_dict(index, item) for index, item in enumerate(fields["tensors"])
@@ -130,6 +133,7 @@ class Format:
             generations=fields["generations"],
             tensors=tensors,
             header=first_bytes[:size],
+            version=fields["version"],
         )
 
     @staticmethod
@@ -148,8 +152,11 @@ class Format:
 
     @property
     def record_bytes(self) -> int:
-        """Maximum size of a record [B], with two blocks for PyTorch's random generator (5 KiB)."""
-        return _RECORD.size + 9 * len(self.tensors) + BLOCK_BYTES * 2 + _DIGEST_BYTES
+        """Maximum size of a record [B].
+
+        Two blocks are for the state of PyTorch's random generator (5 KiB) and update counts.
+        """
+        return _RECORD[self.version].size + 9 * len(self.tensors) + BLOCK_BYTES * 2 + _DIGEST_BYTES
 
     @cached_property
     def _offsets(self) -> tuple[int, ...]:
@@ -183,6 +190,8 @@ class Record:
     checksums: tuple[int, ...]
     random_state: bytes = field(default=b"", repr=False)
     """State of PyTorch's random generator after these steps."""
+    update_counts: tuple[int, ...] = ()
+    """``updates`` of each parameter group that counts them; empty in files of version 1."""
 
     @classmethod
     def with_absent_tensors(cls, count: int, *, steps: int) -> Self:
@@ -192,32 +201,43 @@ class Record:
     def to_bytes(self) -> bytes:
         """Return the encoded record with a digest at the end, without padding."""
         tensor_count = len(self.slots)
-        header = _RECORD.pack(self.generation, self.steps, tensor_count, len(self.random_state))
+        header = _RECORD[_VERSION].pack(
+            self.generation,
+            self.steps,
+            tensor_count,
+            len(self.random_state),
+            len(self.update_counts),
+        )
         body = (
             header
             + bytes(self.slots)
             + struct.pack(f"<{tensor_count}Q", *self.checksums)
             + self.random_state
+            + struct.pack(f"<{len(self.update_counts)}Q", *self.update_counts)
         )
         return body + _digest(body)
 
     @classmethod
-    def parse(cls, encoded: bytes) -> Self | None:
-        """Parse an encoded record; return None if it is incomplete or damaged."""
-        if len(encoded) < _RECORD.size:
+    def parse(cls, encoded: bytes, version: int = _VERSION) -> Self | None:
+        """Parse a record of a file of this version; return None if it is incomplete or damaged."""
+        beginning = _RECORD[version]
+        if len(encoded) < beginning.size:
             return None
-        generation, steps, tensor_count, random_bytes = _RECORD.unpack_from(encoded)
-        checksums_offset = _RECORD.size + tensor_count
+        generation, steps, tensor_count, random_bytes, *count = beginning.unpack_from(encoded)
+        checksums_offset = beginning.size + tensor_count
         random_offset = checksums_offset + 8 * tensor_count
-        end = random_offset + random_bytes
+        counts_offset = random_offset + random_bytes
+        counts = struct.Struct(f"<{sum(count)}Q")
+        end = counts_offset + counts.size
         if encoded[end : end + _DIGEST_BYTES] != _digest(encoded[:end]):
             return None
         return cls(
             generation=generation,
             steps=steps,
-            slots=tuple(encoded[_RECORD.size : checksums_offset]),
+            slots=tuple(encoded[beginning.size : checksums_offset]),
             checksums=struct.unpack_from(f"<{tensor_count}Q", encoded, checksums_offset),
-            random_state=encoded[random_offset:end],
+            random_state=encoded[random_offset:counts_offset],
+            update_counts=counts.unpack_from(encoded, counts_offset),
         )
 
 
@@ -296,10 +316,12 @@ class StateFile:
         name: str = "",
         generations: int = 2,
         steps: int = 0,
+        read_update_counts: Callable[[], tuple[int, ...]] = tuple,
     ) -> None:
         self.format = Format.from_tensors(tensors, name=name, generations=generations)
         self.record = Record.with_absent_tensors(len(self.format.tensors), steps=steps)
         """The record of the current generation."""
+        self._read_update_counts = read_update_counts
         self.storages: dict[int, TensorStorage] = {}
         """Storage of each tensor, by the index of the storage."""
         self._positions: dict[int, int] = {}
@@ -511,6 +533,7 @@ class StateFile:
             slots=tuple(slot for slot, _ in entries),
             checksums=tuple(value for _, value in entries),
             random_state=torch.default_generator.get_state().numpy().tobytes(),
+            update_counts=self._read_update_counts(),
         )
 
     def _write_record(self, record: Record) -> None:
@@ -529,8 +552,9 @@ class StateFile:
 
     @property
     def is_changed(self) -> bool:
-        """Whether a tensor was written since the last commit, and not discarded."""
-        return bool(self._next_entries)
+        """Whether a tensor was written, and not discarded, or updates counted since the commit."""
+        counts = self._read_update_counts()
+        return bool(self._next_entries) or counts != self.record.update_counts
 
     def rollback(self) -> None:
         """Discard the tensors written since the last commit, and end `show_uncommitted`.

@@ -27,7 +27,14 @@ from poetmodel.torch.state.file import (
     StateTensor,
 )
 from poetmodel.torch.state.pages import allocate_page, bytes_of, checksum, read_page
-from poetmodel.torch.step.optimizers import Optimizers, find_owner, group_rules, optimizer_members
+from poetmodel.torch.step.optimizers import (
+    Optimizers,
+    find_owner,
+    group_rules,
+    optimizer_members,
+    read_update_counts,
+    set_update_counts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -49,8 +56,8 @@ def recover(
 
     Call it before `compile`. The file remains until a step of this model is compiled with the same
     folder as its `storage` and has written the state: no state is lost if a process is killed in
-    between. The file is locked until then, until `model` is deleted, or until `recover` is called
-    for `model` again.
+    between. Steps with ``rollback=False`` write no such state and leave the file. The file is
+    locked until then, until `model` is deleted, or until `recover` is called for `model` again.
 
     Parameters
     ----------
@@ -59,8 +66,8 @@ def recover(
     model : torch.nn.Module
         A model of the same architecture; its parameters and buffers are overwritten.
     optimizer : torch.optim.Optimizer or sequence of them
-        Optimizers of the parameters of `model`; their moments are overwritten. Settings such as the
-        learning rate, and the number of updates of a `QuantizedSGD`, are not in the file.
+        Optimizers of the parameters of `model`; their moments, and the number of updates of a
+        `QuantizedSGD`, are overwritten. Settings such as the learning rate are not in the file.
     loss_fn : callable, optional
         The loss, needed if it is a module with its own parameters or buffers. A function is
         ignored.
@@ -186,6 +193,21 @@ class _RecoveryTargets:
                     f"{join_names(sorted(expected_keys))}"
                 )
 
+    def find_count_mismatch(self, counts: tuple[int, ...]) -> str | None:
+        """Return a message if a file's update counts do not fit the optimizer's groups, or None."""
+        group_count = len(read_update_counts(self.optimizer))
+        if not counts or group_count in (0, len(counts)):
+            return None
+        return (
+            f"the file has the updates of {len(counts)} parameter groups of QuantizedSGD, and the "
+            f"optimizer has {group_count}"
+        )
+
+    def set_update_counts(self, counts: tuple[int, ...]) -> None:
+        """Set the update counts, if the file has any and the optimizer counts updates."""
+        if counts and read_update_counts(self.optimizer):
+            set_update_counts(self.optimizer, counts)
+
     def set_value(self, tensor: StateTensor, value: torch.Tensor | None) -> None:
         """Copy a value into a parameter or buffer, or store it as a moment; None removes one."""
         owner = self.find_tensor(tensor)
@@ -193,7 +215,9 @@ class _RecoveryTargets:
             return
         if tensor.kind != InputKind.MOMENT:
             if value is not None:
-                owner.data.copy_(value)
+                # PyTorch does not overwrite repetitions, as of the gradients of int8 weights.
+                distinct = tuple(slice(None) if stride else slice(1) for stride in owner.stride())
+                owner.data[distinct].copy_(value[distinct])
             return
         state = find_owner(self.optimizer, owner).state
         if value is not None:
@@ -224,14 +248,10 @@ class _AbandonedStateFile:
                 "poetmodel on this system, its header is damaged, or it was written with "
                 "rollback=False"
             )
-        mismatches = list(targets.find_mismatches(file_format.tensors))
-        if mismatches:
-            reasons = "; ".join(mismatches)
-            raise InputError(
-                f"{self.path}: the state of {file_format.name} does not match model or optimizer: "
-                f"{reasons}"
-            )
+        self._refuse(file_format, list(targets.find_mismatches(file_format.tensors)))
         record = self._find_newest_intact(file_format)
+        count_mismatch = targets.find_count_mismatch(record.update_counts)
+        self._refuse(file_format, [count_mismatch] if count_mismatch else [])
         try:
             with torch.no_grad():
                 for position, tensor in enumerate(file_format.tensors):
@@ -241,8 +261,17 @@ class _AbandonedStateFile:
                 f"{self.path}: {error}, although it was intact before: the medium is failing; "
                 "model and optimizer are partly overwritten"
             ) from None
+        targets.set_update_counts(record.update_counts)
         torch.set_rng_state(torch.frombuffer(bytearray(record.random_state), dtype=torch.uint8))
         self.steps = record.steps
+
+    def _refuse(self, file_format: Format, mismatches: list[str]) -> None:
+        """Raise `InputError` with all mismatches, if there are any."""
+        if mismatches:
+            raise InputError(
+                f"{self.path}: the state of {file_format.name} does not match model or optimizer: "
+                f"{'; '.join(mismatches)}"
+            )
 
     def read_format(self) -> Format | None:
         """Read the format from the header; None if it is damaged or of another version."""
@@ -258,7 +287,8 @@ class _AbandonedStateFile:
             self._read_bytes(file_format.record_bytes, file_format.record_offset(position))
             for position in range(RECORD_COUNT)
         )
-        records = [record for record in map(Record.parse, raw_records) if record is not None]
+        parsed_records = (Record.parse(raw, file_format.version) for raw in raw_records)
+        records = [record for record in parsed_records if record is not None]
         return sorted(records, key=lambda record: -record.generation)
 
     def _read_bytes(self, size_bytes: int, offset: int) -> bytes:
@@ -361,11 +391,13 @@ def _open_locked(path: Path) -> _AbandonedStateFile | None:
 
 
 @contextmanager
-def replace_recovered_file(folder: str | Path, model: torch.nn.Module) -> Iterator[int]:
+def replace_recovered_file(
+    folder: str | Path, model: torch.nn.Module, *, removes: bool = True
+) -> Iterator[int]:
     """Remove, at the end of the block, the file in `folder` from which the model was recovered.
 
     Yields the number of training steps of the recovered state, else 0. The file remains if the
-    block raises. Logs other abandoned files with an intact record.
+    block raises, or without `removes`. Logs other abandoned files with an intact record.
     """
     loaded_file = _LOADED_FILES.get(model)
     if loaded_file is not None and loaded_file.path.parent.resolve() != Path(folder).resolve():
@@ -383,7 +415,7 @@ def replace_recovered_file(folder: str | Path, model: torch.nn.Module) -> Iterat
             )
         file.close()
     yield 0 if loaded_file is None else loaded_file.steps
-    if loaded_file is not None:
+    if loaded_file is not None and removes:
         del _LOADED_FILES[model]
         with suppress(OSError):
             loaded_file.path.unlink()

@@ -24,7 +24,11 @@ from poetmodel.torch.graph.tensors import storage_key
 from poetmodel.torch.state.file import StateFile, StateTensor
 from poetmodel.torch.state.pages import Memory, allocate_page, bytes_of, checksum
 from poetmodel.torch.state.recovery import replace_recovered_file
-from poetmodel.torch.step.optimizers import OptimizerMoment
+from poetmodel.torch.step.optimizers import (
+    OptimizerMoment,
+    read_update_counts,
+    set_update_counts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -87,7 +91,8 @@ class StateStore:
     Tensors are identified by the indices of their storages in `trace`; parameters and buffers that
     the step does not read have higher indices. Those of `stored_indices` have their home on
     storage. With `rollback`, the file in `folder` has two generations of all state, so that the
-    last complete one remains if a step fails or the process is killed. `close`, deletion of the
+    last complete one remains if a step fails or the process is killed, and replaces the file from
+    which the model was recovered. `close`, deletion of the
     object, or normal exit of the process removes the file.
     """
 
@@ -101,13 +106,15 @@ class StateStore:
         self.mirrored_bytes = 0
         """Bytes of state with its home in RAM that `commit` has written to the file so far [B]."""
         model = trace.joint.module.get_submodule(BODY)
-        with replace_recovered_file(folder, model) as steps:
+        self._optimizer = trace.joint.optimizer
+        with replace_recovered_file(folder, model, removes=rollback) as steps:
             self.file = StateFile(
                 folder,
                 (state.tensor for state in self._states.values()),
                 name=trace.joint.name,
                 generations=2 if rollback else 1,
                 steps=steps,
+                read_update_counts=partial(read_update_counts, self._optimizer),
             )
             try:
                 if rollback:
@@ -225,6 +232,7 @@ class StateStore:
         self.file.rollback()
         if not self.has_two_generations:
             return
+        set_update_counts(self._optimizer, self.file.record.update_counts)
         for index, state in self._states.items():
             if not state.is_updated or index in self._stored_indices:
                 continue

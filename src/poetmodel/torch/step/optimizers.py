@@ -705,6 +705,24 @@ def _to_numbers(value: Any) -> object:
     return value.item() if isinstance(value, torch.Tensor) else value
 
 
+def _counting_groups(optimizer: Any) -> list[dict[str, Any]]:
+    """Return the parameter groups that count updates: those of each `QuantizedSGD`."""
+    members = optimizer_members(optimizer)
+    counting_members = [member for member in members if isinstance(member, QuantizedSGD)]
+    return [group for member in counting_members for group in member.param_groups]
+
+
+def read_update_counts(optimizer: Any) -> tuple[int, ...]:
+    """Return the ``updates`` of each parameter group that counts them."""
+    return tuple(group["updates"] for group in _counting_groups(optimizer))
+
+
+def set_update_counts(optimizer: Any, counts: Sequence[int]) -> None:
+    """Set the counts that `read_update_counts` returned for an optimizer of as many groups."""
+    for group, count in zip(_counting_groups(optimizer), counts, strict=True):
+        group["updates"] = count
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LearningRate:
     """The learning rate of one parameter group, an input of each step."""
@@ -901,14 +919,8 @@ class MomentSnapshot:
             if isinstance(a.optimizer_value, OptimizerMoment)
         }
         self._original_values = self._reset_values = self._copy_values()
-        counting_optimizers = [
-            member
-            for member in optimizer_members(joint.optimizer)
-            if isinstance(member, QuantizedSGD)
-        ]
-        groups = [group for optimizer in counting_optimizers for group in optimizer.param_groups]
-        self._counts = [(group, group["updates"]) for group in groups]
-        """Parameter groups that count updates, with their count."""
+        self._optimizer = joint.optimizer
+        self._update_counts = read_update_counts(joint.optimizer)
 
     def read_moments(self) -> dict[str, torch.Tensor]:
         """Return the optimizer's current moments by name; omits moments that have no value yet."""
@@ -943,5 +955,4 @@ class MomentSnapshot:
                 moment.store(self._reset_values[name].clone())
             else:
                 moment.value().copy_(self._reset_values[name])
-        for group, updates in self._counts:
-            group["updates"] = updates
+        set_update_counts(self._optimizer, self._update_counts)
