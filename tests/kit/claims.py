@@ -28,7 +28,7 @@ from kit.own_rows import (
 from kit.relaxation import SOLVER_TOLERANCE, RoundsError, group_all_stages, random_rows, run_rounds
 from kit.worked import costs_of
 from poetmodel.backends.registry import backend as back_end
-from poetmodel.errors import LicenceError, PoetModelError
+from poetmodel.errors import LicenceError, ModelError, PoetModelError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.heuristics.greedy import keep_all_if_within_budgets, page_everything
 from poetmodel.model import build
@@ -234,9 +234,16 @@ def solve_by_several(problem, rng, count):
             found.append((name, gap, ways[label](problem, backend=backend, gap=gap, **given)))
         except LicenceError:
             continue
-        except Exception as error:  # noqa: BLE001 - any one is a fault
+        except Exception as error:  # noqa: BLE001 - any other one is a fault
+            if _is_refusal(error):
+                continue
             found.append((name, gap, f"{type(error).__name__}: {error}"))
     return found
+
+
+def _is_refusal(error):
+    """Return whether a build was refused, because a cost is beyond the range of solvers."""
+    return isinstance(error, ModelError) and "the range of solvers" in str(error)
 
 
 # -- claims --------------------------------------------------------------------------------------
@@ -372,7 +379,7 @@ def find_fault(problem, way, *, seed="", reference=optimum, gap=0.0, watched=Tru
     try:
         result = answer(problem, way, seed=seed, **options)
     except PoetModelError as error:
-        return f"{type(error).__name__}: {error}"
+        return "" if _is_refusal(error) else f"{type(error).__name__}: {error}"
     proved = not (way == "unreduced" and problem.objective.is_in_bytes)
     proved = proved and not (way.startswith("driver") and problem.graph.state_tensors)
     error = find_wrong_end(problem, best, result, gap, settled=settled, proved=proved)

@@ -92,16 +92,21 @@ class Model:
     FREE: Family
     U: Family
 
-    def __init__(self, problem: Problem, formulation: Formulation, *, exact: bool) -> None:
-        """Create a model without columns and rows; `Formulation.populate` adds them.
-
-        `exact` is whether a bound of the model is valid for the problem.
-        """
+    def __init__(
+        self,
+        problem: Problem,
+        formulation: Formulation,
+        *,
+        exact: bool,
+        has_true_costs: bool = False,
+    ) -> None:
         self.problem = problem
         self.formulation = formulation
         self.name = f"{problem.graph.name} ({formulation.name})"
         self.exact = exact
         """Whether a bound of the model is valid for the problem."""
+        self.has_true_costs = has_true_costs
+        """Whether costs are not truncated, because the model leaves the package."""
         self.events: Events
         """Events of each tensor and node; unset in models over triangles."""
         self.grouping: Grouping

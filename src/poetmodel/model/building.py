@@ -77,7 +77,8 @@ def build(
     Raises
     ------
     ModelError
-        If ``paper`` cannot state the problem.
+        If ``paper`` cannot state the problem, or a cost is too large for solvers beside the single
+        pass or the other costs: more than about a hundred million times as large.
     InputError
         For an unknown formulation, or if `problem` is no `Problem`.
     TooLargeError
@@ -96,7 +97,7 @@ def build(
     from poetmodel.model.view import to_pyomo
 
     with infrequent_gc():
-        model = build_arrays(problem, formulation, reductions=reductions)
+        model = build_arrays(problem, formulation, reductions=reductions, has_true_costs=True)
         return to_pyomo(model, user_components(model.formulation), memory_rows=memory_rows)
 
 
@@ -105,16 +106,21 @@ def build_arrays(
     formulation: str | Formulation = "compact",
     *,
     reductions: bool = True,
+    has_true_costs: bool = False,
 ) -> Model:
     """Build the model of a problem as arrays; user-defined components are left out.
 
-    Parameters are those of `build`. Raises `ModelError` and `InputError` like `build`, and
-    `TimeLimitError`.
+    By default, large costs are truncated, as for a solve of which the simulator tells the value.
     """
     if not isinstance(problem, Problem):
         raise InputError(f"build takes a Problem, got {quote(problem)}")
     resolved_formulation = _find_formulation(formulation, reductions=reductions)
-    m = Model(problem, resolved_formulation, exact=resolved_formulation in (COMPACT, UNREDUCED))
+    m = Model(
+        problem,
+        resolved_formulation,
+        exact=resolved_formulation in (COMPACT, UNREDUCED),
+        has_true_costs=has_true_costs,
+    )
     user_component_names = {component.name for component in user_components(resolved_formulation)}
     if resolved_formulation == PAPER:
         check_supported(problem)

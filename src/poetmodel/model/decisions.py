@@ -50,6 +50,11 @@ class Decisions:
     storage_homes: Sequence[tuple[int, Any]] = ()
     """(state tensor, column that is 1 if its home is storage)."""
 
+    @property
+    def by_kind(self) -> tuple[Sequence[tuple[int, Any]], ...]:
+        """The pairs of each kind, in the order of the fields of `Coefficients`."""
+        return self.recomputations, self.page_ins, self.page_outs, self.storage_homes
+
     def map_columns(self, variable_of: Callable[[int], Any]) -> Decisions:
         """Return the decisions with `variable_of(column)` in place of each column."""
         families = (getattr(self, field) for field in self.__dataclass_fields__)
@@ -85,8 +90,7 @@ class Decisions:
     def _columns_by_item(self) -> tuple[dict[int, list[int]], ...]:
         """Columns by node or tensor: of recomputations, page-ins, page-outs and storage homes."""
         dicts: tuple[dict[int, list[int]], ...] = ({}, {}, {}, {})
-        families = (self.recomputations, self.page_ins, self.page_outs, self.storage_homes)
-        for columns_of_item, pairs in zip(dicts, families, strict=True):
+        for columns_of_item, pairs in zip(dicts, self.by_kind, strict=True):
             for item, column in pairs:
                 columns_of_item.setdefault(item, []).append(column)
         return dicts

@@ -15,7 +15,9 @@ from pyomo.core.expr import identify_variables
 
 from poetmodel.backends.compiler import compile_model, load_values
 from poetmodel.backends.layout import require_layout
+from poetmodel.backends.protocol import RawSolution, SolverStatus
 from poetmodel.backends.sparse import csr_array
+from poetmodel.backends.standard_form import round_integers
 from poetmodel.clock import time_limit
 from poetmodel.errors import InputError, TimeLimitError
 from poetmodel.model.arrays import Label
@@ -158,9 +160,9 @@ def prove_model(
     finds no solution, the outcome has the valid schedule `start`, provided that it decides all
     columns and satisfies the model; `start` is not loaded. The outcome has no schedule if the time
     limit ends the compilation of the model. `problem` is by default the model's problem. If it is a
-    surrogate of the model's problem, `restate_form` adapts the limits and objective of the compiled
-    model. `rules_call` is the call that states the model's additions, or None, for the hint of an
-    infeasible model.
+    surrogate of the model's problem, `restate_form` adapts the limits of the compiled model. The
+    problem's objective is restated with truncated costs. `rules_call` is the call that states the
+    model's additions, or None, for the hint of an infeasible model.
 
     Raises `ModelError` if the model cannot be compiled, `VerificationError` if the verifier rejects
     a solution that no cover cut excludes (``paper`` accepts it), and the errors of the solver.
@@ -174,13 +176,15 @@ def prove_model(
     except TimeLimitError:
         return build_timeout_outcome(time.monotonic() - started_s)
     is_problem_objective = has_problem_objective(model)
-    form = restate_form(form, problem, is_problem_objective=is_problem_objective)
-    unit = _objective_unit(form)
-    if is_problem_objective:
-        is_sum = problem.objective.is_sum
-        unit = problem.objective.unit if is_sum else model.arrays.objective_unit
-    else:
+    form = restate_form(form, problem)
+    if not is_problem_objective:
+        unit = _objective_unit(form)
         form = replace(form, objective=form.objective / unit, offset=form.offset / unit)
+    elif problem.objective.is_sum:
+        unit = problem.objective.unit
+        form = _with_truncated_costs(form, problem)
+    else:
+        unit = model.arrays.objective_unit
     return ExtendedProof(
         problem=problem,
         arrays=model.arrays,
@@ -209,13 +213,77 @@ def _objective_unit(form: StandardForm) -> float:
     return float(2.0 ** math.floor(math.log2(unit)))
 
 
-@dataclass(slots=True, kw_only=True)
+def _in_finer_unit(form: StandardForm, x: NDArray[np.float64]) -> tuple[StandardForm, float] | None:
+    """Return the form in a unit that fits the value of the point `x`, and the ratio of the units.
+
+    The new unit is about a thousandth of the excess of the value over the minimum within the bounds
+    of columns. A solution that is not worse cannot have an integer column away from its cheaper
+    bound if one step of it costs more than the excess: such columns are fixed. Returns None if the
+    minimum is not finite, or the unit would not be finer.
+    """
+    costs = form.sense * form.objective
+    cheapest_bounds = np.where(costs > 0, form.lower, form.upper)
+    used = costs != 0
+    if not np.isfinite(cheapest_bounds[used]).all():
+        return None
+    excess = math.fsum((costs[used] * (x[used] - cheapest_bounds[used])).tolist())
+    if excess <= 0:
+        return None
+    is_fixed = form.integer & (np.abs(costs) > excess * (1 + EQUALITY_TOLERANCE))
+    max_cost = np.abs(costs[~is_fixed]).max(initial=0.0)
+    constants = form.objective[is_fixed] * cheapest_bounds[is_fixed]
+    offset = math.fsum([form.offset, *constants.tolist()])
+    ratio = max(excess / 1000, max_cost / MAX_COST_UNITS, abs(offset) / MAX_OFFSET)
+    ratio = max(2.0 ** math.floor(math.log2(ratio)), sys.float_info.min)
+    if ratio >= 1:
+        return None
+    return replace(
+        form,
+        objective=np.where(is_fixed, 0.0, form.objective) / ratio,
+        offset=offset / ratio,
+        lower=np.where(is_fixed, cheapest_bounds, form.lower),
+        upper=np.where(is_fixed, cheapest_bounds, form.upper),
+    ), ratio
+
+
+@dataclass(kw_only=True)  # With slots, super() would not find the base class.
 class ExtendedProof(ModelProof):
     """The proof of a bound by a user's model, which may have rows that the problem lacks."""
 
     model: pyo.ConcreteModel
     conflict_phrase: ClassVar[str] = "and the constraints added to the model"
     drops_unneeded_decisions: ClassVar[bool] = False
+
+    def _solve_until_accepted(
+        self, start_point: NDArray[np.float64] | None
+    ) -> tuple[RawSolution | None, Candidate | None]:
+        """Solve; while a solution is tiny beside the costs, solve again in a unit that fits it.
+
+        Applies to a user-defined objective, whose costs are not truncated. The value of a solution
+        is that of its rounded point. Without a solution in the finer unit, there is no bound,
+        because the coarser one may hide better solutions.
+        """
+        raw, candidate = super()._solve_until_accepted(start_point)
+        while raw is not None and raw.x is not None and not self.is_problem_objective:
+            x = round_integers(raw.x, self.form)
+            raw = replace(raw, x=x, objective=self.form.objective_value(x))
+            finer = _in_finer_unit(self.form, x)
+            if finer is None:
+                break
+            form, ratio = finer
+            coarse_form, coarse_unit = self.form, self.unit
+            self.form, self.unit = form, ratio * coarse_unit
+            next_raw, next_candidate = super()._solve_until_accepted(x)
+            if next_raw is None or next_raw.x is None:
+                self.form, self.unit = coarse_form, coarse_unit
+                return replace(raw, status=SolverStatus.TIME_LIMIT, bound=None), candidate
+            raw = replace(
+                next_raw,
+                build_s=raw.build_s + next_raw.build_s,
+                solve_s=raw.solve_s + next_raw.solve_s,
+            )
+            candidate = next_candidate
+        return raw, candidate
 
     def extract_schedule(self, x: NDArray[np.float64]) -> Schedule:
         """Return the schedule of a solution, and load the solution into the Pyomo model."""
@@ -286,18 +354,12 @@ def _reduction_hint(formulation: Formulation | None, rules_call: str | None) -> 
 # -- surrogates ----------------------------------------------------------------------------------
 
 
-def restate_form(
-    form: StandardForm, problem: Problem, *, is_problem_objective: bool
-) -> StandardForm:
-    """Return a model's form, changed to state `problem`, a surrogate of the model's problem.
+def restate_form(form: StandardForm, problem: Problem) -> StandardForm:
+    """Return a model's form, changed to the limits of a surrogate of the model's problem.
 
-    The surrogate may have another objective, unit of the objective, or limit on time, RAM or
-    written bytes. Changed limits on time and written bytes become additional rows, and a smaller
-    RAM budget changes `form` as `_lower_peak_limits` describes. Rows that limit the transfer time
-    are removed unless `Problem.plans_all_transfers`. The objective is only replaced, in the unit of
-    the surrogate's, if that `is_sum` and if `is_problem_objective`: the form minimizes the
-    objective of the model's problem. For the model's problem itself, returns `form`. Raises
-    `ValueError` if the form has no layout.
+    Changed limits on time and written bytes become additional rows, and a smaller RAM budget
+    changes `form` as `_lower_peak_limits` describes. Rows that limit the transfer time are removed
+    unless `Problem.plans_all_transfers`. For the model's problem itself, returns `form`.
     """
     model = require_layout(form).model
     model_problem, objective = model.problem, problem.objective
@@ -319,13 +381,16 @@ def restate_form(
     for limit in problem.linear_limits:
         if limit.key == (WRITTEN_BYTES_CUTOFF, "upper"):
             form = _add_limit_row(form, replace(limit, name=WRITES_ROW, key=None))
-    if objective.is_sum and objective != model_problem.objective and is_problem_objective:
-        costs, offset = objective_terms(model, problem)
-        columns, constant = _to_form_columns(form, costs)
-        objective_row = np.zeros(form.n_columns)
-        objective_row[list(columns)] = list(columns.values())
-        form = replace(form, objective=objective_row, offset=offset + constant)
     return form
+
+
+def _with_truncated_costs(form: StandardForm, problem: Problem) -> StandardForm:
+    """Return a form that minimizes the objective of `problem`, a sum, in its unit."""
+    costs, offset = objective_terms(require_layout(form).model, problem)
+    columns, constant = _to_form_columns(form, costs)
+    objective_row = np.zeros(form.n_columns)
+    objective_row[list(columns)] = list(columns.values())
+    return replace(form, objective=objective_row, offset=offset + constant)
 
 
 def _drop_transfer_deadline(form: StandardForm, problem: Problem) -> StandardForm:
