@@ -11,9 +11,11 @@ import numpy as np
 
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
+from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.model.events import recomputable_nodes
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Quantity
+from poetmodel.schedule import simulate
 from poetmodel.solver.lazy.relaxation import Relaxation
 from poetmodel.solver.outcome import make_candidate
 
@@ -99,15 +101,20 @@ def ram_limit(relaxation, x):
     return float(x[relaxation.peak_column]) * usable + SOLVER_TOLERANCE
 
 
-def disaggregate_point(relaxation, x):
-    """Turn a solution over groups into decisions by stage."""
-    return relaxation.disaggregate(x)
+def place_point(relaxation, x):
+    """Turn a solution over groups into a schedule."""
+    problem = relaxation.problem
+    restorations = relaxation.to_restorations(x)
+    return PartialSchedule(
+        problem.graph, restorations, working_graph=problem.working_graph
+    ).schedule()
 
 
-def find_violated_rows(placement, limit):
-    """Return the violated rows of a disaggregated solution: stages, and (stage, node) steps."""
-    stages = [t for t, load in enumerate(placement.stage_loads()) if load > limit]
-    return stages, [(t, k) for t, k, load in placement.step_loads() if load > limit]
+def find_violated_rows(problem, schedule, limit):
+    """Return the rows of a schedule above a limit: stages, and (stage, node) steps."""
+    simulation = simulate(problem.graph, problem.costs, schedule)
+    above = [(point.stage, point.node) for point in simulation.curve if point.ram_bytes > limit]
+    return [t for t, k in above if k == t], [(t, k) for t, k in above if k < t]
 
 
 def run_rounds(problem, grouping=None):
@@ -137,20 +144,20 @@ def run_rounds(problem, grouping=None):
             msg = f"round {count}: the bound falls from {bound} to {value}"
             raise RoundsError(msg)
         bound = value
-        placement = disaggregate_point(relaxation, raw.x)
-        stages, steps = find_violated_rows(placement, ram_limit(relaxation, raw.x))
+        schedule = place_point(relaxation, raw.x)
+        stages, steps = find_violated_rows(problem, schedule, ram_limit(relaxation, raw.x))
         if set(stages) & current.stage_rows or set(steps) & current.step_rows:
             msg = f"round {count}: {stages} and {steps} are broken, and {current} enforced"
             raise RoundsError(msg)
         if not stages and not steps:
-            _compare(problem, placement, value)
+            _compare(problem, schedule, value)
             return RoundsOutcome(value, count, current)
         # Rows of steps only if no stage row is violated, as in `lazy`.
         current = current.with_rows(stages[:1], () if stages else steps[:1])
 
 
-def _compare(problem, placement, value):
-    candidate = make_candidate(problem, placement.schedule())
+def _compare(problem, schedule, value):
+    candidate = make_candidate(problem, schedule)
     if candidate.violations:
         msg = f"the verifier rejects the placed answer: {candidate.violations}"
         raise RoundsError(msg)

@@ -57,14 +57,16 @@ def construct(problem: Problem, *, max_s: float = math.inf) -> Schedule | None:
 
 
 def add_rewarded_decisions(
-    objective: PenalizedObjective, schedule: Schedule, rewarded: Iterable[Restoration] = ()
+    objective: PenalizedObjective,
+    restorations: Iterable[Restoration],
+    rewarded: Iterable[Restoration] = (),
 ) -> Schedule:
-    """Return a copy of a schedule with decisions added that constraints or the objective reward.
+    """Return the schedule of `restorations` and of decisions that constraints or costs reward.
 
     Decisions in `rewarded` are added first, each in the stage where it fits best.
     """
     problem = objective.problem
-    partial = objective.make_partial(list_restorations(problem.graph, schedule))
+    partial = objective.make_partial(restorations)
     repair = Repair(problem, partial, objective.prices(0.0), problem.usable_ram_bytes)
     repair.add_rewarded(rewarded)
     repair.satisfy_constraints()

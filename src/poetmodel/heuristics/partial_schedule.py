@@ -753,16 +753,22 @@ class PartialSchedule:
         """
         check_time_limit()
         self._peak_changes.append((t, int(self._extra_bytes[t])))
-        self._extra_bytes[t] = self._step_excess(t)
+        bytes_at_steps, last_bytes = self._step_bytes(t)
+        self._extra_bytes[t] = max(bytes_at_steps.values()) - last_bytes
 
-    def _step_excess(self, t: int) -> int:
-        """Return the excess of the highest step of stage `t` over the last step [B].
+    def highest_step(self, t: int) -> int:
+        """Return the node of the first of the highest steps of stage `t`."""
+        bytes_at_steps, _ = self._step_bytes(t)
+        return max(bytes_at_steps, key=bytes_at_steps.__getitem__)
 
-        The RAM use of both steps is counted relative to its value when the stage begins.
+    def _step_bytes(self, t: int) -> tuple[dict[int, int], int]:
+        """Return the RAM of the active steps of stage `t`, by node, and of its last step [B].
+
+        Counted relative to the RAM when the stage begins.
         """
         recomputed, paged_in = self.recomputed[t], self.paged_in[t]
         if not recomputed and not paged_in:
-            return 0
+            return {t: 0}, 0
         graph, node_of = self.working_graph, self.graph.node_of
         sizes, shared_bytes = graph.tensor_bytes, graph.shared_bytes_of
         page_bytes: dict[int, int] = {}
@@ -783,11 +789,12 @@ class PartialSchedule:
             freed_bytes[k] += sizes[i]
             if i in shared_bytes[k]:
                 saved_bytes[k] = saved_bytes.get(k, 0) + shared_bytes[k][i]
-        ram_bytes = max_bytes = step_bytes = 0
+        bytes_at_steps: dict[int, int] = {}
+        ram_bytes = step_bytes = 0
         for k in steps:
             page_in_bytes = page_bytes.get(k, 0)
             ram_bytes += page_in_bytes
-            max_bytes = max(max_bytes, ram_bytes)
+            bytes_at_steps[k] = ram_bytes
             if k in recomputed or k == t:
                 is_resident = not self.resident.isdisjoint(graph.outputs_of[k])
                 output_bytes = 0 if is_resident else graph.output_bytes[k]
@@ -797,10 +804,10 @@ class PartialSchedule:
                     + graph.nodes[k].workspace_bytes
                     - saved_bytes.get(k, 0)
                 )
-                max_bytes = max(max_bytes, step_bytes)
+                bytes_at_steps[k] = max(ram_bytes, step_bytes)
                 ram_bytes += output_bytes - page_in_bytes
             ram_bytes -= freed_bytes[k]
-        return max_bytes - step_bytes
+        return bytes_at_steps, step_bytes
 
     def fits(self, limit_bytes: int) -> bool:
         """Return whether the RAM use of every step is within a limit."""

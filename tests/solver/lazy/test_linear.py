@@ -132,7 +132,7 @@ def test_every_part_of_a_round_ends_with_the_time_limit(what, caplog):
         "taken over": lambda: relaxation.restate_cuts(relaxation),
         "rounded": lambda: RoundingSeparator(relaxation, 1 << 20).rows(),
         "interval": lambda: relaxation.separators["interval"].separate(x, 1e-3),
-        "disaggregated": lambda: relaxation.disaggregate(x),
+        "disaggregated": lambda: relaxation.to_restorations(x),
     }
     parts[what]()
     with time_limit(-1), pytest.raises(TimeLimitError):

@@ -54,7 +54,7 @@ def answer_of(session, grouping):
     """Solve a relaxation."""
     relaxation = session.build_relaxation(grouping)
     x = solve_relaxation(relaxation).x
-    return relaxation.disaggregate(x).schedule()
+    return relaxation.to_restorations(x)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from kit.worked import comb_graph, even_costs, skip_problem
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.heuristics.partial_schedule import PartialSchedule
+from poetmodel.heuristics.restorations import PAGE_IN, RECOMPUTE, Restoration
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import infeasibility_reason
@@ -85,11 +86,8 @@ def test_rows_are_stated_by_hand():
     assert set(relaxation.paged_out) == {0}
     raw = solve_relaxation(relaxation)
     assert raw.objective * relaxation.unit == pytest.approx(1.0)  # recomputed for 1 J
-    decisions = relaxation.group_decisions(raw.x)
-    assert decisions.recomputed == {(1, 0)}
-    assert decisions.paged_in == frozenset()
     # `c`, made by the row's own stage, is kept at no cost.
-    assert decisions.kept == {(2, 0)}
+    assert relaxation.to_restorations(raw.x) == [Restoration(3, 0, RECOMPUTE)]
 
 
 # -- points of schedules -----------------------------------------------------------------------
@@ -154,8 +152,7 @@ def test_a_point_reads_back_as_its_decisions():
     )
     assert not make_candidate(problem, paged).violations
     x = relaxation.schedule_point(paged)
-    assert relaxation.group_decisions(x).paged_in == {(1, 0)}
-    assert relaxation.group_decisions(x).recomputed == frozenset()
+    assert relaxation.to_restorations(x) == [Restoration(3, 0, PAGE_IN)]
     assert x[relaxation.paged_out[0]] == 1
     assert float(relaxation.form.objective @ x) * relaxation.unit == pytest.approx(2.0)
 

@@ -134,7 +134,8 @@ def test_an_answer_on_the_way_becomes_a_schedule_by_repair(monkeypatch, *, repai
     session = Session(comb_problem(), Request(gap=0.0), None, params=params)
     relaxation = session.build_relaxation(Grouping(20, frozenset({9})))
     raw = session.solve_form(relaxation.form)
-    assert row_generation.offer_solution(session, relaxation, raw.x)
+    restorations = relaxation.to_restorations(raw.x)
+    assert row_generation.offer_solution(session, relaxation, raw.x, restorations)
     assert session.bounds.incumbent is None
     progress = BackendProgress(incumbent=raw.objective, bound=None, x=raw.x)
     assert RowGeneration(session, Grouping(20))._handle_progress(relaxation, progress)

@@ -27,6 +27,11 @@ def session_of(problem, *, greedy=False):
     return Session(problem, Request(gap=0.0, time_limit_s=300.0), best)
 
 
+def offer(session, relaxation, x):
+    """Offer a solution; return the rows that it breaks."""
+    return offer_solution(session, relaxation, x, relaxation.to_restorations(x))
+
+
 @pytest.mark.parametrize(
     ("limits", "enforced", "broken", "value"),
     [
@@ -42,7 +47,7 @@ def test_a_valid_answer_is_offered(limits, enforced, broken, value):
     session = session_of(skip_problem(**limits))
     relaxation = session.build_relaxation(Grouping(4, frozenset(enforced)))
     x = solve_relaxation(relaxation).x if relaxation.form.n_columns else np.zeros(0)
-    assert offer_solution(session, relaxation, x) == (broken, [], {})
+    assert offer(session, relaxation, x) == (broken, [], {})
     best = session.bounds.incumbent
     assert (best and best.value) == (value and pytest.approx(value))
 
@@ -53,9 +58,9 @@ def test_an_answer_that_does_not_fit_becomes_a_schedule_by_repair():
     session = session_of(problem)
     relaxation = session.build_relaxation(Grouping(12, frozenset({5})))
     x = solve_relaxation(relaxation).x
-    assert offer_solution(session, relaxation, x).stages
+    assert offer(session, relaxation, x).stages
     assert session.bounds.incumbent is None
-    PrimalHeuristic(session).repair(relaxation.disaggregate(x).schedule())
+    PrimalHeuristic(session).repair(relaxation.to_restorations(x))
     assert not session.bounds.incumbent.violations
     assert not session.log
     relaxation = session_of(problem).build_relaxation(Grouping(12, frozenset({5, 6})))
@@ -123,7 +128,7 @@ def test_a_search_claims_nothing_and_finds_nothing_wrong(part):
         relaxation = session.build_relaxation(random_rows(make_rng(f"from/{number}"), problem))
         raw = solve_relaxation(relaxation)
         if raw.x is not None:
-            PrimalHeuristic(session).repair(relaxation.disaggregate(raw.x).schedule())
+            PrimalHeuristic(session).repair(relaxation.to_restorations(raw.x))
         assert session.bounds.lower_bound == bound
         if session.bounds.incumbent is not None:
             found += 1

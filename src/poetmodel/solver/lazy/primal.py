@@ -9,17 +9,22 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from poetmodel.clock import now_s
 from poetmodel.heuristics.greedy import add_rewarded_decisions
 from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
+from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.heuristics.penalties import Score
-from poetmodel.heuristics.restorations import list_restorations
+from poetmodel.heuristics.restorations import (
+    PAGE_IN,
+    RECOMPUTE,
+    Restoration,
+    list_restorations,
+)
 from poetmodel.model.grouping import coefficient_change_stages
-from poetmodel.solver.lazy.disaggregation import Disaggregation, violated_stages, violated_steps
+from poetmodel.solver.lazy.disaggregation import violated_stages, violated_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from poetmodel.schedule import Schedule
     from poetmodel.solver.lazy.relaxation import Relaxation
     from poetmodel.solver.lazy.session import Session
 
@@ -67,8 +72,8 @@ class PrimalHeuristic:
         fraction = self.session.params.search_time_fraction(self.session.bounds.gap())
         return fraction * (now_s() - self.started_s) - self.spent_s
 
-    def repair(self, solution: Schedule, *, search_locally: bool = True) -> None:
-        """Repair the schedule of a relaxation's solution; offer the best schedule to the session.
+    def repair(self, solution: Sequence[Restoration], *, search_locally: bool = True) -> None:
+        """Repair the restorations of a relaxation's solution; offer the best schedule.
 
         Repairs only with the heuristic ``repair``, for at most `max_repair_s` or `due_s`, whichever
         is longer. Then, also without that heuristic, a local search (`improve`) from the incumbent
@@ -78,7 +83,7 @@ class PrimalHeuristic:
         neighbourhood, started_s = self.neighbourhood, now_s()
         if "repair" in self.session.params.heuristics:
             neighbourhood.until_s = self._end_s(max(self.max_repair_s, self.due_s))
-            neighbourhood.consider(list_restorations(self.session.problem.graph, solution))
+            neighbourhood.consider(solution)
             self._offer()
         self.spent_s += now_s() - started_s
         if search_locally and self.session.bounds.gap() > self.session.params.small_gap_ratio:
@@ -155,50 +160,47 @@ class ViolatedRows(NamedTuple):
         return any(self)
 
 
-def offer_solution(session: Session, relaxation: Relaxation, x: NDArray[Any]) -> ViolatedRows:
-    """Convert a solution to a schedule, and offer it to the session if it violates no memory row.
+def offer_solution(
+    session: Session,
+    relaxation: Relaxation,
+    x: NDArray[Any],
+    restorations: Sequence[Restoration],
+) -> ViolatedRows:
+    """Offer the schedule of a solution's `restorations` if it violates no memory row.
 
-    Enforced rows count, too; a schedule that violates a user-defined limit is offered. Rewarded
-    decisions of the solution are added to the schedule by `add_rewarded_decisions`. Returns the
-    worst violated rows that the relaxation does not enforce (see `ViolatedRows`); step rows are
-    checked only if no stage row is violated. If the peak is minimized, the schedule is
-    offered in any case: it may be good although it exceeds the peak that the solution claims.
-    Raises `TimeLimitError` if the time limit passes.
+    A schedule that violates a user-defined limit is offered, as is any schedule if the peak is
+    minimized: it may be good although it exceeds the peak that the solution claims. Rewarded
+    decisions of the solution are added to the schedule. Returns the worst violated rows that the
+    relaxation does not enforce; step rows only if no stage row is violated.
     """
-    disaggregation = relaxation.disaggregate(x)
+    problem = session.problem
+    partial = PartialSchedule(problem.graph, restorations, working_graph=problem.working_graph)
     limit_bytes = relaxation.claimed_ram_bytes(x)
-    stages = violated_stages(disaggregation.stage_loads(), limit_bytes)
-    steps = [] if stages else violated_steps(disaggregation, limit_bytes)
-    if not (stages or steps) or not session.problem.objective.is_sum:
-        schedule = disaggregation.schedule()
+    stages = violated_stages(partial.row_bytes.tolist(), limit_bytes)
+    steps = [] if stages else violated_steps(partial, limit_bytes)
+    if not (stages or steps) or not problem.objective.is_sum:
+        schedule = partial.schedule()
         if session.penalized_objective is not None:
-            schedule = add_rewarded_decisions(
-                session.penalized_objective,
-                schedule,
-                relaxation.rewarded_decisions(x, disaggregation),
-            )
+            rewarded = relaxation.rewarded_decisions(x, restorations)
+            schedule = add_rewarded_decisions(session.penalized_objective, restorations, rewarded)
         session.offer_schedule(schedule)
     grouping = relaxation.grouping
     return ViolatedRows(
         [t for t in stages if t not in grouping.stage_rows],
         [step for step in steps if step not in grouping.step_rows],
-        _violated_user_limits(relaxation, disaggregation),
+        _violated_user_limits(relaxation, restorations),
     )
 
 
 def _violated_user_limits(
-    relaxation: Relaxation, disaggregation: Disaggregation
+    relaxation: Relaxation, restorations: Sequence[Restoration]
 ) -> dict[int, frozenset[int]]:
-    """Return the violated per-stage user constraints that the relaxation does not enforce.
-
-    The keys are positions in the problem's `stage_limits`, the values the
-    `coefficient_change_stages` of the constraints.
-    """
+    """Return the violated per-stage user constraints that the relaxation does not enforce."""
     limits = relaxation.problem.stage_limits
     if not limits:
         return {}
-    decisions = {("recomputed", index) for index in disaggregation.recomputed}
-    decisions.update(("paged_in", index) for index in disaggregation.paged_in)
+    names = {RECOMPUTE: "recomputed", PAGE_IN: "paged_in"}
+    decisions = {(names.get(kind), (stage, item)) for stage, item, kind in restorations}
     return {
         position: coefficient_change_stages(row)
         for position, row in enumerate(limits)

@@ -20,8 +20,10 @@ from poetmodel.solver.lazy.primal import PrimalHeuristic
 from poetmodel.solver.lazy.session import Session
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from concurrent.futures import Future
 
+    from poetmodel.heuristics.restorations import Restoration
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
     from poetmodel.solver.lazy.params import LazyParams
@@ -53,9 +55,9 @@ class ProofState:
     """Maximum number of columns of a solved model, linear or integer."""
     found_schedule: FoundSchedule | None = None
     """The incumbent; None without one, or if the process has one that is at least as good."""
-    solution: Schedule | None = None
-    """The schedule of the latest solution of a relaxation; None without one, or if it was already
-    sent."""
+    solution: Sequence[Restoration] | None = None
+    """The restorations of the latest solution of a relaxation; None without one, or if it was
+    already sent."""
 
 
 class PrimalWorker:
@@ -74,7 +76,7 @@ class PrimalWorker:
         self.session = session
         self.running_event = threading.Event()
         """Set while the process searches."""
-        self._solutions: deque[Schedule] = deque(maxlen=1)
+        self._solutions: deque[Sequence[Restoration]] = deque(maxlen=1)
         self._best_value = float("inf")
         """Smallest value of a schedule that was sent to or received from the process."""
         self._error: BaseException | None = None
@@ -91,8 +93,8 @@ class PrimalWorker:
         self._close_event.set()
         self._thread.join()
 
-    def send_solution(self, solution: Schedule) -> None:
-        """Send a solution's schedule with the next update, in place of an unsent earlier one."""
+    def send_solution(self, solution: Sequence[Restoration]) -> None:
+        """Send a solution with the next update, in place of an unsent earlier one."""
         self._solutions.append(solution)
 
     def raise_error(self) -> None:
@@ -220,7 +222,7 @@ class PrimalSearch:
         request = replace(request, on_progress=self._report)
         self.session = Session(problem, request, params=params)
         self.primal = PrimalHeuristic(self.session, should_stop=self._has_new_solution)
-        self._solution: Schedule | None = None
+        self._solution: Sequence[Restoration] | None = None
         self._best_value = float("inf")
 
     def search_until_done(self) -> None:
@@ -249,7 +251,7 @@ class PrimalSearch:
         if state.found_schedule is not None:
             self._best_value = min(self._best_value, state.found_schedule.value)
             session.offer_schedule(state.found_schedule.schedule)
-        self._solution = state.solution or self._solution
+        self._solution = self._solution if state.solution is None else state.solution
 
     def _has_new_solution(self) -> bool:
         """Update from all messages; return whether there is a new solution to search from."""

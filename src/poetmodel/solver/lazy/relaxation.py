@@ -13,18 +13,19 @@ import numpy as np
 from poetmodel.backends.layout import require_layout, to_standard_form
 from poetmodel.backends.sparse import csr_array
 from poetmodel.clock import check_time_limit
-from poetmodel.heuristics.restorations import PAGE_IN, PAGE_OUT, RECOMPUTE, Restoration
+from poetmodel.heuristics.restorations import (
+    PAGE_IN,
+    PAGE_OUT,
+    RECOMPUTE,
+    STORAGE_HOME,
+    Restoration,
+)
 from poetmodel.model.aggregated import build_relaxation
 from poetmodel.model.memory import memory_values
-from poetmodel.solver.lazy.disaggregation import (
-    ROUNDING,
-    Disaggregation,
-    GroupDecisions,
-    disaggregate,
-)
+from poetmodel.solver.lazy.disaggregation import ROUNDING, disaggregate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -190,47 +191,50 @@ class Relaxation:
                     cuts_by_terms.setdefault(tuple(restated_cut.terms), restated_cut)
         self.cuts = list(cuts_by_terms.values())
 
-    def group_decisions(self, x: NDArray[np.float64]) -> GroupDecisions:
-        """Return the decisions of a solution `x` over groups: columns above one half.
+    def to_restorations(self, x: NDArray[np.float64]) -> list[Restoration]:
+        """Return the decisions of a solution `x` in stages: see `disaggregate`.
 
-        Reads only the columns of `kept`, `recomputed`, `paged_in` and `resident`. Free keeps are
-        included, and state without a column in `resident` counts as resident.
+        Columns above one half count as 1. State has a home on storage only if the solution says so.
         """
-        return GroupDecisions(
-            kept=_indices_at_one(self.kept, x) | self.events.free_keeps,
+        graph = self.problem.graph
+        on_storage = [i for i, column in self.resident.items() if not x[column] > 0.5]  # noqa: PLR2004
+        resident = set(graph.state_tensors).difference(on_storage)
+        restorations = disaggregate(
+            self.problem.working_graph,
+            self.grouping,
+            kept=self._kept_groups(x, resident),
             recomputed=_indices_at_one(self.recomputed, x),
-            paged_in=_indices_at_one(self.paged_in, x),
-            resident=_indices_at_one(self.resident, x).union(
-                set(self.problem.graph.state_tensors) - self.resident.keys()
+            paged_in=(
+                (group, i) for group, i in _indices_at_one(self.paged_in, x) if i not in resident
             ),
+            last_stages=graph.last_stages,
         )
+        return restorations + [
+            Restoration.at_its_node(graph, i, STORAGE_HOME) for i in sorted(on_storage)
+        ]
 
-    def disaggregate(self, x: NDArray[np.float64]) -> Disaggregation:
-        """Convert a solution `x` over groups to a schedule over stages.
-
-        Columns above one half count as 1. Raises `TimeLimitError` if the time limit passes.
-        """
-        problem, decisions = self.problem, self.group_decisions(x)
-        graph = problem.working_graph
-        return disaggregate(
-            graph, self.grouping, self.events, decisions, stated_graph=problem.graph
-        )
+    def _kept_groups(self, x: NDArray[Any], resident: set[int]) -> Iterator[tuple[int, int]]:
+        """Yield (group, tensor) pairs: the tensor is kept into the group, or free to keep."""
+        group_of, node_of = self.grouping.group_of, self.problem.graph.node_of
+        for i, a in _indices_at_one(self.kept, x) | self.events.free_keeps:
+            if i not in resident:
+                groups = self.events.event_groups[i]
+                first_group = group_of[node_of[i]] if a == 0 else groups[a - 1]
+                yield from ((group, i) for group in range(first_group + 1, groups[a] + 1))
 
     def rewarded_decisions(
-        self, x: NDArray[np.float64], disaggregation: Disaggregation
+        self, x: NDArray[np.float64], restorations: Sequence[Restoration]
     ) -> list[Restoration]:
-        """Return the rewarded decisions of a solution `x` that `disaggregation` lacks.
+        """Return the rewarded decisions of a solution `x` that its `restorations` lack.
 
         Recomputations and page-ins have stage -1, because the solution does not decide their stage.
-        The number of each is that in the solution, with `extra_recomputed` and `extra_paged_in` and
-        each value rounded, minus that in `disaggregation`. All rewarded page-outs of the solution
-        are returned, in the stage of their node, because a disaggregation has none.
+        Page-outs are those of the solution.
         """
         graph, rewards = self.problem.graph, self.problem.rewards
-        restorations: list[Restoration] = []
-        for count_columns, group_columns, scheduled_decisions, kind in (
-            (self.extra_recomputed, self.recomputed, disaggregation.recomputed, RECOMPUTE),
-            (self.extra_paged_in, self.paged_in, disaggregation.paged_in, PAGE_IN),
+        missing: list[Restoration] = []
+        for count_columns, group_columns, kind in (
+            (self.extra_recomputed, self.recomputed, RECOMPUTE),
+            (self.extra_paged_in, self.paged_in, PAGE_IN),
         ):
             rewards_of_kind = rewards.compute if kind == RECOMPUTE else rewards.page_in
             n_missing = {item: 0 for item, reward in enumerate(rewards_of_kind) if reward}
@@ -239,12 +243,12 @@ class Relaxation:
             for (_, item), column in group_columns.items():
                 if item in n_missing:
                     n_missing[item] += round(float(x[column]))
-            for _, item in set(scheduled_decisions):
-                if item in n_missing:
-                    n_missing[item] -= 1
+            for restoration in restorations:
+                if restoration.kind == kind and restoration.item in n_missing:
+                    n_missing[restoration.item] -= 1
             for item, count in n_missing.items():
-                restorations += [Restoration(-1, item, kind)] * count
-        return restorations + [
+                missing += [Restoration(-1, item, kind)] * count
+        return missing + [
             Restoration.at_its_node(graph, i, PAGE_OUT)
             for i, column in self.paged_out.items()
             if rewards.page_out[i] and x[column] > 0.5  # noqa: PLR2004

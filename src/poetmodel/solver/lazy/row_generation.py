@@ -28,10 +28,11 @@ from poetmodel.solver.lazy.symmetry import solve_with_counts
 from poetmodel.solver.request import GRACE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from poetmodel.heuristics.restorations import Restoration
     from poetmodel.model.grouping import Grouping
     from poetmodel.solver.lazy.primal_worker import PrimalWorker
     from poetmodel.solver.lazy.relaxation import Relaxation
@@ -95,9 +96,10 @@ class RowGeneration:
                     if raw.status == SolverStatus.INTERRUPTED and not session.is_done():
                         self._search_locally()
                     continue
-                violated_rows = offer_solution(session, relaxation, raw.x)
+                restorations = relaxation.to_restorations(raw.x)
+                violated_rows = offer_solution(session, relaxation, raw.x, restorations)
                 if not session.is_done():
-                    self._repair_and_search(relaxation, raw.x)
+                    self._repair_and_search(restorations)
                 if violated_rows:
                     relaxation = self._refine(relaxation, raw, violated_rows)
                 elif not self._add_covers(relaxation, raw.x):
@@ -148,7 +150,7 @@ class RowGeneration:
         relaxation, solution = add_rows(session, self.grouping, *callbacks)
         self.grouping = relaxation.grouping
         if solution.x is not None and not session.is_done():
-            self._repair_and_search(relaxation, solution.x)
+            self._repair_and_search(relaxation.to_restorations(solution.x))
         return None if solution.is_infeasible else relaxation
 
     def _solve_relaxation(self, relaxation: Relaxation) -> RawSolution | None:
@@ -209,14 +211,15 @@ class RowGeneration:
             and progress.incumbent is not None
             and (incumbent is None or progress.incumbent * relaxation.unit < incumbent.value)
         ):
-            offer_solution(session, relaxation, progress.x)
+            restorations = relaxation.to_restorations(progress.x)
+            offer_solution(session, relaxation, progress.x, restorations)
             repairs_solutions = "repair_on_the_way" in session.params.heuristics
             if (
                 repairs_solutions
                 and session.bounds.incumbent is incumbent
                 and not session.is_done()
             ):
-                self._repair_and_search(relaxation, progress.x, search_locally=False)
+                self._repair_and_search(restorations, search_locally=False)
         if progress.x is not None or session.best_known() != best_known_before:
             self._last_gain_s = time.monotonic()
         return not (session.is_done() or self._is_idle_at_root(progress))
@@ -302,7 +305,7 @@ class RowGeneration:
     # -- primal heuristic ------------------------------------------------------------------------
 
     def _repair_and_search(
-        self, relaxation: Relaxation, x: NDArray[Any], *, search_locally: bool = True
+        self, solution: Sequence[Restoration], *, search_locally: bool = True
     ) -> None:
         """Repair a relaxation's solution and search near it, in the primal worker if that runs.
 
@@ -310,11 +313,10 @@ class RowGeneration:
         and the gap is not small. A worker that does not run yet receives the latest solution at
         its start. Raises `TimeLimitError` if the time limit passes.
         """
-        schedule = relaxation.disaggregate(x).schedule()
         if self.worker is not None:
-            self.worker.send_solution(schedule)
+            self.worker.send_solution(solution)
         if self.worker is None or not self.worker.running_event.is_set():
-            self.primal.repair(schedule, search_locally=search_locally)
+            self.primal.repair(solution, search_locally=search_locally)
 
     def _search_locally(self) -> None:
         """Search near the incumbent, unless the primal worker runs."""
@@ -328,7 +330,7 @@ class RowGeneration:
         """
         self._n_linear_solutions += 1
         if not self._n_linear_solutions & (self._n_linear_solutions - 1):
-            self._repair_and_search(relaxation, x, search_locally=False)
+            self._repair_and_search(relaxation.to_restorations(x), search_locally=False)
 
     def _search_if_due(self, relaxation: Relaxation, x: NDArray[Any]) -> None:
         """Repair and search locally if the gap is wide and more than `SEARCH_S` are due.
@@ -336,4 +338,4 @@ class RowGeneration:
         Called between linear relaxations.
         """
         if self._has_wide_gap() and self.primal.due_s > SEARCH_S:
-            self._repair_and_search(relaxation, x)
+            self._repair_and_search(relaxation.to_restorations(x))
