@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 STUDIES: Final = {
     "grid": "grid:STUDY",
+    "ablate": "ablate:STUDY",
     "against": "against:STUDY",
     "compared": "compared:STUDY",
     "solvers": "solver_runs:STUDY",

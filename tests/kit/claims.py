@@ -40,9 +40,10 @@ from poetmodel.schedule import check_schedule
 from poetmodel.solver import solve
 from poetmodel.solver.extended import prove_model
 from poetmodel.solver.lazy import prove
-from poetmodel.solver.lazy.params import CUT_FAMILIES, HEURISTICS, LazyParams
 from poetmodel.solver.outcome import make_candidate, make_result, make_valid_candidate
+from poetmodel.solver.policy import CUT_FAMILIES, HEURISTICS, Policy
 from poetmodel.solver.request import Request
+from poetmodel.solver.task import Task
 
 EQUALITY_TOLERANCE = 1e-9
 """Tolerance of bounds above the optimum, for rounding, relative to all summed costs."""
@@ -161,29 +162,53 @@ UNSEARCHED = frozenset({"ordinary", "larger"})
 
 
 # -- solving methods -----------------------------------------------------------------------------
-def random_params(rng):
-    """Draw parameters of a lazy solve, also poor ones; none may cause a false claim."""
-    return LazyParams(
+DRAWN = {
+    "greedy_time_ratio": (0.0, 0.1),
+    "max_greedy_time_ratio": (0.0, 0.5),
+    "min_units": (1e-6, 1.0, 1e3),
+    "max_units": (1e4, 1e5),
+    "small_gap_ratio": (0.0, 0.01, 1.0),
+    "wide_gap_ratio": (0.0, 0.03, 1.0),
+    "far_gap_ratio": (0.0, 0.1, 1.0),
+    "cut_rounds": (1, 5, 30),
+    "cuts_per_round": (1, 10, 400),
+    "cut_violation": (0.0, 1e-5, 1e-3),
+    "cut_gain_ratio": (0.0, 1e-3),
+    "row_gain_ratio": (0.0, 4e-3),
+    "linear_rows": (1, 4, 100),
+    "linear_growth_ratio": (0.0, 0.5, 1.0),
+    "tight_ratio": (0.0, 0.5, 0.97, 1.0),
+    "large_columns": (1, 5000),
+    "rounds_without_gain": (1, 3),
+    "max_sums": (1, 16, 1 << 20),
+    "easy_growth_ratio": (0.0, 0.5, 1.0),
+    "single_row_gain_ratio": (0.0, 0.02, 1.0),
+    "few_rows": (1, 2),
+    "wide_gap_rows": (1, 3),
+    "min_solve_s": (0.01, 5.0),
+    "wide_gap_time_ratio": (0.0, 0.75, 1.0),
+    "far_gap_time_ratio": (0.0, 0.3, 1.0),
+    "idle_root_time_ratio": (0.0, 0.1, 1.0),
+    "counted_use_ratio": (0.0, 0.02, 1.0),
+    "repair_s": (0.0, 1.0),
+    "search_s": (0.0, 3.0),
+    "idle_iterations_per_column": (0.0, 0.01, 0.1),
+    "iterations_per_offer": (1, 100),
+    "search_time_ratio": (0.0, 0.5, 1.0),
+    "far_search_time_ratio": (0.0, 0.8, 1.0),
+    "without_schedule_time_ratio": (0.0, 1 / 6, 1.0),
+    "fastest_time_ratio": (0.1, 0.8),
+    "worker_start_s": (0.0, 0.5),
+}
+"""Values of the numbers of a policy, also poor ones; none may cause a false claim."""
+
+
+def random_policy(rng):
+    """Draw a policy: its enabled phases, and a value of `DRAWN` for each number."""
+    return Policy(
         cuts=frozenset(family for family in sorted(CUT_FAMILIES) if rng.random() < 0.8),
         heuristics=frozenset(name for name in sorted(HEURISTICS) if rng.random() < 0.35),
-        small_gap_ratio=rng.choice((0.0, 0.01, 1.0)),
-        wide_gap_ratio=rng.choice((0.0, 0.03, 1.0)),
-        cut_rounds=rng.choice((1, 5, 30)),
-        cuts_per_round=rng.choice((1, 10, 400)),
-        cut_violation=rng.choice((0.0, 1e-5, 1e-3)),
-        cut_gain_ratio=rng.choice((0.0, 1e-3)),
-        row_gain_ratio=rng.choice((0.0, 4e-3)),
-        linear_rows=rng.choice((1, 4, 100)),
-        linear_growth_ratio=rng.choice((0.0, 0.5, 1.0)),
-        tight_ratio=rng.choice((0.0, 0.5, 0.97, 1.0)),
-        large_columns=rng.choice((1, 5000)),
-        rounds_without_gain=rng.choice((1, 3)),
-        max_sums=rng.choice((1, 16, 1 << 20)),
-        easy_growth_ratio=rng.choice((0.0, 0.5, 1.0)),
-        single_row_gain_ratio=rng.choice((0.0, 0.02, 1.0)),
-        few_rows=rng.choice((1, 2)),
-        wide_gap_rows=rng.choice((1, 3)),
-        counted_use_ratio=rng.choice((0.0, 0.02, 1.0)),
+        **{name: rng.choice(values) for name, values in DRAWN.items()},
     )
 
 
@@ -203,15 +228,28 @@ METHODS = ("lazy", "compact", "built", "unreduced")
 
 
 def _solve_lazily(problem, *, rng, backend, gap):
-    """Solve by row generation with random parameters and rows, and a poor start or none."""
-    request = Request(backend=backend, time_limit_s=LIMIT_S, gap=gap, seed=rng.randint(0, 3))
+    """Solve with a random policy: the whole task, or the proof from random rows and a poor start.
+
+    The proof may also begin without a start.
+    """
+    request = Request(
+        backend=backend,
+        time_limit_s=LIMIT_S,
+        gap=gap,
+        seed=rng.randint(0, 3),
+        policy=random_policy(rng),
+    )
+    if rng.random() < 0.3:
+        task = Task(problem=problem, formulation="lazy")
+        outcome = task.solve_problem(problem, request, None)
+        return make_result(problem, request, outcome, formulation="lazy")
     start = None
     if rng.random() < 0.4:
         start = make_valid_candidate(
             problem, rng.choice((keep_all_if_within_budgets, page_everything))(problem)
         )
     first = random_grouping(rng, len(problem.graph.nodes))
-    outcome = prove(problem, request, start=start, first_grouping=first, params=random_params(rng))
+    outcome = prove(problem, request, start=start, first_grouping=first)
     return make_result(problem, request, outcome, formulation="lazy")
 
 

@@ -170,7 +170,7 @@ def test_what_lies_inside_a_sub_package_is_imported_by_its_tests_and_the_kit():
 @pytest.mark.parametrize(
     ("file", "text", "wrong"),
     [
-        ("solver/test_state.py", "from poetmodel.solver.lazy import LazyParams", []),
+        ("solver/test_state.py", "from poetmodel.solver.lazy import prove", []),
         ("solver/lazy/test_solve.py", "from poetmodel.solver.lazy.session import Session", []),
         ("kit/relaxation.py", "import poetmodel.solver.lazy.session", []),
         ("export/test_a.py", "from poetmodel.torch.lowering.step import lower", []),

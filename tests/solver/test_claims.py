@@ -9,7 +9,7 @@ its name. ``refuted.jsonl`` has problems on which an earlier version, or a solve
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +20,7 @@ import pytest
 import poetmodel as pm
 from kit.claims import (
     BACKENDS,
+    DRAWN,
     KINDS,
     METHODS,
     RESOLVED,
@@ -57,6 +58,7 @@ from poetmodel.result import Status
 from poetmodel.schedule import check_schedule
 from poetmodel.solver import solve
 from poetmodel.solver.outcome import make_candidate
+from poetmodel.solver.policy import Policy
 
 
 # -- kinds of problems ---------------------------------------------------------------------------
@@ -636,3 +638,8 @@ def test_bare_rounds_decide_something():
     assert steps > 2
     assert costly > 25
     assert infeasible > 1
+
+
+def test_all_numbers_of_a_policy_are_drawn():
+    """So that a number that is added cannot cause a false claim unseen."""
+    assert {*DRAWN, "cuts", "heuristics"} == {field.name for field in fields(Policy)}

@@ -30,8 +30,8 @@ from poetmodel.schedule import (
     with_immediate_page_outs,
 )
 from poetmodel.solver.lazy.linear import add_rows, kept_spans
-from poetmodel.solver.lazy.params import LazyParams
 from poetmodel.solver.lazy.session import Session
+from poetmodel.solver.policy import Policy
 from poetmodel.solver.request import PATIENCE_S, Request
 from poetmodel.units import format_bytes
 
@@ -180,8 +180,11 @@ def _solve_for_fractions(problem: Problem, ram_bytes: int) -> list[tuple[int, in
     initial_grouping = Grouping(
         len(ram_by_stage), frozenset({max(range(len(ram_by_stage)), key=ram_by_stage.__getitem__)})
     )
-    request = Request(time_limit_s=max(1e-3, min(time_left_s(), MAX_RELAXATION_S)))
-    session = Session(relaxed_problem, request, params=LazyParams(cuts=frozenset()))
+    request = Request(
+        time_limit_s=max(1e-3, min(time_left_s(), MAX_RELAXATION_S)),
+        policy=Policy(cuts=frozenset()),
+    )
+    session = Session(relaxed_problem, request)
     relaxation, solution = run_interruptibly(
         partial(add_rows, session, initial_grouping),
         session.stop_event,

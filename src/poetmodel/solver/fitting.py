@@ -20,7 +20,6 @@ from poetmodel.planner import make_plan, verify
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity, Schedule, simulate
 from poetmodel.solver.facade import solve as solve_by_default
-from poetmodel.solver.lazy.params import LazyParams
 from poetmodel.solver.outcome import make_valid_candidate
 from poetmodel.solver.request import Request, SearchKeywords
 from poetmodel.units import format_bytes
@@ -45,6 +44,9 @@ MARGIN_DIVISOR: Final = 256
 """Divisor of the RAM whose quotient is a margin. If the first solve reached its time limit, the RAM
 is reduced by the margin in addition to the excess, because a further solve would cost more than the
 margin."""
+MAX_SOLVED_GAP: Final = 0.03
+"""Largest gap of the first solve after which a smaller budget is solved, too. Above it, a proof is
+out of reach in the remaining time, and a local search finds better schedules."""
 MAX_PLACING_S: Final = 10.0
 """Maximum time to place one plan in an arena [s]."""
 
@@ -424,15 +426,13 @@ class _FittingSearch:
         """Solve with less RAM; start from the first schedule if its solve reached its time limit.
 
         The first schedule is repaired for the start. If the gap of the first solve is above
-        `LazyParams.wide_gap_ratio` and time is no makespan, only search locally from its schedule.
+        `MAX_SOLVED_GAP` and time is no makespan, only search locally from its schedule.
         If the repair fails, if the first solve ended before its time limit, or for a published
         method, solve without a start.
         """
         if first_result.method != "optimal" or first_result.termination != Termination.TIME_LIMIT:
             return self._solve_within(smaller_problem, 1 / 2)
-        if (
-            first_result.gap or 0.0
-        ) > LazyParams().wide_gap_ratio and not smaller_problem.is_overlapping:
+        if (first_result.gap or 0.0) > MAX_SOLVED_GAP and not smaller_problem.is_overlapping:
             return self._search_from_first(first_result, smaller_problem)
         max_s = min(QUICK_S, self.request.remaining_s() / 4)
         start = _refit_quickly(smaller_problem, first_result.require_schedule(), max_s=max_s)

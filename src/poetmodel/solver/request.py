@@ -10,6 +10,7 @@ from poetmodel.clock import now_s, wall_end_s
 from poetmodel.errors import InputError
 from poetmodel.problem import Quantity
 from poetmodel.result import SolveResult, relative_gap
+from poetmodel.solver.policy import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -136,6 +137,8 @@ class Request(SearchOptions):
     """Called with reports of progress; returning False stops the solve."""
     presolve: bool = True
     """Whether the solver may reduce a model before it solves it."""
+    policy: Policy = field(default_factory=Policy)
+    """Parameters of the search; no claim depends on them."""
     started_s: float = field(default_factory=now_s)
     """Time of the request, on the clock that counts against the limit [s]; by default the creation
     of this object."""

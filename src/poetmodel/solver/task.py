@@ -26,6 +26,7 @@ from poetmodel.units import format_seconds
 if TYPE_CHECKING:
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
+    from poetmodel.solver.policy import Policy
 
 
 CUT_SHORT: Final = frozenset({Termination.TIME_LIMIT, Termination.INTERRUPTED})
@@ -34,17 +35,6 @@ RETRY_NOTE: Final = (
     "a verified schedule refutes the proof of the solver; the problem is solved again without "
     "presolve"
 )
-GREEDY_TIME_RATIO: Final = 0.1
-"""Fraction of the time limit after which the greedy heuristic returns its best schedule."""
-MAX_GREEDY_TIME_RATIO: Final = 0.5
-"""Fraction of the remaining time after which the greedy heuristic ends without a schedule, but not
-before `GRACE_S`."""
-MIN_UNITS: Final = 1.0
-"""Smallest value of a known schedule, in units of the objective, that a solver resolves to a
-millionth. For a smaller value, the problem is restated in finer units."""
-MAX_UNITS: Final = 1e5
-"""Largest value of a known schedule, in units of the objective. For a larger value, the problem is
-restated in coarser units."""
 REFINABLE: Final = frozenset({Termination.PROVED, Termination.STALLED})
 """Terminations after which an open gap may be due to a solver's tolerances."""
 
@@ -155,7 +145,7 @@ class Task:
         """
         if not (self.can_restate and problem.constraints):
             return None
-        max_s = GREEDY_TIME_RATIO * request.time_limit_s
+        max_s = request.policy.greedy_time_ratio * request.time_limit_s
         for restricted_problem in (
             replace(problem, paging=False),
             replace(problem, recompute=False),
@@ -210,7 +200,7 @@ class Task:
         if (
             first_candidate is not None
             and self.can_restate
-            and not _is_resolvable(problem, first_candidate.value)
+            and not _is_resolvable(problem, first_candidate.value, request.policy)
         ):
             stated_problem = problem.surrogate(reference_value=first_candidate.value)
         outcome = self.prove(stated_problem, request, first_candidate)
@@ -309,14 +299,11 @@ def _fall_back_to_compact(problem: Problem, request: Request, lazy_outcome: Outc
     ).with_solves([lazy_outcome, compact_outcome])
 
 
-def _is_resolvable(problem: Problem, value: float) -> bool:
-    """Return whether `value` is between `MIN_UNITS` and `MAX_UNITS` of the objective's unit.
-
-    True for values of 0 or less, and if RAM is minimized.
-    """
+def _is_resolvable(problem: Problem, value: float, policy: Policy) -> bool:
+    """Return whether the unit of the objective suits `value`, or the unit has no reference."""
     if value <= 0 or not problem.objective.is_sum:
         return True
-    return MIN_UNITS <= value / problem.objective.unit <= MAX_UNITS
+    return policy.min_units <= value / problem.objective.unit <= policy.max_units
 
 
 def _with_known_progress(request: Request, known_candidate: Candidate, bound: float) -> Request:
@@ -382,14 +369,15 @@ def _greedy_candidate(problem: Problem, request: Request) -> Candidate | None:
 
     `construct` is not called if keep-all reaches the bound known without a solve. Its schedule is
     ignored if `TooLargeError` is raised, or if construction and verification together take longer
-    than both `GRACE_S` and `MAX_GREEDY_TIME_RATIO` of the remaining time.
+    than both `GRACE_S` and `max_greedy_time_ratio` of the remaining time.
     """
+    policy = request.policy
     keep_all = make_valid_candidate(problem, keep_all_if_within_budgets(problem))
     if keep_all is not None and is_tight(problem, keep_all.value, problem.objective.known_bound):
         return keep_all
     try:
-        with time_limit(max(request.remaining_s() * MAX_GREEDY_TIME_RATIO, GRACE_S)):
-            schedule = construct(problem, max_s=request.time_limit_s * GREEDY_TIME_RATIO)
+        with time_limit(max(request.remaining_s() * policy.max_greedy_time_ratio, GRACE_S)):
+            schedule = construct(problem, max_s=request.time_limit_s * policy.greedy_time_ratio)
             return better_candidate(keep_all, make_valid_candidate(problem, schedule))
     except (TimeLimitError, TooLargeError):  # on graphs of thousands of nodes
         return keep_all

@@ -21,17 +21,16 @@ from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.result import Termination
-from poetmodel.solver.lazy import LazyParams
 from poetmodel.solver.lazy.cuts.rounding import RoundingSeparator
 from poetmodel.solver.lazy.linear import add_cuts, add_rows, stage_loads
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.request import Request
 
 
-def session_of(problem, params=None, **choices):
+def session_of(problem, **choices):
     """Begin a solve without a start."""
     request = Request(**{"gap": 0.0, "time_limit_s": 300.0, **choices})
-    return Session(problem, request, params=params or LazyParams())
+    return Session(problem, request)
 
 
 def test_cuts_and_rows_raise_the_bound_of_the_session():

@@ -20,7 +20,7 @@ from poetmodel.errors import BackendError
 from poetmodel.heuristics.greedy import page_everything
 from poetmodel.model.grouping import Grouping
 from poetmodel.process import WorkerJob, WorkerProcess
-from poetmodel.solver.lazy import LazyParams, primal_worker
+from poetmodel.solver.lazy import primal_worker
 from poetmodel.solver.lazy.primal import PrimalHeuristic
 from poetmodel.solver.lazy.primal_worker import (
     UPDATE_INTERVAL_S,
@@ -31,9 +31,10 @@ from poetmodel.solver.lazy.primal_worker import (
 )
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import make_candidate
+from poetmodel.solver.policy import Policy
 from poetmodel.solver.request import Request
 
-AT_ONCE = LazyParams(worker_start_s=0.0)
+AT_ONCE = Policy(worker_start_s=0.0)
 """Start the process without waiting for the solve to get older."""
 
 
@@ -44,10 +45,18 @@ def paged_comb(**choices):
     return problem, start, session_of(problem, start, **choices)
 
 
+def request_of(**choices):
+    """Ask for a proof with two threads, and time enough."""
+    usual = {"gap": 0.0, "time_limit_s": 300.0, "threads": 2, "policy": AT_ONCE}
+    return Request(**{**usual, **choices})
+
+
 def session_of(problem, best=None, **choices):
     """Begin a solve with two threads."""
-    request = Request(**{"gap": 0.0, "time_limit_s": 300.0, "threads": 2, **choices})
-    return Session(problem, request, best, params=AT_ONCE)
+    request = Request(
+        **{"gap": 0.0, "time_limit_s": 300.0, "threads": 2, "policy": AT_ONCE, **choices}
+    )
+    return Session(problem, request, best)
 
 
 def answer_of(session, grouping):
@@ -96,7 +105,7 @@ def test_a_process_finds_better_schedules(started):
 def test_a_quick_solve_starts_no_process(started):
     """From no schedule it leads to one of its value; a quick solve starts no process at all."""
     session = session_of(comb_problem())
-    session.params = LazyParams(worker_start_s=PATIENCE_S)
+    session.request = replace(session.request, policy=Policy(worker_start_s=PATIENCE_S))
     with PrimalWorker(session) as search:
         pass
     search.raise_error()
@@ -144,11 +153,11 @@ def test_what_is_new_is_told_once():
 class Peer:
     """The proof's side of a search that runs in a thread: what it is told and what it finds."""
 
-    def __init__(self, problem, state=None, params=None, **choices):
+    def __init__(self, problem, state=None, **choices):
         self.found = []
         self.job = WorkerJob(self.found.append)
-        request = Request(**{"gap": 0.0, "time_limit_s": 300.0, "threads": 2, **choices})
-        self.search = PrimalSearch(self.job, problem, request, params or LazyParams())
+        request = request_of(**choices)
+        self.search = PrimalSearch(self.job, problem, request)
         self.search.update(state or ProofState(bound=0.0, max_columns=0))
         self._work = threading.Thread(target=self.search.search_until_done)
 
@@ -223,7 +232,7 @@ def test_a_search_without_local_search_waits_for_answers(monkeypatch):
     monkeypatch.setattr(PrimalHeuristic, "repair", lambda _, solution: taken.append(solution))
     monkeypatch.setattr(WorkerJob, "messages", lambda job: polls.append(job) or read(job))
     started_s = time.monotonic()
-    with Peer(problem, params=LazyParams(heuristics=frozenset({"repair"}))) as peer:
+    with Peer(problem, policy=Policy(heuristics=frozenset({"repair"}))) as peer:
         assert wait_until(lambda: len(polls) >= 3)
         peer.tell(solution=answer)
         assert wait_until(lambda: taken)
@@ -289,13 +298,12 @@ import os
 from poetmodel import Costs, Device, Problem, solve
 from poetmodel.graph import floor
 from poetmodel.graph.catalogue import load_model
-from functools import partial
-from poetmodel.solver import lazy
 from poetmodel.solver.lazy import primal_worker
+from poetmodel.solver.lazy.session import Session
+from poetmodel.solver.policy import Policy
 
 print("once", flush=True)  # a script without a main of its own
-params = lazy.LazyParams(worker_start_s=0.0)
-lazy.prove = partial(lazy.prove, params=params)
+Session.policy = Policy(worker_start_s=0.0)
 tell = primal_worker.PrimalWorker._send_updates
 
 def say_and_tell(self, process, search):

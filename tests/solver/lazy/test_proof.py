@@ -13,8 +13,7 @@ from kit.worked import comb_problem, skip_problem
 from poetmodel.problem import Quantity
 from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.result import Termination
-from poetmodel.solver.lazy import LazyParams, proof, prove
-from poetmodel.solver.lazy.params import CUT_FAMILIES, HEURISTICS
+from poetmodel.solver.lazy import proof, prove
 from poetmodel.solver.lazy.proof import (
     PROOF_MARGIN,
     can_search_fastest,
@@ -23,6 +22,7 @@ from poetmodel.solver.lazy.proof import (
 )
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import make_candidate
+from poetmodel.solver.policy import SWITCHES, Policy
 from poetmodel.solver.request import Request, SolveProgress
 
 
@@ -51,10 +51,10 @@ def below(problem, ceiling):
 
 def fastest(problem, request=None, bound=0.0):
     """Look for the fastest schedule."""
-    return find_fastest_schedule(problem, request or unlimited(), bound, LazyParams())
+    return find_fastest_schedule(problem, request or unlimited(), bound)
 
 
-AT_ONCE = LazyParams(without_schedule_time_ratio=0.0)
+AT_ONCE = Policy(without_schedule_time_ratio=0.0)
 """Ask for the fastest schedule at once."""
 
 
@@ -110,7 +110,7 @@ def test_a_solve_without_a_schedule_asks_for_the_fastest(part, monkeypatch):
     monkeypatch.setattr(proof, "find_fastest_schedule", noted)
     seen = Counter()
     for seed, problem in part.select(with_deadlines(range(160), "solve", (4, 5))):
-        outcome = prove(problem, unlimited(), start=None, params=AT_ONCE)
+        outcome = prove(problem, unlimited(policy=AT_ONCE), start=None)
         best = optimum(problem)
         assert outcome.termination == Termination.PROVED, seed
         assert outcome.is_infeasible == (best is None), seed
@@ -131,7 +131,7 @@ def test_with_a_schedule_nothing_is_asked(monkeypatch):
     problem = timed_comb("200%")
     best = prove(problem, unlimited(), start=None).candidate
     for stated, start in ((problem, best), (problem.without_limits(Quantity.TIME), None)):
-        outcome = prove(stated, unlimited(), start=start, params=AT_ONCE)
+        outcome = prove(stated, unlimited(policy=AT_ONCE), start=start)
         assert outcome.termination == Termination.PROVED
 
 
@@ -141,12 +141,12 @@ def test_without_a_verdict_the_solve_goes_on(monkeypatch):
     for start in (found.candidate, None):
         verdict = replace(found, candidate=start)
         monkeypatch.setattr(proof, "find_fastest_schedule", lambda *_, verdict=verdict: verdict)
-        outcome = prove(timed_comb("200%"), unlimited(), start=None, params=AT_ONCE)
+        outcome = prove(timed_comb("200%"), unlimited(policy=AT_ONCE), start=None)
         assert outcome.termination == Termination.PROVED
         assert outcome.candidate is not None
     stopped = replace(found, termination=Termination.INTERRUPTED)
     monkeypatch.setattr(proof, "find_fastest_schedule", lambda *_: stopped)
-    outcome = prove(timed_comb("200%"), unlimited(), start=None, params=AT_ONCE)
+    outcome = prove(timed_comb("200%"), unlimited(policy=AT_ONCE), start=None)
     assert outcome.termination == Termination.INTERRUPTED
     assert outcome.candidate is found.candidate
     problem = timed_comb("200%")
@@ -162,7 +162,7 @@ def test_without_a_verdict_the_solve_goes_on(monkeypatch):
         return replace(outcome, termination=Termination.TIME_LIMIT, candidate=found)
 
     monkeypatch.setattr(proof, "generate_rows", late)
-    outcome = prove(problem, unlimited(), start=None, params=AT_ONCE)
+    outcome = prove(problem, unlimited(policy=AT_ONCE), start=None)
     assert starts == [None, found]
     assert outcome.termination == Termination.PROVED
     assert outcome.candidate.value <= found.value
@@ -180,7 +180,7 @@ def test_figures_are_those_of_all_parts(monkeypatch):
         return outcome
 
     monkeypatch.setattr(proof, "generate_rows", noted)
-    outcome = prove(problem, unlimited(), start=None, params=AT_ONCE)
+    outcome = prove(problem, unlimited(policy=AT_ONCE), start=None)
     assert outcome.is_infeasible
     assert len(figures) == 2
     assert outcome.statistics["rounds"] == sum(part["rounds"] for part in figures)
@@ -241,27 +241,24 @@ def test_a_ceiling_above_the_deadline_proves_no_more_than_it_says():
     assert above.candidate.value == pytest.approx(best.value)
 
 
-# -- parameters: no answer depends on them -------------------------------------------------------
+# -- policies: no answer depends on them -------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "params",
+    "policy",
     [
-        *(LazyParams(cuts={*CUT_FAMILIES} - {family}) for family in CUT_FAMILIES),
-        *(LazyParams(heuristics=HEURISTICS - {part}) for part in sorted(HEURISTICS)),
-        LazyParams(cuts=frozenset(), heuristics=frozenset()),
-        LazyParams(counted_use_ratio=1.0),
-        LazyParams(cut_rounds=1, cuts_per_round=1, rounds_without_gain=1),
-        LazyParams(single_row_gain_ratio=0.0),
-        LazyParams(few_rows=100, wide_gap_rows=100, single_row_gain_ratio=1.0),
+        *(Policy(**changes) for changes in SWITCHES.values()),
+        Policy(cuts=frozenset(), heuristics=frozenset()),
+        Policy(cut_rounds=1, cuts_per_round=1, rounds_without_gain=1),
+        Policy(single_row_gain_ratio=0.0),
+        Policy(few_rows=100, wide_gap_rows=100, single_row_gain_ratio=1.0),
     ],
 )
-def test_no_answer_depends_on_them(params):
+def test_no_answer_depends_on_them(policy):
     """With anything left out the optimum is proved all the same."""
     problem = comb_problem(8, 9, deadline="200%", deadline_counts="serial")
-    request = Request(gap=0.0, time_limit_s=300.0)
     usual, other = (
-        prove(problem, request, start=None, first_grouping=group_all_stages(problem), params=given)
-        for given in (None, params)
+        prove(problem, request, start=None, first_grouping=group_all_stages(problem))
+        for request in (unlimited(), unlimited(policy=policy))
     )
     assert other.termination == Termination.PROVED
     assert other.candidate.value == pytest.approx(usual.candidate.value, abs=SOLVER_TOLERANCE)

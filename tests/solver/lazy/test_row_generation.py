@@ -19,12 +19,12 @@ from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.process import WorkerProcess
 from poetmodel.result import Termination
 from poetmodel.schedule import checkpoint_all
-from poetmodel.solver.lazy import LazyParams, primal_worker, prove, row_generation
-from poetmodel.solver.lazy.params import HEURISTICS
+from poetmodel.solver.lazy import primal_worker, prove, row_generation
 from poetmodel.solver.lazy.primal import PrimalHeuristic
 from poetmodel.solver.lazy.row_generation import RowGeneration
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import make_candidate, reported_bound
+from poetmodel.solver.policy import HEURISTICS, Policy
 from poetmodel.solver.request import Request
 
 
@@ -34,10 +34,10 @@ def greedy(problem):
     return make_candidate(problem, schedule)
 
 
-def solved(problem, *, start=None, params=None, **choices):
+def solved(problem, *, start=None, **choices):
     """Solve to gap 0, by default from nothing."""
     request = Request(**{"gap": 0.0, "time_limit_s": 300.0, **choices})
-    return prove(problem, request, start=start, params=params)
+    return prove(problem, request, start=start)
 
 
 def value_of(outcome):
@@ -130,8 +130,8 @@ def test_what_a_run_that_went_wrong_told_is_taken_back(monkeypatch):
 def test_an_answer_on_the_way_becomes_a_schedule_by_repair(monkeypatch, *, repairs):
     """Without a local search: the running solve waits. Without that repair there is none yet."""
     monkeypatch.setattr(PrimalHeuristic, "improve", lambda _: pytest.fail("a local search"))
-    params = LazyParams(heuristics=HEURISTICS - (set() if repairs else {"repair_on_the_way"}))
-    session = Session(comb_problem(), Request(gap=0.0), None, params=params)
+    policy = Policy(heuristics=HEURISTICS - (set() if repairs else {"repair_on_the_way"}))
+    session = Session(comb_problem(), Request(gap=0.0, policy=policy), None)
     relaxation = session.build_relaxation(Grouping(20, frozenset({9})))
     raw = session.solve_form(relaxation.form)
     restorations = relaxation.to_restorations(raw.x)
@@ -145,7 +145,7 @@ def test_an_answer_on_the_way_becomes_a_schedule_by_repair(monkeypatch, *, repai
 @pytest.mark.parametrize("nodes", [None, 0, 1, 2])
 def test_a_solve_that_stays_at_its_root_ends(nodes):
     """With a wide gap, once it has found nothing for a while; one that branches goes on."""
-    session = Session(comb_problem(), Request(gap=0.0), None, params=LazyParams())
+    session = Session(comb_problem(), Request(gap=0.0), None)
     assert session.offer_schedule(page_everything(session.problem))
     relaxation = session.build_relaxation(Grouping(20))
     rounds = RowGeneration(session, Grouping(20))
@@ -181,7 +181,7 @@ def test_progress_only_gets_better(threads, minimize):
 
 
 # -- two threads ---------------------------------------------------------------------------------
-AT_ONCE = LazyParams(worker_start_s=0.0)
+AT_ONCE = Policy(worker_start_s=0.0)
 """Start the worker at once."""
 
 
@@ -189,7 +189,7 @@ AT_ONCE = LazyParams(worker_start_s=0.0)
 @pytest.mark.parametrize("start_s", [0.0, 0.3, 1e9])
 def test_a_search_beside_the_proof_changes_no_value(start_s, monkeypatch):
     """Whenever its process starts, or if it never does; without leaving one."""
-    params = LazyParams(worker_start_s=start_s)
+    policy = Policy(worker_start_s=start_s)
     made = []
 
     def noted():
@@ -199,7 +199,7 @@ def test_a_search_beside_the_proof_changes_no_value(start_s, monkeypatch):
     monkeypatch.setattr(primal_worker, "WorkerProcess", noted)
     problem = comb_problem(14, 13, 5.0)
     paged = make_candidate(problem, page_everything(problem))
-    outcome = solved(problem, start=paged, threads=2, params=params)
+    outcome = solved(problem, start=paged, threads=2, policy=policy)
     assert outcome.termination == Termination.PROVED
     assert value_of(outcome) == pytest.approx(77.0)
     assert outcome.bound == pytest.approx(77.0)

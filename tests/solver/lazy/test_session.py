@@ -14,7 +14,7 @@ from poetmodel.model.grouping import Grouping
 from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.schedule import Schedule
 from poetmodel.solver.lazy import cuts
-from poetmodel.solver.lazy.primal import IDLE_ITERATIONS_PER_COLUMN, PrimalHeuristic, offer_solution
+from poetmodel.solver.lazy.primal import PrimalHeuristic, offer_solution
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import make_candidate
 from poetmodel.solver.request import Request
@@ -100,18 +100,18 @@ def test_the_larger_the_gap_the_more_is_due_to_the_search():
     """Up to a share that leaves some time to relaxations; integer solves get the less."""
     search = PrimalHeuristic(session_that_pages_everything())
     search.started_s -= 1_000.0
-    bounds, params = search.session.bounds, search.session.params
+    bounds, policy = search.session.bounds, search.session.policy
     value, due = bounds.incumbent.value, []
     for gap in (0.5, 0.19, 0.15, 0.11, 0.05):
         bounds.lower_bound = value * (1 - gap)
         due.append(search.due_s)
     assert due == sorted(due, reverse=True)
-    assert due[0] == pytest.approx(1_000 * params.far_search_time_ratio, rel=0.05)
-    assert due[-1] == pytest.approx(1_000 * params.search_time_ratio, rel=0.05)
+    assert due[0] == pytest.approx(1_000 * policy.far_search_time_ratio, rel=0.05)
+    assert due[-1] == pytest.approx(1_000 * policy.search_time_ratio, rel=0.05)
     assert due[0] > 1.1 * due[2] > 1.1 * 1.1 * due[-1]
-    shares = [params.solve_time_fraction(gap) for gap in (0.5, 0.19, 0.15, 0.11, 0.05)]
+    shares = [policy.solve_time_fraction(gap) for gap in (0.5, 0.19, 0.15, 0.11, 0.05)]
     assert shares == sorted(shares)
-    assert shares[0] == params.far_gap_time_ratio < params.wide_gap_time_ratio == shares[-1]
+    assert shares[0] == policy.far_gap_time_ratio < policy.wide_gap_time_ratio == shares[-1]
 
 
 @parametrize_parts(2)
@@ -154,7 +154,7 @@ def test_what_is_offered_is_improved():
     before, search = session.bounds.incumbent.value, PrimalHeuristic(session)
     search.improve()
     assert session.bounds.incumbent.value < before
-    assert search.idle_iterations_per_column > IDLE_ITERATIONS_PER_COLUMN
+    assert search.idle_iterations_per_column > session.policy.idle_iterations_per_column
 
 
 def test_cuts_go_along_into_finer_groupings():

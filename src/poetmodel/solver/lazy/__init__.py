@@ -1,6 +1,5 @@
 """``lazy``: the proof of a bound by row generation over groups of stages."""
 
-from poetmodel.solver.lazy.params import LazyParams
 from poetmodel.solver.lazy.proof import prove
 
-__all__ = ["LazyParams", "prove"]
+__all__ = ["prove"]

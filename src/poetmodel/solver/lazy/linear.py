@@ -43,8 +43,8 @@ def add_cuts(
 ) -> LinearSolution:
     """Solve a linear relaxation and add violated cuts to it, until its value stops rising.
 
-    The value has stopped rising after `LazyParams.rounds_without_gain` rounds without a gain. Ends
-    also when no cut is violated, after `LazyParams.cut_rounds` rounds, when a solve is not optimal
+    The value has stopped rising after `Policy.rounds_without_gain` rounds without a gain. Ends
+    also when no cut is violated, after `Policy.cut_rounds` rounds, when a solve is not optimal
     or returns no point, and when the session is done. Each solve starts from the basis of the last
     one, and raises the session's bound. After each solve that does not end the loop, calls
     `on_cut_point` with the point, then removes cuts with slack at the point, then searches for cuts
@@ -52,22 +52,22 @@ def add_cuts(
     `is_infeasible` if the relaxation is infeasible. Raises `TimeLimitError` if the time limit
     passes.
     """
-    params = session.params
+    policy = session.policy
     n_idle_rounds = 0
     solution = LinearSolution(None, float("-inf"))
     basis: Basis | None = None
-    for round_index in range(params.cut_rounds):
+    for round_index in range(policy.cut_rounds):
         raw = session.solve_form(relaxation.form_with_all_cuts().linear_relaxation(), basis=basis)
         if raw is None or raw.x is None or raw.bound is None:
             if raw is not None and raw.is_infeasible:
                 return LinearSolution(None, 0.0, is_infeasible=True)
             return solution
         session.raise_bound(safe_bound(session.problem, raw.bound) * relaxation.unit)
-        is_gain = raw.bound > solution.value + params.cut_gain_ratio * abs(raw.bound)
+        is_gain = raw.bound > solution.value + policy.cut_gain_ratio * abs(raw.bound)
         n_idle_rounds = 0 if is_gain else n_idle_rounds + 1
         solution = LinearSolution(raw.x, max(solution.value, raw.bound))
         is_last_round = (
-            round_index == params.cut_rounds - 1 or n_idle_rounds >= params.rounds_without_gain
+            round_index == policy.cut_rounds - 1 or n_idle_rounds >= policy.rounds_without_gain
         )
         if is_last_round or session.is_done() or raw.status != SolverStatus.OPTIMAL:
             break
@@ -77,7 +77,7 @@ def add_cuts(
                 break
         solved_cuts = relaxation.cuts
         relaxation.drop_slack_cuts(raw.x)
-        violated_cuts = relaxation.separate(raw.x, params.cut_violation)
+        violated_cuts = relaxation.separate(raw.x, policy.cut_violation)
         if not violated_cuts:
             break
         relaxation.cuts += violated_cuts
@@ -112,9 +112,9 @@ def add_rows(
     """Enforce more rows, beginning with those of `grouping`, while that raises the linear bound.
 
     New rows are stage rows: those of the worst stage of each sequence of stages with violated rows,
-    the worst first. In a relaxation of more than `LazyParams.large_columns` columns, they alternate
+    the worst first. In a relaxation of more than `Policy.large_columns` columns, they alternate
     with the rows of stages that are tight at the incumbent, which may be tight at the optimum. Ends
-    when all worst stages are enforced, after `LazyParams.rounds_without_gain` rounds without a
+    when all worst stages are enforced, after `Policy.rounds_without_gain` rounds without a
     gain, without a point, and when the session is done.
 
     Few rows are added at a time, because finer groups have more columns. The number is doubled
@@ -124,7 +124,7 @@ def add_rows(
     Returns the infeasible relaxation if there is one. Raises `TimeLimitError` if the time limit
     passes.
     """
-    params = session.params
+    policy = session.policy
     relaxation = session.build_relaxation(grouping)
     solution = add_cuts(session, relaxation, on_cut_point)
     finest_relaxation, finest_solution = relaxation, solution
@@ -132,7 +132,7 @@ def add_rows(
     while (
         finest_solution.x is not None
         and not session.is_done()
-        and n_idle_rounds < params.rounds_without_gain
+        and n_idle_rounds < policy.rounds_without_gain
     ):
         if on_solution is not None:
             on_solution(finest_relaxation, finest_solution.x)
@@ -147,7 +147,7 @@ def add_rows(
             break
         tight_stages = (
             _tight_stages(session)
-            if finest_relaxation.form.n_columns > params.large_columns
+            if finest_relaxation.form.n_columns > policy.large_columns
             else []
         )
         alternating_stages = chain.from_iterable(zip_longest(worst_stages, tight_stages))
@@ -156,15 +156,15 @@ def add_rows(
             for t in dict.fromkeys(alternating_stages)
             if t is not None and t not in enforced_stages
         ]
-        growth = int(params.linear_growth_ratio * finest_relaxation.grouping.n_groups)
-        max_rows = max(params.linear_rows, growth) << n_idle_rounds
+        growth = int(policy.linear_growth_ratio * finest_relaxation.grouping.n_groups)
+        max_rows = max(policy.linear_rows, growth) << n_idle_rounds
         finest_relaxation = session.build_relaxation(
             finest_relaxation.grouping.with_rows(new_stages[:max_rows]), finest_relaxation
         )
         finest_solution = add_cuts(session, finest_relaxation, on_cut_point)
         if finest_solution.is_infeasible:
             return finest_relaxation, finest_solution
-        if finest_solution.value - solution.value > params.row_gain_ratio * abs(
+        if finest_solution.value - solution.value > policy.row_gain_ratio * abs(
             finest_solution.value
         ):
             relaxation, solution, n_idle_rounds = finest_relaxation, finest_solution, 0
@@ -183,7 +183,7 @@ def _tight_stages(session: Session) -> list[int]:
     if incumbent is None:
         return []
     loads = [point.ram_bytes for point in incumbent.simulation.curve if point.node == point.stage]
-    return violated_stages(loads, session.params.tight_ratio * session.problem.usable_ram_bytes)
+    return violated_stages(loads, session.policy.tight_ratio * session.problem.usable_ram_bytes)
 
 
 def kept_spans(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from poetmodel.clock import now_s
 from poetmodel.heuristics.greedy import add_rewarded_decisions
@@ -28,17 +28,6 @@ if TYPE_CHECKING:
     from poetmodel.solver.lazy.relaxation import Relaxation
     from poetmodel.solver.lazy.session import Session
 
-REPAIR_S: Final = 1.0
-"""Maximum time of one repair in the proof's thread, unless the heuristic is due more [s]."""
-SEARCH_S: Final = 3.0
-"""Maximum time of the local search after one solution, unless the heuristic is due more [s]."""
-IDLE_ITERATIONS_PER_COLUMN: Final = 0.01
-"""Iterations without a better schedule after which the first local search ends, for each column of
-the largest relaxation. The limit is doubled after a search that found a better schedule, and halved
-after other searches, but never below this number."""
-ITERATIONS_PER_OFFER: Final = 100
-"""Number of iterations of a local search between two offers of its best schedule."""
-
 
 @dataclass(slots=True)
 class PrimalHeuristic:
@@ -55,7 +44,7 @@ class PrimalHeuristic:
     max_repair_s: float = math.inf
     """Maximum time of one repair, unless the heuristic is due more [s]."""
     neighbourhood: LargeNeighbourhoodSearch = field(init=False)
-    idle_iterations_per_column: float = IDLE_ITERATIONS_PER_COLUMN
+    idle_iterations_per_column: float = field(init=False)
     """Iterations without a better schedule after which the next local search ends, for each column
     of the largest relaxation; at least one in all."""
     started_s: float = field(init=False, default_factory=now_s)
@@ -64,48 +53,40 @@ class PrimalHeuristic:
 
     def __post_init__(self) -> None:
         session = self.session
+        self.idle_iterations_per_column = session.policy.idle_iterations_per_column
         self.neighbourhood = LargeNeighbourhoodSearch(session.problem, seed=session.request.seed)
 
     @property
     def due_s(self) -> float:
         """Time that is due to the heuristic and not yet spent [s]; negative if it spent more."""
-        fraction = self.session.params.search_time_fraction(self.session.bounds.gap())
+        fraction = self.session.policy.search_time_fraction(self.session.bounds.gap())
         return fraction * (now_s() - self.started_s) - self.spent_s
 
     def repair(self, solution: Sequence[Restoration], *, search_locally: bool = True) -> None:
         """Repair the restorations of a relaxation's solution; offer the best schedule.
 
-        Repairs only with the heuristic ``repair``, for at most `max_repair_s` or `due_s`, whichever
-        is longer. Then, also without that heuristic, a local search (`improve`) from the incumbent
-        or earlier results follows if `search_locally`, unless the gap is small. Adds the time to
-        `spent_s`. Raises `TimeLimitError` if the time limit passes.
+        A local search (`improve`) follows if `search_locally`, unless the gap is small.
         """
         neighbourhood, started_s = self.neighbourhood, now_s()
-        if "repair" in self.session.params.heuristics:
+        if "repair" in self.session.policy.heuristics:
             neighbourhood.until_s = self._end_s(max(self.max_repair_s, self.due_s))
             neighbourhood.consider(solution)
             self._offer()
         self.spent_s += now_s() - started_s
-        if search_locally and self.session.bounds.gap() > self.session.params.small_gap_ratio:
+        if search_locally and self.session.bounds.gap() > self.session.policy.small_gap_ratio:
             self.improve()
 
     def improve(self) -> None:
-        """Search locally until enough iterations find no better schedule; offer the best one.
+        """Search around the best schedule until enough iterations bring nothing; offer the best.
 
-        Begins with the incumbent if that is better than all schedules of the search. Enough
-        iterations are `idle_iterations_per_column` times the columns of the largest relaxation; the
-        factor is adapted after the search. Ends early after `due_s`, or `SEARCH_S` if that is
-        longer, at most a quarter of the remaining time; also if `should_stop` returns True or the
-        session is done. Offers the best schedule every `ITERATIONS_PER_OFFER` iterations, too.
-
-        Adds the time to `spent_s`; if the search ended with idle iterations, at least `due_s` or
-        `SEARCH_S`, whichever is longer. Returns at once without the heuristic ``local_search``.
-        Raises `TimeLimitError` if the time limit passes.
+        Enough is `idle_iterations_per_column` times the columns of the largest relaxation; the
+        factor is adapted afterwards. Stops early at a time limit, when the session is done, or when
+        `should_stop` says so. A search that ended idle counts as all of its maximum time.
         """
         session, neighbourhood, started_s = self.session, self.neighbourhood, now_s()
-        if "local_search" not in session.params.heuristics:
+        if "local_search" not in session.policy.heuristics:
             return
-        max_s = max(SEARCH_S, self.due_s)
+        max_s = max(session.policy.search_s, self.due_s)
         until_s = self._end_s(min(max_s, session.request.remaining_s() / 4))
         neighbourhood.until_s = until_s
         incumbent, score_before = session.bounds.incumbent, neighbourhood.best_score
@@ -117,27 +98,24 @@ class PrimalHeuristic:
         while n_idle < max_n_idle and not (session.is_done() or self.should_stop()):
             n_idle = 0 if neighbourhood.iterate() else n_idle + 1
             n_iterations += 1
-            if n_iterations % ITERATIONS_PER_OFFER == 0:
+            if n_iterations % session.policy.iterations_per_offer == 0:
                 self._offer()
             if now_s() > until_s:
                 break
         self._offer()
         factor = 2.0 if neighbourhood.best_score < score_before else 0.5
         self.idle_iterations_per_column = max(
-            IDLE_ITERATIONS_PER_COLUMN, factor * self.idle_iterations_per_column
+            session.policy.idle_iterations_per_column, factor * self.idle_iterations_per_column
         )
         # If the search ended with idle iterations, its maximum time counts as spent.
         self.spent_s += max(now_s() - started_s, max_s if n_idle >= max_n_idle else 0.0)
 
     def _end_s(self, max_s: float) -> float:
-        """Return the time on the clock of `now_s` at which a phase of at most `max_s` ends [s]."""
+        """Return the end of a phase of at most `max_s`, on the clock of `now_s` [s]."""
         return now_s() + min(max_s, self.session.request.remaining_s())
 
     def _offer(self) -> None:
-        """Offer the best schedule of `neighbourhood` to the session if it beats the incumbent.
-
-        Offers no schedule if `neighbourhood` has none that meets all limits.
-        """
+        """Offer the best schedule that meets all limits, if it beats the incumbent."""
         incumbent = self.session.bounds.incumbent
         if incumbent is None or self.neighbourhood.best_score < (0.0, incumbent.value):
             schedule = self.neighbourhood.schedule()

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from poetmodel.heuristics.restorations import Restoration
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
-    from poetmodel.solver.lazy.params import LazyParams
     from poetmodel.solver.request import Request, SolveProgress
 
 UPDATE_INTERVAL_S: Final = 0.1
@@ -109,8 +108,8 @@ class PrimalWorker:
         started. Logs a process that cannot be started or is killed; the solve continues. After
         other errors, stops the solve and stores the error for `raise_error`.
         """
-        session, params = self.session, self.session.params
-        if self._close_event.wait(params.worker_start_s):
+        session = self.session
+        if self._close_event.wait(session.policy.worker_start_s):
             return
         try:
             process = WorkerProcess()
@@ -120,7 +119,7 @@ class PrimalWorker:
         try:
             remaining_s = max(UPDATE_INTERVAL_S, session.request.remaining_s())
             request = replace(session.request, on_progress=None, time_limit_s=remaining_s)
-            arguments = (session.problem, request, params, self._next_state())
+            arguments = (session.problem, request, self._next_state())
             search_future = process.call(search_schedules, *arguments, on_progress=self._receive)
             self.running_event.set()
             self._send_updates(process, search_future)
@@ -210,9 +209,7 @@ class PrimalSearch:
     It sends each better schedule to the proof.
     """
 
-    def __init__(
-        self, job: WorkerJob, problem: Problem, request: Request, params: LazyParams
-    ) -> None:
+    def __init__(self, job: WorkerJob, problem: Problem, request: Request) -> None:
         """Begin a session in the worker process; its reports send better schedules.
 
         The time limit of `request` counts from this moment, as wall time.
@@ -220,7 +217,7 @@ class PrimalSearch:
         self.job = job
         request = replace(request, started_s=time.monotonic(), wall_end_s=None)
         request = replace(request, on_progress=self._report)
-        self.session = Session(problem, request, params=params)
+        self.session = Session(problem, request)
         self.primal = PrimalHeuristic(self.session, should_stop=self._has_new_solution)
         self._solution: Sequence[Restoration] | None = None
         self._best_value = float("inf")
@@ -234,7 +231,7 @@ class PrimalSearch:
             if self._has_new_solution() and self._solution is not None:
                 solution, self._solution = self._solution, None
                 self.primal.repair(solution)
-            elif "local_search" in self.session.params.heuristics:
+            elif "local_search" in self.session.policy.heuristics:
                 self.primal.improve()
             else:
                 self.session.stop_event.wait(UPDATE_INTERVAL_S)
@@ -267,9 +264,7 @@ class PrimalSearch:
             self.job.report_progress(FoundSchedule(incumbent.schedule, incumbent.value))
 
 
-def search_schedules(
-    job: WorkerJob, problem: Problem, request: Request, params: LazyParams, state: ProofState
-) -> None:
+def search_schedules(job: WorkerJob, problem: Problem, request: Request, state: ProofState) -> None:
     """Search for schedules in the worker process, from `state`, until its session is done.
 
     The process has a `Session` of its own, which is done when its gap is closed or the time of
@@ -277,6 +272,6 @@ def search_schedules(
     better schedule as a progress message.
     """
     with infrequent_gc():
-        search = PrimalSearch(job, problem, request, params)
+        search = PrimalSearch(job, problem, request)
         search.update(state)
         search.search_until_done()

@@ -14,7 +14,6 @@ from poetmodel.model.grouping import Grouping
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.problem.infeasibility import infeasibility_proof
 from poetmodel.result import Termination
-from poetmodel.solver.lazy.params import LazyParams
 from poetmodel.solver.lazy.row_generation import RowGeneration
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import Candidate, Outcome, make_valid_candidate
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-FASTEST_TIME_RATIO: Final = 0.8
-"""Maximum fraction of the remaining time for the search for the fastest schedule."""
 PROOF_MARGIN: Final = 1e-6
 """Margin above the deadline, relative to it, up to which the search for the fastest schedule must
 exclude schedules. It exceeds every tolerance."""
@@ -38,7 +35,6 @@ def prove(
     start: Candidate | None,
     first_grouping: Grouping | None = None,
     bound: float = 0.0,
-    params: LazyParams | None = None,
 ) -> Outcome:
     """Solve a problem by row generation over groups of stages.
 
@@ -48,7 +44,7 @@ def prove(
     threads, a second process searches for schedules during the proof. After Ctrl-C, the outcome has
     the best schedule and bound so far.
 
-    Without `start`, if no schedule is found within `LazyParams.without_schedule_time_ratio` of the
+    Without `start`, if no schedule is found within `Policy.without_schedule_time_ratio` of the
     remaining time and `can_search_fastest` is True, `find_fastest_schedule` searches for one that
     meets the deadline. Unless that search proves that there is none, or is interrupted, a second
     row generation follows. Raises `TimeLimitError` if the limit of the context passes during that
@@ -57,12 +53,11 @@ def prove(
     ``docs/concepts/lazy.md`` proves that each reduction is exact. With one thread, problem and seed
     determine the result unless a time limit ends a phase.
     """
-    params = params or LazyParams()
     give_up_s = math.inf
     if start is None and can_search_fastest(problem):
         give_up_s = request.elapsed_s()
-        give_up_s += params.without_schedule_time_ratio * request.remaining_s()
-    session = Session(problem, request, start, bound=bound, params=params, give_up_s=give_up_s)
+        give_up_s += request.policy.without_schedule_time_ratio * request.remaining_s()
+    session = Session(problem, request, start, bound=bound, give_up_s=give_up_s)
     outcome = generate_rows(session, first_grouping)
     if outcome.termination != Termination.TIME_LIMIT or request.remaining_s() <= 0:
         return outcome
@@ -71,7 +66,7 @@ def prove(
     if candidate is None:
         if not can_search_fastest(problem):
             return outcome
-        fastest_outcome = find_fastest_schedule(problem, request, outcome.bound, params)
+        fastest_outcome = find_fastest_schedule(problem, request, outcome.bound)
         outcomes, candidate = [outcome, fastest_outcome], fastest_outcome.candidate
         if fastest_outcome.is_infeasible:
             reason = infeasibility_proof(problem)
@@ -82,7 +77,7 @@ def prove(
         if fastest_outcome.termination == Termination.INTERRUPTED:
             outcome = replace(outcome, termination=Termination.INTERRUPTED, candidate=candidate)
             return _merge_statistics(outcome, outcomes)
-    session = Session(problem, request, candidate, bound=outcome.bound, params=params)
+    session = Session(problem, request, candidate, bound=outcome.bound)
     final_outcome = generate_rows(session, first_grouping)
     return _merge_statistics(final_outcome, [*outcomes, final_outcome])
 
@@ -166,18 +161,13 @@ def can_search_fastest(problem: Problem) -> bool:
     )
 
 
-def find_fastest_schedule(
-    problem: Problem, request: Request, bound: float, params: LazyParams
-) -> Outcome:
+def find_fastest_schedule(problem: Problem, request: Request, bound: float) -> Outcome:
     """Minimize time within all other limits until it is decided whether the deadline can be met.
 
-    Rows are generated unless a greedy schedule meets the deadline. The search takes at most the
-    fraction `FASTEST_TIME_RATIO` of the remaining time, and reports no schedules, only `bound`, the
-    proven bound of the problem. The candidate of the outcome meets every limit, or is None; the
-    bound of the outcome is one on the time beyond a single pass. The outcome is infeasible if it is
-    proved that no schedule meets all limits. It is interrupted only if the caller's callback or
-    Ctrl-C ended the search. Raises `ValueError` for a problem without a deadline, `TimeLimitError`
-    if the limit of the context passes, and the errors of `generate_rows`.
+    The search takes at most `Policy.fastest_time_ratio` of the remaining time, and reports no
+    schedules, only `bound`, the proven bound of the problem. The candidate of the outcome meets
+    every limit, or is None; its bound is one on the time beyond a single pass. The outcome is
+    infeasible if it is proved that no schedule meets all limits.
     """
     if problem.deadline_s is None:
         msg = "the problem has no deadline"
@@ -205,7 +195,7 @@ def find_fastest_schedule(
             on_progress is None or on_progress(known_progress) is not False
         )
 
-    limit_s = request.elapsed_s() + FASTEST_TIME_RATIO * request.remaining_s()
+    limit_s = request.elapsed_s() + request.policy.fastest_time_ratio * request.remaining_s()
     limited_request = replace(request, time_limit_s=limit_s, on_progress=report_bound)
     candidate = make_valid_candidate(
         time_problem, construct(time_problem, max_s=limited_request.remaining_s() / 4)
@@ -213,9 +203,7 @@ def find_fastest_schedule(
     if candidate is not None and candidate.value <= max_overhead:
         outcome = Outcome(termination=Termination.STALLED, candidate=candidate)
     else:
-        outcome = generate_rows(
-            Session(time_problem, limited_request, candidate, ceiling=ceiling, params=params)
-        )
+        outcome = generate_rows(Session(time_problem, limited_request, candidate, ceiling=ceiling))
     best = outcome.candidate
     valid_candidate = None if best is None else make_valid_candidate(problem, best.schedule)
     is_infeasible = valid_candidate is None and (outcome.is_infeasible or outcome.bound >= ceiling)

@@ -18,8 +18,6 @@ from poetmodel.result import Termination
 from poetmodel.solver.covers import add_covers, limit_rows
 from poetmodel.solver.lazy.linear import add_cuts, add_rows
 from poetmodel.solver.lazy.primal import (
-    REPAIR_S,
-    SEARCH_S,
     PrimalHeuristic,
     ViolatedRows,
     offer_solution,
@@ -38,9 +36,6 @@ if TYPE_CHECKING:
     from poetmodel.solver.lazy.relaxation import Relaxation
     from poetmodel.solver.lazy.session import Session
 
-MIN_SOLVE_S: Final = 5.0
-"""Minimum time limit of the first integer solve, within the remaining time; doubled after a solve
-after which no row or cover cut is added [s]."""
 _COMPLETED: Final = frozenset({SolverStatus.OPTIMAL, SolverStatus.OBJECTIVE_STOP})
 """Statuses with a solution after which the same relaxation needs no further solve."""
 
@@ -52,12 +47,12 @@ class RowGeneration:
         """Store the grouping of the first relaxation, which is built later."""
         self.session = session
         self.grouping = grouping
-        self.primal = PrimalHeuristic(session, max_repair_s=REPAIR_S)
+        self.primal = PrimalHeuristic(session, max_repair_s=session.policy.repair_s)
         self.worker: PrimalWorker | None = None
         self.n_rounds = 0
         """Number of integer solves so far."""
         self._n_linear_solutions = 0
-        self._min_solve_s = MIN_SOLVE_S
+        self._min_solve_s = session.policy.min_solve_s
         """Minimum time limit of the next integer solve [s]."""
         self._last_gain_s = 0.0
         """Time at which the bound, the incumbent or the solution of the integer solve last
@@ -163,7 +158,7 @@ class RowGeneration:
         Returns a result without ``x`` if the solver found no solution, and None if no time remains
         or the session was stopped.
         """
-        session, params = self.session, self.session.params
+        session, policy = self.session, self.session.policy
         extra_limits = session.cutoff_limits(relaxation)
         gap = session.request.gap / 2
         if session.bounds.lower_bound > 0 and gap < 1:
@@ -176,9 +171,9 @@ class RowGeneration:
             math.inf,
         )
         if self._has_wide_gap():
-            time_ratio = params.solve_time_fraction(session.bounds.gap())
+            time_ratio = policy.solve_time_fraction(session.bounds.gap())
             self._max_root_idle_s = max(
-                self._min_solve_s, params.idle_root_time_ratio * remaining_s
+                self._min_solve_s, policy.idle_root_time_ratio * remaining_s
             )
         self._last_gain_s = time.monotonic()
         self.n_rounds += 1
@@ -213,7 +208,7 @@ class RowGeneration:
         ):
             restorations = relaxation.to_restorations(progress.x)
             offer_solution(session, relaxation, progress.x, restorations)
-            repairs_solutions = "repair_on_the_way" in session.params.heuristics
+            repairs_solutions = "repair_on_the_way" in session.policy.heuristics
             if (
                 repairs_solutions
                 and session.bounds.incumbent is incumbent
@@ -276,17 +271,17 @@ class RowGeneration:
         relaxation, with `n_groups`, was solved without branching; a maximum is then at least
         `easy_growth_ratio` times `n_groups`. Stores the bound for the next call.
         """
-        params, bound = self.session.params, self.session.bounds.lower_bound
+        policy, bound = self.session.policy, self.session.bounds.lower_bound
         gain, self._bound_before_rows = bound - self._bound_before_rows, bound
-        if gain > params.single_row_gain_ratio * bound:
+        if gain > policy.single_row_gain_ratio * bound:
             max_rows = 1
         elif self._has_wide_gap():
-            max_rows = params.wide_gap_rows
-        elif gain > params.single_row_gain_ratio / 2 * bound:
-            max_rows = params.few_rows
+            max_rows = policy.wide_gap_rows
+        elif gain > policy.single_row_gain_ratio / 2 * bound:
+            max_rows = policy.few_rows
         else:
             return None
-        return max(max_rows, int(params.easy_growth_ratio * n_groups)) if is_easy else max_rows
+        return max(max_rows, int(policy.easy_growth_ratio * n_groups)) if is_easy else max_rows
 
     def _add_covers(self, relaxation: Relaxation, x: NDArray[Any]) -> bool:
         """Add cover cuts for limits that a solution `x` exceeds within the solver's tolerance.
@@ -300,7 +295,7 @@ class RowGeneration:
 
     def _has_wide_gap(self) -> bool:
         """Return whether the gap exceeds `wide_gap_ratio`; True without an upper value."""
-        return self.session.bounds.gap() > self.session.params.wide_gap_ratio
+        return self.session.bounds.gap() > self.session.policy.wide_gap_ratio
 
     # -- primal heuristic ------------------------------------------------------------------------
 
@@ -333,9 +328,9 @@ class RowGeneration:
             self._repair_and_search(relaxation.to_restorations(x), search_locally=False)
 
     def _search_if_due(self, relaxation: Relaxation, x: NDArray[Any]) -> None:
-        """Repair and search locally if the gap is wide and more than `SEARCH_S` are due.
+        """Repair and search locally if the gap is wide and more than `Policy.search_s` are due.
 
         Called between linear relaxations.
         """
-        if self._has_wide_gap() and self.primal.due_s > SEARCH_S:
+        if self._has_wide_gap() and self.primal.due_s > self.session.policy.search_s:
             self._repair_and_search(relaxation.to_restorations(x))

@@ -21,7 +21,6 @@ from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.heuristics.penalties import PenalizedObjective
 from poetmodel.model.events import recomputable_nodes
 from poetmodel.result import Termination, relative_gap
-from poetmodel.solver.lazy.params import CUT_FAMILIES, LazyParams
 from poetmodel.solver.lazy.relaxation import Relaxation
 from poetmodel.solver.outcome import (
     SOLVER_ERROR,
@@ -30,6 +29,7 @@ from poetmodel.solver.outcome import (
     make_candidate,
     safe_bound,
 )
+from poetmodel.solver.policy import CUT_FAMILIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from poetmodel.model.grouping import Grouping
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
+    from poetmodel.solver.policy import Policy
     from poetmodel.solver.request import Request
 
 CUTOFF_MARGIN: Final = 2 * SOLVER_ERROR
@@ -128,7 +129,6 @@ class Session:
     """Value from which schedules are useless."""
     bound: InitVar[float] = 0.0
     """Proven bound so far, without the baseline, in the unit of the minimized quantity."""
-    params: LazyParams = field(default_factory=LazyParams)
     give_up_s: float = math.inf
     """Time since the request at which a solve without any schedule ends [s]."""
     stop_reason: Termination | None = None
@@ -178,6 +178,11 @@ class Session:
         self.is_recomputable = recomputable_nodes(self.problem)
         if any(any(column) for column in self.problem.rewards):
             self.penalized_objective = PenalizedObjective(self.problem)
+
+    @property
+    def policy(self) -> Policy:
+        """The parameters of the search."""
+        return self.request.policy
 
     # -- bounds and schedules ------------------------------------------------------------------
 
@@ -260,9 +265,9 @@ class Session:
         with time_limit(self.request.remaining_s()):
             relaxation = Relaxation.build(self.problem, grouping, self.is_recomputable)
             for family in CUT_FAMILIES:
-                if family in self.params.cuts:
+                if family in self.policy.cuts:
                     module = import_module(f"poetmodel.solver.lazy.cuts.{family}")
-                    separator = module.make_separator(relaxation, self.params, self.is_done)
+                    separator = module.make_separator(relaxation, self.policy, self.is_done)
                     relaxation.separators[family] = separator
             if coarser_relaxation is not None:
                 relaxation.restate_cuts(coarser_relaxation)

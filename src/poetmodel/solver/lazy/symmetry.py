@@ -79,14 +79,14 @@ def solve_with_counts(
     The solution has the columns of `form`; points of progress reports may have counters after
     these. `extra_limits` are fields of `Limits`; an ``objective_cutoff`` also bounds the number of
     counters. `settings` are further arguments of `Session.solve_form`. Up to a session's gap of
-    `LazyParams.small_gap_ratio`, counters would only add columns. A `start` with more decisions of
+    `Policy.small_gap_ratio`, counters would only add columns. A `start` with more decisions of
     a class than counters is ignored. Returns None if no time remains or the session was stopped.
     Changes the session, and raises errors, as `Session.solve_form` does.
     """
-    params, counted_form = session.params, None
-    if session.bounds.gap() > params.small_gap_ratio:
+    policy, counted_form = session.policy, None
+    if session.bounds.gap() > policy.small_gap_ratio:
         cutoff = extra_limits.get("objective_cutoff")
-        counted_form = count_equal_columns(form, cutoff, min_use_ratio=params.counted_use_ratio)
+        counted_form = count_equal_columns(form, cutoff, min_use_ratio=policy.counted_use_ratio)
     if counted_form is None:
         return session.solve_form(form, extra_limits=extra_limits, start=start, **settings)
     raw = session.solve_form(

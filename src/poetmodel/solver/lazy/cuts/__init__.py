@@ -3,7 +3,7 @@
 Each enabled family has a `Separator` for each relaxation. A cut may have an origin in terms of the
 graph, from which the separator of the same family restates the cut for a finer relaxation. A new
 family is a module with a function `make_separator`, like those of the existing ones, and its name
-in `CUT_FAMILIES` of `solver.lazy.params`.
+in `CUT_FAMILIES` of `solver.policy`.
 """
 
 from __future__ import annotations

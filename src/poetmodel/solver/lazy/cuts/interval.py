@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from poetmodel.solver.lazy.params import LazyParams
     from poetmodel.solver.lazy.relaxation import Relaxation
+    from poetmodel.solver.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ class IntervalOrigin:
 
 
 def make_separator(
-    relaxation: Relaxation, params: LazyParams, _: Callable[[], bool]
+    relaxation: Relaxation, policy: Policy, _: Callable[[], bool]
 ) -> IntervalSeparator:
     """Return the separator of interval cuts for a relaxation."""
-    return IntervalSeparator(relaxation, params.cuts_per_round)
+    return IntervalSeparator(relaxation, policy.cuts_per_round)
 
 
 class IntervalSeparator:

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from poetmodel.solver.lazy.params import LazyParams
     from poetmodel.solver.lazy.relaxation import Relaxation
+    from poetmodel.solver.policy import Policy
 
 
 def make_separator(
-    relaxation: Relaxation, params: LazyParams, is_out_of_time: Callable[[], bool]
+    relaxation: Relaxation, policy: Policy, is_out_of_time: Callable[[], bool]
 ) -> RoundingSeparator:
     """Return the separator of rounding cuts for a relaxation."""
-    return RoundingSeparator(relaxation, params.max_sums, is_out_of_time)
+    return RoundingSeparator(relaxation, policy.max_sums, is_out_of_time)
 
 
 class RoundingSeparator:

@@ -1,9 +1,16 @@
-"""Parameters of the row generation: all numbers on which its decisions depend."""
+"""Policy of a solve: all numbers on which the course of the search depends, but no claim does.
+
+Tolerances of values and bounds are no policy: they are stated where a proof needs them.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 CUT_FAMILIES: Final = ("rounding", "interval")
 """Families of cuts, named like their modules, in the order in which they are separated."""
@@ -11,11 +18,13 @@ HEURISTICS: Final = frozenset({"repair", "repair_on_the_way", "local_search"})
 """Phases of the primal heuristic: ``repair`` repairs solutions of relaxations, with
 ``repair_on_the_way`` also those of unfinished solves; ``local_search`` is the large neighbourhood
 search."""
+ALL_ROWS: Final = 1 << 20
+"""More rows than any round has candidates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LazyParams:
-    """Parameters of the row generation.
+class Policy:
+    """Parameters of the search.
 
     No parameter can make a schedule or a bound invalid: parameters change the search and its time.
     ``docs/concepts/lazy.md`` describes the alternatives that were tried.
@@ -30,6 +39,19 @@ class LazyParams:
     """Enabled families of cuts."""
     heuristics: frozenset[str] = HEURISTICS
     """Enabled phases of the primal heuristic."""
+
+    # -- first schedules and units -----------------------------------------------------------------
+    greedy_time_ratio: float = 0.1
+    """Fraction of the time limit after which the greedy heuristic returns its best schedule."""
+    max_greedy_time_ratio: float = 0.5
+    """Fraction of the remaining time after which the greedy heuristic ends without a schedule, but
+    not before `GRACE_S`. The rest is for the proof, which can find schedules, too."""
+    min_units: float = 1.0
+    """Smallest value of a known schedule, in units of the objective, that a solver resolves to a
+    millionth. For a smaller value, the problem is restated in finer units."""
+    max_units: float = 1e5
+    """Largest value of a known schedule, in units of the objective. For a larger value, the problem
+    is restated in coarser units, because a solver's tolerance becomes too strict."""
 
     # -- ranges of the gap -------------------------------------------------------------------------
     small_gap_ratio: float = 0.01
@@ -88,15 +110,35 @@ class LazyParams:
     rows, the relaxations would exceed their time limits."""
 
     # -- integer relaxations -----------------------------------------------------------------------
+    min_solve_s: float = 5.0
+    """Minimum time limit of the first integer solve, within the remaining time; doubled after a
+    solve after which no row or cover cut is added [s]."""
     wide_gap_time_ratio: float = 0.75
-    """Maximum fraction of the remaining time, at least `MIN_SOLVE_S`, for one integer solve with a
+    """Maximum fraction of the remaining time, at least `min_solve_s`, for one integer solve with a
     wide gap; the rest is for the primal heuristic. With a smaller gap a solve may take all
     remaining time, because a solve that is cut short starts again."""
     far_gap_time_ratio: float = 0.3
     """As `wide_gap_time_ratio`, for gaps of at least twice `far_gap_ratio`."""
     idle_root_time_ratio: float = 0.1
-    """Fraction of the remaining time, at least `MIN_SOLVE_S`, without a better solution or bound
+    """Fraction of the remaining time, at least `min_solve_s`, without a better solution or bound
     after which an integer solve with a wide gap ends if it is still at its root."""
+    counted_use_ratio: float = 0.02
+    """Fraction of the cutoff, or of a limit, that one decision must exceed so that equal decisions
+    are counted; 1 disables counting."""
+
+    # -- primal heuristic --------------------------------------------------------------------------
+    repair_s: float = 1.0
+    """Maximum time of one repair in the proof's thread, unless the heuristic is due more: the
+    solver waits meanwhile [s]."""
+    search_s: float = 3.0
+    """Maximum time of the local search after one solution, unless the heuristic is due more [s]."""
+    idle_iterations_per_column: float = 0.01
+    """Iterations without a better schedule after which the first local search ends, for each column
+    of the largest relaxation. The limit is doubled after a search that found a better schedule, and
+    halved after other searches, but never below this number."""
+    iterations_per_offer: int = 100
+    """Number of iterations of a local search between two offers of its best schedule: each offer is
+    verified."""
     search_time_ratio: float = 0.5
     """Fraction of the elapsed time that is due to the primal heuristic, for gaps up to
     `far_gap_ratio`. With a wide gap, the local search does not wait until all linear relaxations
@@ -105,14 +147,14 @@ class LazyParams:
     """As `search_time_ratio`, for gaps of at least twice `far_gap_ratio`. Examples are training
     steps in tiles, whose rounds take seconds and prove little; the remaining rounds yield solutions
     from which the search starts."""
-    counted_use_ratio: float = 0.02
-    """Fraction of the cutoff, or of a limit, that one decision must exceed so that equal decisions
-    are counted; 1 disables counting."""
 
     # -- deadlines ---------------------------------------------------------------------------------
     without_schedule_time_ratio: float = 1 / 6
     """Fraction of the remaining time after which, if no schedule was found, the search for the
     fastest schedule begins, if `can_search_fastest`; 1 disables that search."""
+    fastest_time_ratio: float = 0.8
+    """Maximum fraction of the remaining time for the search for the fastest schedule; the rest is
+    for a proof that starts from this schedule."""
 
     # -- primal worker -----------------------------------------------------------------------------
     worker_start_s: float = 0.5
@@ -131,3 +173,19 @@ class LazyParams:
         if gap >= 2 * self.far_gap_ratio:
             return far
         return near + (far - near) * max(0.0, gap / self.far_gap_ratio - 1)
+
+
+SWITCHES: Final[Mapping[str, Mapping[str, Any]]] = {
+    **{f"{name} cuts": {"cuts": frozenset(CUT_FAMILIES) - {name}} for name in CUT_FAMILIES},
+    **{name.replace("_", " "): {"heuristics": HEURISTICS - {name}} for name in sorted(HEURISTICS)},
+    "few rows in the linear phase": {"linear_growth_ratio": 1.0, "linear_rows": ALL_ROWS},
+    "rows tight at the incumbent": {"tight_ratio": 1.0},
+    "more rows after easy relaxations": {"easy_growth_ratio": 0.0},
+    "few rows after integer relaxations": {"few_rows": ALL_ROWS, "wide_gap_rows": ALL_ROWS},
+    "limit of integer solves": {"wide_gap_time_ratio": 1.0, "far_gap_time_ratio": 1.0},
+    "end at an idle root": {"idle_root_time_ratio": 1.0},
+    "more time far from the proof": {"far_gap_ratio": math.inf},
+    "count of equal decisions": {"counted_use_ratio": 1.0},
+    "search for the fastest schedule": {"without_schedule_time_ratio": 1.0},
+}
+"""The parts of the search that can be switched off, with the parameters that do so."""
