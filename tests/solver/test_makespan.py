@@ -223,6 +223,27 @@ def test_start_that_violates_rows_of_a_model_is_not_returned():
     assert solve(build(problem), start=paged).require_schedule().M_out
 
 
+@pytest.mark.parametrize("own_objective", [False, True])
+def test_start_that_only_its_plan_brings_in_time_is_returned_by_a_model(own_objective):
+    """The sums of a model miss the deadline of 147 s; a start that satisfies its rows meets it."""
+    quickest = solve(two_branches(minimize="time")).require_schedule()
+    n_written = len(quickest.M_out)
+    for limit, found in ((n_written, True), (n_written - 1, False)):
+        model = build(two_branches(deadline=147))
+        written = sum(model.M_out.values())
+        model.wear = pyo.Constraint(expr=written <= limit)
+        if own_objective:
+            model.objective.deactivate()
+            model.few = pyo.Objective(expr=written)
+        result = solve(model, start=quickest)
+        assert (result.schedule is not None) == found
+        if found:
+            assert result.simulation.time_s <= 147
+        if found and own_objective:
+            assert result.value == len(result.schedule.M_out)
+            assert result.bound is None or result.bound <= result.value
+
+
 def test_given_plan_keeps_the_budget_of_the_problem():
     """A plan made for 16 B has x in RAM before b has ended, and 12 B do not hold it."""
     roomy, tight = slow_storage(page_s=3.0, ram=16), slow_storage(page_s=3.0)

@@ -33,7 +33,12 @@ from poetmodel.problem import (
     row_over_totals,
 )
 from poetmodel.result import ModelObjective
-from poetmodel.solver.monolithic import ModelProof, build_timeout_outcome
+from poetmodel.solver.monolithic import (
+    MAX_START_VIOLATION,
+    ModelProof,
+    build_timeout_outcome,
+    schedule_point,
+)
 from poetmodel.solver.outcome import (
     EQUALITY_TOLERANCE,
     SOLVER_ERROR,
@@ -42,7 +47,7 @@ from poetmodel.solver.outcome import (
 )
 from poetmodel.solver.request import GRACE_S, Request
 from poetmodel.solver.restatement import has_problem_objective, restate_as_call
-from poetmodel.solver.task import Task
+from poetmodel.solver.task import StartCheck, Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -129,6 +134,23 @@ class ModelTask(Task):
         if has_added_page_outs(self.model):
             return self.problem.surrogate(rewards_page_outs=True)
         return self.problem
+
+    def check_start(self, start: Schedule) -> StartCheck:
+        """Check a schedule against all rows of the model, with its value in an added objective."""
+        form = restate_form(compile_model(self.model), self.planned_problem)
+        point = schedule_point(form, start)
+        if (
+            point is None
+            or np.isnan(point).any()
+            or form.max_violation(point) > MAX_START_VIOLATION
+        ):
+            return StartCheck(is_solution=False)
+        if has_problem_objective(self.model):
+            return StartCheck(is_solution=True)
+        value = form.objective_value(point)
+        return StartCheck(
+            is_solution=True, model_objective=_model_objective(self.model, value, None)
+        )
 
     def prove(
         self,
@@ -302,7 +324,6 @@ class ExtendedProof(ModelProof):
         """
         if self.is_problem_objective or value is None:
             return None
-        (objective,) = self.model.component_data_objects(pyo.Objective, active=True)
         proven_bound = None
         if bound is not None and math.isfinite(bound):
             sense, tolerance = self.form.sense, SOLVER_ERROR * max(1.0, abs(bound) / 1000)
@@ -311,12 +332,14 @@ class ExtendedProof(ModelProof):
                 proven_bound = (bound - sense * tolerance) * self.unit
             elif difference >= -EQUALITY_TOLERANCE * max(1.0, abs(value)):
                 proven_bound = value * self.unit
-        return ModelObjective(
-            name=objective.name,
-            sense="minimize" if objective.sense == pyo.minimize else "maximize",
-            value=value * self.unit,
-            bound=proven_bound,
-        )
+        return _model_objective(self.model, value * self.unit, proven_bound)
+
+
+def _model_objective(model: pyo.ConcreteModel, value: float, bound: float | None) -> ModelObjective:
+    """Return the active objective of a model with a value and a bound, in the user's unit."""
+    (objective,) = model.component_data_objects(pyo.Objective, active=True)
+    sense = "minimize" if objective.sense == pyo.minimize else "maximize"
+    return ModelObjective(name=objective.name, sense=sense, value=value, bound=bound)
 
 
 def has_added_page_outs(model: pyo.ConcreteModel) -> bool:

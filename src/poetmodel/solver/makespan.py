@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from poetmodel.clock import time_limit
 from poetmodel.errors import TimeLimitError
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.rows import is_within
@@ -79,12 +80,12 @@ class TransferWeightSearch:
     def find_schedule(self) -> Outcome:
         """Try transfer weights; return the best schedule whose plan meets all limits, and a bound.
 
-        The schedule `start` is verified first, unless the task has a user's model: then only solves
-        start from it. Weight 0, the relaxation, follows; if it is infeasible, its outcome is
-        returned. Further weights are only tried if the makespan matters: `TIME_WEIGHTS` if time is
-        minimized, otherwise those of a bisection. If the bisection ends without a plan within all
-        limits, the search for the least makespan follows, except for a user's model. Ends early
-        when the gap is closed, the time limit passes or a solve is interrupted.
+        The schedule `start` is verified first, also with the rows of a user's model. Weight 0, the
+        relaxation, follows; if it is infeasible, its outcome is returned. Further weights are only
+        tried if the makespan matters: `TIME_WEIGHTS` if time is minimized, otherwise those of a
+        bisection. If the bisection ends without a plan within all limits, the search for the least
+        makespan follows, except for a user's model. Ends early when the gap is closed, the time
+        limit passes or a solve is interrupted.
 
         Raises `TooLargeError` if the spans of `start` (`Span`) that contain invalid (stage, tensor)
         pairs have more than `MAX_PAIRS` pairs, and the errors of `Task.solve_problem`.
@@ -100,9 +101,11 @@ class TransferWeightSearch:
     def search(self) -> Outcome | None:
         """Search as `find_schedule` describes; return the relaxation's outcome if infeasible."""
         relaxation_ratio = RELAXATION_RATIO if self._is_timed else 1.0
-        # A user's model may have rows that the start violates; only its solves check these.
-        if self.start is not None and self.task.can_restate:
-            self._verify_plan(self.start)
+        if self.start is not None:
+            with time_limit(self.request.remaining_s() + GRACE_S):
+                check = self.task.check_start(self.start)
+            if check.is_solution:
+                self._verify_plan(self.start, check.model_objective)
         relaxation_outcome, _ = self._try_weight(0.0, time_ratio=relaxation_ratio)
         if relaxation_outcome.is_infeasible:
             return relaxation_outcome
@@ -260,6 +263,9 @@ class TransferWeightSearch:
         if model_objective is not None:
             self.model_bound = model_objective.bound if weight == 0 else self.model_bound
             model_objective = replace(model_objective, bound=self.model_bound)
+            if self.best is not None and self.best.model_objective is not None:
+                known_objective = replace(self.best.model_objective, bound=self.model_bound)
+                self.best = replace(self.best, model_objective=known_objective)
         candidate = replace(self._make_candidate(schedule), model_objective=model_objective)
         makespan_s = candidate.simulation.planned_s
         if candidate.violations:

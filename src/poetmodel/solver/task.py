@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from poetmodel.clock import time_limit
 from poetmodel.errors import TimeLimitError, TooLargeError
 from poetmodel.heuristics.greedy import construct, keep_all_if_within_budgets, page_everything
 from poetmodel.heuristics.segments import checkpoint_segments
-from poetmodel.result import Termination
+from poetmodel.result import ModelObjective, Termination
 from poetmodel.solver.outcome import (
     Candidate,
     Outcome,
@@ -37,6 +37,15 @@ RETRY_NOTE: Final = (
 )
 REFINABLE: Final = frozenset({Termination.PROVED, Termination.STALLED})
 """Terminations after which an open gap may be due to a solver's tolerances."""
+
+
+class StartCheck(NamedTuple):
+    """What a task makes of a first schedule, apart from the limits of its problem."""
+
+    is_solution: bool
+    """Whether the schedule decides all variables of the task and satisfies all added rows."""
+    model_objective: ModelObjective | None = None
+    """Value of the schedule in a user-defined objective of a model; None without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +81,10 @@ class Task:
         from poetmodel.model.paper import describe_reduction
 
         return describe_reduction(self.problem.graph) or ""
+
+    def check_start(self, start: Schedule) -> StartCheck:  # noqa: ARG002 - models have added rows
+        """Check a schedule against what the task adds to its problem: nothing."""
+        return StartCheck(is_solution=True)
 
     def solve_problem(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
         """Solve `problem`, that of the task or a surrogate, and return the outcome.
