@@ -53,7 +53,7 @@ DIGITS = 9
 """Significant digits of values and bounds: column order may change the last ones."""
 VOLATILE = frozenset(
     {"build_s", "solve_s", "wall_s", "primal_integral_s", "history", "statistics", "log"}
-    | {"versions", "poetmodel"}
+    | {"versions", "poetmodel", "written_by"}
 )
 """Keys of JSON that no two runs share."""
 RELATIONS = ("R", "S_RAM", "S_AUX", "M_in", "M_out", "resident")

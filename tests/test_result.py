@@ -30,7 +30,8 @@ from poetmodel.solver import solve
 from poetmodel.solver.sensitivity import explain_infeasible, find_limits
 
 KEYS = [
-    *("format", "version", "graph", "device", "problem", "status", "violations", "objective"),
+    *("format", "version", "written_by", "graph", "device", "costs", "problem", "status"),
+    *("violations", "objective"),
     *("energy_j", "bound_j", "baseline_energy_j", "overhead_j", "overhead_bound_j", "gap"),
     *("peak_ram_bytes", "compute_s", "transfer_s", "makespan_s", "build_s", "solve_s"),
     *("primal_integral_s", "history", "nodes", "tensors"),

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.ram import DeviceRam, device_ram_metrics
 from poetmodel.errors import NoScheduleError, quote
+from poetmodel.headers import THIS_VERSION, WRITTEN_BY
 from poetmodel.problem import USER_OBJECTIVE, Problem, Quantity
 from poetmodel.problem.totals import format_terms
-from poetmodel.schedule.identity import FORMAT, HISTORY, VERSION, GraphIdentity
+from poetmodel.schedule.identity import COSTS, FORMAT, HISTORY, VERSION, GraphIdentity
 from poetmodel.schedule.metrics import Display, Group, metrics_at
 from poetmodel.schedule.relations import format_document
 from poetmodel.units import brief, format_bytes, format_joules, format_seconds
@@ -362,8 +363,10 @@ class SolveResult:
         return {
             "format": FORMAT,
             "version": VERSION,
+            WRITTEN_BY: THIS_VERSION,
             "graph": {"name": identity.name, "sha256": identity.sha256},
             "device": None if device is None else device.short_name,
+            COSTS: {"sha256": self.problem.costs_sha256},
             "problem": {
                 **self.problem.to_dict(),
                 "method": self.method,

@@ -120,13 +120,16 @@ def test_resident_bytes_count_where_the_file_says_so():
 
 
 def test_measured_costs_are_checked_with_the_profile(told):
-    """A profile makes it valid, estimates alone do not; the device still gives the idle power."""
+    """A profile gives the costs of the file; estimates alone are other costs.
+
+    The device still gives the idle power.
+    """
     path = Path("x.schedule.json")
     costs = ("--device", BOARD_FILE, "--profile", PROFILE)
     assert invoke("solve", CHAIN, *costs, "--ram", "350", "--out", path).status == 0
     assert invoke("verify", path, "--graph", CHAIN, *costs).status == 0
     assert invoke("verify", path, "--graph", CHAIN, "--profile", PROFILE).status == 0
-    told(invoke("verify", path, "--graph", CHAIN, status=3).err)
+    told(invoke("verify", path, "--graph", CHAIN, status=0).err)
     board = Path("idle.toml")
     board.write_text(BOARD.replace("[compute]", "idle_power_w = 0.5\n[compute]"))
     costs = ("--device", board, "--profile", PROFILE)
@@ -160,6 +163,101 @@ def test_malformed_file_exits_2_and_names_the_field(keys, told):
     outcome = verify(**keys, status=2)
     assert outcome.out == ""
     told(outcome.err)
+
+
+# -- files across versions -----------------------------------------------------------------------
+def without(path, *keys):
+    """Remove keys of a JSON file."""
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({key: values[key] for key in values if key not in keys}))
+    return path
+
+
+def slow_board():
+    """Return the file of a device like the board, which takes 1.5 times as long."""
+    path = Path("slow.toml")
+    rate, power = "flops_per_s = ", "power_w = "
+    lines = [
+        f"{rate}{float(line.removeprefix(rate)) / 1.5}" if line.startswith(rate) else line
+        for line in BOARD.splitlines()
+    ]
+    assert any(line.startswith(power) for line in lines)
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_metrics_of_other_costs_are_reported():
+    """Both values are shown, and rules and limits are judged with the costs of today."""
+    slow = slow_board()
+    found = verify("--device", slow, "--json", status=0).json
+    stated = json.loads(SOLVED.read_text())
+    assert found["violations"] == []
+    notes = [note for note in found["notes"] if note.startswith("computed with other costs: ")]
+    for key in ("energy_j", "compute_s", "makespan_s"):
+        assert found[key] > stated[key]
+        note = f"computed with other costs: {key}: the file says {stated[key]!r}, the simulation "
+        assert f"{note}gives {found[key]!r}" in notes
+    assert "status and bounds of its file are not used" in found["notes"][-len(notes) - 1]
+    late = verify("--device", slow, "--json", problem={"deadline_s": 6.1}, status=3).json
+    assert [fault.split()[0] for fault in late["violations"]] == ["time"]
+    forged = verify("--device", slow, peak_ram_bytes=303, problem={"deadline_s": None}, status=3)
+    assert "peak_ram_bytes: the file says 303" in forged.out
+
+
+def test_forged_metrics_of_equal_costs_are_violations():
+    """The digest of today excuses nothing; without one, costs may have changed, which is said."""
+    remark = "costs may have changed"
+    forged = verify("--device", BOARD_FILE, energy_j=5.0, status=3)
+    assert "energy_j: the file says 5.0" in forged.out
+    assert remark not in forged.err
+    without(SOLVED, "costs", "written_by")
+    forged = verify("--device", BOARD_FILE, energy_j=5.0, status=3)
+    assert "energy_j: the file says 5.0" in forged.out
+    assert remark in forged.err
+    stated = verify("--device", BOARD_FILE, "--json").json["energy_j"]
+    true = verify("--device", BOARD_FILE, energy_j=stated, status=0)
+    assert remark not in true.err
+
+
+def test_a_file_of_other_costs_proves_nothing(tmp_path):
+    """Explain, diff, report and plan say so, and show no status or bound of the file."""
+    slow = ("--device", slow_board())
+    page = tmp_path / "r.html"
+    commands = {
+        ("explain", SOLVED): lambda values: values["status"],
+        ("diff", SOLVED, SOLVED): lambda values: values["schedules"][0]["status"],
+        ("report", SOLVED, "--out", page): lambda values: values["schedules"][0]["status"],
+        ("plan", SOLVED): lambda _: "feasible",
+    }
+    for words, status_of in commands.items():
+        done = invoke(*words, "--graph", CHAIN, *slow, "--json", status=0)
+        assert "computed with other costs: energy_j: the file says 6.004" in done.err
+        assert status_of(done.json) == "feasible"
+        done = invoke(*words, "--graph", CHAIN, "--json", status=0)
+        assert "other costs" not in done.err
+
+
+def test_keys_of_later_versions_are_noted(plan_file):
+    """Each command reads such files and says what it ignored, graph files included."""
+    later = {"colour": 1, "written_by": "poetmodel 0.3.0"}
+    note = "unknown key 'colour' ignored: the file was written by poetmodel 0.3.0"
+    for path, words in (
+        (plan_file, ("verify", plan_file)),
+        (SOLVED, ("verify", SOLVED)),
+        (SOLVED, ("explain", SOLVED)),
+        (SOLVED, ("diff", SOLVED, SOLVED)),
+        (SOLVED, ("report", SOLVED, "--out", "later.html")),
+        (SOLVED, ("plan", SOLVED)),
+        (CHAIN, ("inspect",)),
+    ):
+        original = path.read_text()
+        changed_plan(path, **later)
+        assert note in invoke(*words, "--graph", CHAIN, status=0).err
+        assert note not in invoke("-q", *words, "--graph", CHAIN).err
+        changed_plan(path, version=9)
+        refused = invoke(*words, "--graph", CHAIN, status=2).err
+        assert "the file was written by poetmodel 0.3.0, this is poetmodel" in refused
+        path.write_text(original)
 
 
 # -- plans ---------------------------------------------------------------------------------------
@@ -266,14 +364,20 @@ def test_broken_programs_limits_and_figures_are_named(plan_file, change, told):
 
 
 def test_without_costs_memory_is_checked(plan_file, told):
-    """Without costs times are not checked, which is said; other costs give other times."""
+    """Without costs times are not checked, which is said; metrics of other costs are reported."""
     changed_plan(plan_file, device="elsewhere", makespan_s=1.0)
     done = verify_plan(plan_file, CHAIN, "--json", status=0)
     assert done.json["makespan_s"] is None
     assert done.json["peak_ram_bytes"] == 304
     told(done.err)
-    done = verify_plan(plan_file, CHAIN, "--profile", PROFILE, "--json", status=3)
+    done = verify_plan(plan_file, CHAIN, "--profile", PROFILE, "--json", status=0)
     assert done.json["makespan_s"] == 7.0
+    note = "computed with other costs: makespan_s: the file says 1.0, the simulation gives 7.0"
+    assert note in done.json["notes"]
+    changed_plan(plan_file, peak_ram_bytes=303)
+    done = verify_plan(plan_file, CHAIN, "--profile", PROFILE, "--json", status=3)
+    assert len(done.json["violations"]) == 1
+    assert "peak_ram_bytes: the file says 303" in done.json["violations"][0]
 
 
 def test_unreadable_plans(plan_file, told):

@@ -264,6 +264,10 @@ def test_command_names_what_is_no_exported_folder(tmp_path):
     assert "manifest.json: no such file" in missing.err
     (tmp_path / "manifest.json").write_text('{"format": "other"}', encoding="utf-8")
     assert "expected the manifest of a folder" in invoke("state", tmp_path).err
+    later = {"format": "poetmodel-export", "version": 2, "versions": {"poetmodel": "0.3.0"}}
+    (tmp_path / "manifest.json").write_text(json.dumps(later), encoding="utf-8")
+    refused = invoke("state", tmp_path, status=2).err
+    assert "version: expected 1, got 2: the file was written by poetmodel 0.3.0" in refused
     state = {"name": "w", "dtype": "float32", "home": "ram"}
     for shape in ([-1], [1.5], [True], "12", [1e400], None):
         broken = {"format": "poetmodel-export", "states": [state | {"shape": shape}]}

@@ -124,7 +124,8 @@ def test_saved_files_are_short_and_diffable(tmp_path):
     nodes = (operation("grün", output_bytes=8), operation("b", output_bytes=4, inputs=("grün",)))
     Graph(name="g", nodes=nodes).save(path)
     assert path.read_text(encoding="utf-8") == (
-        '{"format": "poetmodel-graph",\n "version": 1,\n "name": "g",\n "nodes": [\n'
+        '{"format": "poetmodel-graph",\n "version": 1,\n "written_by": "poetmodel 0.1.0",\n'
+        ' "name": "g",\n "nodes": [\n'
         '  {"name": "grün", "op": "op", "phase": "forward", "inputs": [], "output_bytes": 8},\n'
         '  {"name": "b", "op": "op", "phase": "forward", "inputs": ["grün"], "output_bytes": 4}\n'
         "]}\n"
@@ -159,6 +160,32 @@ def test_canonical_text_is_as_specified():
 def test_hashes_tell_graphs_apart(first, second):
     """Two graphs hash alike exactly when they are equal."""
     assert (first.sha256 == second.sha256) == (first == second)
+
+
+def test_unknown_keys_of_later_versions(tmp_path, caplog):
+    """At the top level they are ignored with a note; in nodes they are refused, as later formats.
+
+    The writer is named, and is part of no hash.
+    """
+    path = tmp_path / "g.graph.json"
+    graph = Graph(name="g", nodes=(operation("a", output_bytes=4),))
+    graph.save(path)
+    document = json.loads(path.read_text()) | {"written_by": "poetmodel 0.3.0"}
+    path.write_text(json.dumps(document | {"colour": 1}))
+    assert Graph.load(path) == graph == Graph.from_dict(document)
+    assert Graph.load(path).sha256 == graph.sha256
+    assert f"{path}: unknown key 'colour' ignored: the file was written by poetmodel 0.3.0" in (
+        caplog.text
+    )
+    with pytest.raises(GraphError, match="colour: unknown key"):
+        Graph.from_dict(document | {"colour": 1})
+    node = document["nodes"][0]
+    for change in ({"version": 3, "colour": 1}, {"nodes": [node | {"colour": 1}], "colour": 1}):
+        path.write_text(json.dumps(document | change))
+        with pytest.raises(GraphError) as caught:
+            Graph.load(path)
+        (fault,) = caught.value.faults
+        assert "the file was written by poetmodel 0.3.0, this is poetmodel" in fault
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,7 @@ def test_saved_schedule_is_loaded(graph, tmp_path):
     assert document == {
         "format": "poetmodel-schedule",
         "version": 1,
+        "written_by": "poetmodel 0.1.0",
         "graph": {"name": "chain", "sha256": graph.sha256},
         "nodes": ["a", "b", "c"],
         "tensors": ["a", "b", "c"],
@@ -136,7 +137,8 @@ def test_document_holds_everything_that_was_stated(full):
         ({"format": "poetmodel-graph"}, "format: "),
         ({"version": 2}, "version: expected 1, got 2"),
         ({"version": 1.0}, "version: expected 1, got 1.0"),
-        ({"colour": "red"}, "colour: unknown key"),
+        ({"written_by": 7}, "written_by: expected a valid string"),
+        ({"costs": {"sha256": "0"}}, "costs.sha256: "),
         ({"graph": {"name": "chain"}}, "graph.sha256: missing"),
         ({"graph": {"name": "chain", "sha256": "abc"}}, "graph.sha256: "),
         ({"graph": None}, "graph: "),
@@ -185,6 +187,35 @@ def test_each_fault_is_named(full, change, fault):
         parse({**full, **change})
     assert len(raised.value.faults) == 1
     assert raised.value.faults[0].startswith(f"x.json: {fault}")
+
+
+def test_unknown_keys_of_a_file_are_noted(bare, graph, tmp_path, caplog):
+    """At the top level they are ignored with a note, which names them and the writer."""
+    path = tmp_path / "later.schedule.json"
+    path.write_text(json.dumps(bare | {"colour": 1, "written_by": "poetmodel 0.3.0"}))
+    note = "unknown key 'colour' ignored: the file was written by poetmodel 0.3.0, this is poet"
+    assert [text[: len(note)] for text in load_document(path).notes] == [note]
+    assert caplog.text == ""
+    assert Schedule.load(path) == checkpoint_all(graph)
+    assert f"{path}: {note}" in caplog.text
+    assert parse_document(json.dumps(bare), source="x").notes == ()
+
+
+def test_later_versions_and_unknown_inner_keys_name_the_writer(full):
+    """A file of a later format is one error; so is a key that could change what the rest means."""
+    writer = "the file was written by poetmodel 0.3.0, this is poetmodel"
+    for change, fault in (
+        ({"version": 2, "R": 5}, "x.json: version: expected 1, got 2: "),
+        ({"problem": full["problem"] | {"budget": 5}}, "x.json: problem.budget: unknown key; "),
+        ({"graph": full["graph"] | {"budget": 5}}, "x.json: graph.budget: unknown key; "),
+    ):
+        with pytest.raises(ScheduleError) as raised:
+            parse(full | {"written_by": "poetmodel 0.3.0"} | change)
+        (found,) = raised.value.faults
+        assert found.startswith(fault)
+        assert writer in found
+    with pytest.raises(ScheduleError, match="the file does not say which version wrote it"):
+        parse({key: full[key] for key in full if key != "written_by"} | {"version": 2})
 
 
 def test_many_faults_are_counted(bare):

@@ -431,6 +431,8 @@ def test_record_says_everything_but_the_relations():
     assert record["versions"]["highspy"]
     assert not set(RELATIONS) & set(record["result"])
     assert record["schedule"]["R"]
+    assert {"written_by", "costs"} == record["schedule"].keys() & {"written_by", "costs"}
+    assert not {"written_by", "costs"} & record["result"].keys()
     assert record["counts"]["paged_in"] == len(record["schedule"]["M_in"])
 
 

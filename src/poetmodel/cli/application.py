@@ -1,5 +1,6 @@
 """The command-line application: registers the commands, converts failures to exit statuses."""
 
+import logging
 import sys
 from typing import Annotated, Any, Final, cast
 
@@ -21,11 +22,19 @@ from poetmodel.cli import (
     tracing,
     verify,
 )
-from poetmodel.cli.failures import ExitStatus, discard_output, print_errors, report_error
+from poetmodel.cli.failures import (
+    ExitStatus,
+    WarningHandler,
+    discard_output,
+    print_errors,
+    report_error,
+)
 from poetmodel.cli.output import set_quiet
 from poetmodel.errors import PoetModelError
 from poetmodel.files import installed_version, licence
 from poetmodel.version import __version__
+
+_LOG: Final = logging.getLogger("poetmodel")
 
 FRONT_ENDS: Final = ("torch", "onnx", "keras")
 """Packages whose models can be captured or read."""
@@ -79,12 +88,15 @@ class Application(TyperGroup):
     def main(self, *args: Any, **options: Any) -> Any:
         """Run a command and exit with its status; raise unexpected exceptions.
 
-        Resets ``--quiet``, and makes stdout and stderr escape characters that their encoding lacks.
-        Discards output that a closed pipe or a full disk does not accept. A closed pipe gives
-        CLOSED_PIPE without a message; a full disk is an error, which is printed.
+        Resets ``--quiet``, prints warnings that poetmodel logs, and makes stdout and stderr escape
+        characters that their encoding lacks. Discards output that a closed pipe or a full disk does
+        not accept. A closed pipe gives CLOSED_PIPE without a message; a full disk is an error,
+        which is printed.
         """
         options["standalone_mode"] = False
         set_quiet(False)
+        if not any(isinstance(handler, WarningHandler) for handler in _LOG.handlers):
+            _LOG.addHandler(WarningHandler(logging.WARNING))
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from enum import IntEnum
@@ -116,6 +117,14 @@ def print_warnings(warnings: Iterable[str], *, kind: str = "warning") -> None:
     """Print warnings on stderr like `print_errors`, unless quiet; `kind` replaces ``error``."""
     for line in _prefixed_lines(kind, warnings):
         print_note(line)
+
+
+class WarningHandler(logging.Handler):
+    """Handler that prints log messages of poetmodel as warnings of a command."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the message of a record on stderr, unless quiet."""
+        print_warnings([record.getMessage()])
 
 
 def _prefixed_lines(prefix: str, sentences: Iterable[str]) -> list[str]:

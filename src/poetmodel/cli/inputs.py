@@ -26,7 +26,7 @@ from poetmodel.graph.catalogue import (
 from poetmodel.units import MAX_BYTES, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from poetmodel.cli.options import CostOptions, FileGraphOptions, GraphOptions, LimitOptions
     from poetmodel.device import Costs, Device
@@ -446,9 +446,10 @@ def verify_document(
 
     If any option of `limits` differs from its default, the problem is built from `limits` instead
     of the file. Of the statements, only metrics are then compared, and only RAM metrics if the
-    `deadline_counts` or `commit` of the two problems differ. Without cost options, the costs are
-    the estimates for the device that the file states. If this device is unknown or not stated,
-    times and energies have no limits, and only RAM metrics are compared.
+    `deadline_counts` or `commit` of the two problems differ, or if the file states other costs:
+    then notes list the other metrics that differ, and the document has no proofs. Without cost
+    options, the costs are the estimates for the device that the file states. If this device is
+    unknown or not stated, times and energies have no limits, and only RAM metrics are compared.
 
     Raises `ScheduleError` for another graph, and `InputError` for changed `limits` with neither
     cost options nor a known device, and for invalid costs or limits. Violations are returned in the
@@ -461,6 +462,7 @@ def verify_document(
     check_identity(graph, document.schedule)
     check_names(document.schedule.identity, graph)
     costs, notes = costs_for_verification(document.device, graph, cost_options)
+    notes[:0] = document.notes
     stated_metrics = document.claims
     if limits is not None and limits.changed_options:
         if costs is None:
@@ -473,33 +475,27 @@ def verify_document(
             getattr(document.problem, name) == getattr(problem, name)
             for name in ("deadline_counts", "commit")
         )
-        stated_metrics = (
-            document.stated_metrics if has_same_terms else _memory_metrics(document.stated_metrics)
-        )
+        stated_metrics = document.stated_metrics if has_same_terms else document.memory_claims()
     else:
         if document.problem is None:
             notes.append("the file states no problem: no budget and no deadline were checked")
         problem = _stated_problem(document, graph, costs)
-    if costs is None:
-        stated_metrics = _memory_metrics(stated_metrics)
-    schedule = document.schedule
+    schedule, claims = document.schedule, stated_metrics
+    has_other_costs = costs is not None and document.has_other_costs(problem)
+    if costs is None or has_other_costs:
+        stated_metrics = document.memory_claims()
     with infrequent_gc():
         verdict = verify(problem, schedule, stated=stated_metrics)
+    if costs is not None:
+        notes += document.compare_claims(problem, verdict.simulation, claims)
     return VerifiedSchedule(
-        document=document,
+        document=document.without_proofs() if has_other_costs else document,
         schedule=schedule if verdict.valid else drop_unknown_pairs(graph, schedule),
         problem=problem,
         costs=None if costs is None else problem.costs,
         verdict=verdict,
         notes=tuple(notes),
     )
-
-
-def _memory_metrics(stated: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Return the stated RAM metrics, which do not depend on costs; None for one not stated."""
-    from poetmodel.schedule.metrics import Display, Group, metrics_at
-
-    return {metric.key: stated.get(metric.key) for metric in metrics_at(Display.FILE, Group.MEMORY)}
 
 
 def _stated_problem(document: ScheduleDocument, graph: Graph, costs: Costs | None) -> Problem:
@@ -528,7 +524,8 @@ def read_valid_schedule(
 ) -> VerifiedSchedule:
     """Read a schedule file, and verify the schedule with its problem and costs.
 
-    Stated metrics are not compared. If the file states no problem, only the RAM and storage of the
+    Of stated metrics, only those are compared that may be of other costs: they are in the notes,
+    and the document has no proofs. If the file states no problem, only the RAM and storage of the
     device are limits, or the RAM is `MAX_BYTES` without a device. The notes of the result, each
     with the path, state if the costs are estimates for the device of the file, and if the file
     states no problem. Raises `ScheduleError` if the file or its schedule is invalid, and
@@ -555,8 +552,11 @@ def read_valid_schedule(
         raise error.with_prefix(str(path)) from None
     if verdict.violations:
         raise ScheduleError(f"{path}: is not valid: {fault}" for fault in verdict.violations)
+    notes[:0] = document.notes
+    cost_notes = list(document.compare_claims(problem, verdict.simulation, document.claims))
+    notes += cost_notes
     return VerifiedSchedule(
-        document=document,
+        document=document.without_proofs() if cost_notes else document,
         schedule=document.schedule,
         problem=problem,
         costs=problem.costs,

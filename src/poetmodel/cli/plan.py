@@ -140,7 +140,9 @@ def plan(
         )
         print_warnings(
             [
+                *document.notes,
                 *(note + MEASURED_COSTS for note in notes),
+                *_cost_notes(document, graph, costs),
                 *(mode_warnings if request.mode is None else ()),
             ]
         )
@@ -162,6 +164,19 @@ def plan(
         print_errors(plan_result.violations)
         raise typer.Exit(ExitStatus.INFEASIBLE)
     _save_and_print(plan_result, request, json=output.json)
+
+
+def _cost_notes(document: ScheduleDocument, graph: Graph, costs: Costs) -> list[str]:
+    """Return the notes of `ScheduleDocument.compare_claims`; none if the file has no problem."""
+    from poetmodel.planner import verify
+
+    if document.problem is None:
+        return []
+    problem = document.problem.to_problem(graph, costs)
+    if document.costs_sha256 == problem.costs_sha256:
+        return []
+    verdict = verify(problem, document.schedule)
+    return list(document.compare_claims(problem, verdict.simulation, document.claims))
 
 
 def _tensor_ram_bytes(

@@ -236,7 +236,6 @@ def _verify_plan(
     for a malformed file, a missing or another graph, or invalid costs, and as `_plan_problem`.
     """
     from poetmodel.plan import check_arena, check_plan
-    from poetmodel.plan.simulation import false_claims
 
     document, graph = _read_plan(content, path, source)
     limits = resolve_ram(source, limits)
@@ -261,10 +260,12 @@ def _verify_plan(
     )
     is_late = check.makespan_s is not None and not is_within(check.makespan_s, problem.deadline_s)
     arena = document.arena
+    false_claims, claim_notes = document.check_claims(check)
+    notes += (*document.notes, *claim_notes)
     violations = [
         *check.violations,
         *(() if arena is None else check_arena(graph, plan, arena).violations),
-        *false_claims(check, document.stated_metrics),
+        *false_claims,
     ]
     if is_late:
         violations.append(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from numbers import Real
 from operator import attrgetter
@@ -373,6 +375,26 @@ class Costs:
             has_storage=self.pages is not None,
             commit=commit,
         )
+
+
+def digest_costs(table: CostTable, device: Device | None) -> str:
+    """Return the SHA-256 of all that energies and times of schedules depend on beside the graph.
+
+    These are the costs in `table`, commits included, and of the device its idle power and whether
+    the core reads storage in place.
+    """
+    columns = {
+        name: value if isinstance(value, bool) else [float(cost) for cost in value]
+        for name, value in table.to_dict().items()
+    }
+    content = {
+        **columns,
+        "commit": None if table.commit is None else asdict(table.commit),
+        "idle_power_w": 0.0 if device is None else float(device.idle_power_w),
+        "memory_mapped": device is not None and device.is_memory_mapped,
+    }
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=float)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _commit_cost(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import InputError, convert_errors, join_names
-from poetmodel.files import parse_json, read_text
+from poetmodel.export.state import load_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -71,12 +71,9 @@ def load_generation_layout(folder: str | Path) -> dict[str, Any]:
         If the folder has no manifest of an export, or the manifest does not describe generations
         with all keys of this version.
     """
-    path = Path(folder) / _MANIFEST
-    text = read_text(path)
-    with convert_errors(InputError, f"migrate_from: {path}"):
-        document = parse_json(text, expected="manifest of an export")
-        if not isinstance(document, dict) or document.get("format") != "poetmodel-export":
-            raise InputError("expected the manifest of a folder that poetmodel export made")
+    with convert_errors(InputError, "migrate_from"):
+        document = load_manifest(folder)
+    with convert_errors(InputError, f"migrate_from: {Path(folder) / _MANIFEST}"):
         source = document.get("generation")
         if not isinstance(source, dict) or any(key not in source for key in _GENERATION_KEYS):
             reason = "does not describe" if document.get("commit") else "has no commits and no"
@@ -84,7 +81,7 @@ def load_generation_layout(folder: str | Path) -> dict[str, Any]:
                 f"{reason} generations on storage; name a folder that was exported with commit, by "
                 "this version: export the earlier step again, its state has the same layout"
             )
-        return source
+    return source
 
 
 def match_state(step: LoweredStep, source: Mapping[str, Any]) -> Migration:

@@ -14,6 +14,7 @@ import numpy as np
 
 from poetmodel.errors import InputError, convert_errors
 from poetmodel.files import parse_json, read_bytes, read_text, write_bytes
+from poetmodel.headers import check_version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,6 +43,21 @@ class ExportedTensor:
         return math.prod(self.shape) * np.dtype(_FILE_DTYPES[self.dtype]).itemsize
 
 
+def load_manifest(folder: str | Path) -> dict[str, Any]:
+    """Load the manifest of an exported folder.
+
+    Raises `InputError` if there is none, or if it is of another format or a later version.
+    """
+    path = Path(folder) / _MANIFEST
+    text = read_text(path)
+    with convert_errors(InputError, str(path)):
+        document = parse_json(text, expected="manifest of an export")
+        if not isinstance(document, dict) or document.get("format") != "poetmodel-export":
+            raise InputError("expected the manifest of a folder that poetmodel export made")
+        check_version(document, (1,))
+        return document
+
+
 def load_state_tensors(
     folder: str | Path, *, requires_updates: bool = False
 ) -> tuple[ExportedTensor, ...]:
@@ -60,12 +76,8 @@ def load_state_tensors(
         If the folder has no valid manifest of an export, or its program updates no state and that
         is required.
     """
-    path = Path(folder) / _MANIFEST
-    text = read_text(path)
-    with convert_errors(InputError, str(path)):
-        document = parse_json(text, expected="manifest of an export")
-        if not isinstance(document, dict) or document.get("format") != "poetmodel-export":
-            raise InputError("expected the manifest of a folder that poetmodel export made")
+    document = load_manifest(folder)
+    with convert_errors(InputError, str(Path(folder) / _MANIFEST)):
         if requires_updates and not document.get("updates", True):
             raise InputError(
                 "its program hands out gradients and changes no state, so that it has no file of "

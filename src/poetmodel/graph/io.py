@@ -13,17 +13,26 @@ holds state has none of the keys in `STATE_DEFAULTS`.
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.errors import GraphError, convert_errors, quote
+from poetmodel.errors import GraphError, InputError, convert_errors, quote
 from poetmodel.files import parse_json, read_text, write_text
 from poetmodel.graph.node import Node, Tensor
-from poetmodel.graph.validation import STATE_DEFAULTS, structure_faults, value_faults
+from poetmodel.graph.validation import GRAPH_KEYS, STATE_DEFAULTS, structure_faults, value_faults
+from poetmodel.headers import (
+    THIS_VERSION,
+    WRITTEN_BY,
+    check_version,
+    ignored_keys_note,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
+
+_LOG: Final = logging.getLogger(__name__)
 
 FORMAT: Final = "poetmodel-graph"
 """Value of ``format`` in graph files."""
@@ -53,22 +62,40 @@ def read_document(path: str | Path) -> tuple[object, str, list[str]]:
     """Read the JSON of a graph file or step file, without validating it.
 
     Returns the content (of a step file, its graph), the source for messages, and a message per
-    duplicate key.
+    duplicate key. Logs a warning on unknown keys at the top level of a graph file, and drops them.
     """
     with convert_errors(GraphError):
         text = read_text(path)
     faults: list[str] = []
     with convert_errors(GraphError, str(path)):
         document = parse_json(text, expected=FORMAT, faults=faults)
-    if isinstance(document, dict) and document.get("format") == STEP_FORMAT:
-        return document.get("graph"), f"{path}: graph", faults
+    if not isinstance(document, dict):
+        return document, str(path), faults
+    if document.get("format") == STEP_FORMAT:
+        return graph_of_step(document), f"{path}: graph", faults
+    unknown_keys = [key for key in document if key not in GRAPH_KEYS]
+    if unknown_keys and not any(_format_faults(document)):
+        _LOG.warning("%s: %s", path, ignored_keys_note(unknown_keys, document))
+        document = {key: document[key] for key in document if key in GRAPH_KEYS}
     return document, str(path), faults
 
 
+def graph_of_step(document: Mapping[str, Any]) -> object:
+    """Return the graph in the content of a step file, with the writer of the file for messages."""
+    graph = document.get("graph")
+    if not isinstance(graph, dict) or document.get(WRITTEN_BY) is None:
+        return graph
+    return {WRITTEN_BY: document[WRITTEN_BY]} | graph
+
+
 def write_document(document: Mapping[str, Any], path: str | Path) -> None:
-    """Write the content of a graph file (`Graph.to_dict`), one node per line; see `write_text`."""
+    """Write the content of a graph file (`Graph.to_dict`), one node per line; see `write_text`.
+
+    The file also states the version of poetmodel that wrote it.
+    """
     nodes = document["nodes"]
-    head_items = ((key, value) for key, value in document.items() if key != "nodes")
+    head_items = [(key, value) for key, value in document.items() if key != "nodes"]
+    head_items.insert(2, (WRITTEN_BY, THIS_VERSION))  # after format and version
     head = [f"{_to_json(key)}: {_to_json(value)}" for key, value in head_items]
     lines = ",\n".join(f"  {_to_json(node)}" for node in nodes)
     write_text(path, "{" + ",\n ".join(head) + f',\n "nodes": [\n{lines}\n]}}\n')
@@ -163,12 +190,19 @@ def parse_graph_fields(document: object, *, source: str, faults: Iterable[str]) 
     if messages:
         raise GraphError(messages).with_prefix(source)
     graph_fields = {
-        key: value for key, value in document.items() if key not in ("format", "version")
+        key: value
+        for key, value in document.items()
+        if key not in ("format", "version", WRITTEN_BY)
     }
     return graph_fields | {"nodes": nodes}
 
 
 def _format_faults(document: dict[str, Any]) -> Iterator[str]:
+    try:
+        check_version(document, VERSIONS)
+    except InputError as error:
+        yield from error.faults
+        return
     for key, choices in (("format", (FORMAT,)), ("version", VERSIONS)):
         value = document.get(key)
         if value not in choices or isinstance(value, bool | float):

@@ -357,6 +357,8 @@ class Graph:
     def load(cls, path: str | Path) -> Graph:
         """Read a ``*.graph.json`` file, or the graph in a ``*.step.json`` file.
 
+        Logs a warning on unknown keys at the top level of a graph file, which are ignored.
+
         Raises
         ------
         GraphError

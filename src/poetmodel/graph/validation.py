@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from poetmodel.errors import quote
 from poetmodel.files import format_location, unknown_key_message
 from poetmodel.graph.node import Phase
+from poetmodel.headers import WRITTEN_BY, describe_writer
 from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:
@@ -71,9 +72,10 @@ _NODE_KEYS: Final = {
     "in_place": _PAIRS,
 }
 _RESIDENT_KEYS: Final = dict.fromkeys(("parameters", "gradients", "optimizer"), _SIZE)
-_GRAPH_KEYS: Final = {
+GRAPH_KEYS: Final = {
     "format": _NAME,
     "version": _integer_rule(1, 2, "1 or 2"),
+    WRITTEN_BY: _NAME,
     "name": _NAME,
     "batch_size": _integer_rule(1, MAX_BYTES, "an integer from 1 to 2^53"),
     "dtype": _NAME,
@@ -83,6 +85,7 @@ _GRAPH_KEYS: Final = {
     "kernels": _Rule(lambda value: value in ("pytorch", "exported"), "pytorch or exported"),
     "nodes": _Rule(lambda value: isinstance(value, list), "a list"),
 }
+"""Rules of the keys at the top level of a graph file."""
 _SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 """Characters that UTF-8 cannot encode."""
 _REQUIRED: Final = frozenset({"name", "bytes", "op", "phase", "inputs", "nodes"})
@@ -95,12 +98,18 @@ def value_faults(document: Mapping[str, Any]) -> list[str]:
     """Return a message for each unknown or missing key and invalid value of a graph file."""
     faults: list[str] = []
 
+    writer = f"; {describe_writer(document)}" if WRITTEN_BY in document else ""
+
     def check(item: object, rules: Mapping[str, _Rule], *path: str | int) -> None:
         """Add a message for each invalid key and value of `item`, which is at `path`."""
         for key_path, message in _key_faults(item, rules):
-            faults.append(f"{format_location((*path, *key_path), document)}: {message}")
+            is_unknown = key_path and key_path[-1] not in rules
+            faults.append(
+                f"{format_location((*path, *key_path), document)}: {message}"
+                f"{writer if is_unknown else ''}"
+            )
 
-    check(document, _GRAPH_KEYS)
+    check(document, GRAPH_KEYS)
     if isinstance(document.get("resident_bytes"), dict):
         check(document["resident_bytes"], _RESIDENT_KEYS, "resident_bytes")
     nodes = document.get("nodes")

@@ -8,15 +8,16 @@ import csv
 import io
 import json
 import math
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import numpy as np
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from poetmodel.errors import InputError, convert_errors, quote
 from poetmodel.files import read_text, write_text
 from poetmodel.graph import Graph
-from poetmodel.graph.io import STEP_FORMAT
+from poetmodel.graph.io import STEP_FORMAT, graph_of_step
+from poetmodel.headers import THIS_VERSION, WRITTEN_BY
 from poetmodel.lowered.calls import (
     WORKSPACE,
     Argument,
@@ -31,7 +32,7 @@ from poetmodel.lowered.calls import (
 from poetmodel.lowered.catalogue import CATALOGUE
 from poetmodel.lowered.kernels import find_kernel, kernel_names
 from poetmodel.lowered.step import LoweredStep
-from poetmodel.schedule.io import Index, Strict, parse_file
+from poetmodel.schedule.io import Index, JsonFile, Strict, log_notes, parse_file
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -84,11 +85,10 @@ class _TensorEntry(Strict):
     strides: list[Index] | None = None
 
 
-class _StepFile(Strict):
-    """Content of a step file, or of a forward pass (inference or evaluation) in it."""
+class _StepFile(JsonFile):
+    """Content of a step file."""
 
     format: Literal["poetmodel-step"]
-    version: Literal[1]
     graph: dict[str, Any]
     calls: list[list[_CallEntry]]
     buffers: dict[str, _BufferEntry]
@@ -101,8 +101,14 @@ class _StepFile(Strict):
     accumulate: Annotated[int, Field(ge=1)] = 1
     versions: dict[str, str] = Field(default_factory=dict)
     output: _TensorEntry | None = None
-    inference: _StepFile | None = None
-    evaluation: _StepFile | None = None
+    inference: _PassEntry | None = None
+    evaluation: _PassEntry | None = None
+
+
+class _PassEntry(_StepFile):
+    """A forward pass in a step file: inference or evaluation."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
 def save_step(step: LoweredStep, path: str | Path) -> None:
@@ -110,7 +116,9 @@ def save_step(step: LoweredStep, path: str | Path) -> None:
 
     An existing file is replaced. Raises `InputError` if the file cannot be written.
     """
-    write_text(path, json.dumps(_make_document(step), allow_nan=False) + "\n")
+    header = {"format": STEP_FORMAT, "version": VERSION, WRITTEN_BY: THIS_VERSION}
+    document = header | _make_document(step)
+    write_text(path, json.dumps(document, allow_nan=False) + "\n")
 
 
 def _make_document(step: LoweredStep) -> dict[str, object]:
@@ -200,7 +208,10 @@ def load_step(path: str | Path) -> LoweredStep:
     """
     text = read_text(path)
     with convert_errors(InputError, str(path)):
-        return _step_from_json(parse_file(_StepFile, text, kind="step"))
+        file = parse_file(_StepFile, text, kind="step")
+        log_notes(file, path)
+        file.graph = cast("dict[str, Any]", graph_of_step(vars(file)))
+        return _step_from_json(file)
 
 
 def _step_from_json(document: _StepFile, outer_values: Collection[str] = ()) -> LoweredStep:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from poetmodel.device.costs import digest_costs
 from poetmodel.units import brief, format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from poetmodel.device import CostTable, Device
     from poetmodel.schedule.machine import InstructionRecord
 
 
@@ -46,6 +48,11 @@ class PlanCheck:
     """Energy of the step, including commits and idle power over the makespan [J]; None without
     costs."""
 
+    table: CostTable | None = field(default=None, repr=False, compare=False)
+    """The costs of times and energy; None without costs."""
+    device: Device | None = field(default=None, repr=False, compare=False)
+    """The device of the costs; None if unknown."""
+
     def __repr__(self) -> str:
         faults = f"violations: {'; '.join(self.violations)}"
         peak = f"peak RAM {format_bytes(self.peak_ram_bytes)}"
@@ -56,3 +63,8 @@ class PlanCheck:
     def valid(self) -> bool:
         """Whether there are no violations."""
         return not self.violations
+
+    @property
+    def costs_sha256(self) -> str | None:
+        """SHA-256 of the costs (`poetmodel.device.costs.digest_costs`); None without costs."""
+        return None if self.table is None else digest_costs(self.table, self.device)

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 from poetmodel.plan.arena import Arena
 from poetmodel.plan.io import load_file, parse_plan
 from poetmodel.plan.program import Plan
-from poetmodel.schedule.metrics import Display, metrics_at
+from poetmodel.plan.simulation import false_claims
+from poetmodel.schedule.identity import OLD_COSTS_NOTE, OTHER_COSTS
+from poetmodel.schedule.metrics import Display, Group, metrics_at
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from poetmodel.plan.check import PlanCheck
     from poetmodel.plan.io import PlanFile
 
 
@@ -26,6 +29,33 @@ class PlanDocument:
     """The stated metrics, by key; None for a metric that the file lacks."""
     arena: Arena | None = None
     """The arena; None if the file has none."""
+    costs_sha256: str | None = None
+    """Digest of the costs that the metrics were computed with; None if the file has none."""
+    notes: tuple[str, ...] = ()
+    """Notes on ignored keys of the file."""
+
+    def check_claims(self, check: PlanCheck) -> tuple[list[str], list[str]]:
+        """Compare the stated metrics with a simulation; return violations and notes.
+
+        Metrics other than the peak that were computed with other costs are notes. A note also
+        states if they differ and the file states no costs.
+        """
+        memory_keys = {metric.key for metric in metrics_at(Display.PLAN_FILE, Group.MEMORY)}
+        memory_claims, other_claims = (
+            {
+                key: value
+                for key, value in self.stated_metrics.items()
+                if (key in memory_keys) is is_memory
+            }
+            for is_memory in (True, False)
+        )
+        violations = list(false_claims(check, memory_claims))
+        differences = list(false_claims(check, other_claims))
+        if self.costs_sha256 is None:
+            return violations + differences, [OLD_COSTS_NOTE] if differences else []
+        if self.costs_sha256 == check.costs_sha256:
+            return violations + differences, []
+        return violations, [f"{OTHER_COSTS}: {difference}" for difference in differences]
 
 
 def load_document(path: str | Path) -> PlanDocument:
@@ -46,4 +76,6 @@ def _to_document(file: PlanFile) -> PlanDocument:
             metric.key: getattr(file, metric.key) for metric in metrics_at(Display.PLAN_FILE)
         },
         arena=None if file.arena is None else Arena.from_entry(file.arena),
+        costs_sha256=file.costs_sha256,
+        notes=file.notes,
     )

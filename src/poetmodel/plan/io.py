@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Final, Literal, LiteralString
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, LiteralString
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -18,7 +18,6 @@ from poetmodel.schedule.io import (
     Index,
     Strict,
     add_metric_fields,
-    exact_version,
     parse_file,
 )
 from poetmodel.schedule.machine import BEFORE, Content
@@ -68,8 +67,8 @@ class ArenaEntry(Strict):
 class PlanFile(GraphFile):
     """The content of a plan file, with the fields of `Plan`; a subclass has a field per metric."""
 
+    format_versions: ClassVar[tuple[int, ...]] = (VERSION, VERSION_WITH_STATE)
     format: Literal["poetmodel-plan"]
-    version: Annotated[int, exact_version(VERSION, VERSION_WITH_STATE)]
     mode: Literal["blocking", "dma"]
     ram_budget_bytes: Annotated[int, Field(ge=1)] | None = None
     program: list[InstructionEntry]

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError, quote
 from poetmodel.files import write_text
+from poetmodel.headers import THIS_VERSION, WRITTEN_BY
 from poetmodel.plan.versions import FORMAT, VERSION, VERSION_WITH_STATE
 from poetmodel.schedule.homes import Homes
+from poetmodel.schedule.identity import COSTS
 from poetmodel.schedule.instructions import Instruction, Op, Program
 from poetmodel.schedule.metrics import Display, simulated_metrics
 from poetmodel.schedule.relations import format_document
@@ -85,7 +87,8 @@ class Plan:
     def to_dict(self, check: PlanCheck | None = None, arena: Arena | None = None) -> dict[str, Any]:
         """Return the content of a plan file.
 
-        With `check`, the result of `check_plan`, the content includes metrics; with `arena`, the
+        With `check`, the result of `check_plan`, the content includes metrics and, if it had costs,
+        their digest; with `arena`, the
         arena's sizes and offsets. ``graph``, ``nodes`` and ``tensors`` are None without `identity`.
         ``resident``, ``memory_mapped`` and ``commit`` are absent if they are None or False.
         """
@@ -93,6 +96,7 @@ class Plan:
         document: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION if self.resident is None else VERSION_WITH_STATE,
+            WRITTEN_BY: THIS_VERSION,
             "graph": identity and {"name": identity.name, "sha256": identity.sha256},
             "device": self.device,
             "mode": str(self.mode),
@@ -108,6 +112,8 @@ class Plan:
         if self.commit is not None:
             document["commit"] = self.commit
         if check is not None:
+            if check.costs_sha256 is not None:
+                document[COSTS] = {"sha256": check.costs_sha256}
             document.update(simulated_metrics(Display.PLAN_FILE, check))
         if arena is not None:
             document["arena"] = arena.to_dict()
@@ -135,11 +141,15 @@ class Plan:
     def load(cls, path: str | Path) -> Plan:
         """Read a plan from a ``*.plan.json`` file, without its metrics and arena.
 
-        Raises `PlanError` if the file cannot be read or is invalid.
+        Logs a warning on unknown keys at the top level, which are ignored, too. Raises `PlanError`
+        if the file cannot be read or is invalid.
         """
         from poetmodel.plan.io import load_file
+        from poetmodel.schedule.io import log_notes
 
-        return Plan.from_file(load_file(path))
+        file = load_file(path)
+        log_notes(file, path)
+        return Plan.from_file(file)
 
     @staticmethod
     def from_file(file: PlanFile) -> Plan:

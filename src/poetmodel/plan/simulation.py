@@ -98,6 +98,8 @@ def check_plan(
         aux_used_bytes=homes.storage_bytes + sum(sizes[i] for i in paged_out_tensors),
         written_bytes=_written_bytes(machine, sizes),
         read_bytes=sum(sizes[i] * count for i, count in machine.counts[Op.PAGE_IN].items()),
+        table=table,
+        device=device,
         **_time_and_energy_metrics(machine, device.idle_power_w if device is not None else 0.0),
     )
     budget = plan.ram_budget_bytes if ram_budget_bytes is None else ram_budget_bytes

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from poetmodel.device.costs import digest_costs
 from poetmodel.errors import quote
 from poetmodel.graph import Floor, Graph, checkpoint_all_peak_bytes, floor
 from poetmodel.problem.limits import Limits
@@ -361,6 +362,11 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
     def table(self) -> CostTable:
         """The costs of the problem, with its commits, indexed by node and tensor."""
         return self.single_pass.table
+
+    @property
+    def costs_sha256(self) -> str:
+        """SHA-256 of the costs of the problem; see `poetmodel.device.costs.digest_costs`."""
+        return digest_costs(self.table, self.costs.device)
 
     @property
     def idle_power_w(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from poetmodel.clock import infrequent_gc
@@ -12,15 +12,21 @@ from poetmodel.schedule.identity import (
     OBJECTIVE_BOUND,
     OBJECTIVE_GAP,
     OBJECTIVE_VALUE,
+    OLD_COSTS_NOTE,
+    OTHER_COSTS,
 )
 from poetmodel.schedule.io import load_file, parse_schedule
-from poetmodel.schedule.metrics import Display, metrics_at
+from poetmodel.schedule.metrics import Display, Group, metrics_at
 from poetmodel.schedule.relations import Schedule
+from poetmodel.schedule.verification import false_claims
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from poetmodel.problem import Problem
     from poetmodel.schedule.io import ObjectiveEntry, ProblemEntry, ScheduleFile
+    from poetmodel.schedule.simulation import Simulation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +50,10 @@ class ScheduleDocument:
     history: tuple[tuple[float, float | None, float | None], ...] = ()
     """Seconds, best value and bound over time; see `SolveResult.history`. Empty if the file has
     none."""
+    costs_sha256: str | None = None
+    """Digest of the costs that the statements were computed with; None if the file has none."""
+    notes: tuple[str, ...] = ()
+    """Notes on ignored keys of the file."""
 
     @property
     def claims(self) -> dict[str, float | None]:
@@ -64,6 +74,52 @@ class ScheduleDocument:
             GAP_TOLERANCE: problem.gap if self.status == "optimal" else None,
         }
         return self.stated_metrics | self.device_ram | objective_claims
+
+    def has_other_costs(self, problem: Problem) -> bool:
+        """Whether the statements were computed with other costs than those of `problem`."""
+        return self.costs_sha256 not in (None, problem.costs_sha256)
+
+    def memory_claims(self) -> dict[str, float | None]:
+        """Return the stated RAM metrics, which do not depend on costs, by key."""
+        return {
+            metric.key: self.stated_metrics.get(metric.key)
+            for metric in metrics_at(Display.FILE, Group.MEMORY)
+        }
+
+    def compare_claims(
+        self, problem: Problem, simulation: Simulation, claims: Mapping[str, float | None]
+    ) -> Iterator[str]:
+        """Yield notes on `claims` that may differ from the simulation because of other costs.
+
+        If the file states other costs, these are a note on its proofs and one with both values for
+        each of `claims` that differs, except for `memory_claims`. If it states no costs, this is
+        one note if any of them differs.
+        """
+        memory_keys = self.memory_claims().keys()
+        differences = false_claims(
+            problem, simulation, {key: claims[key] for key in claims if key not in memory_keys}
+        )
+        if self.has_other_costs(problem):
+            yield f"the schedule was {OTHER_COSTS}: the status and bounds of its file are not used"
+            yield from (f"{OTHER_COSTS}: {difference}" for difference in differences)
+        elif self.costs_sha256 is None and any(differences):
+            yield OLD_COSTS_NOTE
+
+    def without_proofs(self) -> ScheduleDocument:
+        """Return the document without bounds, gaps and history; the status is at most feasible."""
+        unproven_metrics: dict[str, float | None] = {
+            metric.key: None for metric in metrics_at(Display.FILE, Group.PROOF)
+        }
+        objective = self.objective
+        if objective is not None:
+            objective = objective.model_copy(update=dict.fromkeys(("value", "bound", "gap")))
+        return replace(
+            self,
+            status="feasible" if self.status == "optimal" else self.status,
+            stated_metrics=self.stated_metrics | unproven_metrics,
+            objective=objective,
+            history=(),
+        )
 
 
 def load_document(path: str | Path) -> ScheduleDocument:
@@ -100,6 +156,8 @@ def _to_document(file: ScheduleFile) -> ScheduleDocument:
         objective=file.objective,
         device_ram=_stated_device_ram(file),
         history=tuple(file.history),
+        costs_sha256=file.costs_sha256,
+        notes=file.notes,
     )
 
 

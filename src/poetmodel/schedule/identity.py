@@ -20,6 +20,14 @@ FORMAT: Final = "poetmodel-schedule"
 VERSION: Final = 1
 """Version of schedule files."""
 
+COSTS: Final = "costs"
+"""Key of the digest of the costs that the metrics of a file were computed with."""
+OTHER_COSTS: Final = "computed with other costs"
+"""Remark on a metric that a file states for other costs."""
+OLD_COSTS_NOTE: Final = (
+    "the file states no digest of its costs: costs may have changed since it was written"
+)
+"""Remark on metrics that differ from those of a file without a digest of costs."""
 OBJECTIVE_VALUE: Final = "objective.value"
 OBJECTIVE_BOUND: Final = "objective.bound"
 OBJECTIVE_GAP: Final = "objective.gap"

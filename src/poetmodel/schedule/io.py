@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from poetmodel.clock import infrequent_gc
 from poetmodel.errors import InputError, ScheduleError, convert_errors, quote
 from poetmodel.files import format_location, parse_json, read_text
+from poetmodel.headers import WRITTEN_BY, check_version, describe_writer, ignored_keys_note
 from poetmodel.problem import USER_OBJECTIVE, Constraint, Problem
 from poetmodel.problem.parse import user_sum_faults
 from poetmodel.problem.totals import UNITS, is_finite_number
@@ -24,6 +34,8 @@ if TYPE_CHECKING:
 
     from poetmodel.device import Costs
     from poetmodel.graph import Graph
+
+_LOG: Final = logging.getLogger(__name__)
 
 MAX_FAULTS: Final = 20
 """Maximum number of validation errors of one file that are listed; further ones are counted."""
@@ -81,26 +93,45 @@ class Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
-def exact_version(*versions: int) -> BeforeValidator:
-    """Return a validator that accepts only these integers, but no equal bool or float."""
+class JsonFile(Strict):
+    """The content of a JSON file; unknown keys at its top level are ignored."""
 
-    def check(value: object) -> object:
-        if value not in versions or isinstance(value, bool | float):
-            expected = " or ".join(map(str, versions))
+    model_config = ConfigDict(extra="allow")
+
+    format_versions: ClassVar[tuple[int, ...]] = (VERSION,)
+    """Versions of the format that can be read."""
+    format: str
+    """First field, so that for a file of another format the first error is about the format."""
+    version: int
+    written_by: str | None = None
+    """The version of poetmodel that wrote the file; None if the file does not state it."""
+
+    @field_validator("version", mode="before")
+    @classmethod
+    def _check_version(cls, value: object) -> object:
+        """Accept only the integers in `format_versions`, but no equal bool or float."""
+        if value not in cls.format_versions or isinstance(value, bool | float):
+            expected = " or ".join(map(str, cls.format_versions))
             raise PydanticCustomError("version", "expected {expected}", {"expected": expected})
         return value
 
-    return BeforeValidator(check)
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A note on unknown keys; none if the file has no such key."""
+        unknown_keys = self.model_extra
+        return (ignored_keys_note(unknown_keys, vars(self)),) if unknown_keys else ()
 
 
-FormatVersion = Annotated[int, exact_version(VERSION)]
+class Digest(Strict):
+    """Identity of content that a file does not contain."""
+
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
-class GraphEntry(Strict):
+class GraphEntry(Digest):
     """The graph that a file belongs to."""
 
     name: str
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
 class ConstraintEntry(Strict):
@@ -198,16 +229,20 @@ class ObjectiveEntry(Strict):
     """Direction of the objective of a user's model."""
 
 
-class GraphFile(Strict):
+class GraphFile(JsonFile):
     """A file for one graph, with the names of its nodes and tensors."""
 
-    format: str
-    """First field, so that for a file of another format the first error is about the format."""
-    version: FormatVersion
     graph: GraphEntry
     device: str | None = None
+    costs: Digest | None = None
+    """The costs that the stated metrics were computed with; None if the file does not state it."""
     nodes: list[str]
     tensors: list[str]
+
+    @property
+    def costs_sha256(self) -> str | None:
+        """Digest of the costs that the stated metrics were computed with (`digest_costs`)."""
+        return None if self.costs is None else self.costs.sha256
 
     def identity(self) -> GraphIdentity:
         """Return the graph's name and hash, and the names of nodes and tensors, from the file."""
@@ -284,6 +319,12 @@ def load_file(path: str | Path) -> ScheduleFile:
     return parse_schedule(text, source=str(path))
 
 
+def log_notes(file: JsonFile, path: str | Path) -> None:
+    """Log a warning for each note on a file that was read from `path`."""
+    for note in file.notes:
+        _LOG.warning("%s: %s", path, note)
+
+
 def parse_schedule(text: str, *, source: str) -> ScheduleFile:
     """Parse the text of a schedule file; `source` names the file in errors.
 
@@ -325,25 +366,34 @@ def parse_file(model: type[File], text: str, *, kind: str) -> File:
 def validate_model(model: type[File], values: object, *, kind: str) -> File:
     """Validate the JSON content of a file as `model`; `kind` is a word for the file in messages.
 
-    Raises `InputError` with the `validation_messages`.
+    Raises `InputError`: for a `JsonFile` of a later version with this error only, otherwise with
+    the `validation_messages`.
     """
+    if issubclass(model, JsonFile):
+        check_version(values, model.format_versions)
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise InputError(validation_messages(error, kind=kind)) from None
+        writer = ""
+        if isinstance(values, dict) and WRITTEN_BY in values:
+            writer = describe_writer(values)
+        raise InputError(validation_messages(error, kind=kind, writer=writer)) from None
 
 
-def validation_messages(error: ValidationError, *, kind: str) -> list[str]:
+def validation_messages(error: ValidationError, *, kind: str, writer: str = "") -> list[str]:
     """Return at most `MAX_FAULTS` messages of a pydantic error, and a count of further errors.
 
-    `kind` is a word for the file in messages, such as ``schedule``.
+    `kind` is a word for the file in messages, such as ``schedule``; `writer` ends the messages on
+    unknown keys.
     """
     faults = []
     errors = error.errors(include_url=False, include_context=False)
     for details in errors[:MAX_FAULTS]:
         expected = details["msg"].replace("Input should be", "expected")
         message = {
-            "extra_forbidden": f"unknown key; accepted are the keys of a {kind} file",
+            "extra_forbidden": "; ".join(
+                filter(None, (f"unknown key; accepted are the keys of a {kind} file", writer))
+            ),
             "model_type": f"expected an object, got {quote(details['input'])}",
             "missing": "missing",
         }.get(details["type"], f"{expected}, got {quote(details['input'])}")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.clock import check_time_limit, iterate_in_time, no_gc
 from poetmodel.errors import ScheduleError, TooLargeError, quote
 from poetmodel.files import write_text
+from poetmodel.headers import THIS_VERSION, WRITTEN_BY
 from poetmodel.schedule.identity import FORMAT, RELATIONS, RESIDENT, VERSION, GraphIdentity
 from poetmodel.units import brief
 
@@ -248,7 +249,7 @@ class Schedule:
         return position >= 0 and self.kept[position][0] == i and t <= self.kept[position][2]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return format, version, graph, names, relations and resident state, as JSON values.
+        """Return format, versions, graph, names, relations and resident state, as JSON values.
 
         Graph, and names of nodes and tensors, are None without an identity. The key of resident
         state is absent if no state is resident. Raises `TooLargeError` like `S_RAM` and `S_AUX`.
@@ -257,6 +258,7 @@ class Schedule:
         return {
             "format": FORMAT,
             "version": VERSION,
+            WRITTEN_BY: THIS_VERSION,
             "graph": identity and {"name": identity.name, "sha256": identity.sha256},
             "nodes": list(identity.nodes) if identity else None,
             "tensors": list(identity.tensors) if identity else None,
@@ -285,11 +287,14 @@ class Schedule:
     def load(cls, path: str | Path) -> Schedule:
         """Read a schedule from a ``*.schedule.json`` file; its problem and metrics are ignored.
 
-        Raises `ScheduleError` if the file cannot be read, is invalid, or contains no schedule.
+        Logs a warning on unknown keys at the top level, which are ignored, too. Raises
+        `ScheduleError` if the file cannot be read, is invalid, or contains no schedule.
         """
-        from poetmodel.schedule.io import load_file
+        from poetmodel.schedule.io import load_file, log_notes
 
-        return cls.from_file(load_file(path))
+        file = load_file(path)
+        log_notes(file, path)
+        return cls.from_file(file)
 
 
 def format_document(document: dict[str, Any]) -> str:

@@ -176,7 +176,7 @@ def check_schedule(
         *simulation.violations,
         *_forbidden_entries(problem, schedule),
         *violated_limits(problem, simulation),
-        *(_false_claims(problem, simulation, stated) if stated else ()),
+        *(false_claims(problem, simulation, stated) if stated else ()),
     )
     return Verdict(simulation=simulation, violations=violations)
 
@@ -281,7 +281,7 @@ def _constraint_violations(problem: Problem, simulation: Simulation) -> Iterator
             )
 
 
-def _false_claims(
+def false_claims(
     problem: Problem, simulation: Simulation, stated: Mapping[str, float | None]
 ) -> Iterator[str]:
     """Yield a message for each claimed metric, bound, gap or optimality that is false.

@@ -25,10 +25,11 @@ from poetmodel.errors import (
 )
 from poetmodel.files import installed_version, processor_line
 from poetmodel.graph import Graph, operation
+from poetmodel.headers import WRITTEN_BY
 from poetmodel.problem import Problem
 from poetmodel.report.presenter import state_metrics
 from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule
-from poetmodel.schedule.identity import HISTORY, RESIDENT
+from poetmodel.schedule.identity import COSTS, HISTORY, RESIDENT
 from poetmodel.sweeps.runs import Run, load_device, load_graph
 
 if TYPE_CHECKING:
@@ -158,11 +159,11 @@ def result_fields(result: SolveResult) -> Record:
 
     ``schedule`` is the content of a schedule file, and ``counts`` has the numbers of recomputations
     and transfers; both are None without a schedule. ``result`` has the fields of
-    `SolveResult.to_dict` except names, decisions and history. ``state`` is absent without a
-    schedule or without state.
+    `SolveResult.to_dict` except writer, digest of costs, names, decisions and history. ``state`` is
+    absent without a schedule or without state.
     """
     document = result.to_dict()
-    schedule_keys = ("nodes", "tensors", *RELATIONS, RESIDENT, HISTORY)
+    schedule_keys = (WRITTEN_BY, COSTS, "nodes", "tensors", *RELATIONS, RESIDENT, HISTORY)
     schedule, simulation = result.schedule, result.simulation
     counts = simulation and {
         "recomputed": sum(simulation.recomputations.values()),
