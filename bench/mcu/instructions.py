@@ -53,6 +53,8 @@ DIGITS: Final = 4
 """Significant digits of the table."""
 CLOCK_ERROR: Final = 100
 """Error allowed for short calls [instructions], because the clock counts in steps of 40."""
+CHECKS: Final = {"pm_finite": {"call": 11.0, "element": 7.0}}
+"""Rows of the checks of inputs, which no node has: counted in the code that GCC makes of them."""
 COMMON_ENTRIES: Final = ("call", "row", "element", "result")
 """Entries of the row for unmeasured kernels; each is the median of the measured kernels."""
 
@@ -355,6 +357,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         unit: float(f"{median(values):.{DIGITS}g}")
         for unit, values in zip(COMMON_ENTRIES, measured_values, strict=True)
     }
+    table |= CHECKS
     if options.new:
         table |= json.loads(default.read_text(encoding="utf-8"))
     text = json.dumps(table, indent=0, sort_keys=True)

@@ -81,7 +81,7 @@ def test_earlier_export_leaves_no_kernels(tmp_path):
         export(model, nn.MSELoss(), (torch.randn(2, 4), torch.randn(2, 4)), folder=tmp_path)
     kernels = {path.stem for path in (tmp_path / "src").glob("*.c")}
     called = json.loads((tmp_path / "manifest.json").read_text())["nodes"]
-    runtime = {"pm_step", "pm_slices", "pm_state", "pm_weights"}
+    runtime = {"pm_finite", "pm_step", "pm_slices", "pm_state", "pm_weights"}
     assert kernels == runtime | {name for node in called for name in node["kernels"]}
 
 

@@ -561,6 +561,7 @@ def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
 
     Yield no facts without ``--replay``.
     """
+    from poetmodel.export.ranges import number_check_instructions
     from poetmodel.export.replay import program_instructions
 
     replay = deployment.replay
@@ -574,6 +575,7 @@ def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
     batch_instructions, stored_sample_instructions = (
         program_instructions(lowered_step, plan, nodes) for nodes in ((), replay.front.nodes)
     )
+    batch_instructions += number_check_instructions(lowered_step)
     yield text_fact(
         "  instructions",
         f"{stored_sample_instructions:,}",

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.deployment import gradient_slot_name, pass_slot_name
-from poetmodel.export.ranges import Indices, find_index_operands, trace_copies
+from poetmodel.export.ranges import (
+    Indices,
+    find_index_operands,
+    find_real_inputs,
+    trace_copies,
+)
 from poetmodel.lowered.calls import (
     WORKSPACE,
     Call,
@@ -164,12 +169,15 @@ class ProgramSource:
     def generate_lines(self) -> Iterator[str]:
         """Yield the C statements of the step or the forward pass; add to `lists` and `kernels`.
 
-        Range checks of indices in inputs and page-outs of gradients that are no tensors of the
-        graph precede the instructions of the plan. Raises `InputError` if memory-mapped storage
+        Checks of inputs and page-outs of gradients that are no tensors of the graph precede the
+        instructions of the plan. Raises `InputError` if memory-mapped storage
         cannot hold a new value, `BudgetError` if the stack is too small for an update.
         """
         tensors = {tensor.name for tensor in self.graph.tensors}
         yield from self._index_check_lines()
+        yield from self._number_check_lines()
+        if self._replay is not None:
+            yield "if (PM_CHECKS) return PM_OK;"
         yield from self._gradient_lines({ref.buffer for ref in self._gradients} - tensors)
         for position, (op, index) in enumerate(self.plan.program):
             if op == Op.COMPUTE:
@@ -299,6 +307,15 @@ class ProgramSource:
                     )
                     yield from checks if is_stored else _wrap_in_if("!PM_STORED", checks)
                     self._checked_indices.append(indices)
+
+    def _number_check_lines(self) -> Iterator[str]:
+        """Yield the checks that real inputs are finite; stored samples were checked when kept."""
+        for tensor in find_real_inputs(self.step):
+            self.kernels.setdefault("pm_finite")
+            pointer = self._caller_pointers[tensor.pieces[0].buffer]
+            condition = f"!pm_finite({pointer}, {tensor.elements})"
+            check = self._return_if(condition, "PM_ERROR_NUMBER")
+            yield from [check] if self._replay is None else _wrap_in_if("!PM_STORED", [check])
 
     def _range_check_lines(self, indices: Indices) -> Iterator[str]:
         """Yield the range check of indices, unless they are constant or already checked.

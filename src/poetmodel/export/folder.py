@@ -24,6 +24,7 @@ from poetmodel.export.kernels import (
 )
 from poetmodel.export.migration import list_state_pieces
 from poetmodel.export.packaging import folder_template_values, format_command
+from poetmodel.export.ranges import number_check_instructions
 from poetmodel.export.replay import program_instructions, replay_arena_bytes, sample_tensor_names
 from poetmodel.export.source import StepSource
 from poetmodel.export.templates import fill_template
@@ -307,6 +308,7 @@ def make_manifest(
         "mode": str(plan.mode),
         "status": None if result is None else str(result.status),
         **_cycle_keys(deployment),
+        "input_checks": {"instructions": number_check_instructions(step)},
         "inputs": [{**_tensor_keys(tensor), **_table_keys(step, tensor)} for tensor in step.inputs],
         "outputs": [_tensor_keys(tensor) for tensor in _find_outputs(step)],
         "states": [
@@ -448,7 +450,7 @@ def _replay_keys(deployment: Deployment) -> dict[str, Any]:
             "group_bytes": replay.group_bytes,
             "step": {
                 "ram_bytes": deployment.arena_bytes + reserved_ram_bytes,
-                "instructions": program_instructions(step, plan),
+                "instructions": program_instructions(step, plan) + number_check_instructions(step),
                 "nodes": len(step.graph.nodes),
             },
             "stored_step": {

@@ -1,19 +1,21 @@
-"""Index operands of kernels, such as labels and tokens: their elements and permitted range."""
+"""What a step requires of its inputs: ranges of indices such as labels, and finite numbers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from poetmodel.lowered.calls import Call, Ref
+from poetmodel.lowered.calls import Call, DataType, Ref
 from poetmodel.lowered.catalogue import CATALOGUE
+from poetmodel.lowered.instructions import estimate_call_instructions
 from poetmodel.lowered.loops import merge_dimensions, table_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from poetmodel.lowered.calls import Argument
+    from poetmodel.lowered.calls import Argument, NamedTensor
     from poetmodel.lowered.loops import Numbers
+    from poetmodel.lowered.step import LoweredStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,3 +130,23 @@ def trace_copies(indices: Indices, writers: Mapping[str, Iterable[Call]]) -> Ind
                 original = replace(indices, ref=Ref(source.buffer, first), shape=table)
                 return trace_copies(original, writers)
     return indices
+
+
+def find_real_inputs(step: LoweredStep) -> Iterator[NamedTensor]:
+    """Yield the real inputs that the calls of a step read: they must be finite."""
+    read_names = {name for calls in step.calls for call in calls for name in call.buffers}
+    for tensor in step.inputs:
+        if tensor.type is DataType.REAL and tensor.pieces[0].buffer in read_names:
+            yield tensor
+
+
+def number_check_instructions(step: LoweredStep) -> int:
+    """Return the estimated instructions of the checks that the inputs of a step are finite.
+
+    No node of the graph has them.
+    """
+    checks = (
+        Call("pm_finite", (Ref(tensor.pieces[0].buffer), tensor.elements))
+        for tensor in find_real_inputs(step)
+    )
+    return round(sum(map(estimate_call_instructions, checks)))

@@ -108,7 +108,7 @@ CATALOGUE: Final[Mapping[str, Row]] = {
     **_make_rows(_UPDATES, forms.UPDATE, work.count_sequence),
     **_make_rows(
         """pm_add_one pm_arange pm_arange_int pm_bernoulli pm_count_to pm_dropout_bits pm_fill_byte
-        pm_fill_int pm_nadam_count pm_normal pm_uniform""",
+        pm_fill_int pm_finite pm_nadam_count pm_normal pm_uniform""",
         None,
         work.count_sequence,
     ),

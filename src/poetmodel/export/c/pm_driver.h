@@ -20,7 +20,7 @@ typedef PM_REAL pm_real;
 #define PM_ERROR_ARENA 12   /* the arena is missing, too small or not aligned */
 #define PM_RESUMED_OLDER 13 /* no error: the newest generation is damaged, and the one before was loaded */
 #define PM_ERROR_INPUT 14   /* an index of the data, such as a label, is outside its range */
-#define PM_ERROR_NUMBER 15  /* the loss is not finite; no state was updated */
+#define PM_ERROR_NUMBER 15  /* an input, the loss or the learning rate is not finite; no state was updated */
 #define PM_ERROR_OTHER 16   /* storage has state of another step, instance or layout */
 #define PM_ERROR_STATE 17   /* no valid state: call pm_init or pm_resume first, also after PM_TORN */
 

@@ -337,6 +337,7 @@ int pm_keep_best(pm_real loss)
 {
     pm_records_t found;
     const float kept = (float)loss;
+    if (!pm_is_finite((pm_real)kept)) return PM_ERROR_NUMBER;
     PM_TRY(pm_commit_now()); /* so that the current generation has the current state */
     PM_TRY(pm_find_best(&found));
     const uint32_t place = PM_BEST_PLACE(found.newest.number && found.generation == PM_BEST_PLACE(0u) ? 1u : 0u);

@@ -5,6 +5,7 @@
 #include <float.h>
 #include <math.h>
 #include <stdint.h>
+#include <string.h>
 
 #ifndef PM_REAL
 #define PM_REAL float
@@ -62,6 +63,20 @@ typedef PM_REAL pm_real;
 #define PM_CEIL(x) ceilf(x)
 #define PM_RINT(x) rintf(x)
 #endif
+
+/* Returns whether a number is finite, by its bits, because compilers may assume that all numbers are finite. */
+static inline int pm_is_finite(pm_real x)
+{
+#if PM_IS_DOUBLE
+    const uint64_t exponent = 0x7FF0000000000000u;
+    uint64_t bits;
+#else
+    const uint32_t exponent = 0x7F800000u;
+    uint32_t bits;
+#endif
+    memcpy(&bits, &x, sizeof bits);
+    return (bits & exponent) != exponent;
+}
 
 /* For functions that compute several sums at once: inlined, they would exceed the registers of the caller. */
 #ifdef __GNUC__

@@ -245,13 +245,24 @@ static int end_group(const void *const inputs[PM_INPUTS])
     return PM_OK;
 }
 
+/* Checks the inputs of the step that has begun. */
+static int check_inputs(void)
+{
+    pm_progress.is_checked = 1;
+    const int error = pm_run_nodes(0);
+    pm_progress.is_checked = 0;
+    return error;
+}
+
 int pm_keep_sample(const void *const inputs[PM_INPUTS], uint32_t *sample)
 {
     const uint32_t count = pm_samples();
     const uint32_t index = pm_seen < PM_REPLAY ? pm_seen : draw(pm_seen, 0, pm_seen + 1u);
     PM_TRY(pm_step_begin(inputs, PM_C(0.0)));
     if (index >= PM_REPLAY) {
+        const int refused = check_inputs();
         pm_progress.slice = 0;
+        if (refused) return refused;
         pm_seen++;
         if (sample) *sample = PM_NO_SAMPLE;
         return PM_OK;

@@ -58,20 +58,6 @@ static inline int pm_page_error(int error)
     return error >= PM_ERROR_PAGE && error <= PM_ERROR_BUSY ? error : PM_ERROR_PAGE;
 }
 
-/* Returns whether a number is finite, by its bits, because compilers may assume that all numbers are finite. */
-static inline int pm_is_finite(pm_real x)
-{
-#if PM_IS_DOUBLE
-    const uint64_t exponent = 0x7FF0000000000000u;
-    uint64_t bits;
-#else
-    const uint32_t exponent = 0x7F800000u;
-    uint32_t bits;
-#endif
-    memcpy(&bits, &x, sizeof bits);
-    return (bits & exponent) != exponent;
-}
-
 /* Counters of the instructions of each node, with PM_PROFILE: pm_profile.c. */
 void pm_profile_start(void); /* before each step */
 void pm_profile_stop(void);  /* after it */

@@ -81,6 +81,7 @@ typedef struct {
     uint32_t slice; /* the next slice; 0: no step is in progress */
 #if PM_REPLAY
     uint32_t way;
+    int is_checked; /* pm_run_nodes(0) only checks the inputs */
 #endif
 } pm_progress_t;
 
@@ -90,6 +91,7 @@ typedef struct {
 enum { PM_WAY_WHOLE, PM_WAY_STORED, PM_WAY_KEEPS };
 #define PM_STORED (pm_progress.way == PM_WAY_STORED)
 #define PM_KEEPS (pm_progress.way == PM_WAY_KEEPS)
+#define PM_CHECKS pm_progress.is_checked
 extern const uint32_t pm_sample_parts[];  /* sizes of the tensors of a sample: outputs of the front, then inputs */
 extern const uint32_t pm_sample_inputs[]; /* indices of these inputs */
 int pm_sample_write(uint32_t part, const void *from, uint32_t bytes); /* call for parts 0, 1, ... in order */

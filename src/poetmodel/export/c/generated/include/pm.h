@@ -201,7 +201,7 @@ int pm_init(void);
    Each call adds its gradients, divided by PM_ACCUMULATE, to sums in the state; the
    PM_ACCUMULATE-th call since the last update also updates the state, at its learning rate.@END ACCUMULATE@
    With PM_TORN some state is new already; with any other error all state is as before: with
-   PM_ERROR_NUMBER the loss of this batch, or the learning rate, is not finite.
+   PM_ERROR_NUMBER an input, the loss of this batch, or the learning rate is not finite.
    PM_ERROR_STATE: begin with pm_init or pm_resume, also after PM_TORN. */
 int pm_step(const void *const inputs[PM_INPUTS], pm_real lr, pm_real *loss);
 
@@ -249,14 +249,15 @@ int pm_read_gradient(int index, pm_real *to);
 @IF INFERENCE@
 
 /* The forward pass in evaluation mode, with the current state, which stays unchanged. `inputs` are the first inputs
-   of a step, those of the model; writes PM_OUTPUTS elements to `outputs`. */
+   of a step, those of the model; writes PM_OUTPUTS elements to `outputs`, or returns an error, such as PM_ERROR_NUMBER
+   for an input that is not finite. */
 int pm_infer(const void *const inputs[], pm_real *outputs);
 @END INFERENCE@
 @IF EVALUATION@
 
 /* The loss of a batch in evaluation mode, with the current state, which stays unchanged. If labels are classes
    (PM_COUNTS_CORRECT), also the number of samples with the highest score for their label; otherwise 0. `correct` may
-   be 0. Writes no result with an error, such as PM_ERROR_NUMBER for a loss that is not finite. */
+   be 0. Writes no result with an error, such as PM_ERROR_NUMBER for an input or a loss that is not finite. */
 int pm_evaluate(const void *const inputs[PM_INPUTS], pm_real *loss, uint32_t *correct);
 @END EVALUATION@
 @IF REPLAY@
@@ -280,7 +281,7 @@ int pm_step_stored_begin(uint32_t sample, pm_real lr);
 @IF BEST@
 
 /* Between two steps: stores the current state, with a loss from the caller, as the best state, and replaces the one
-   before. This is atomic, also across power cuts. */
+   before. This is atomic, also across power cuts. PM_ERROR_NUMBER: the loss is not finite. */
 int pm_keep_best(pm_real loss);
 /* Reads the loss of the best state, as a float, and its pm_steps (`steps` may be 0). PM_ERROR_EMPTY: no state was
    stored as the best since pm_init. */
