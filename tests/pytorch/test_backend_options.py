@@ -2,6 +2,7 @@
 
 import io
 import re
+import subprocess
 import sys
 import time
 import tomllib
@@ -333,6 +334,40 @@ def test_what_is_outside_is_measured_in_the_first_step_that_is_gone_back_through
     for _ in range(2):
         run(x).mean().backward()
     assert [record.outside_bytes is None for record in back.plans] == [False, True]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_measurement_gives_way_to_others(fails):
+    """After a first call that fails, no profiler is on; after one alone, others may measure."""
+    torch._dynamo.reset()
+    table, layer = nn.Embedding(10, 64), nn.Linear(64, 64)
+    back = pmt.backend("100%", cache=False, outside="auto")
+    run = torch.compile(lambda i: layer(table(i)), backend=back, fullgraph=True, dynamic=False)
+    rows = torch.full((32,), 99 if fails else 9)
+    if fails:
+        with pytest.raises(IndexError):
+            run(rows)
+        with torch.profiler.profile():
+            torch.ones(3)
+    else:
+        run(rows)
+    assert heap_peak_bytes(lambda: torch.ones(1 << 10)) >= 1 << 12
+    for _ in range(2):
+        run(torch.zeros_like(rows)).mean().backward()
+    assert [record.outside_bytes is None for record in back.plans] == [False]
+
+
+def test_measurements_of_memory_write_no_lines():
+    """PyTorch's profiler has notices, and says nothing where nobody asks for them."""
+    source = (
+        "import torch\n"
+        "from poetmodel.torch.graph.tensors import heap_peak_bytes\n"
+        "assert heap_peak_bytes(lambda: torch.ones(1024)) >= 4096\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, check=True
+    )
+    assert (found.stdout, found.stderr) == ("", "")
 
 
 def test_the_peak_of_eager_includes_measured_memory_outside():

@@ -165,6 +165,18 @@ def test_damaged_files_are_found_anew(known, folder):
     assert compiled(own(), folder).verify().equal
 
 
+@pytest.mark.parametrize("name", ["build_trace", "build_profile"])
+def test_faults_of_ours_are_no_damage(name, folder, monkeypatch):
+    """What is wrong with a plan or its costs is told, and not found anew without a word."""
+
+    def wrong(*_, **__):
+        raise AttributeError("not a damaged file")
+
+    monkeypatch.setattr(compile_cache, name, wrong)
+    with pytest.raises(AttributeError, match="not a damaged file"):
+        compiled(own(), folder)
+
+
 def test_more_time_goes_on_from_what_is_known(tmp_path, monkeypatch):
     """A solve with more time begins with a schedule not proved before; less time takes it."""
     starts = []

@@ -5,6 +5,8 @@ import gc
 import random
 import re
 import shutil
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import inf
@@ -25,7 +27,7 @@ from kit.rotation import mark_seeds_except, mark_slow_except
 from kit.worked import skip_graph
 from poetmodel.errors import BudgetError
 from poetmodel.torch.dynamo.frontier import Frontier
-from poetmodel.torch.dynamo.planning import FirstCall, PassPeaks
+from poetmodel.torch.dynamo.planning import FirstCall, GraphProblem, PassPeaks
 from poetmodel.torch.dynamo.steps import Event, choose_plans
 from poetmodel.torch.graph.tensors import heap_peak_bytes
 
@@ -253,6 +255,61 @@ def test_regions_that_no_plan_keeps_are_refused_for_blocks_too():
         BackendCompilerFailed, match=r"regions: no plan was found .* meets mask 1 B"
     ):
         model(torch.randn(ROWS, WIDTH))
+
+
+def test_calls_of_other_threads_change_no_choice(monkeypatch):
+    """A checkpointed call, begun by another thread between the choice for a call and its pass."""
+    tower, back = by_block("900KiB", outside=LOSS)
+    x = batch().requires_grad_()
+    for _ in range(2):
+        tower(x).backward()
+    step = back._live.last_step
+    assert step
+    choose_plan = back.choose_plan
+    few = x[:128].detach()
+    tower.blocks[0](few).sum().backward()
+    tower(x).backward()
+
+    def checkpointed():
+        with torch.autograd.graph.saved_tensors_hooks(lambda value: value, lambda value: value):
+            tower.blocks[0](few).sum().backward()
+
+    def choose_beside(*arguments, **options):
+        chosen = choose_plan(*arguments, **options)
+        if not options["is_pinned"]:
+            monkeypatch.undo()
+            other = threading.Thread(target=checkpointed)
+            other.start()
+            other.join()
+        return chosen
+
+    monkeypatch.setattr(back, "choose_plan", choose_beside)
+    tower(x).backward()
+    numbers = [event.number for event in back._live.last_step if not event.is_backward]
+    assert numbers == [event.number for event in step if not event.is_backward]
+
+
+def test_plans_after_a_step_have_the_time_of_a_call(monkeypatch):
+    """The end of the search for the plans of one step does not hold for later solves."""
+    tower, back = by_block("900KiB", outside=LOSS)
+    x = batch().requires_grad_()
+    for _ in range(2):
+        tower(x).backward()
+    frontier = next(e.frontier for e in back._live.last_step if e.frontier is not None)
+    untils = []
+    plan_within = GraphProblem.plan_within
+
+    def record_time(problem, *limits):
+        untils.append(problem.call.until_s - time.monotonic())
+        return plan_within(problem, *limits)
+
+    monkeypatch.setattr(GraphProblem, "plan_within", record_time)
+    keep_all = frontier.keep_all_plan.record.predicted_peak_bytes
+    assert frontier.find_plans(keep_all, until_s=time.monotonic() - 100)
+    frontier._plan_by_limits.clear()
+    del frontier.tight_plan
+    assert frontier.tight_plan
+    assert untils[-1] > 0
 
 
 def test_other_calls_than_in_the_step_before_keep_the_budget():

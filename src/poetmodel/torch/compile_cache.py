@@ -30,7 +30,7 @@ from poetmodel.torch.cache import (
     plain_operations,
     plain_value,
 )
-from poetmodel.torch.graph.profiles import OpProfile
+from poetmodel.torch.graph.profiles import OpProfile, parse_profiles
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
 from poetmodel.torch.runtime.convolutions import describe_divided_kernels
 from poetmodel.torch.runtime.profiling import (
@@ -155,16 +155,12 @@ class CachedStep(CachedSchedules):
         `CaptureError` as `CapturedGraph` does.
         """
         joint, key = self._joint, self._key or ""
-        content = self._cache.read("step", key)
-        with suppress(TypeError, ValueError, KeyError, IndexError, AttributeError):
-            if content is not None:
-                cached_profiles = {
-                    int(index): OpProfile.from_list(values) for index, values in content
-                }
-                return build_trace(joint, build_captured_graph(joint, profiles=cached_profiles))
-        captured_graph = build_captured_graph(joint)
-        entries = [[index, profile.to_list()] for index, profile in captured_graph.profiles.items()]
-        self._cache.write("step", key, entries)
+        cached_profiles = _parse_step(self._cache.read("step", key))
+        captured_graph = build_captured_graph(joint, profiles=cached_profiles)
+        if cached_profiles is None:
+            profiles = captured_graph.profiles.items()
+            entries = [[index, profile.to_list()] for index, profile in profiles]
+            self._cache.write("step", key, entries)
         return build_trace(joint, captured_graph)
 
     # -- costs ---------------------------------------------------------------------------------
@@ -179,17 +175,9 @@ class CachedStep(CachedSchedules):
         """
         path = None if folder is None else str(Path(folder).resolve())
         key = digest(self._key, path, describe_divided_kernels(trace))
-        content = self._cache.read("costs", key)
-        with suppress(TypeError, ValueError, KeyError):
-            if content is not None:
-                return build_profile(
-                    trace,
-                    times_s=content["times_s"],
-                    paging=_parse_paging(content["paging"]),
-                    steps_s=content["steps_s"],
-                    threads=content["threads"],
-                    origin=CACHED_NOTE,
-                )
+        measured = _parse_times(self._cache.read("costs", key), count=len(trace.graph.nodes))
+        if measured is not None:
+            return build_profile(trace, **measured, origin=CACHED_NOTE)
         profile = measure()
         compute = profile.costs.compute
         times_s = [
@@ -214,12 +202,35 @@ def _rank_key(result: SolveResult) -> tuple[float, float]:
     return (float("inf") if value is None else value, 1.0 if gap is None else gap)
 
 
-def _parse_paging(content: Any) -> Paging | None:
-    """Parse transfer times from plain values; return None for None."""
-    if content is None:
-        return None
-    transfers = {name: TransferTime(**content[name]) for name in ("page_in", "page_out")}
-    return Paging(**(content | transfers))
+def _parse_step(content: Any) -> dict[int, OpProfile] | None:
+    """Return the cached profiles by position; None if `content` is none or damaged."""
+    with suppress(TypeError, ValueError):
+        indices, lists = zip(*content, strict=True)
+        profiles = parse_profiles(lists)
+        if profiles is not None:
+            return dict(zip(map(int, indices), profiles, strict=True))
+    return None
+
+
+def _parse_times(content: Any, *, count: int) -> dict[str, Any] | None:
+    """Return the cached arguments of `build_profile`; None if `content` is none or damaged.
+
+    `count` is the number of nodes, each of which has a time.
+    """
+    with suppress(TypeError, ValueError, KeyError):
+        times_s = list(map(float, content["times_s"]))
+        paging = content["paging"]
+        if paging is not None:
+            transfers = {name: TransferTime(**paging[name]) for name in ("page_in", "page_out")}
+            paging = Paging(**(paging | transfers))
+        if len(times_s) == count:
+            return {
+                "times_s": times_s,
+                "paging": paging,
+                "steps_s": list(map(float, content["steps_s"])),
+                "threads": int(content["threads"]),
+            }
+    return None
 
 
 def _problem_key(problem: Problem) -> str:

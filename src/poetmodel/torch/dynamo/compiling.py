@@ -29,7 +29,7 @@ from poetmodel.torch.dynamo.gradients import (
     trained_parameters,
 )
 from poetmodel.torch.dynamo.joint_graph import ARGUMENT_NAME, JointGraph
-from poetmodel.torch.dynamo.live_calls import CountedGraph, find_compiled_node
+from poetmodel.torch.dynamo.live_calls import CallFacts, CountedGraph, find_compiled_node
 from poetmodel.torch.dynamo.outside import LossOnlyGraph, RemeasuredGraph
 from poetmodel.torch.dynamo.planning import (
     MEASURED,
@@ -324,8 +324,10 @@ class Backend(GraphPlanner):
             finally:
                 self._frontier = frontier
 
-    def choose_plan(self, frontier: Frontier, *, is_pinned: bool) -> GraphPlan | None:
-        """Return the plan of the next call of a graph; None for the first compiled plan.
+    def choose_plan(
+        self, frontier: Frontier, *, is_pinned: bool
+    ) -> tuple[GraphPlan | None, CallFacts]:
+        """Return (plan of the next call of a graph, facts); None for the first compiled plan.
 
         A call that `is_pinned` has the first compiled plan. Otherwise the first call of a step
         chooses the budget, and the plans of all calls of the step, if the passes of an earlier step
@@ -333,14 +335,10 @@ class Backend(GraphPlanner):
         call is expected to wait with other calls. A call without a chosen plan has
         `Frontier.tight_plan` if it is not the first of the step, or is expected to wait, and
         otherwise the first compiled plan. Raises the errors of `StepPlanner.choose_step_plan` and
-        `Frontier.tight_plan`.
-
-        Stores in `_live` the chosen budget, whether the call `is_pinned`, and whether it has the
-        plan chosen for it in the step (`is_expected`).
+        `Frontier.tight_plan`. Stores the chosen budget in `_live`.
         """
-        self._live.is_pinned, self._live.is_expected = is_pinned, False
         if is_pinned:
-            return None
+            return None, CallFacts(is_pinned=True)
         number = self._live.next_call_number()
         if number == 0:
             self._steps.step_plan = None
@@ -352,12 +350,10 @@ class Backend(GraphPlanner):
                         self._steps.choose_step_plan(last_step, self._share, self._gather)
                     self._live.budget_bytes = self._steps.budget_bytes
         graph_plan = self._steps.find_plan(frontier, number)
-        self._live.is_expected = graph_plan is not None
         if graph_plan is not None:
-            return graph_plan
-        return (
-            frontier.tight_plan if number or frontier.graph_problem.call.waits_with_others else None
-        )
+            return graph_plan, CallFacts(expected_number=number)
+        waits = number or frontier.graph_problem.call.waits_with_others
+        return frontier.tight_plan if waits else None, CallFacts()
 
     def _make_name_suffix(self, module: fx.GraphModule, inputs: Sequence[Any]) -> str:
         """Return the end of a graph's name: its function and input shapes.
@@ -483,13 +479,15 @@ class GraphCalls:
             return self._first_variant.execute(*arguments)
         # A checkpoint has such hooks, and must save the same tensors again when it is recomputed.
         has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None  # noqa: FBT003, SLF001 - no other way
-        graph_plan = self._back_end.choose_plan(self.frontier, is_pinned=has_hooks)
+        graph_plan, facts = self._back_end.choose_plan(self.frontier, is_pinned=has_hooks)
         if graph_plan is None:
-            return self._first_variant.execute(*arguments)
-        variant = self.variants.get(id(graph_plan))
-        if variant is None:
-            variant = self._back_end.compile_variant(self, graph_plan, arguments)
-            self.variants[id(graph_plan)] = variant
+            variant = self._first_variant
+        else:
+            if id(graph_plan) not in self.variants:
+                new_variant = self._back_end.compile_variant(self, graph_plan, arguments)
+                self.variants[id(graph_plan)] = new_variant
+            variant = self.variants[id(graph_plan)]
+        variant.counted_graph.announce_call(facts)
         return variant.execute(*arguments)
 
 

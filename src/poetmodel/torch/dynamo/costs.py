@@ -21,7 +21,12 @@ from poetmodel.torch.cache import (
     plain_layout,
     plain_operations,
 )
-from poetmodel.torch.graph.profiles import OpProfile, OpProfiler, profile_on_synthetic
+from poetmodel.torch.graph.profiles import (
+    OpProfile,
+    OpProfiler,
+    parse_profiles,
+    profile_on_synthetic,
+)
 from poetmodel.torch.graph.tensors import fake_value, tensors_in
 
 if TYPE_CHECKING:
@@ -75,10 +80,9 @@ class Profiles:
         executed; they retain predicted profiles. Raises the errors of `profile_on_synthetic`.
         """
         key = self._key(joint)
-        cached_lists = None if key is None else self._cache.read("profiles", key)
-        with suppress(TypeError, ValueError, AttributeError, LookupError):
-            if cached_lists is not None:
-                return [OpProfile.from_list(fields) for fields in cached_lists]
+        cached_profiles = None if key is None else parse_profiles(self._cache.read("profiles", key))
+        if cached_profiles is not None:
+            return cached_profiles
         predicted_profiles = {operation.node: operation.profile for operation in joint.operations}
         profile_of_node = profile_on_synthetic(
             joint.graph, predicted_profiles, self._profiler, is_generated=self._is_generated

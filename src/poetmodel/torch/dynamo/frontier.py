@@ -111,10 +111,17 @@ class Frontier:
         The candidates are `tight_plan`, `keep_all_plan`, and a plan for each of nine pairs of
         limits on peak and saved bytes, if found; plans of equal limits are cached. A plan is
         dominated by one with no larger peaks, saved bytes and time. Returns [] if no plan within
-        the budget was found. This and later solves of the frontier end at `until_s` [s], on the
-        monotonic clock, but have at least `MIN_SOLVE_S`. Raises the error of `keep_all_plan`.
+        the budget was found. Its solves end at `until_s` [s], on the monotonic clock, but have at
+        least `MIN_SOLVE_S`. Raises the error of `keep_all_plan`.
         """
         self._until_s = until_s
+        try:
+            return list(_nondominated_plans(self._find_candidates(budget_bytes), budget_bytes))
+        finally:
+            self._until_s = inf
+
+    def _find_candidates(self, budget_bytes: int) -> list[GraphPlan]:
+        """Return the plans that `find_plans` compares."""
         graph_problem = self.graph_problem
         keep_all_peaks = self.keep_all_plan.peaks
         low_saved_bytes, high_saved_bytes = self.min_saved_bytes, keep_all_peaks.saved_bytes
@@ -139,11 +146,7 @@ class Frontier:
             self.keep_all_plan,
             *(self._plan_within(*pair) for pair in limits),
         ]
-        return list(
-            _nondominated_plans(
-                [graph_plan for graph_plan in candidates if graph_plan is not None], budget_bytes
-            )
-        )
+        return [graph_plan for graph_plan in candidates if graph_plan is not None]
 
     def check_budget(self, budget_bytes: int) -> None:
         """Raise `BudgetError` if `min_peak_bytes` and the peaks of two plans all exceed a budget.

@@ -124,6 +124,18 @@ class _LiveCall:
         return self.node() is not None
 
 
+class CallFacts(NamedTuple):
+    """What its caller knows of a call before its forward pass."""
+
+    is_pinned: bool = False
+    """Whether the call has no choice of plans."""
+    expected_number: int | None = None
+    """Number in its step for which the plan of the call was chosen; None if it was not chosen."""
+
+
+_NO_FACTS: Final = CallFacts()
+
+
 class CountedGraph:
     """A compiled graph whose passes are counted among the live calls of a back end.
 
@@ -159,7 +171,8 @@ class CountedGraph:
         self._layout: _OutputLayout | None = None
         """Layout of the outputs; None before the first call."""
         self._thread_state = local()
-        """Attribute `call`: the call whose forward pass has ended in this thread, or None."""
+        """Attributes `call`: the call whose forward pass has ended in this thread, or None; and
+        `facts`: those of the next call in this thread."""
 
     def set_plan(self, graph_plan: GraphPlan) -> None:
         """Set name, budget, `waits_with_others`, peaks and number of results by a plan."""
@@ -168,6 +181,10 @@ class CountedGraph:
         self.budget_bytes = graph_plan.record.ram_budget_bytes
         self.peaks = graph_plan.peaks
         self.results_count = graph_plan.forward_outputs
+
+    def announce_call(self, facts: CallFacts) -> None:
+        """Set the facts of the next call in this thread."""
+        self._thread_state.facts = facts
 
     @property
     def held_bytes(self) -> int:
@@ -189,7 +206,10 @@ class CountedGraph:
             of `LiveCalls.begin_pass`.
             """
             storages = _storage_references(arguments) if self._layout is None else {}
-            running_pass = self._calls.begin_pass(_Pass(self, self.peaks.forward_bytes))
+            facts = getattr(self._thread_state, "facts", _NO_FACTS)
+            running_pass = self._calls.begin_pass(
+                _Pass(self, self.peaks.forward_bytes, facts=facts)
+            )
             try:
                 outputs = compiled_pass(arguments)
                 if self._layout is None:
@@ -345,6 +365,8 @@ class _Pass:
     graph: CountedGraph
     peak_bytes: int
     """Peak of the pass, without other live calls [B]."""
+    facts: CallFacts = _NO_FACTS
+    """Facts of the call of a forward pass."""
     is_backward: bool = False
     backward_call: _LiveCall | None = None
     """The call whose backward pass this is; None for other passes, or if unknown."""
@@ -367,8 +389,6 @@ class _Pass:
 class LiveCalls:
     """Counts live calls and running passes of all graphs of one back end; safe for threads.
 
-    Only `is_expected` and `is_pinned` assume that calls of several threads begin one at a time.
-
     Parameters
     ----------
     keep_all_fraction : float, optional
@@ -388,10 +408,6 @@ class LiveCalls:
 
         The back end sets it.
         """
-        self.is_expected = False
-        """Whether the next call has the plan that was chosen for it in the step."""
-        self.is_pinned = False
-        """Whether the next call has no choice of plans."""
         self.last_step: tuple[Event, ...] | None = None
         """Passes of the last step that ended and had calls with a choice of plans; None before the
         first one, or if it was not complete."""
@@ -585,7 +601,7 @@ class LiveCalls:
         if new_pass.is_backward:
             new_pass.number = -1 if backward_call is None else backward_call.number
             self._is_regular = self._is_regular and backward_call is not None
-        elif new_pass.graph.frontier is not None and not self.is_pinned:
+        elif new_pass.graph.frontier is not None and not new_pass.facts.is_pinned:
             new_pass.number = self._next_number
             self._next_number += 1
         self._is_regular = self._is_regular and not self._passes
@@ -694,11 +710,13 @@ class LiveCalls:
             has_later_backward = graph.peaks.backward_bytes and not (
                 new_pass.is_backward or is_recomputed
             )
-            if is_final and not self.is_expected and has_later_backward:
+            # Another thread may have begun the call of this number meanwhile.
+            is_expected = new_pass.facts.expected_number == self._next_number
+            if is_final and not is_expected and has_later_backward:
                 needed_bytes = max(needed_bytes, self._min_backward_bytes(graph, held_bytes))
             if (
                 has_later_backward
-                and not self.is_expected
+                and not is_expected
                 and (len(graphs) > 1 or graph.waits_with_others)
             ):
                 middle_bytes = held_bytes + graph.held_bytes + self.outside_bytes

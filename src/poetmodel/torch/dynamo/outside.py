@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class RemeasuredGraph:
     """A compiled graph that is planned again once the outside memory of a step is measured.
 
-    The measurement ends with the next call or compilation, because a profiler that ends inside a
+    The measurement ends with the next call or measurement, because a profiler that ends inside a
     backward pass would be restored by autograd at the end of the pass.
 
     Parameters
@@ -34,7 +34,6 @@ class RemeasuredGraph:
     def __init__(
         self, compile_again: Callable[[OutsideMemory, Sequence[Any]], Callable[..., Any]]
     ) -> None:
-        """Start without the attribute `compiled_function`, which the back end sets."""
         self.compiled_function: Callable[..., Any]
         """Executes the graph by its plan."""
         self._compile_again: Callable[..., Callable[..., Any]] | None = compile_again
@@ -55,9 +54,12 @@ class RemeasuredGraph:
             self.compiled_function = self._compile_again(measured_memory, arguments)
             self._compile_again = None
         if self._compile_again is not None and torch.is_grad_enabled() and not is_profiler_on():
-            self._heap_watch = HeapWatch()
-            _MEASURED_GRAPHS.append(self)
-        results = self.compiled_function(*arguments)
+            self._heap_watch = HeapWatch(interrupt=self.end_measurement)
+        try:
+            results = self.compiled_function(*arguments)
+        except BaseException:
+            self.end_measurement()
+            raise
         if self._heap_watch is not None:
             self._heap_watch.start_section()
         return results
@@ -100,7 +102,6 @@ class RemeasuredGraph:
         heap_watch, self._heap_watch = self._heap_watch, None
         if heap_watch is None:
             return None
-        _MEASURED_GRAPHS.remove(self)
         _, *sections = heap_watch.end()
         if len(sections) < 2:  # noqa: PLR2004 - a forward pass, and no backward pass
             return None
@@ -175,16 +176,3 @@ def _refuse_gradient(gradient: torch.Tensor) -> None:
         f"loss_only: a gradient of shape {tuple(gradient.shape)} reached a result that is not the "
         "loss; leave loss_only out, or compute with that result in the compiled function"
     )
-
-
-_MEASURED_GRAPHS: Final[list[RemeasuredGraph]] = []
-"""Graphs whose measurement is running."""
-
-
-def end_measurements() -> None:
-    """End running measurements without a result, because a compilation needs the profiler.
-
-    Later calls repeat them.
-    """
-    for graph in tuple(_MEASURED_GRAPHS):
-        graph.end_measurement()

@@ -23,7 +23,6 @@ from poetmodel.torch.dynamo.costs import Profiles, load_machine_rates
 from poetmodel.torch.dynamo.frontier import Frontier
 from poetmodel.torch.dynamo.joint_rewriting import JointRewriter
 from poetmodel.torch.dynamo.live_calls import LiveCalls
-from poetmodel.torch.dynamo.outside import end_measurements
 from poetmodel.torch.dynamo.pages import SlotFile
 from poetmodel.torch.dynamo.planning import (
     LOSS_OUTSIDE,
@@ -40,6 +39,7 @@ from poetmodel.torch.dynamo.planning import (
 from poetmodel.torch.dynamo.ranks import RankExchange
 from poetmodel.torch.dynamo.steps import StepPlanner
 from poetmodel.torch.dynamo.wrappers import bucket_bytes, gathered_bytes
+from poetmodel.torch.graph.tensors import interrupt_measurements
 from poetmodel.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class GraphPlanner:
         if self._call is not None:
             yield self._call
             return
-        end_measurements()
+        interrupt_measurements()
         compile_id = CompileContext.current_compile_id()
         frame_id = None if compile_id is None else compile_id.frame_id
         if (

@@ -8,6 +8,7 @@ measured strides, except where a compiler generates kernels.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import getitem
 from time import perf_counter
@@ -160,7 +161,7 @@ class OpProfile:
         """Return the profile of a list that `to_list` returned, also after storage as JSON.
 
         Raises `TypeError`, `ValueError`, `LookupError` or `AttributeError` for a list of another
-        structure.
+        structure; `parse_profiles` does not.
         """
         sizes, outputs, flops, moved_bytes, workspace_bytes, time_s, gradient_fits = values
         layouts = (
@@ -185,6 +186,13 @@ class OpProfile:
             time_s=time_s,
             gradient_fits=None if gradient_fits is None else (gradient_fits[0], gradient_fits[1]),
         )
+
+
+def parse_profiles(lists: Any) -> list[OpProfile] | None:
+    """Return the profiles of lists from `OpProfile.to_list`; None if one has another structure."""
+    with suppress(TypeError, ValueError, LookupError, AttributeError):
+        return [OpProfile.from_list(fields) for fields in lists]
+    return None
 
 
 class OpProfiler:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-import tempfile
-from contextlib import contextmanager
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +13,7 @@ from torch.utils import _pytree
 from poetmodel.torch.errors import CaptureError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Callable, Hashable
 
     from torch import fx
 
@@ -63,8 +60,11 @@ _MEMORY_EVENT: Final = "[memory]"
 """Name of the profiler's events of allocated and freed memory."""
 _SECTION_MARK: Final = "poetmodel: levels count from here"
 """Name of the event in the profiler that starts a section of `HeapWatch`."""
-_NOTICE_PREFIX: Final = b"USDT:"
-"""Prefix of the lines that the profiler writes to stderr on every start and stop."""
+_NO_NOTICES: Final = ("KINETO_LOG_LEVEL", "99")
+"""Without this variable, the profiler writes a line to stderr on every start and stop. It is read
+once, by the first profiler of the process."""
+_INTERRUPTS: Final[dict[int, Callable[[], object]]] = {}
+"""Functions that end running measurements which may be repeated, by the id of their `HeapWatch`."""
 
 
 def heap_peak_bytes(work: Callable[[], object]) -> int:
@@ -89,19 +89,22 @@ def heap_peak_bytes(work: Callable[[], object]) -> int:
 class HeapWatch:
     """Records PyTorch's allocations from construction to `end`.
 
-    Raises `CaptureError` if a profiler is already on.
+    A measurement with `interrupt`, which ends and forgets it, gives way to later ones. Raises
+    `CaptureError` if another profiler is already on.
     """
 
-    def __init__(self) -> None:
-        """Start PyTorch's profiler of memory events; raise `CaptureError` if one is already on."""
+    def __init__(self, interrupt: Callable[[], object] | None = None) -> None:
+        interrupt_measurements()
         if is_profiler_on():
             raise CaptureError(
                 "a profiler of PyTorch is on, and memory is measured with another one: compile, or "
                 "run the compiled function once, before it begins"
             )
+        os.environ.setdefault(*_NO_NOTICES)
         self._profiler = profile(profile_memory=True)
-        with _remove_notices():
-            self._profiler.__enter__()
+        self._profiler.__enter__()
+        if interrupt is not None:
+            _INTERRUPTS[id(self)] = interrupt
 
     @staticmethod
     def start_section() -> None:
@@ -115,8 +118,8 @@ class HeapWatch:
         The first section begins at construction, each further one at a `start_section`. The list of
         a section begins with 0, followed by the total after each allocation or free.
         """
-        with _remove_notices():
-            self._profiler.__exit__(None, None, None)
+        _INTERRUPTS.pop(id(self), None)
+        self._profiler.__exit__(None, None, None)
         events: list[tuple[int, int | None]] = [
             (event.start_ns(), event.nbytes() if event.name() == _MEMORY_EVENT else None)
             for event in self._profiler.kineto_results.events()
@@ -132,27 +135,12 @@ class HeapWatch:
         return sections
 
 
+def interrupt_measurements() -> None:
+    """End the running measurements that give way to others."""
+    for interrupt in tuple(_INTERRUPTS.values()):
+        interrupt()
+
+
 def is_profiler_on() -> bool:
     """Return whether a profiler of PyTorch is on; PyTorch has only one at a time."""
     return bool(torch._C._autograd._profiler_enabled())  # noqa: SLF001 - no other way
-
-
-@contextmanager
-def _remove_notices() -> Iterator[None]:
-    """Context manager that buffers stderr; at the end writes it without the profiler's notices.
-
-    Also writes it after an exception. The output of other threads is buffered, too.
-    """
-    sys.stderr.flush()
-    stderr = os.dup(2)
-    with tempfile.TemporaryFile() as buffer:
-        os.dup2(buffer.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
-            buffer.seek(0)
-            for line in buffer:
-                if not line.startswith(_NOTICE_PREFIX):
-                    os.write(2, line)
