@@ -296,11 +296,11 @@ def test_plans_after_a_step_have_the_time_of_a_call(monkeypatch):
     for _ in range(2):
         tower(x).backward()
     frontier = next(e.frontier for e in back._live.last_step if e.frontier is not None)
-    untils = []
+    ends = []
     plan_within = GraphProblem.plan_within
 
     def record_time(problem, *limits):
-        untils.append(problem.call.until_s - time.monotonic())
+        ends.append(problem.call.until_s - time.monotonic())
         return plan_within(problem, *limits)
 
     monkeypatch.setattr(GraphProblem, "plan_within", record_time)
@@ -309,7 +309,7 @@ def test_plans_after_a_step_have_the_time_of_a_call(monkeypatch):
     frontier._plan_by_limits.clear()
     del frontier.tight_plan
     assert frontier.tight_plan
-    assert untils[-1] > 0
+    assert ends[-1] > 0
 
 
 def test_other_calls_than_in_the_step_before_keep_the_budget():
@@ -460,6 +460,34 @@ def test_a_second_call_runs_when_the_first_is_over():
         run(x).sum().backward()
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("ram", ["60%", "100%"])
+def test_a_percentage_is_of_the_step(ram):
+    """Not of one call: a model called twice before its backward pass has a budget for both calls.
+
+    An evaluation without gradients between them adds its peak, of which no percentage can be met.
+    """
+    model = nn.Sequential(*(Block() for _ in range(3)))
+    run, back = compiled(model, ram, outside=LOSS)
+    x, y = batch(), batch()
+
+    def step():
+        model.zero_grad()
+        result = run(x)
+        with torch.no_grad():
+            assert not run(y).requires_grad
+        (result - run(y)).square().mean().backward()
+
+    for _ in range(3):
+        step()
+    assert "refused" not in back.summary()
+    (choice,) = back._steps.choices
+    assert choice.budget_bytes == int(float(ram[:-1]) / 100 * choice.keep_all_bytes)
+    own = gradients(model)
+    model.zero_grad()
+    (model(x) - model(y)).square().mean().backward()
+    assert same(own, gradients(model))
 
 
 def test_evaluation_counts_beside_a_call_that_waits():

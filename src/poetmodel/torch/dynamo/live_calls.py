@@ -324,7 +324,7 @@ class CountedGraph:
 
     def _make_inference_pass(self, arguments: Sequence[Any]) -> _Pass:
         storages = self._calls.find_argument_storages(arguments)
-        return _Pass(self, self.peaks.forward_bytes, argument_storages=storages)
+        return _Pass(self, self.peaks.forward_bytes, is_inference=True, argument_storages=storages)
 
     def _make_backward_pass(self, arguments: Sequence[Any]) -> _Pass:
         """Return the record of a backward pass: its peak, and the call that saved `arguments`.
@@ -368,6 +368,8 @@ class _Pass:
     facts: CallFacts = _NO_FACTS
     """Facts of the call of a forward pass."""
     is_backward: bool = False
+    is_inference: bool = False
+    """Whether it is the pass of a graph without a backward pass."""
     backward_call: _LiveCall | None = None
     """The call whose backward pass this is; None for other passes, or if unknown."""
     retains_graph: bool = False
@@ -639,8 +641,9 @@ class LiveCalls:
         The budget is at least that of each graph: of the pass, of `other_calls`, and of running
         passes. If `budget_bytes` is not None, it is at least `budget_bytes`, and final. Otherwise
         it is the largest budget of the graphs, also final, if `keep_all_fraction` is None, the
-        pass's graph has no choice of plans, or this graph has a budget and no other call is live or
-        runs.
+        pass's graph has no choice of plans, or this graph has a budget and is the only one of the
+        step so far. For a percentage, a pass without gradients beside other calls adds its peak:
+        no percentage of it could be met.
 
         In all other cases, a percentage refers to the calls of the step. `_keep_all_bytes` is
         raised to their keep-all peak so far, which is the budget of a forward pass, not final.
@@ -654,13 +657,15 @@ class LiveCalls:
             *(running_pass.graph for running_pass in self._passes),
         ]
         graph_budget_bytes = max(graph.budget_bytes for graph in graphs)
+        if new_pass.is_inference and len(graphs) > 1 and self.keep_all_fraction is not None:
+            return held_bytes + new_pass.peak_bytes, True
         if self.budget_bytes is not None:
             return max(graph_budget_bytes, self.budget_bytes), True
         frontier = new_pass.graph.frontier
         if (
             self.keep_all_fraction is None
             or frontier is None
-            or (len(graphs) == 1 and graph_budget_bytes)
+            or (len(graphs) == 1 and graph_budget_bytes and not self._keep_all_bytes)
         ):
             return graph_budget_bytes, True
         keep_all_bytes = held_bytes
