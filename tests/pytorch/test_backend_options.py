@@ -27,10 +27,10 @@ from torch.utils.checkpoint import (
 
 import poetmodel.torch as pmt
 from poetmodel.errors import InputError
-from poetmodel.torch.compiled import show_phases
 from poetmodel.torch.dynamo import backend as backends
 from poetmodel.torch.dynamo import planning, rewriting
 from poetmodel.torch.graph.tensors import heap_peak_bytes
+from poetmodel.torch.planning.progress import show_phases
 
 GROUP = "torch_dynamo_backends"
 

@@ -18,8 +18,9 @@ from poetmodel.errors import InputError, join_names, quote
 from poetmodel.files import write_text
 from poetmodel.torch.capturing.inputs import input_errors, refuse, unflatten
 from poetmodel.torch.capturing.surroundings import CAPTURE_LOCK
-from poetmodel.torch.compiled import Compiled, CompileOptions, show_phases
+from poetmodel.torch.compiled import Compiled, CompileOptions
 from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.planning.progress import show_phases
 from poetmodel.torch.runtime.certificate import certify
 from poetmodel.units import brief, format_bytes
 

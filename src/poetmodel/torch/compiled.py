@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-import sys
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from threading import Timer
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +20,10 @@ from poetmodel.solver import solve
 from poetmodel.torch.cache import Cache
 from poetmodel.torch.capturing.guards import Guards, refuse_inference_mode, refuse_inputs
 from poetmodel.torch.capturing.inputs import flatten, input_errors, refuse
-from poetmodel.torch.compile_cache import CachedStep, is_final_result
+from poetmodel.torch.compile_cache import CachedStep
 from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.planning.cache import is_final_result
+from poetmodel.torch.planning.progress import solve_progress_callback
 from poetmodel.torch.runtime.comparison import check_agreement
 from poetmodel.torch.runtime.convolutions import choose_divisions, divide_convolutions
 from poetmodel.torch.runtime.profiling import MEASURING_S, Profile, measure
@@ -40,7 +39,7 @@ from poetmodel.torch.step.scheduled import (
 from poetmodel.torch.step.trace import Trace, capture_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from poetmodel.graph import Graph
     from poetmodel.plan import Plan, PlanCheck
@@ -396,42 +395,3 @@ def _find_costs(
         trace, folder, partial(measure, trace, folder=folder, max_s=MEASURING_S)
     )
     return profile.costs, profile, profile.notes
-
-
-# -- progress of compilation on a terminal -----------------------------------------------------
-
-
-@contextmanager
-def show_phases(*, after_s: float = 0.0) -> Iterator[Callable[[str], None]]:
-    """Context manager that yields a function to show the name of the current phase on stderr.
-
-    The display appears after `after_s` seconds, and is removed at the end. If stderr is no
-    terminal, the function has no effect.
-    """
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    progress = Progress(*columns, console=Console(stderr=True), transient=True)
-    task = progress.add_task("compiling")
-    timer = Timer(after_s, progress.start)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield lambda phase: progress.update(task, description=f"compiling: {phase}")
-    finally:
-        timer.cancel()
-        timer.join()
-        progress.stop()
-
-
-def solve_progress_callback(show_phase: Callable[[str], None]) -> Callable[[SolveProgress], None]:
-    """Return a progress callback for `solve` that shows the gap as the current phase."""
-
-    def show_gap(progress: SolveProgress) -> None:
-        show_phase("solving" if progress.gap is None else f"solving, gap {progress.gap:.2%}")
-
-    return show_gap

@@ -19,11 +19,11 @@ from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import insufficient_ram_message, missing_unit_hint
 from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
-from poetmodel.torch.compile_cache import CachedSchedules, is_final_result
-from poetmodel.torch.compiled import solve_progress_callback
 from poetmodel.torch.dynamo.costs import CALL_S, host_device, load_machine_rates
 from poetmodel.torch.dynamo.joint_graph import storage_sizes
 from poetmodel.torch.dynamo.regions import Region, find_regions, solve_with_regions
+from poetmodel.torch.planning.cache import CachedSchedules, is_final_result
+from poetmodel.torch.planning.progress import solve_progress_callback
 from poetmodel.units import MAX_BYTES, format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from torch._guards import CompileContext
 from poetmodel.errors import InputError, PoetModelError
 from poetmodel.files import write_text
 from poetmodel.torch.cache import digest, host_key
-from poetmodel.torch.compiled import show_phases
 from poetmodel.torch.dynamo.costs import Profiles, load_machine_rates
 from poetmodel.torch.dynamo.frontier import Frontier
 from poetmodel.torch.dynamo.joint_rewriting import JointRewriter
@@ -40,6 +39,7 @@ from poetmodel.torch.dynamo.ranks import RankExchange
 from poetmodel.torch.dynamo.steps import StepPlanner
 from poetmodel.torch.dynamo.wrappers import bucket_bytes, gathered_bytes
 from poetmodel.torch.graph.tensors import interrupt_measurements
+from poetmodel.torch.planning.progress import show_phases
 from poetmodel.units import format_bytes, parse_size
 
 if TYPE_CHECKING:

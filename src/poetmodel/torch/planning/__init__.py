@@ -1,0 +1,1 @@
+"""What plans of all doors share: budgets, reserves, cached solves, records, messages."""

@@ -1,0 +1,115 @@
+"""Schedules of earlier solves, cached by problem; a cached schedule is always verified again."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel import __version__
+from poetmodel.errors import InputError
+from poetmodel.result import Termination
+from poetmodel.schedule import Schedule
+from poetmodel.schedule.identity import GraphIdentity
+from poetmodel.solver.facade import DEFAULT_FORMULATION
+from poetmodel.solver.outcome import Outcome, make_result, make_valid_candidate
+from poetmodel.solver.request import Request
+from poetmodel.torch.cache import digest
+
+if TYPE_CHECKING:
+    from poetmodel.problem import Problem
+    from poetmodel.result import SolveResult
+    from poetmodel.torch.cache import Cache
+
+_SPANS: Final = ("R", "kept", "stored", "M_in", "M_out")
+"""Names of a schedule's fields in the cache; spans of stages replace long lists of pairs."""
+
+
+def is_final_result(result: SolveResult, *, time_limit_s: float) -> bool:
+    """Return whether to use a cached result instead of solving for `time_limit_s` seconds.
+
+    False after an interrupt, and if the solve reached a time limit below `time_limit_s`.
+    """
+    if result.termination == Termination.TIME_LIMIT:
+        return (result.time_limit_s or 0.0) >= time_limit_s
+    return result.termination != Termination.INTERRUPTED
+
+
+class CachedSchedules:
+    """Reads and stores schedules of problems in a cache."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+
+    def load_result(self, problem: Problem, *, gap: float) -> SolveResult | None:
+        """Return the cached result of a problem: its schedule, verified now, and its bound.
+
+        Returns None if the cache has no valid result, or the schedule is invalid. If the solve
+        ended with a proof, but the gap of the result is larger than `gap`, the termination is
+        ``interrupted``, so that the result is not final.
+        """
+        content = self._cache.read("schedule", _problem_key(problem))
+        if content is None:
+            return None
+        try:
+            decisions: dict[str, Any] = {
+                name: [tuple(map(int, span)) for span in content["schedule"][name]]
+                for name in _SPANS
+            }
+            schedule = Schedule.from_spans(
+                **decisions,
+                resident=map(int, content["schedule"]["resident"]),
+                identity=GraphIdentity.from_graph(problem.graph),
+            )
+            candidate = make_valid_candidate(problem, schedule)
+            request = Request(time_limit_s=content["time_limit_s"], gap=gap)
+            outcome = Outcome(
+                termination=Termination(content["termination"]),
+                candidate=candidate,
+                bound=float(content["bound"]) - problem.objective.baseline,
+                versions=content["versions"],
+            )
+        except (InputError, TypeError, ValueError, KeyError, IndexError):
+            return None
+        if candidate is None:
+            return None
+        result = make_result(problem, request, outcome, formulation=DEFAULT_FORMULATION)
+        if result.termination == Termination.STALLED != outcome.termination:
+            # The solve stopped at a wider gap: the caller solves again.
+            return replace(result, termination=Termination.INTERRUPTED)
+        return result
+
+    def store(self, result: SolveResult) -> None:
+        """Store a result (schedule and bound), unless the cached result is better.
+
+        Better is a smaller value, or the same value with a smaller gap; on ties, the new result is
+        stored. A result without a schedule, or of a solve without a time limit, is not stored.
+        """
+        problem, schedule = result.problem, result.schedule
+        if schedule is None or result.time_limit_s is None:
+            return
+        cached_result = self.load_result(problem, gap=result.requested_gap)
+        if cached_result is not None and _rank_key(cached_result) < _rank_key(result):
+            return
+        content = {
+            "schedule": {name: getattr(schedule, name) for name in (*_SPANS, "resident")},
+            "bound": result.proven_bound,
+            "termination": str(result.termination),
+            "time_limit_s": result.time_limit_s,
+            "versions": dict(result.versions),
+        }
+        self._cache.write("schedule", _problem_key(problem), content)
+
+
+def _rank_key(result: SolveResult) -> tuple[float, float]:
+    """Return (value, gap) of a result for comparisons; smaller is better.
+
+    A missing value counts as infinite, a missing gap as 1.
+    """
+    value, gap = result.value, result.gap
+    return (float("inf") if value is None else value, 1.0 if gap is None else gap)
+
+
+def _problem_key(problem: Problem) -> str:
+    device = problem.costs.device
+    costs = [problem.table.to_dict(), None if device is None else str(asdict(device))]
+    return digest(__version__, problem.graph.sha256, problem.to_dict(), costs)

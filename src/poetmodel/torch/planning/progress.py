@@ -1,0 +1,49 @@
+"""The progress of planning on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from threading import Timer
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from poetmodel.solver.request import SolveProgress
+
+
+@contextmanager
+def show_phases(*, after_s: float = 0.0) -> Iterator[Callable[[str], None]]:
+    """Context manager that yields a function to show the name of the current phase on stderr.
+
+    The display appears after `after_s` seconds, and is removed at the end. If stderr is no
+    terminal, the function has no effect.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = progress.add_task("compiling")
+    timer = Timer(after_s, progress.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield lambda phase: progress.update(task, description=f"compiling: {phase}")
+    finally:
+        timer.cancel()
+        timer.join()
+        progress.stop()
+
+
+def solve_progress_callback(show_phase: Callable[[str], None]) -> Callable[[SolveProgress], None]:
+    """Return a progress callback for `solve` that shows the gap as the current phase."""
+
+    def show_gap(progress: SolveProgress) -> None:
+        show_phase("solving" if progress.gap is None else f"solving, gap {progress.gap:.2%}")
+
+    return show_gap
