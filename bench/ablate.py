@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import grid
 from harness import RecordedRun, Study, make_record, warm_up
 from poetmodel.clock import processor_clock
-from poetmodel.solver.outcome import make_result
 from poetmodel.solver.policy import SWITCHES, Policy
 from poetmodel.solver.request import Request
+from poetmodel.solver.search import Search
 from poetmodel.solver.task import Task
 
 if TYPE_CHECKING:
@@ -120,8 +120,9 @@ def measure(fields: dict[str, Any], _start: None = None) -> Record:
         request = Request(
             time_limit_s=limit_s, gap=grid.GAP, seed=run.instance.seed, policy=run.policy
         )
-        outcome = Task(problem=problem, formulation="lazy").solve_problem(problem, request, None)
-        result = make_result(problem, request, outcome, formulation="lazy")
+        search = Search(problem=problem, request=request)
+        Task(problem=problem, formulation="lazy").solve(search, None)
+        result = search.result(formulation="lazy")
     return make_record(
         KIND,
         run.name,

@@ -26,6 +26,7 @@ from kit.own_rows import (
     state_rows_problem,
 )
 from kit.relaxation import SOLVER_TOLERANCE, RoundsError, group_all_stages, random_rows, run_rounds
+from kit.searches import prove
 from kit.worked import costs_of
 from poetmodel.backends.registry import backend as back_end
 from poetmodel.errors import LicenceError, ModelError, PoetModelError
@@ -39,10 +40,10 @@ from poetmodel.result import Status
 from poetmodel.schedule import check_schedule
 from poetmodel.solver import solve
 from poetmodel.solver.extended import prove_model
-from poetmodel.solver.lazy import prove
-from poetmodel.solver.outcome import make_candidate, make_result, make_valid_candidate
+from poetmodel.solver.outcome import make_candidate, make_valid_candidate
 from poetmodel.solver.policy import CUT_FAMILIES, HEURISTICS, Policy
 from poetmodel.solver.request import Request
+from poetmodel.solver.search import Search
 from poetmodel.solver.task import Task
 
 EQUALITY_TOLERANCE = 1e-9
@@ -240,17 +241,17 @@ def _solve_lazily(problem, *, rng, backend, gap):
         policy=random_policy(rng),
     )
     if rng.random() < 0.3:
-        task = Task(problem=problem, formulation="lazy")
-        outcome = task.solve_problem(problem, request, None)
-        return make_result(problem, request, outcome, formulation="lazy")
+        search = Search(problem=problem, request=request)
+        Task(problem=problem, formulation="lazy").solve(search, None)
+        return search.result(formulation="lazy")
     start = None
     if rng.random() < 0.4:
         start = make_valid_candidate(
             problem, rng.choice((keep_all_if_within_budgets, page_everything))(problem)
         )
     first = random_grouping(rng, len(problem.graph.nodes))
-    outcome = prove(problem, request, start=start, first_grouping=first)
-    return make_result(problem, request, outcome, formulation="lazy")
+    search = prove(problem, request, start=start, first_grouping=first)
+    return search.result(formulation="lazy")
 
 
 def solve_by_several(problem, rng, count):
@@ -521,11 +522,11 @@ def answer(problem, way, *, seed="", **options):
     request = Request(time_limit_s=options.pop("time_limit"), **options)
     if way.startswith("bare"):
         model = build(problem, reductions=way == "bare")
-        outcome = prove_model(model, request, start=None)
-        return make_result(problem, request, outcome, formulation="compact")
+        search = Search(problem=problem, request=request)
+        prove_model(model, search, start=None)
+        return search.result(formulation="compact")
     first = initial_grouping(problem, way, seed)
-    outcome = prove(problem, request, start=None, first_grouping=first)
-    return make_result(problem, request, outcome, formulation="lazy")
+    return prove(problem, request, first_grouping=first).result(formulation="lazy")
 
 
 def initial_grouping(problem, way, seed):

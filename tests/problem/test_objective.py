@@ -1,6 +1,5 @@
 """What is minimized, what stands in its place while a solver searches, and own sums."""
 
-import pickle
 import re
 from dataclasses import replace
 
@@ -132,58 +131,6 @@ def test_sums_of_each_meaning_of_time():
         assert problem.is_overlapping == (counts == "overlap")
         names = [limit.name for limit in problem.linear_limits]
         assert names == ["deadline", "bus_deadline"][: len(sums)]
-
-
-# -- surrogates ----------------------------------------------------------------------------------
-def problem_of(minimize="energy"):
-    """State a problem whose time is a makespan; a pass takes 10 s."""
-    problem = skip_problem(ram=13, deadline=12, minimize=minimize)
-    return replace(problem, deadline_counts="overlap")
-
-
-def test_it_adds_a_share_of_the_transfers():
-    """It is no makespan any more; it survives pickling, as its problem does."""
-    surrogate = problem_of().surrogate(transfer_weight=0.25)
-    for found in (surrogate, pickle.loads(pickle.dumps(surrogate))):  # noqa: S301 - its own
-        assert not found.is_overlapping
-        assert [tuple(counted) for counted in found.deadline_sums] == [(1, 0.25), (0, 1)]
-        assert found.time_sum.weigh(4.0, 8.0) == 6.0
-        assert (found.ram_budget_bytes, found.deadline_s) == (13, 12.0)
-    assert problem_of().is_overlapping
-
-
-def test_a_reference_changes_units_alone():
-    """The time stays a makespan, the unit is a thousandth of the reference, a share stays.
-
-    The value that is known is one of the old objective. Nodes may be left out of recomputing.
-    """
-    problem = problem_of()
-    surrogate = problem.surrogate(reference_value=5.0)
-    assert surrogate.is_overlapping
-    assert surrogate.objective.unit == 0.005
-    assert surrogate.objective.coefficients == problem.objective.coefficients
-    assert surrogate.objective != problem.objective
-    shared = problem_of("time").surrogate(transfer_weight=0.5)
-    both = shared.surrogate(reference_value=2.0)
-    assert both.time_sum == shared.time_sum
-    assert both.objective.unit == replace(both, ram=12).objective.unit == 0.002
-    surrogate = problem_of().surrogate(reference_value=5.0, transfer_weight=0.5)
-    fastest = surrogate.without_limits(Quantity.TIME, minimize="time")
-    assert fastest.objective.reference is None
-    assert fastest.surrogate_options.transfer_weight == 0.5
-
-
-@pytest.mark.parametrize(("share", "value"), [(0.0, 2.0), (0.5, 5.0), (1.0, 8.0)])
-def test_the_time_of_a_surrogate_is_its_sum(share, value):
-    """12 s of compute and 6 s of transfers, beside a pass of 10 s."""
-
-    class Simulated:
-        compute_s, transfer_s, overtime_s = 12.0, 6.0, 1.0
-
-    simulation = Simulated()
-    objective = problem_of("time").surrogate(transfer_weight=share).objective
-    assert objective.overhead_of(simulation) == value
-    assert problem_of("time").objective.overhead_of(simulation) == 1.0
 
 
 # -- totals --------------------------------------------------------------------------------------

@@ -59,6 +59,7 @@ from poetmodel.schedule import check_schedule
 from poetmodel.solver import solve
 from poetmodel.solver.outcome import make_candidate
 from poetmodel.solver.policy import Policy
+from poetmodel.solver.statement import with_bytes_below
 
 
 # -- kinds of problems ---------------------------------------------------------------------------
@@ -248,8 +249,8 @@ def test_fewer_bytes_than_the_least_are_impossible(numbers):
             best = optimum(problem)
             if best is None or best.value == 0:
                 continue
-            assert optimum(problem.with_bytes_below(int(best.value))) is None, number
-            same = optimum(problem.with_bytes_below(int(best.value) + 1))
+            assert optimum(with_bytes_below(problem, int(best.value))) is None, number
+            same = optimum(with_bytes_below(problem, int(best.value) + 1))
             assert same.value == best.value, number
             checked += minimize == "writes"
     assert checked > len(numbers) // 12

@@ -554,8 +554,8 @@ def test_no_schedule_that_was_reported_is_lost(error, monkeypatch):
     assert best.simulation is not None
     value = problem.objective.overhead_of(best.simulation)
 
-    def cut_short(_, request, **__):
-        request.report(value, 0.0, best.schedule)
+    def cut_short(search, **_):
+        search.offer(best.schedule)
         raise error
 
     monkeypatch.setattr(task, "construct", lambda *_, **__: paged)

@@ -460,7 +460,7 @@ def test_a_schedule_that_is_found_is_returned_without_time_to_plan_it(monkeypatc
 
 
 STAGES = (
-    "poetmodel.solver.task.Task._check_start",
+    "poetmodel.solver.search.Search.accept",
     "poetmodel.solver.task.Task.prove",
     "poetmodel.solver.lazy.proof.Session",
     "poetmodel.solver.lazy.row_generation.add_rows",

@@ -23,7 +23,8 @@ from poetmodel.solver import SolveProgress, monolithic, solve
 from poetmodel.solver.extended import prove_model
 from poetmodel.solver.monolithic import TERMINATIONS, schedule_point
 from poetmodel.solver.outcome import make_candidate
-from poetmodel.solver.request import MAX_HISTORY_ENTRIES, History, Request
+from poetmodel.solver.request import Request
+from poetmodel.solver.search import MAX_HISTORY_ENTRIES, Search
 
 RECOMPUTED = Schedule(R=((0, 0), (1, 1), (2, 2), (3, 0), (3, 3)), S_RAM=((1, 0), (2, 1), (3, 2)))
 """The best schedule of the worked example."""
@@ -93,8 +94,9 @@ def test_what_breaks_a_limit_is_excluded_and_the_model_solved_again(monkeypatch,
     if late:
         rejecting(monkeypatch, late=True)
         model = build(skip_problem())
-        outcome = prove_model(model, Request(gap=0.0), start=None)
-        assert (outcome.candidate, outcome.termination) == (None, Termination.TIME_LIMIT)
+        search = Search(problem=model.problem, request=Request(gap=0.0))
+        prove_model(model, search, start=None)
+        assert (search.best, search.termination) == (None, Termination.TIME_LIMIT)
 
 
 def test_what_keeps_every_row_and_is_rejected_is_an_error(monkeypatch):
@@ -184,22 +186,16 @@ def moment(seconds, overhead, bound):
 
 def test_long_histories_are_thinned():
     """First and last moment stay; a worse value or bound than one told before is left out."""
-    history = History()
+    search = Search(problem=skip_problem(), request=Request())
     for at in range(10_000):
-        history.record(moment(float(at), 20_000.0 - at, float(at)))
-    assert len(history.entries) <= MAX_HISTORY_ENTRIES
-    assert history.entries[0] == (0.0, 20_000.0, 0.0)
-    assert history.entries[-1] == (9999.0, 10_001.0, 9999.0)
-    history = History()
-    for seconds, incumbent, bound in (
-        (1, None, None),
-        (2, None, 3),
-        (3, 9, 2),
-        (4, 9, 3),
-        (5, 8, 4),
-    ):
-        history.record(moment(seconds, incumbent, bound))
-    assert history.entries == [(2, None, 3), (3, 9, 3), (5, 8, 4)]
+        search.report(20_000.0 - at, float(at))
+    assert len(search.history) <= MAX_HISTORY_ENTRIES
+    assert search.history[0][1:] == (20_000.0, 0.0)
+    assert search.history[-1][1:] == (10_001.0, 9999.0)
+    search = Search(problem=skip_problem(), request=Request(), states_bound=False)
+    for incumbent, bound in ((None, None), (None, 3), (9, 2), (9, 3), (8, 4)):
+        search.report(incumbent, bound)
+    assert [entry[1:] for entry in search.history] == [(None, 3), (9, 3), (8, 4)]
 
 
 def test_file_keeps_the_history():

@@ -10,14 +10,12 @@ from poetmodel.result import Status, Termination
 from poetmodel.schedule import Schedule, checkpoint_all
 from poetmodel.solver.outcome import (
     EQUALITY_TOLERANCE,
-    Outcome,
-    is_refuted,
     is_tight,
     make_candidate,
-    make_result,
     reported_bound,
 )
 from poetmodel.solver.request import Request
+from poetmodel.solver.search import Search
 
 RECOMPUTED = Schedule(R=((0, 0), (1, 1), (2, 2), (3, 0), (3, 3)), S_RAM=((1, 0), (2, 1), (3, 2)))
 """`a` is recomputed for its last use: 1 J, 1 s, 12 bytes."""
@@ -33,10 +31,11 @@ KEPT = checkpoint_all(skip_graph())
 """All is kept: 15 bytes, which is above the budget."""
 
 
-def finished(problem, *, gap=0.0, **outcome):
-    """Finish an outcome that the solver calls proved."""
-    given = {"termination": Termination.PROVED, **outcome}
-    return make_result(problem, Request(gap=gap), Outcome(**given), formulation="compact")
+def finished(problem, *, gap=0.0, **fields):
+    """Return the result of a search that the solver calls proved."""
+    given = {"termination": Termination.PROVED, **fields}
+    search = Search(problem=problem, request=Request(gap=gap), **given)
+    return search.result(formulation="compact")
 
 
 # -- values ------------------------------------------------------------------------------------
@@ -111,10 +110,9 @@ def test_bytes_are_refuted_by_one():
     problem = skip_problem(minimize="ram")
     candidate = make_candidate(problem, PAGED)
     for more, refuted in ((0.0, False), (0.4, False), (1.0, True)):
-        outcome = Outcome(
-            termination=Termination.PROVED, candidate=candidate, bound=candidate.value + more
-        )
-        assert is_refuted(problem, outcome) == refuted
+        bound = candidate.value + more
+        search = Search(problem=problem, request=Request(), best=candidate, bound=bound)
+        assert search.is_refuted() == refuted
     candidate = make_candidate(skip_problem(), PAGED)
     with pytest.raises(AttributeError):
         candidate.value = 0.0
@@ -133,7 +131,7 @@ def test_bytes_are_refuted_by_one():
 def test_optimal_means_the_requested_gap(schedule, requested, gap, status):
     """The gap is of the overhead: bound 1 J of 2 J is 50 %, though 8 % of all energy."""
     candidate = make_candidate(skip_problem(), schedule)
-    result = finished(skip_problem(), gap=requested, candidate=candidate, bound=1.0)
+    result = finished(skip_problem(), gap=requested, best=candidate, bound=1.0)
     assert (result.status, result.gap) == (status, gap)
     assert (result.termination == Termination.PROVED) == (status == Status.OPTIMAL)
     assert (result.overhead_bound_j, result.bound_j) == (1.0, 11.0)
@@ -153,7 +151,7 @@ def test_no_bound_is_above_its_value_in_the_last_digit(minimize):
         )
         problem = Problem(graph, costs, ram=12, minimize=minimize)
         candidate = make_candidate(problem, RECOMPUTED)
-        result = finished(problem, candidate=candidate, bound=candidate.value)
+        result = finished(problem, best=candidate, bound=candidate.value)
         value, bound = result.value or 0.0, result.objective_bound or 0.0
         rounded += value < problem.objective.baseline + candidate.value
         assert problem.objective.baseline < bound <= value
@@ -186,7 +184,7 @@ LATE, STALLED = Termination.TIME_LIMIT, Termination.STALLED
 def test_what_may_be_claimed(schedule, outcome, status, termination, bound_j, words):
     """Only what a verified schedule does not refute; absent is None, and the reason is kept."""
     candidate = schedule and make_candidate(skip_problem(), schedule)
-    result = finished(skip_problem(), candidate=candidate, **outcome)
+    result = finished(skip_problem(), best=candidate, **outcome)
     assert (result.status, result.termination) == (status, termination)
     assert (result.schedule, result.bound_j) == (schedule, bound_j)
     assert result.violations == (candidate.violations if candidate else ())
@@ -199,6 +197,6 @@ def test_what_may_be_claimed(schedule, outcome, status, termination, bound_j, wo
 def test_other_quantities_bound_no_energy(minimize, value, bound):
     """The bound is of the minimized quantity; of the energy nothing is claimed."""
     problem = skip_problem(minimize=minimize)
-    result = finished(problem, candidate=make_candidate(problem, PAGED), bound=1.0)
+    result = finished(problem, best=make_candidate(problem, PAGED), bound=1.0)
     assert (result.value, result.objective_bound) == (value, bound)
     assert (result.bound_j, result.overhead_bound_j) == (None, 0.0)

@@ -33,6 +33,7 @@ from poetmodel.solver.lazy.linear import add_rows, kept_spans
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.policy import Policy
 from poetmodel.solver.request import PATIENCE_S, Request
+from poetmodel.solver.search import Search
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -184,13 +185,13 @@ def _solve_for_fractions(problem: Problem, ram_bytes: int) -> list[tuple[int, in
         time_limit_s=max(1e-3, min(time_left_s(), MAX_RELAXATION_S)),
         policy=Policy(cuts=frozenset()),
     )
-    session = Session(relaxed_problem, request)
+    session = Session(Search(problem=relaxed_problem, request=request))
     relaxation, solution = run_interruptibly(
         partial(add_rows, session, initial_grouping),
-        session.stop_event,
+        session.search.stop_event,
         max_s=request.time_limit_s + PATIENCE_S,
     )
-    if session.stop_event.is_set():
+    if session.search.stop_event.is_set():
         raise KeyboardInterrupt
     if solution.is_infeasible:
         raise infeasible_error

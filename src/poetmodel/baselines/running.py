@@ -22,8 +22,9 @@ from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.problem.infeasibility import describe_limits, infeasibility_reason
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.solver.facade import execute
-from poetmodel.solver.outcome import Candidate, Outcome, make_candidate, make_result
+from poetmodel.solver.outcome import Candidate, make_candidate
 from poetmodel.solver.request import Request, SearchOptions, SolveKeywords
+from poetmodel.solver.search import Search
 from poetmodel.units import format_seconds
 
 if TYPE_CHECKING:
@@ -107,8 +108,9 @@ def run_method(problem: Problem, request: Request, start: Schedule | None = None
         result = _solve_by_method(problem, entry, request, start)
     except MethodNotApplicableError as error:
         reason = f"{name}: {error}"
-        no_schedule = Outcome(termination=Termination.STALLED, reason=reason)
-        result = make_result(problem, request, no_schedule, formulation="")
+        no_schedule = Search(problem=problem, request=request)
+        no_schedule.end(Termination.STALLED, reason)
+        result = no_schedule.result(formulation="")
         raise MethodNotApplicableError(reason, replace(result, method=name, backend="")) from error
     return replace(result, method=name)
 
@@ -130,86 +132,78 @@ def _solve_by_method(
     if entry.name == DEFAULT:
         return execute(problem, request, start)
     reason, formulation = infeasibility_reason(problem), ""
+    search = Search(problem=problem, request=request)
     if reason is not None:
-        outcome = Outcome(termination=Termination.PROVED, is_infeasible=True, reason=reason)
+        search.end(Termination.PROVED, reason, is_infeasible=True)
     elif entry.uses_solver:
-        outcome, formulation = _solve_restricted(problem, entry.function()(problem), request, start)
+        formulation = _solve_restricted(search, entry.function()(problem), start)
     else:
-        outcome = _run_heuristic(problem, entry, request)
-    result = make_result(problem, request, outcome, formulation=formulation)
+        _run_heuristic(search, entry)
+    result = search.result(formulation=formulation)
     return result if entry.uses_solver else replace(result, backend="")
 
 
-def _solve_restricted(
-    problem: Problem, restricted_problem: Problem, request: Request, start: Schedule | None
-) -> tuple[Outcome, str]:
-    """Solve a restricted problem, and verify its schedule with the original problem.
+def _solve_restricted(search: Search, restricted_problem: Problem, start: Schedule | None) -> str:
+    """Solve a restricted problem, verify its schedule with the original one, end the search.
 
-    Returns the outcome and the name of the formulation. Bounds of the restricted problem are not
-    valid for the original one, so the outcome has the trivial lower bound on every schedule. If the
-    solve found no schedule, the outcome has its reason. Raises `MethodNotApplicableError` if the
+    Returns the name of the formulation. Bounds of the restricted problem are not valid for the
+    original one. Raises `MethodNotApplicableError` if the
     restricted problem is infeasible or the schedule violates a limit.
     """
-    restricted_result = execute(restricted_problem, request, start)
+    restricted_result = execute(restricted_problem, search.request, start)
     if restricted_result.status == Status.INFEASIBLE:
         raise MethodNotApplicableError(
             f"it has no schedule within {describe_limits(restricted_problem)}"
         )
-    candidate = None
     if restricted_result.schedule is not None:
-        candidate = _require_within_limits(make_candidate(problem, restricted_result.schedule))
-    outcome = Outcome(
-        termination=restricted_result.termination,
-        candidate=candidate,
-        bound=problem.objective.known_bound,
-        reason=restricted_result.reason,
-        build_s=restricted_result.build_s,
-        versions=restricted_result.versions,
-        statistics={
-            **restricted_result.statistics,
-            "restricted_status": str(restricted_result.status),
-            "restricted_objective_bound": restricted_result.objective_bound,
-        },
-        log=restricted_result.log,
-    )
-    return outcome, restricted_result.formulation
+        candidate = make_candidate(search.problem, restricted_result.schedule)
+        search.best = _require_within_limits(candidate)
+    search.end(restricted_result.termination, restricted_result.reason)
+    search.build_s, search.versions = restricted_result.build_s, restricted_result.versions
+    search.log.append(restricted_result.log)
+    search.statistics = {
+        **restricted_result.statistics,
+        "restricted_status": str(restricted_result.status),
+        "restricted_objective_bound": restricted_result.objective_bound,
+    }
+    return restricted_result.formulation
 
 
-def _run_heuristic(problem: Problem, entry: Method, request: Request) -> Outcome:
-    """Run a method without a solver within the time limit, and return its verified outcome.
+def _run_heuristic(search: Search, entry: Method) -> None:
+    """Run a method without a solver within the time limit; end the search with its schedule.
 
-    If the limit stops the method, the outcome has the best schedule found that meets all limits;
-    without such a schedule, it has a reason. It also has a reason, and no schedule, after Ctrl-C or
-    a `TooLargeError`. Raises `VerificationError`, or `UserMethodError` for a user-defined method,
-    if the schedule violates a rule of execution. Raises `MethodNotApplicableError` if the method
-    does not apply, or if the schedule of a finished method violates a limit.
+    If the limit stops the method, the search has the best schedule found that meets all limits.
+    Raises `VerificationError`, or `UserMethodError` for a user-defined method, if the schedule
+    violates a rule of execution. Raises `MethodNotApplicableError` if the method does not apply, or
+    if the schedule of a finished method violates a limit.
     """
-    limit_text = format_seconds(request.time_limit_s)
-    timeout_outcome = Outcome(
-        termination=Termination.TIME_LIMIT,
-        reason=f"{entry.name}: it did not finish within the time limit of {limit_text}; "
-        f"raise the limit, or use method {DEFAULT!r}, which returns its best schedule so far",
+    limit_text = format_seconds(search.request.time_limit_s)
+    timeout_reason = (
+        f"{entry.name}: it did not finish within the time limit of {limit_text}; "
+        f"raise the limit, or use method {DEFAULT!r}, which returns its best schedule so far"
     )
     try:
-        with time_limit(request.remaining_s()), infrequent_gc(), watch_rules() as watch:
-            candidate = _run_and_verify(problem, entry)
+        with time_limit(search.request.remaining_s()), infrequent_gc(), watch_rules() as watch:
+            candidate = _run_and_verify(search.problem, entry)
     except TimeLimitError:
-        return timeout_outcome
+        search.end(Termination.TIME_LIMIT, timeout_reason)
+        return
     except TooLargeError as error:
-        return Outcome(termination=Termination.STALLED, reason=f"{entry.name}: {error}")
+        search.end(Termination.STALLED, f"{entry.name}: {error}")
+        return
     except KeyboardInterrupt:
-        return Outcome(termination=Termination.INTERRUPTED, reason=f"{entry.name}: interrupted")
+        search.end(Termination.INTERRUPTED, f"{entry.name}: interrupted")
+        return
     if candidate.simulation.violations and entry.user_function is not None:
         raise _invalid_schedule_error(entry, candidate.violations)
     if candidate.simulation.violations:
         raise VerificationError(candidate.violations)
     if not watch.is_cut_short:
-        return Outcome(termination=Termination.STALLED, candidate=_require_within_limits(candidate))
-    return (
-        timeout_outcome
-        if candidate.violations
-        else replace(timeout_outcome, candidate=candidate, reason="")
-    )
+        search.best = _require_within_limits(candidate)
+        search.end(Termination.STALLED)
+        return
+    search.end(Termination.TIME_LIMIT, timeout_reason)
+    search.best = None if candidate.violations else candidate
 
 
 def _run_and_verify(problem: Problem, entry: Method) -> Candidate:

@@ -13,7 +13,7 @@ from poetmodel.problem.objective import (
     min_negative_sum,
     row_over_totals,
 )
-from poetmodel.problem.problem import WRITTEN_BYTES_CUTOFF, Problem, SurrogateOptions
+from poetmodel.problem.problem import Problem
 from poetmodel.problem.rows import (
     RELATIVE_TOLERANCE,
     Coefficients,
@@ -29,7 +29,6 @@ __all__ = [
     "RELATIVE_TOLERANCE",
     "USER_CONSTRAINTS",
     "USER_OBJECTIVE",
-    "WRITTEN_BYTES_CUTOFF",
     "Coefficients",
     "Constraint",
     "DeadlineCounts",
@@ -38,7 +37,6 @@ __all__ = [
     "Objective",
     "Problem",
     "Quantity",
-    "SurrogateOptions",
     "TimeSum",
     "is_within",
     "min_negative_sum",

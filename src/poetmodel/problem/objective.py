@@ -33,7 +33,7 @@ USER_CONSTRAINTS: Final = "constraints"
 (name, ``upper`` or ``lower``)."""
 DEADLINE_ROWS: Final = ("deadline", "bus_deadline", "surrogate_deadline")
 """Names of the rows of a deadline: of the counted time (for a makespan, the time of the core); of
-the bus, if `Problem.deadline_sums` includes it; of a surrogate that is solved with the model."""
+the bus, if `Problem.deadline_sums` includes it; of a `Statement` that is solved with the model."""
 LIMITED_SUMS: Final = frozenset({*DEADLINE_ROWS, "energy_budget", USER_CONSTRAINTS})
 """Names of the rows that models make of `linear_limits`."""
 
@@ -167,9 +167,6 @@ class Objective:
     reference: float | None = None
     """Excess of a known schedule over the baseline, above 0; only better schedules matter. None if
     no schedule is known."""
-    time_sum: TimeSum | None = field(default=None, compare=False)
-    """Time that replaces a makespan in a surrogate; `baseline` is then that of a single pass. None
-    for other objectives."""
     user_sum: UserSum | None = None
     """The user-defined sum; None for other objectives."""
 
@@ -200,10 +197,7 @@ class Objective:
         return self.quantity != Quantity.RAM
 
     def value_of(self, simulation: SimulatedMetrics) -> float:
-        """Return the value of a simulated schedule; 0 for an energy or time without costs.
-
-        Ignores `time_sum`: the time is the simulated one also in a surrogate.
-        """
+        """Return the value of a simulated schedule; 0 for an energy or time without costs."""
         if self.user_sum is not None:
             return self.user_sum.value_of(simulation)
         value: float | None = getattr(simulation, self.metric)
@@ -212,16 +206,12 @@ class Objective:
     def overhead_of(self, simulation: SimulatedMetrics) -> float:
         """Return the excess of a simulated schedule over the baseline; searches minimize it.
 
-        0 or more; 0 for an energy or time that is None in `simulation`. With `time_sum` or
-        `user_sum`, the excess is of that sum, and 0 within the rounding error.
+        0 or more; 0 for an energy or time that is None in `simulation`. With `user_sum`, the excess
+        is of that sum, and 0 within the rounding error.
         """
         if self.user_sum is not None:
             return self.user_sum.overhead_of(simulation)
-        if self.time_sum is None:
-            return max(0.0, getattr(simulation, self.overhead_metric) or 0.0)
-        time_s = self.time_sum.weigh(simulation.compute_s or 0.0, simulation.transfer_s or 0.0)
-        overhead_s = time_s - self.baseline
-        return overhead_s if overhead_s > ROUNDING_ERROR * time_s else 0.0
+        return max(0.0, getattr(simulation, self.overhead_metric) or 0.0)
 
 
 def linear_limits(problem: Problem) -> Iterator[LinearRow]:
@@ -463,8 +453,7 @@ def _time_objective(problem: Problem) -> Objective:
     """Return the time that the deadline counts as an objective [s].
 
     The coefficients are those of `Problem.time_sum`: for a makespan only the compute time, a lower
-    bound; in its surrogate also weighted transfer times. The baseline is `Problem.pass_time_s`,
-    which includes counted commits. `Problem.make_objective` sets `Objective.time_sum`.
+    bound. The baseline is `Problem.pass_time_s`, which includes counted commits.
     """
     return Objective(
         quantity=Quantity.TIME,

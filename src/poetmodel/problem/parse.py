@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from poetmodel.budgets import Budget
 from poetmodel.device import Costs
@@ -29,6 +29,15 @@ MIN_POSITIVE_COST: Final = 1e-300
 """Minimum time or energy other than 0: a thousandth of it is still a normal float."""
 
 
+class LimitNumbers(NamedTuple):
+    """The limits of a problem as numbers; None for no limit."""
+
+    ram_budget_bytes: int
+    deadline_s: float | None
+    aux_limit_bytes: int | None
+    energy_budget_j: float | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedProblem:
     """The values of a problem, parsed and validated: options as enum members, limits as numbers."""
@@ -43,14 +52,7 @@ class ResolvedProblem:
     """A member of `Quantity`, or `USER_OBJECTIVE`."""
     deadline_counts: DeadlineCounts
     """The time that the deadline counts."""
-    ram_budget_bytes: int
-    """RAM budget [B]."""
-    deadline_s: float | None
-    """Deadline [s]; None for none."""
-    aux_limit_bytes: int | None
-    """Storage for paged-out tensors and state on storage [B]; None for unlimited."""
-    energy_budget_j: float | None
-    """Energy budget [J]; None for none."""
+    numbers: LimitNumbers
 
 
 def resolve_problem(problem: Problem) -> ResolvedProblem:
@@ -82,12 +84,7 @@ def resolve_problem(problem: Problem) -> ResolvedProblem:
         faults += _energy_reward_faults(problem.user_objective, constraints)
     if faults:
         raise InputError(faults)
-    resolved = ResolvedProblem(
-        costs=costs,
-        single_pass=single_pass,
-        constraints=constraints,
-        minimize=minimize,
-        deadline_counts=counts,
+    numbers = LimitNumbers(
         ram_budget_bytes=_parse_or_default(partial(_parse_ram, problem), 0, faults),
         deadline_s=_parse_or_default(partial(_parse_deadline, problem, single_pass), None, faults),
         aux_limit_bytes=_parse_or_default(partial(_parse_storage, problem), None, faults),
@@ -97,7 +94,14 @@ def resolve_problem(problem: Problem) -> ResolvedProblem:
     )
     if faults:
         raise BudgetError(faults)
-    return resolved
+    return ResolvedProblem(
+        costs=costs,
+        single_pass=single_pass,
+        constraints=constraints,
+        minimize=minimize,
+        deadline_counts=counts,
+        numbers=numbers,
+    )
 
 
 def _parse_objective(problem: Problem, faults: list[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from poetmodel.device.costs import digest_costs
@@ -22,9 +22,9 @@ from poetmodel.problem.objective import (
     may_reward_page_outs,
     stage_limits,
 )
-from poetmodel.problem.parse import resolve_problem
+from poetmodel.problem.parse import LimitNumbers, resolve_problem
 from poetmodel.problem.rows import Coefficients, LinearRow
-from poetmodel.problem.totals import Constraint, Terms, Total, TotalsBlock
+from poetmodel.problem.totals import Terms, Total, TotalsBlock
 from poetmodel.problem.working_graph import make_working_graph
 from poetmodel.units import MAX_BYTES, brief, format_bytes, format_seconds
 
@@ -42,30 +42,6 @@ _LIMIT_OF_QUANTITY: Final[Mapping[Quantity, str]] = {
     Quantity.WRITES: "aux_bytes",
 }
 """The parameter of `Problem` that limits each quantity."""
-WRITTEN_BYTES_CUTOFF: Final = "fewer bytes written"
-"""Name of the constraint that limits written bytes to less than a known value."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SurrogateOptions:
-    """Differences between a surrogate problem and the problem that it is solved for.
-
-    A surrogate counts time or cost differently (surrogate relaxation: Glover, 1968).
-    """
-
-    transfer_weight: float | None = None
-    """Weight of the transfer time in the counted time, 0 to 1, if time is a makespan. The counted
-    time is ``compute + weight * transfer``; the deadline limits this time and, if plans execute all
-    transfers, the transfer time. Idle power beyond one pass is omitted. With 0 the surrogate is a
-    relaxation: its bounds are valid for the problem. With 1 it is a restriction: a plan that
-    computes and transfers one after the other meets the deadline. None for a problem that is no
-    surrogate of a makespan."""
-    reference_value: float | None = None
-    """Excess of a valid schedule over the baseline, above 0; None if no schedule is known. Models
-    scale the objective to thousandths of this value, and truncate costs above twice the value: only
-    better schedules matter."""
-    rewards_page_outs: bool = False
-    """Whether rows added to a model may reward page-outs that no page-in needs."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +93,6 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
         User-defined constraints on the totals of a schedule; `subject_to` adds to them.
     user_objective : tuple of (str, float)
         User-defined objective, by total; `minimizing` sets it.
-    surrogate_options : SurrogateOptions
-        Differences from the problem that this surrogate is solved for; `surrogate` sets it.
 
     Notes
     -----
@@ -152,37 +126,19 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
     costs: Costs
     minimize: str = "energy"
     user_objective: Terms = ()
-    surrogate_options: SurrogateOptions = SurrogateOptions()
-
-    ram_budget_bytes: int = field(init=False)
-    """The RAM budget [B]."""
-    deadline_s: float | None = field(init=False)
-    """The deadline [s]; None for none."""
-    aux_limit_bytes: int | None = field(init=False)
-    """Storage for paged-out tensors and state on storage [B]; None for unlimited."""
-    energy_budget_j: float | None = field(init=False)
-    """The energy limit [J]; None for none."""
+    numbers: LimitNumbers = field(init=False, repr=False)
+    """The limits as numbers."""
 
     __eq__ = object.__eq__  # By identity: `Limits` compares limits alone.
     __hash__ = object.__hash__
 
     def __post_init__(self) -> None:
-        """Validate the fields, and store the values of `resolve_problem`.
-
-        They replace `costs`, `constraints`, `minimize` and `deadline_counts`, and set `single_pass`
-        and the limits in bytes, seconds and joules.
-        """
+        """Validate the fields, and store the values of `resolve_problem`."""
         resolved = resolve_problem(self)
-        assign = partial(object.__setattr__, self)  # The class is frozen.
-        assign("costs", resolved.costs)
-        assign("single_pass", resolved.single_pass)
-        assign("constraints", resolved.constraints)
-        assign("minimize", resolved.minimize)
-        assign("deadline_counts", resolved.deadline_counts)
-        assign("ram_budget_bytes", resolved.ram_budget_bytes)
-        assign("deadline_s", resolved.deadline_s)
-        assign("aux_limit_bytes", resolved.aux_limit_bytes)
-        assign("energy_budget_j", resolved.energy_budget_j)
+        # The class is frozen.
+        for name in ("costs", "constraints", "minimize", "deadline_counts", "numbers"):
+            object.__setattr__(self, name, getattr(resolved, name))
+        self.__dict__["single_pass"] = resolved.single_pass
 
     @classmethod
     def from_limits(
@@ -282,9 +238,25 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
         terms = TotalsBlock(self.graph).expression(rule, "objective")
         return replace(self, minimize=USER_OBJECTIVE, user_objective=terms)
 
-    def surrogate(self, **parameters: Any) -> Self:
-        """Return the problem with `parameters` as changed fields of `surrogate_options`."""
-        return replace(self, surrogate_options=replace(self.surrogate_options, **parameters))
+    @property
+    def ram_budget_bytes(self) -> int:
+        """The RAM budget [B]."""
+        return self.numbers.ram_budget_bytes
+
+    @property
+    def deadline_s(self) -> float | None:
+        """The deadline [s]; None for none."""
+        return self.numbers.deadline_s
+
+    @property
+    def aux_limit_bytes(self) -> int | None:
+        """Storage for paged-out tensors and state on storage [B]; None for unlimited."""
+        return self.numbers.aux_limit_bytes
+
+    @property
+    def energy_budget_j(self) -> float | None:
+        """The energy limit [J]; None for none."""
+        return self.numbers.energy_budget_j
 
     def resolved(self) -> Self:
         """Return this problem with numbers (SI) for its limits.
@@ -484,19 +456,9 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
     def make_objective(self, quantity: str) -> Objective:
         """Make the objective that minimizes `quantity`, as this problem counts that quantity.
 
-        `quantity` is a key of `OBJECTIVES`. If the problem minimizes `quantity`, the objective's
-        `reference` is the `reference_value` of `surrogate_options`, except for peak RAM. In a
-        surrogate of a makespan, the objective for time has the problem's `time_sum`, a weighted sum
-        of compute and transfer time, and as `baseline` the value of this sum for a single pass.
+        `quantity` is a key of `OBJECTIVES`.
         """
-        objective, reference = OBJECTIVES[quantity](self), self.surrogate_options.reference_value
-        if quantity == Quantity.TIME and self.surrogate_options.transfer_weight is not None:
-            time_sum = self.time_sum
-            baseline = time_sum.weigh(self.pass_compute_s, self.commit_cost.time_s)
-            objective = replace(objective, time_sum=time_sum, baseline=baseline)
-        if quantity == self.minimize and reference is not None and objective.is_sum:
-            objective = replace(objective, reference=reference)
-        return objective
+        return OBJECTIVES[quantity](self)
 
     @property
     def counts_transfers(self) -> bool:
@@ -505,27 +467,23 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
 
     @property
     def is_overlapping(self) -> bool:
-        """Whether the counted time is the makespan of a plan; False for its surrogates."""
-        overlaps = self.deadline_counts == DeadlineCounts.OVERLAP
-        return overlaps and self.surrogate_options.transfer_weight is None
+        """Whether the counted time is the makespan of a plan."""
+        return self.deadline_counts == DeadlineCounts.OVERLAP
 
     @property
     def time_sum(self) -> TimeSum:
         """The counted time as a weighted sum; for a makespan a lower bound, the compute time."""
-        if self.surrogate_options.transfer_weight is not None:
-            return TimeSum(1.0, self.surrogate_options.transfer_weight)
         return TimeSum(1.0, 1.0 if self.counts_transfers else 0.0)
 
     @cached_property
     def plans_all_transfers(self) -> bool:
         """Whether plans execute all transfers of the relevant schedules.
 
-        False if the deadline counts ``overlap`` and a limit, the objective or an added row may
-        reward page-outs that no page-in needs: plans omit these page-outs. Without rewards,
-        schedules with such page-outs are not relevant.
+        False if the deadline counts ``overlap`` and a limit or the objective may reward page-outs
+        that no page-in needs: plans omit these page-outs. Without rewards, schedules with such
+        page-outs are not relevant.
         """
-        may_reward = self.surrogate_options.rewards_page_outs or may_reward_page_outs(self)
-        return self.deadline_counts != DeadlineCounts.OVERLAP or not may_reward
+        return self.deadline_counts != DeadlineCounts.OVERLAP or not may_reward_page_outs(self)
 
     @property
     def deadline_sums(self) -> tuple[TimeSum, ...]:
@@ -540,16 +498,12 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
     def limited_times_s(self, simulation: SimulatedMetrics) -> tuple[float, ...]:
         """Return the times of a simulated schedule that must each meet the deadline [s].
 
-        Returns the simulated time alone or, in a surrogate of a makespan, one time for each of
-        `deadline_sums`. For a simulation without costs, returns () or, in a surrogate, zeros.
+        Returns () for a simulation without costs.
         """
-        if self.surrogate_options.transfer_weight is None:
-            return () if simulation.time_s is None else (simulation.time_s,)
-        compute_s, transfer_s = simulation.compute_s or 0.0, simulation.transfer_s or 0.0
-        return tuple(time_sum.weigh(compute_s, transfer_s) for time_sum in self.deadline_sums)
+        return () if simulation.time_s is None else (simulation.time_s,)
 
     def without_limits(self, *quantities: Quantity, **changes: Any) -> Self:
-        """Return the problem without limits on `quantities`, and without a `reference_value`.
+        """Return the problem without limits on `quantities`.
 
         Parameters
         ----------
@@ -567,7 +521,7 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
         fields_without_limits: dict[str, Any] = {
             _LIMIT_OF_QUANTITY[quantity]: max_bytes.get(quantity) for quantity in quantities
         }
-        return replace(self.surrogate(reference_value=None), **fields_without_limits | changes)
+        return replace(self, **fields_without_limits | changes)
 
     @property
     def _max_useful_ram_bytes(self) -> int:
@@ -585,33 +539,11 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
             max_bytes = sum(graph.tensor_bytes) + max_copy_bytes
         return min(MAX_BYTES, max(1, max_bytes) + self.resident_bytes)
 
-    def with_bytes_below(self, value: int) -> Self:
-        """Return the problem whose minimized bytes must be below `value`.
-
-        These are written bytes, or the peak RAM without resident bytes; the objective must be
-        ``writes`` or ``ram``, which is not checked. ``value - 1`` replaces the limit on these
-        bytes; for ``ram`` it is the budget, to which `resident_bytes` are added. Written bytes of a
-        graph with state become a constraint instead, since the storage limit also counts state that
-        is not written; the constraint replaces that of an earlier call.
-        """
-        quantity = self.objective.quantity
-        if quantity == Quantity.WRITES and self.graph.state_tensors:
-            rows = tuple(row for row in self.constraints if row.name != WRITTEN_BYTES_CUTOFF)
-            terms: dict[str, float] = {Total.BYTES_WRITTEN: 1}
-            cutoff = Constraint(name=WRITTEN_BYTES_CUTOFF, terms=terms, upper=value - 1)
-            return replace(self, constraints=(*rows, cutoff))
-        resident_bytes = self.resident_bytes if quantity == Quantity.RAM else 0
-        changes: dict[str, Any] = {
-            _LIMIT_OF_QUANTITY[Quantity(quantity)]: value - 1 + resident_bytes
-        }
-        return replace(self, **changes)
-
     def to_dict(self) -> dict[str, Any]:
         """Return the limits and options as JSON values in SI units.
 
         A missing deadline, energy budget or storage limit is None. Commits, constraints and the
-        weights of a user-defined objective occur only if there are any. Surrogate options are
-        omitted.
+        weights of a user-defined objective occur only if there are any.
         """
         rows = self.constraints
         return {

@@ -131,8 +131,7 @@ def check_schedule(
         For overlapping transfers, the makespan of a plan of the schedule by the plan's simulator
         [s], or a function that returns `PlanMetrics` for the schedule's simulation without a plan;
         `poetmodel.planner.verify` passes one that makes a plan. The makespan is ignored unless
-        ``overlap`` counts. Both forms are ignored for surrogates with a transfer weight, which use
-        `Problem.pass_time_s`.
+        ``overlap`` counts.
 
     Returns
     -------
@@ -151,9 +150,7 @@ def check_schedule(
         If a time limit of the calling context passes.
     """
     check_identity(problem.graph, schedule)
-    if problem.surrogate_options.transfer_weight is not None:
-        makespan_s = problem.pass_time_s  # Surrogates have no idle power beyond one pass.
-    elif problem.is_overlapping and problem.deadline_s is not None and makespan_s is None:
+    if problem.is_overlapping and problem.deadline_s is not None and makespan_s is None:
         raise InputError(
             "deadline: counting 'overlap' requires a plan of the transfers; use "
             "poetmodel.planner.verify, which makes one"

@@ -27,26 +27,21 @@ from poetmodel.model.linear import literal_limit, reduce_coefficients, scale_sig
 from poetmodel.model.objective import MAX_COST_UNITS, WRITES_ROW, objective_terms
 from poetmodel.problem import (
     DEADLINE_ROWS,
-    WRITTEN_BYTES_CUTOFF,
     LinearRow,
     Problem,
     row_over_totals,
 )
-from poetmodel.result import ModelObjective
+from poetmodel.result import ModelObjective, Termination
 from poetmodel.solver.monolithic import (
+    BUILD_TIMED_OUT,
     MAX_START_VIOLATION,
     ModelProof,
-    build_timeout_outcome,
     schedule_point,
 )
-from poetmodel.solver.outcome import (
-    EQUALITY_TOLERANCE,
-    SOLVER_ERROR,
-    Candidate,
-    Outcome,
-)
-from poetmodel.solver.request import GRACE_S, Request
+from poetmodel.solver.outcome import EQUALITY_TOLERANCE, SOLVER_ERROR, Candidate
+from poetmodel.solver.request import GRACE_S
 from poetmodel.solver.restatement import has_problem_objective, restate_as_call
+from poetmodel.solver.statement import WRITTEN_BYTES_CUTOFF, restate
 from poetmodel.solver.task import StartCheck, Task
 
 if TYPE_CHECKING:
@@ -57,6 +52,7 @@ if TYPE_CHECKING:
     from poetmodel.backends.standard_form import StandardForm
     from poetmodel.model.formulation import Formulation
     from poetmodel.schedule import Schedule
+    from poetmodel.solver.search import Search
 
 _LOG: Final = logging.getLogger(__name__)
 MIN_WARNED_NODES: Final = 50
@@ -132,7 +128,7 @@ class ModelTask(Task):
         that no page-in needs.
         """
         if has_added_page_outs(self.model):
-            return self.problem.surrogate(rewards_page_outs=True)
+            return restate(self.problem, rewards_page_outs=True)
         return self.problem
 
     def check_start(self, start: Schedule) -> StartCheck:
@@ -152,51 +148,39 @@ class ModelTask(Task):
             is_solution=True, model_objective=_model_objective(self.model, value, None)
         )
 
-    def prove(
-        self,
-        problem: Problem,
-        request: Request,
-        start: Candidate | None,
-        bound: float = 0.0,  # noqa: ARG002 - a model is solved as a whole
-    ) -> Outcome:
-        """Solve the model, restated for `problem`: the task's problem or a surrogate of it.
-
-        `bound` is ignored. `prove_model` describes the outcome and the errors.
-        """
-        return prove_model(
-            self.model, request, start=start, problem=problem, rules_call=self.rules_call
-        )
+    def prove(self, search: Search, start: Candidate | None) -> None:
+        """Solve the model, restated for the problem of `search`: see `prove_model`."""
+        prove_model(self.model, search, start=start, rules_call=self.rules_call)
 
 
 def prove_model(
     model: pyo.ConcreteModel,
-    request: Request,
+    search: Search,
     *,
     start: Candidate | None,
-    problem: Problem | None = None,
     rules_call: str | None = None,
-) -> Outcome:
+) -> None:
     """Solve a model from `build`, with any additions, and verify its solution.
 
-    Loads the final solution of each solver call into the variables of the model. If the solver
-    finds no solution, the outcome has the valid schedule `start`, provided that it decides all
-    columns and satisfies the model; `start` is not loaded. The outcome has no schedule if the time
-    limit ends the compilation of the model. `problem` is by default the model's problem. If it is a
-    surrogate of the model's problem, `restate_form` adapts the limits of the compiled model. The
-    problem's objective is restated with truncated costs. `rules_call` is the call that states the
-    model's additions, or None, for the hint of an infeasible model.
+    Loads the final solution of each solver call into the variables of the model; `start` is not
+    loaded. If the problem of `search` is a surrogate of the model's problem, `restate_form` adapts
+    the limits of the compiled model. The problem's objective is restated with truncated costs.
+    `rules_call` is the call that states the model's additions, or None, for the hint of an
+    infeasible model.
 
-    Raises `ModelError` if the model cannot be compiled, `VerificationError` if the verifier rejects
-    a solution that no cover cut excludes (``paper`` accepts it), and the errors of the solver.
+    Raises `ModelError` if the model cannot be compiled, and `VerificationError` if the verifier
+    rejects a solution that no cover cut excludes (``paper`` accepts it).
     """
     started_s = time.monotonic()
-    problem = problem or model.problem
+    problem = search.problem
     # Only a compiled model shows whether a start satisfies the added rows.
     try:
-        with time_limit(request.remaining_s() + GRACE_S):
+        with time_limit(search.request.remaining_s() + GRACE_S):
             form = compile_model(model)
     except TimeLimitError:
-        return build_timeout_outcome(time.monotonic() - started_s)
+        search.add_build_time(time.monotonic() - started_s)
+        search.end(Termination.TIME_LIMIT, BUILD_TIMED_OUT)
+        return
     is_problem_objective = has_problem_objective(model)
     form = restate_form(form, problem)
     if not is_problem_objective:
@@ -207,16 +191,15 @@ def prove_model(
         form = _with_truncated_costs(form, problem)
     else:
         unit = model.arrays.objective_unit
-    return ExtendedProof(
-        problem=problem,
+    search.add_build_time(time.monotonic() - started_s)
+    ExtendedProof(
+        search=search,
         arrays=model.arrays,
         model=model,
-        request=request,
         form=form,
         is_problem_objective=is_problem_objective,
         hint=_reduction_hint(model.formulation, rules_call),
         unit=unit,
-        build_s=time.monotonic() - started_s,
     ).prove(start)
 
 

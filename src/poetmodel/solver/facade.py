@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.clock import infrequent_gc
@@ -11,9 +10,9 @@ from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.result import SolveResult, Termination
 from poetmodel.schedule import Schedule, check_identity
-from poetmodel.solver.outcome import Outcome, better_candidate, make_result, make_valid_candidate
-from poetmodel.solver.request import History, Request, SolveProgress
-from poetmodel.solver.task import CUT_SHORT, Task
+from poetmodel.solver.request import Request
+from poetmodel.solver.search import Search
+from poetmodel.solver.task import Task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -118,8 +117,6 @@ def execute(
     """Solve a problem or model as `solve` does, within the time that is left of a request."""
     from poetmodel.backends.registry import backend as find_backend
 
-    history = History(on_progress=request.on_progress)
-    request = replace(request, on_progress=history.record)
     solver = find_backend(request.backend)
     solver.versions()
     _check_capabilities(solver)
@@ -127,23 +124,20 @@ def execute(
     with infrequent_gc():
         task = _make_task(problem_or_model, request.formulation)
         problem, reason = task.problem, infeasibility_reason(task.problem)
-        history.baseline = problem.objective.baseline
         if start is not None:
             if not isinstance(start, Schedule):
                 raise InputError(f"start: expected a Schedule, got {quote(start)}")
             check_identity(problem.graph, start)
+        search = Search(problem=problem, request=request)
         if reason is not None:
-            outcome = Outcome(termination=Termination.PROVED, is_infeasible=True, reason=reason)
+            search.end(Termination.PROVED, reason, is_infeasible=True)
         elif problem.is_overlapping:
             from poetmodel.solver.makespan import TransferWeightSearch
 
-            outcome = TransferWeightSearch(task, request, start).find_schedule()
+            TransferWeightSearch(search, task, start).find_schedule()
         else:
-            outcome = task.solve_problem(problem, request, start)
-        if task.can_restate and task.is_exact:
-            outcome = _add_reported_schedule(problem, outcome, history.best)
-        result = make_result(problem, request, outcome, formulation=task.formulation)
-        return replace(result, reduction=task.reduction, history=history.complete_history(result))
+            task.solve(search, start)
+        return search.result(formulation=task.formulation, reduction=task.reduction)
 
 
 def _check_capabilities(solver: Solver) -> None:
@@ -186,20 +180,3 @@ def _check_formulation(problem: Problem, formulation: str) -> None:
         )
     if formulation == "paper":
         check_supported(problem)
-
-
-def _add_reported_schedule(
-    problem: Problem, outcome: Outcome, best: SolveProgress | None
-) -> Outcome:
-    """Add the best reported schedule to an outcome that the time limit or an interruption ended.
-
-    Returns the outcome unchanged after other terminations, if no schedule was reported, or if the
-    reported schedule is invalid or its value is not below that of the outcome's schedule.
-    """
-    candidate, schedule = outcome.candidate, None if best is None else best.schedule
-    is_included = candidate is not None and candidate.schedule is schedule
-    if schedule is None or is_included or outcome.termination not in CUT_SHORT:
-        return outcome
-    return replace(
-        outcome, candidate=better_candidate(candidate, make_valid_candidate(problem, schedule))
-    )

@@ -19,14 +19,21 @@ from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.rows import is_within
 from poetmodel.problem.totals import Total
 from poetmodel.result import ModelObjective, Termination
-from poetmodel.solver.outcome import Candidate, Outcome, is_gap_closed, make_candidate
-from poetmodel.solver.request import GRACE_S, Request, SolveProgress
+from poetmodel.solver.outcome import (
+    Candidate,
+    is_gap_closed,
+    make_candidate,
+    make_valid_candidate,
+)
+from poetmodel.solver.request import GRACE_S
+from poetmodel.solver.statement import restate
 from poetmodel.units import format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from poetmodel.schedule import Schedule
+    from poetmodel.solver.search import Forward, Search
     from poetmodel.solver.task import Task
 
 
@@ -47,28 +54,24 @@ weight 0. Small weights are first because most transfers can overlap computation
 class TransferWeightSearch:
     """The search for the transfer weight whose surrogate yields the best plan within all limits.
 
-    `find_schedule` returns the best schedule whose plan meets all limits, verified with the plan,
-    and a bound for all plans. The outcome is infeasible only if the relaxation is.
+    `find_schedule` finds the best schedule whose plan meets all limits, verified with the plan, and
+    proves a bound for all plans.
     """
 
+    search: Search
+    """The search for the task's problem, whose best schedule has a plan within all limits."""
     task: Task
     """The task whose problem is stated; solves its surrogates."""
-    request: Request
     start: Schedule | None
     """The user's first schedule; None without one."""
     problem: Problem = field(init=False)
     """`Task.planned_problem` of the task."""
-    best: Candidate | None = None
-    """Best schedule, by `Candidate.is_better`, whose plan meets all limits; None without one."""
-    bound: float = 0.0
-    """Proven lower bound on the value of every plan minus the baseline, in the unit of the
-    quantity."""
     model_bound: float | None = None
     """Bound of the relaxation on the user-defined objective of a model; None without one."""
     min_late_makespan_s: float | None = None
     """Smallest makespan of the schedules whose plan violates limits [s]; None without one."""
-    weight_outcomes: list[tuple[float, Outcome]] = field(default_factory=list)
-    """The tried weights with the outcomes of their surrogates."""
+    surrogates: list[tuple[float, Search]] = field(default_factory=list)
+    """The tried weights with the searches of their surrogates."""
     is_enough: Callable[[Candidate], bool] | None = None
     """Called with each schedule whose plan meets all limits; the search ends once it is True."""
     has_enough: bool = False
@@ -77,38 +80,41 @@ class TransferWeightSearch:
     def __post_init__(self) -> None:
         self.problem = self.task.planned_problem
 
-    def find_schedule(self) -> Outcome:
-        """Try transfer weights; return the best schedule whose plan meets all limits, and a bound.
+    def find_schedule(self) -> None:
+        """Try transfer weights; find the best schedule whose plan meets all limits, and a bound.
 
         The schedule `start` is verified first, also with the rows of a user's model. Weight 0, the
-        relaxation, follows; if it is infeasible, its outcome is returned. Further weights are only
-        tried if the makespan matters: `TIME_WEIGHTS` if time is minimized, otherwise those of a
-        bisection. If the bisection ends without a plan within all limits, the search for the least
-        makespan follows, except for a user's model. Ends early when the gap is closed, the time
-        limit passes or a solve is interrupted.
+        relaxation, follows. Further weights are only tried if the makespan matters: `TIME_WEIGHTS`
+        if time is minimized, otherwise those of a bisection. If the bisection ends without a plan
+        within all limits, the search for the least makespan follows, except for a user's model.
+        Ends early when the gap is closed, the time limit passes or a solve is interrupted.
 
         Raises `TooLargeError` if the spans of `start` (`Span`) that contain invalid (stage, tensor)
-        pairs have more than `MAX_PAIRS` pairs, and the errors of `Task.solve_problem`.
+        pairs have more than `MAX_PAIRS` pairs.
         """
         try:
-            infeasible_outcome = self.search()
+            self.try_weights()
+            if not self.search.is_infeasible:
+                self._end_search()
         except TimeLimitError:  # raised while a schedule was planned
-            return replace(self._make_outcome(), termination=Termination.TIME_LIMIT)
+            self._end_search(Termination.TIME_LIMIT)
         except KeyboardInterrupt:  # raised between two solves, which handle it themselves
-            return replace(self._make_outcome(), termination=Termination.INTERRUPTED)
-        return infeasible_outcome or self._make_outcome()
+            self._end_search(Termination.INTERRUPTED)
 
-    def search(self) -> Outcome | None:
-        """Search as `find_schedule` describes; return the relaxation's outcome if infeasible."""
+    def try_weights(self) -> None:
+        """Search as `find_schedule` describes; an infeasible relaxation ends the search."""
+        search = self.search
         relaxation_ratio = RELAXATION_RATIO if self._is_timed else 1.0
         if self.start is not None:
-            with time_limit(self.request.remaining_s() + GRACE_S):
+            with time_limit(search.request.remaining_s() + GRACE_S):
                 check = self.task.check_start(self.start)
             if check.is_solution:
                 self._verify_plan(self.start, check.model_objective)
-        relaxation_outcome, _ = self._try_weight(0.0, time_ratio=relaxation_ratio)
-        if relaxation_outcome.is_infeasible:
-            return relaxation_outcome
+        relaxation, _ = self._try_weight(0.0, time_ratio=relaxation_ratio)
+        if relaxation.is_infeasible:
+            search.end_as(relaxation)
+            search.is_infeasible, search.build_s = True, relaxation.build_s
+            return
         if self._is_timed and self.problem.minimize == Quantity.TIME:
             self._minimize_time()
         elif self._is_timed:
@@ -116,9 +122,8 @@ class TransferWeightSearch:
         is_restatable = self.task.can_restate and (
             self.problem.minimize != Quantity.TIME or self.problem.deadline_s is not None
         )
-        if self._is_timed and self.best is None and is_restatable:
+        if self._is_timed and search.best is None and is_restatable:
             self._search_least_makespan()
-        return None
 
     @property
     def _is_timed(self) -> bool:
@@ -160,12 +165,12 @@ class TransferWeightSearch:
             Quantity.TIME, minimize=Quantity.TIME, user_objective=()
         )
         TransferWeightSearch(
+            self.search.child(problem, bound=0.0, parent=None, forward=self._forward(1.0)),
             replace(self.task, problem=problem),
-            replace(self.request, on_progress=self._progress_callback(1.0)),
             self.start,
-            weight_outcomes=self.weight_outcomes,
+            surrogates=self.surrogates,
             is_enough=self._meets_limits,
-        ).search()
+        ).try_weights()
 
     def _meets_limits(self, candidate: Candidate) -> bool:
         """Return whether the plan of a candidate without the deadline meets all limits."""
@@ -185,48 +190,46 @@ class TransferWeightSearch:
         errors of `_try_weight`.
         """
         small_weight, sufficient_weight = 0.0, None
-        reserved_s = LEAST_MAKESPAN_RATIO * self.request.remaining_s()
+        reserved_s = LEAST_MAKESPAN_RATIO * self.search.request.remaining_s()
         while not self._is_done() and (
             sufficient_weight is None or sufficient_weight - small_weight > MIN_WEIGHT_STEP
         ):
-            if self.best is None and self.request.remaining_s() <= reserved_s:
+            if self.search.best is None and self.search.request.remaining_s() <= reserved_s:
                 return
             weight = 1.0 if sufficient_weight is None else (small_weight + sufficient_weight) / 2
-            outcome, meets_limits = self._try_weight(weight)
-            if meets_limits or outcome.candidate is None or sufficient_weight is None:
+            surrogate, meets_limits = self._try_weight(weight)
+            if meets_limits or surrogate.best is None or sufficient_weight is None:
                 sufficient_weight = weight
             else:
                 small_weight = weight
 
     def _try_weight(
         self, weight: float, *, time_ratio: float | None = None, problem: Problem | None = None
-    ) -> tuple[Outcome, bool]:
+    ) -> tuple[Search, bool]:
         """Solve the surrogate of `problem`, by default the stated one, for one transfer weight.
 
         The solve starts from the best schedule so far or, without one, from `start`. It takes at
         most the fraction `time_ratio` of the remaining time, by default `SURROGATE_RATIO`. Return
-        the outcome, and whether the plan of its schedule meets all limits. Raises `bound` as
-        `_raise_bound` does, stores the outcome, and stores the schedule if it is the best.
-
-        Raises `TimeLimitError` if a time limit of the calling context passes while the schedule is
-        verified, and the errors of `Task.solve_problem`.
+        its search, and whether the plan of its schedule meets all limits.
         """
-        request = self.request
+        request, best = self.search.request, self.search.best
         time_ratio = SURROGATE_RATIO if time_ratio is None else time_ratio
         limit_s = request.elapsed_s() + time_ratio * request.remaining_s()
-        limited_request = replace(
-            request, time_limit_s=max(limit_s, 1e-3), on_progress=self._progress_callback(weight)
+        surrogate = self.search.child(
+            restate(problem or self.problem, transfer_weight=weight),
+            request=replace(request, time_limit_s=max(limit_s, 1e-3)),
+            bound=0.0,
+            parent=None,
+            forward=self._forward(weight),
         )
-        start_schedule = self.start if self.best is None else self.best.schedule
-        surrogate = (problem or self.problem).surrogate(transfer_weight=weight)
-        outcome = self.task.solve_problem(surrogate, limited_request, start_schedule)
-        self.weight_outcomes.append((weight, outcome))
-        self._raise_bound(weight, outcome.bound)
-        candidate = outcome.candidate
-        meets_limits = candidate is not None and self._verify_plan(
-            candidate.schedule, candidate.model_objective, weight=weight
+        self.surrogates.append((weight, surrogate))
+        self.task.solve(surrogate, self.start if best is None else best.schedule)
+        self._raise_bound(weight, surrogate.bound)
+        found = surrogate.best
+        meets_limits = found is not None and self._verify_plan(
+            found.schedule, found.model_objective, weight=weight
         )
-        return outcome, meets_limits
+        return surrogate, meets_limits
 
     def _raise_bound(self, weight: float, bound: float) -> None:
         """Raise the bound on all plans to the one that the bound of a surrogate implies.
@@ -237,10 +240,14 @@ class TransferWeightSearch:
         transfer time with weights 1 and `weight`.
         """
         if weight == 0:
-            self.bound = max(self.bound, bound)
+            self._raise_to(bound)
         elif self.problem.minimize == Quantity.TIME and self.problem.plans_all_transfers:
-            min_time_s = self.problem.surrogate(transfer_weight=weight).objective.baseline + bound
-            self.bound = max(self.bound, min_time_s / (1 + weight) - self.problem.pass_time_s)
+            min_time_s = restate(self.problem, transfer_weight=weight).objective.baseline + bound
+            self._raise_to(min_time_s / (1 + weight) - self.problem.pass_time_s)
+
+    def _raise_to(self, bound: float) -> None:
+        """Raise the bound of the search without a report: the next solve reports."""
+        self.search.bound = max(self.search.bound, bound)
 
     def _verify_plan(
         self,
@@ -263,9 +270,10 @@ class TransferWeightSearch:
         if model_objective is not None:
             self.model_bound = model_objective.bound if weight == 0 else self.model_bound
             model_objective = replace(model_objective, bound=self.model_bound)
-            if self.best is not None and self.best.model_objective is not None:
-                known_objective = replace(self.best.model_objective, bound=self.model_bound)
-                self.best = replace(self.best, model_objective=known_objective)
+            best = self.search.best
+            if best is not None and best.model_objective is not None:
+                known_objective = replace(best.model_objective, bound=self.model_bound)
+                self.search.best = replace(best, model_objective=known_objective)
         candidate = replace(self._make_candidate(schedule), model_objective=model_objective)
         makespan_s = candidate.simulation.planned_s
         if candidate.violations:
@@ -275,14 +283,15 @@ class TransferWeightSearch:
         if self.is_enough is not None:
             self.has_enough = self.is_enough(candidate)
         # A start has no value of the user-defined objective, so any solution replaces it.
+        search, best = self.search, self.search.best
         if (
-            self.best is None
-            or (model_objective and not self.best.model_objective)
-            or candidate.is_better(self.best)
+            best is None
+            or (model_objective and not best.model_objective)
+            or candidate.is_better(best)
         ):
-            self.best = candidate
+            search.best = candidate
             if self._is_timed:  # the result may be ignored: the next solve reports again
-                self.request.report(candidate.value, self.bound, schedule)
+                search.report()
         return True
 
     def _note_late_plan(self, makespan_s: float) -> None:
@@ -296,7 +305,7 @@ class TransferWeightSearch:
         to plan. Raises `TooLargeError` if the spans of the schedule (`Span`) that contain invalid
         (stage, tensor) pairs have more than `MAX_PAIRS` pairs, and the errors of `make_candidate`.
         """
-        planning_s = self.request.remaining_s() + GRACE_S
+        planning_s = self.search.request.remaining_s() + GRACE_S
         return make_candidate(self.problem, schedule, planning_s=planning_s)
 
     def _is_done(self) -> bool:
@@ -304,83 +313,80 @@ class TransferWeightSearch:
 
         If `best` has a user-defined objective, the gap is that of this objective.
         """
+        search, best = self.search, self.search.best
         is_interrupted = any(
-            outcome.termination == Termination.INTERRUPTED for _, outcome in self.weight_outcomes
+            surrogate.termination == Termination.INTERRUPTED for _, surrogate in self.surrogates
         )
-        if self.has_enough or is_interrupted or self.request.remaining_s() <= 0:
+        if self.has_enough or is_interrupted or search.request.remaining_s() <= 0:
             return True
-        if self.best is None:
+        if best is None:
             return False
-        if self.best.model_objective is not None:
-            return self.best.model_objective.gap <= self.request.gap
-        return is_gap_closed(self.problem, self.best.value, self.bound, self.request.gap)
+        if best.model_objective is not None:
+            return best.model_objective.gap <= search.request.gap
+        return is_gap_closed(self.problem, best.value, search.bound, search.request.gap)
 
-    def _progress_callback(self, weight: float) -> Callable[[SolveProgress], bool | None]:
-        """Return the progress callback of a surrogate's solve.
+    def _forward(self, weight: float) -> Forward:
+        """Return the function that receives the reports of a surrogate.
 
-        The callback reports the best schedule of the stated problem or, if the makespan does not
-        matter (`_is_timed`), of the surrogate. It forwards the surrogate's bound only for weight 0,
-        where the surrogate is a relaxation.
+        It reports the best schedule of the stated problem or, if the makespan does not matter
+        (`_is_timed`), of the surrogate. The surrogate's bound counts only for weight 0, where the
+        surrogate is a relaxation.
         """
 
-        def report(progress: SolveProgress) -> bool | None:
-            """Report the best schedule and the bound of the stated problem.
-
-            If the makespan does not matter, the schedule is that of `progress`. Return the result
-            of the user's callback: False requests the end of the solve; None without a callback.
-            """
-            bound = self.bound
-            if weight == 0 and progress.overhead_bound is not None:
-                bound = max(bound, progress.overhead_bound)
-            if not self._is_timed:
-                return self.request.report(progress.overhead, bound, progress.schedule)
-            best = self.best
-            if best is None:
-                return self.request.report(None, bound)
-            return self.request.report(best.value, bound, best.schedule)
+        def report(value: float | None, bound: float | None, schedule: Schedule | None) -> bool:
+            if self._is_timed:
+                value, schedule = None, None
+            return self.search.report(value, bound if weight == 0 else None, schedule)
 
         return report
 
-    def _make_outcome(self) -> Outcome:
-        """Return the outcome of all solves so far: the best schedule and the bound on all plans.
+    def _end_search(self, termination: Termination | None = None) -> None:
+        """End the search after all solves so far.
 
         The statistics are those of the first solve, with all tried weights as ``transfer_weights``.
-        The termination is the first that applies: INTERRUPTED if a solve was interrupted,
-        TIME_LIMIT if no time remains, PROVED if the gap is closed, TIME_LIMIT if a solve reached
-        its limit, STALLED. It is STALLED without a solve, too.
+        By default, the termination is the first that applies: INTERRUPTED if a solve was
+        interrupted, TIME_LIMIT if no time remains, PROVED if the gap is closed, TIME_LIMIT if a
+        solve reached its limit, STALLED. It is STALLED without a solve, too.
         """
-        if not self.weight_outcomes:
-            return Outcome(termination=Termination.STALLED, candidate=self.best)
-        outcomes = [outcome for _, outcome in self.weight_outcomes]
-        terminations = {outcome.termination for outcome in outcomes}
-        if Termination.INTERRUPTED in terminations:
+        search, surrogates = self.search, [surrogate for _, surrogate in self.surrogates]
+        terminations = {surrogate.termination for surrogate in surrogates}
+        if termination is not None:
+            self._take_unplanned(surrogates[-1:])
+        elif Termination.INTERRUPTED in terminations:
             termination = Termination.INTERRUPTED
-        elif self.request.remaining_s() <= 0:
+        elif surrogates and search.request.remaining_s() <= 0:
             termination = Termination.TIME_LIMIT
-        elif self.best is not None and self._is_done():
+        elif surrogates and search.best is not None and self._is_done():
             termination = Termination.PROVED
         elif Termination.TIME_LIMIT in terminations:
             termination = Termination.TIME_LIMIT
         else:
             termination = Termination.STALLED
-        weights = [weight for weight, _ in self.weight_outcomes]
-        return Outcome(
-            termination=termination,
-            candidate=self.best,
-            bound=self.bound,
-            reason=self._no_schedule_reason(outcomes[-1]),
-            versions=outcomes[0].versions,
-            statistics={**outcomes[0].statistics, "transfer_weights": weights},
-        ).with_solves(outcomes)
+        reason = self._no_schedule_reason(surrogates[-1]) if surrogates else ""
+        search.end(termination, reason)
+        if surrogates:
+            weights = [weight for weight, _ in self.surrogates]
+            search.versions = surrogates[0].versions
+            search.build_s = sum(surrogate.build_s for surrogate in surrogates)
+            search.statistics = {**surrogates[0].statistics, "transfer_weights": weights}
 
-    def _no_schedule_reason(self, last_outcome: Outcome) -> str:
+    def _take_unplanned(self, surrogates: Sequence[Search]) -> None:
+        """Take the best schedule of a surrogate that was cut short before its plan was made."""
+        counts = not self._is_timed and self.task.can_restate and self.task.is_exact
+        if counts and surrogates and surrogates[0].best is not None:
+            schedule = surrogates[0].best.schedule
+            candidate = make_valid_candidate(self.search.problem, schedule)
+            if candidate is not None:
+                self.search.take(candidate)
+
+    def _no_schedule_reason(self, last: Search) -> str:
         """Return the reason why no schedule was found.
 
         The reason states the smallest makespan if plans violated limits and the problem has a
-        deadline; otherwise it is the reason of `last_outcome`.
+        deadline; otherwise it is the reason of the `last` surrogate.
         """
         if self.min_late_makespan_s is None or self.problem.deadline_s is None:
-            return last_outcome.reason
+            return last.reason
         return (
             "no schedule was found whose plan meets the deadline of "
             f"{format_seconds(self.problem.deadline_s)} and the other limits; the best makespan "

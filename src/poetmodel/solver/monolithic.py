@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 
@@ -28,13 +28,8 @@ from poetmodel.model.unreduced import UNREDUCED
 from poetmodel.problem.infeasibility import infeasibility_proof
 from poetmodel.result import ModelObjective, Termination
 from poetmodel.solver.covers import add_covers, limit_rows
-from poetmodel.solver.outcome import (
-    Candidate,
-    Outcome,
-    make_candidate,
-    safe_bound,
-)
-from poetmodel.solver.request import GRACE_S, PATIENCE_S, Request
+from poetmodel.solver.outcome import Candidate, make_candidate, safe_bound
+from poetmodel.solver.request import GRACE_S, PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,8 +37,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poetmodel.model.arrays import Model
-    from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
+    from poetmodel.solver.search import Search
 
 TERMINATIONS: Final[Mapping[SolverStatus, Termination]] = {
     SolverStatus.OPTIMAL: Termination.PROVED,
@@ -70,57 +65,45 @@ HALF: Final = 0.5
 """Threshold above which a binary decision counts as 1."""
 
 
-def prove_formulation(
-    problem: Problem, request: Request, formulation: str, *, start: Candidate | None
-) -> Outcome:
+def prove_formulation(search: Search, formulation: str, *, start: Candidate | None) -> None:
     """Build and solve the model of a formulation, and verify its solution.
 
     If the verifier rejects a solution, except one of ``paper``, cover cuts exclude it, and the
-    model is solved again.
-
-    The outcome has the valid schedule `start` if `start` decides all columns and satisfies the
-    model, and if the solver finds no schedule or a worse one; ``paper`` ignores `start`. The
-    outcome has no schedule, not even `start`, if building the model takes longer than the remaining
-    time or is estimated to take longer.
+    model is solved again. ``paper`` ignores `start`. The search ends without a solve if building
+    the model takes longer than the remaining time or is estimated to take longer.
 
     Raises `VerificationError` if no cover cut excludes a rejected solution, `ModelError` if
-    ``paper`` cannot state the problem, `InputError` for an unknown formulation, `TooLargeError` if
-    a schedule has too many entries, and the errors of the solver.
+    ``paper`` cannot state the problem, and `TooLargeError` if a schedule has too many entries.
     """
+    problem, request = search.problem, search.request
     expected_s = estimate_build_s(problem, formulation)
     if expected_s > request.remaining_s():
         reason = (
             f"building the model of {formulation!r} takes about {expected_s:.0f} s, more than the "
             "time limit"
         )
-        return Outcome(termination=Termination.TIME_LIMIT, reason=reason)
+        search.end(Termination.TIME_LIMIT, reason)
+        return
     started_s = time.monotonic()
+    reason = f"the time limit passed while the model of {formulation!r} was built"
     try:
         with time_limit(request.remaining_s()), infrequent_gc():
             arrays = build_arrays(problem, formulation)
-    except TimeLimitError:
-        reason = f"the time limit passed while the model of {formulation!r} was built"
-        build_s = time.monotonic() - started_s
-        return Outcome(termination=Termination.TIME_LIMIT, reason=reason, build_s=build_s)
-    try:
+        reason = BUILD_TIMED_OUT
         with time_limit(request.remaining_s()):
             form = to_standard_form(arrays)
     except TimeLimitError:
-        return build_timeout_outcome(time.monotonic() - started_s)
+        search.end(Termination.TIME_LIMIT, reason)
+        return
+    finally:
+        search.add_build_time(time.monotonic() - started_s)
     objective = problem.objective
-    return ModelProof(
-        problem=problem,
+    ModelProof(
+        search=search,
         arrays=arrays,
-        request=request,
         form=form,
         unit=objective.unit if objective.is_sum else arrays.objective_unit,
-        build_s=time.monotonic() - started_s,
     ).prove(start)
-
-
-def build_timeout_outcome(build_s: float) -> Outcome:
-    """Return the outcome of a model that was not built within the time limit."""
-    return Outcome(termination=Termination.TIME_LIMIT, reason=BUILD_TIMED_OUT, build_s=build_s)
 
 
 def schedule_point(form: StandardForm, schedule: Schedule) -> NDArray[np.float64] | None:
@@ -140,16 +123,13 @@ def schedule_point(form: StandardForm, schedule: Schedule) -> NDArray[np.float64
 class ModelProof:
     """The proof of a bound by one compiled model."""
 
-    problem: Problem
-    """The problem that the model states."""
+    search: Search
+    """The search for the problem that the model states."""
     arrays: Model
-    request: Request
     form: StandardForm
     """The model that the solver solves, cover cuts included."""
     unit: float
     """Amount of the minimized quantity in one unit of the form's objective."""
-    build_s: float
-    """Time to build and compile the model [s]."""
     is_problem_objective: bool = True
     """Whether the model minimizes its problem's objective."""
     hint: str = ""
@@ -159,23 +139,21 @@ class ModelProof:
     drops_unneeded_decisions: ClassVar[bool] = True
     """Whether unneeded decisions may be removed from the solution; False if users may have added
     rows."""
-    log: list[str] = field(default_factory=list)
-    """The solver's log, in the order in which it was written."""
     last_report: BackendProgress | None = None
     """Last report of the solver's latest call, with the last solution that the call reported; None
     without a report."""
     is_abandoned: bool = False
     """Whether the solver exceeded the limit and its reports are ignored."""
 
-    def prove(self, start: Candidate | None) -> Outcome:
-        """Solve the model from `start`; return the outcome with the better of solution and `start`.
+    def prove(self, start: Candidate | None) -> None:
+        """Solve the model from `start`; end the search with its solution and bound.
 
-        The outcome has `start` only if `start` decides all columns of the model and satisfies its
-        rows. If `drops_unneeded_decisions` is False, `start` never replaces a solver's solution.
-        Raises `VerificationError` as `_solve_until_accepted` does, and the errors of the solver and
-        of the progress callback.
+        A solution of the problem's own rows competes with the best schedule; that of a user's model
+        replaces it. If the solver finds none, `start` counts if it decides all columns of the model
+        and satisfies its rows.
         """
         form = self.form
+        self.search.states_bound = self.arrays.exact and self.is_problem_objective
         start_point = None if start is None else schedule_point(form, start.schedule)
         raw, candidate = self._solve_until_accepted(start_point)
         value, bound = (None, None) if raw is None else (raw.objective, raw.bound)
@@ -192,7 +170,7 @@ class ModelProof:
             candidate, value = start, form.objective_value(start_point)
         if candidate is not None:
             candidate = replace(candidate, model_objective=self.model_objective(value, bound))
-        return self._make_outcome(raw, candidate)
+        self._end_search(raw, candidate)
 
     def _solve_until_accepted(
         self, start_point: NDArray[np.float64] | None
@@ -214,7 +192,7 @@ class ModelProof:
         raw = self._call_solver(start_point)
         while raw is not None and raw.x is not None:
             try:  # The solution of a late solver is verified as well, within GRACE_S.
-                with time_limit(self.request.remaining_s() + GRACE_S):
+                with time_limit(self.search.request.remaining_s() + GRACE_S):
                     candidate = self._extract_candidate(raw.x)
             except TimeLimitError:
                 return _without_solution(raw), None
@@ -246,10 +224,10 @@ class ModelProof:
         """Solve the form within the remaining time; return None if no time remains.
 
         If the solver exceeds the limit by `PATIENCE_S`, return the result of `_abandoned_solution`,
-        which has no point without a report. Resets `last_report`, and appends the solver's messages
-        to `log`.
+        which has no point without a report. Resets `last_report`.
         """
-        request, remaining_s = self.request, self.request.remaining_s()
+        request = self.search.request
+        remaining_s = request.remaining_s()
         if remaining_s <= 0:
             return None
         solver = backend(request.backend)
@@ -259,7 +237,7 @@ class ModelProof:
             threads=request.threads,
             seed=request.seed,
             presolve=request.presolve,
-            log=self.log.append,
+            log=self.search.log.append,
             options=request.solver_options,
         )
         stop = threading.Event()
@@ -288,13 +266,11 @@ class ModelProof:
             solve_s=solve_s,
         )
 
-    def _report(self, progress: BackendProgress) -> bool | None:
-        """Store a report of the solver, and forward its incumbent and bound to the request.
+    def _report(self, progress: BackendProgress) -> bool:
+        """Store and forward a report of the solver; return whether the solver goes on.
 
         A report without a point is stored with the point of the report before. If the model
-        minimizes another objective, incumbent and bound are forwarded as None. Returns the result
-        of the user's callback. Ignores reports of an abandoned solver, and returns False to stop
-        it.
+        minimizes another objective, incumbent and bound are forwarded as None.
         """
         if self.is_abandoned:
             return False
@@ -304,7 +280,7 @@ class ModelProof:
         incumbent = None
         if self.is_problem_objective and progress.incumbent is not None:
             incumbent = max(0.0, progress.incumbent * self.unit)
-        return self.request.report(incumbent, self._problem_bound(progress.bound))
+        return self.search.report(incumbent, self._problem_bound(progress.bound))
 
     def _extract_candidate(self, x: NDArray[np.float64]) -> Candidate:
         """Verify the schedule of a solution, and return the schedule with any violations.
@@ -312,7 +288,7 @@ class ModelProof:
         With `drops_unneeded_decisions`, the unneeded decisions of a valid schedule are removed if
         the schedule remains valid and its value does not rise.
         """
-        problem, schedule = self.problem, self.extract_schedule(x)
+        problem, schedule = self.search.problem, self.extract_schedule(x)
         candidate = make_candidate(problem, schedule)
         if self.drops_unneeded_decisions and not candidate.violations:
             needed_decisions = PartialSchedule.from_schedule(
@@ -341,49 +317,43 @@ class ModelProof:
         """
         if bound is None or not (self.arrays.exact and self.is_problem_objective):
             return None
-        known_bound = float(self.problem.objective.known_bound)
-        return max(known_bound, safe_bound(self.problem, bound) * self.unit)
+        problem = self.search.problem
+        known_bound = float(problem.objective.known_bound)
+        return max(known_bound, safe_bound(problem, bound) * self.unit)
 
     def model_objective(self, value: float | None, bound: float | None) -> ModelObjective | None:  # noqa: ARG002
         """Return None: only `ExtendedProof` has a user-defined objective."""
         return None
 
-    def _make_outcome(self, raw: RawSolution | None, candidate: Candidate | None) -> Outcome:
-        """Return the outcome with `candidate`, and with bound, times and statistics of `raw`.
+    def _end_search(self, raw: RawSolution | None, candidate: Candidate | None) -> None:
+        """End the search with `candidate`, and with bound, times and statistics of `raw`.
 
-        The bound is 0 if `raw` proves no bound on the problem. If `raw` is None, no time was left
-        for the solver, and the outcome has the reason `BUILD_TIMED_OUT`.
+        If `raw` is None, no time was left for the solver.
         """
-        form = self.form
-        statistics: dict[str, Any] = {
+        search, form = self.search, self.form
+        search.statistics = {
             "columns": form.n_columns,
             "rows": form.n_rows,
             "nonzeros": int(form.matrix.nnz),
             "nodes": None if raw is None else raw.nodes,
         }
+        if candidate is not None:
+            (search.take if self.drops_unneeded_decisions else search.settle)(candidate)
         if raw is None:
-            return Outcome(
-                termination=Termination.TIME_LIMIT,
-                candidate=candidate,
-                reason=BUILD_TIMED_OUT,
-                build_s=self.build_s,
-                statistics=statistics,
-            )
+            search.end(Termination.TIME_LIMIT, BUILD_TIMED_OUT)
+            return
         metrics = (("model_value", raw.objective), ("model_bound", raw.bound))
         for name, value in (*metrics, ("root_bound", raw.root_bound)):
             if value is not None:
-                statistics[name] = value * self.unit
-        return Outcome(
-            termination=TERMINATIONS[raw.status],
-            candidate=candidate,
-            bound=self._problem_bound(raw.bound) or 0.0,
+                search.statistics[name] = value * self.unit
+        search.end(
+            TERMINATIONS[raw.status],
+            self._no_schedule_reason(raw),
             is_infeasible=raw.is_infeasible and self.arrays.exact,
-            reason=self._no_schedule_reason(raw),
-            build_s=self.build_s + raw.build_s,
-            versions=backend(self.request.backend).versions(),
-            statistics=statistics,
-            log="".join(self.log),
         )
+        search.bound = max(search.bound, self._problem_bound(raw.bound) or 0.0)
+        search.add_build_time(raw.build_s)
+        search.versions = backend(search.request.backend).versions()
 
     def _no_schedule_reason(self, raw: RawSolution) -> str:
         """Return the reason of an outcome without a schedule: unbounded, infeasible or out of time.
@@ -403,7 +373,7 @@ class ModelProof:
         contradiction = self.form.describe_contradiction()
         if contradiction is not None:
             return f"proved: {contradiction}{self.hint}"
-        return infeasibility_proof(self.problem, self.conflict_phrase) + self.hint
+        return infeasibility_proof(self.search.problem, self.conflict_phrase) + self.hint
 
 
 def _without_solution(raw: RawSolution) -> RawSolution:

@@ -1,22 +1,20 @@
-"""The request of a solve, its progress reports, and the history of these reports."""
+"""The request of a solve and its progress reports."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Final, TypedDict
 
 from poetmodel.clock import now_s, wall_end_s
 from poetmodel.errors import InputError
-from poetmodel.problem import Quantity
-from poetmodel.result import SolveResult, relative_gap
+from poetmodel.result import relative_gap
 from poetmodel.solver.policy import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from poetmodel.backends import OptionValue
-    from poetmodel.result import HistoryEntry
     from poetmodel.schedule import Schedule
 
     OnProgress = Callable[["SolveProgress"], bool | None]
@@ -26,8 +24,6 @@ GRACE_S: Final = 1.0
 PATIENCE_S: Final = 0.7
 """Time after the limit at which a solver is abandoned [s]. HiGHS checks no clock in some phases of
 its root node, which take seconds from ten thousand columns on."""
-MAX_HISTORY_ENTRIES: Final = 100
-"""Maximum number of entries of a history. When it is exceeded, every second entry is deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,25 +141,6 @@ class Request(SearchOptions):
     wall_end_s: float | None = field(default_factory=wall_end_s)
     """Latest end on the monotonic clock if the limit is processor time [s]; None otherwise."""
 
-    def report(
-        self, overhead: float | None, bound: float | None, schedule: Schedule | None = None
-    ) -> bool | None:
-        """Call `on_progress` with the overhead and bound so far; return the callback's result.
-
-        `schedule` is the verified schedule with `overhead`; None if the solver reports the overhead
-        alone. False requests the end of the solve. Returns None without a callback.
-        """
-        if self.on_progress is None:
-            return None
-        return self.on_progress(
-            SolveProgress(
-                seconds=self.elapsed_s(),
-                overhead=overhead,
-                overhead_bound=bound,
-                schedule=schedule,
-            )
-        )
-
     def elapsed_s(self) -> float:
         """Return the time since the solve was requested, on the clock of the limit [s]."""
         return now_s(use_processor_time=self.wall_end_s is not None) - self.started_s
@@ -182,85 +159,3 @@ class Request(SearchOptions):
 
 def _is_real(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-@dataclass(slots=True, kw_only=True)
-class History:
-    """Progress reports of a solve that improved the overhead or the bound."""
-
-    on_progress: OnProgress | None = None
-    """The user's callback, to which each report is forwarded."""
-    baseline: float = 0.0
-    """Baseline for the forwarded reports."""
-    entries: list[HistoryEntry] = field(default_factory=list)
-    """Time of each improving report [s], with the best overhead and bound until then; at most
-    `MAX_HISTORY_ENTRIES`."""
-    best: SolveProgress | None = None
-    """The report whose schedule has the smallest overhead; None before a report with a schedule."""
-
-    def record(self, progress: SolveProgress) -> bool | None:
-        """Add an entry if a report improves the overhead or bound, and call `on_progress`.
-
-        A report with an infinite value, or with neither overhead nor bound, has no entry. A report
-        whose schedule has the smallest overhead so far becomes `best`. The callback receives a copy
-        of every report with `baseline` set. Return the callback's result; None without a callback.
-        """
-        overheads = (progress.overhead, progress.overhead_bound)
-        known_values = [value for value in overheads if value is not None]
-        if known_values and all(map(math.isfinite, known_values)):
-            self._add_entry((progress.seconds, *overheads))
-        if progress.schedule is not None and progress.overhead is not None:
-            best = None if self.best is None else self.best.overhead
-            self.best = progress if best is None or progress.overhead < best else self.best
-        if self.on_progress is None:
-            return None
-        return self.on_progress(replace(progress, baseline=self.baseline))
-
-    def complete_history(self, result: SolveResult) -> tuple[HistoryEntry, ...]:
-        """Return the entries before the end of a solve, and its result as the last entry.
-
-        Earlier overheads below the result's are raised to it, and earlier bounds above the result's
-        are lowered to it, because a solver may revise its reports. Return () if a model's objective
-        replaced the problem's, and all entries as they are if there is no schedule.
-        """
-        model_objective, simulation = result.model_objective, result.simulation
-        if model_objective is not None or simulation is None:
-            return () if model_objective is not None else tuple(self.entries)
-        objective = result.problem.objective
-        value, bound = objective.overhead_of(simulation), result.proven_bound - objective.baseline
-        if result.problem.minimize == Quantity.ENERGY:
-            bound = result.overhead_bound_j
-        earlier_entries = [
-            (
-                seconds,
-                None if incumbent is None else max(incumbent, value),
-                None if lower is None else min(lower, bound),
-            )
-            for seconds, incumbent, lower in self.entries
-            if seconds < result.wall_s
-        ]
-        return (*earlier_entries, (result.wall_s, value, bound))
-
-    def _add_entry(self, entry: HistoryEntry) -> None:
-        """Append an entry with the best values so far, unless neither value has improved.
-
-        If there are more than `MAX_HISTORY_ENTRIES`, delete every second entry, but neither the
-        first nor the last.
-        """
-        entries = self.entries
-        if entries:
-            _, incumbent, bound = entries[-1]
-            entry = (entry[0], _min_known(entry[1], incumbent), _max_known(entry[2], bound))
-            if entry[1:] == entries[-1][1:]:
-                return
-        entries.append(entry)
-        if len(entries) > MAX_HISTORY_ENTRIES:
-            del entries[1:-1:2]
-
-
-def _min_known(first: float | None, second: float | None) -> float | None:
-    return min((value for value in (first, second) if value is not None), default=None)
-
-
-def _max_known(first: float | None, second: float | None) -> float | None:
-    return max((value for value in (first, second) if value is not None), default=None)

@@ -12,15 +12,14 @@ from poetmodel.heuristics.segments import checkpoint_segments
 from poetmodel.result import ModelObjective, Termination
 from poetmodel.solver.outcome import (
     Candidate,
-    Outcome,
     better_candidate,
-    drop_proof,
     is_gap_closed,
-    is_refuted,
     is_tight,
     make_valid_candidate,
 )
-from poetmodel.solver.request import GRACE_S, Request, SolveProgress
+from poetmodel.solver.request import GRACE_S, Request
+from poetmodel.solver.search import CUT_SHORT, Search
+from poetmodel.solver.statement import restate, with_bytes_below
 from poetmodel.units import format_seconds
 
 if TYPE_CHECKING:
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from poetmodel.solver.policy import Policy
 
 
-CUT_SHORT: Final = frozenset({Termination.TIME_LIMIT, Termination.INTERRUPTED})
-"""Terminations before the end of a proof, after which a schedule found earlier may be returned."""
 RETRY_NOTE: Final = (
     "a verified schedule refutes the proof of the solver; the problem is solved again without "
     "presolve"
@@ -52,8 +49,8 @@ class StartCheck(NamedTuple):
 class Task:
     """A problem with the formulation that solves it. The subclass `ModelTask` has a user's model.
 
-    `solve_problem` finds a first schedule, chooses the unit of the objective, and proves a bound.
-    It solves the problem of the task or, if time is a makespan, a surrogate.
+    `solve` finds a first schedule, chooses the unit of the objective, and proves a bound. It solves
+    the problem of the task or, if time is a makespan, a surrogate.
     """
 
     problem: Problem
@@ -86,69 +83,73 @@ class Task:
         """Check a schedule against what the task adds to its problem: nothing."""
         return StartCheck(is_solution=True)
 
-    def solve_problem(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
-        """Solve `problem`, that of the task or a surrogate, and return the outcome.
+    def solve(self, search: Search, start: Schedule | None) -> None:
+        """Solve the problem of `search`, that of the task or a surrogate.
 
         Starts from the best of `start` and the heuristics' schedules; an invalid `start` is
-        ignored. Raises the errors of `prove` except `TimeLimitError` and `TooLargeError`, after
-        which the outcome has a reason. After Ctrl-C, the outcome has the termination INTERRUPTED.
-        If a verified schedule refutes the proof, the problem is solved again without presolve. If a
-        schedule refutes the second proof, too, or no time remains for it, the outcome has no proof.
+        ignored. If a verified schedule refutes the proof, the problem is solved again without
+        presolve. If a schedule refutes the second proof, too, or no time remains for it, the search
+        ends without a proof.
         """
-        outcome = self._solve_once(problem, request, start)
-        if not is_refuted(problem, outcome):
-            return outcome
-        unproved_outcome = drop_proof(problem, outcome)
-        if request.remaining_s() <= 0 or unproved_outcome.candidate is None:
-            return unproved_outcome
-        start, log = unproved_outcome.candidate.schedule, f"{outcome.log}poetmodel: {RETRY_NOTE}\n"
-        second_outcome = self._solve_once(problem, replace(request, presolve=False), start)
-        second_outcome = replace(
-            second_outcome,
-            candidate=better_candidate(second_outcome.candidate, unproved_outcome.candidate),
-        )
-        if is_refuted(problem, second_outcome):
-            second_outcome = drop_proof(problem, second_outcome)
-        return second_outcome.with_solves([replace(unproved_outcome, log=log), second_outcome])
+        self._solve_once(search, start)
+        if not search.is_refuted():
+            return
+        search.drop_proof()
+        if search.request.remaining_s() <= 0 or search.best is None:
+            return
+        search.log.append(f"poetmodel: {RETRY_NOTE}\n")
+        search.resume(presolve=False)
+        self._solve_once(search, search.best.schedule)
+        if search.is_refuted():
+            search.drop_proof()
 
-    def _solve_once(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
+    def _solve_once(self, search: Search, start: Schedule | None) -> None:
         """Prove a bound, starting with the best of `start` and schedules by heuristics.
 
-        If a time limit, Ctrl-C or a model that is too large ends the proof without a schedule, the
-        outcome has the best first schedule, except for a user's model, whose added rows that
-        schedule may violate.
+        The first schedule counts, unless it may violate rows that a user added to a model.
         """
-        best: Candidate | None = None
+        problem, request = search.problem, search.request
+        first: Candidate | None = None
+        counts = self.can_restate and self.is_exact
         try:
-            best = make_valid_candidate(problem, start)  # without a limit, so that it is not lost
+            first = make_valid_candidate(problem, start)  # without a limit, so that it is not lost
             with time_limit(request.remaining_s() + GRACE_S):
-                best = better_candidate(best, _segment_candidate(problem, request))
-                best = better_candidate(best, _greedy_candidate(problem, request))
+                first = better_candidate(first, _segment_candidate(problem, request))
+                first = better_candidate(first, _greedy_candidate(problem, request))
                 # With page_everything, the peak is the minimum RAM.
-                if best is None or not problem.objective.is_sum:
-                    best = better_candidate(
-                        best, make_valid_candidate(problem, page_everything(problem))
+                if first is None or not problem.objective.is_sum:
+                    first = better_candidate(
+                        first, make_valid_candidate(problem, page_everything(problem))
                     )
-                best = best or self._construct_restricted(problem, request)
-            prove = self._prove_in_fine_units if self.is_exact else self.prove
-            outcome = self._check_start(problem, request, best) or prove(problem, request, best)
+                first = first or self._construct_restricted(problem, request)
+            if counts and first is not None:
+                if is_tight(problem, first.value, problem.objective.known_bound):
+                    search.best = better_candidate(search.best, first)
+                    search.bound = first.value
+                    search.end(Termination.PROVED)
+                    return
+                search.accept(first)
+                if search.stop_reason is not None:
+                    search.end(search.stop_reason)
+                    return
+            if self.is_exact:
+                self._prove_in_fine_units(search, first)
+            else:
+                self.prove(search, first)
         except KeyboardInterrupt:
-            outcome = Outcome(termination=Termination.INTERRUPTED)
+            search.end(Termination.INTERRUPTED)
         except TimeLimitError:
             reason = (
                 f"no schedule of the {len(problem.graph.nodes):,} nodes was made within the time "
                 f"limit of {format_seconds(request.time_limit_s)}; raise the limit, or coarsen the "
                 "graph"
             )
-            outcome = Outcome(termination=Termination.TIME_LIMIT, reason=reason)
+            search.end(Termination.TIME_LIMIT, reason)
         except TooLargeError as error:
-            first_candidate = best if self.can_restate else None
-            outcome = Outcome(
-                termination=Termination.STALLED, candidate=first_candidate, reason=str(error)
-            )
-        if outcome.candidate is None and self.can_restate and outcome.termination in CUT_SHORT:
-            return replace(outcome, candidate=best)
-        return outcome
+            search.end(Termination.STALLED, str(error))
+            search.best = search.best or (first if self.can_restate else None)
+        if search.best is None and self.can_restate and search.termination in CUT_SHORT:
+            search.best = first
 
     def _construct_restricted(self, problem: Problem, request: Request) -> Candidate | None:
         """Construct a schedule without paging or, if that is not valid, without recomputation.
@@ -168,148 +169,99 @@ class Task:
                 return candidate
         return None
 
-    def _check_start(
-        self, problem: Problem, request: Request, first_candidate: Candidate | None
-    ) -> Outcome | None:
-        """Report the first schedule unless the bound known without a solve proves it optimal.
+    def _prove_in_fine_units(self, search: Search, first: Candidate | None) -> None:
+        """Prove a bound; while the gap is open, solve again in a finer unit of the objective.
 
-        Return an outcome if the schedule is optimal, or if the callback stops the solve; None
-        otherwise. Also return None, without a report, if there is no first schedule, for ``paper``,
-        which has another objective, and for a user's model, which may have more rows.
+        A solver sees differences only above an absolute tolerance: a value far below the unit's
+        reference becomes the new reference; a value in bytes is solved again for "at least one byte
+        better".
         """
-        if first_candidate is None or not (self.can_restate and self.is_exact):
-            return None
-        known_bound = problem.objective.known_bound
-        if is_tight(problem, first_candidate.value, known_bound):
-            return Outcome(
-                termination=Termination.PROVED,
-                candidate=first_candidate,
-                bound=first_candidate.value,
-            )
-        if request.report(first_candidate.value, known_bound, first_candidate.schedule) is False:
-            return Outcome(termination=Termination.INTERRUPTED)
-        return None
-
-    def _prove_in_fine_units(
-        self, problem: Problem, request: Request, first_candidate: Candidate | None
-    ) -> Outcome:
-        """Prove a bound, and repeat with finer units of the objective while the gap is open.
-
-        A solver resolves the objective to an absolute tolerance. If the value of `first_candidate`
-        is too small or too large for the unit of the objective, that value becomes the reference of
-        the unit, unless the task has a user's model. While the gap is open, the problem is solved
-        again:
-
-        - If the best value is less than half of the reference, or there is no reference, the best
-          value becomes the reference, also for a user's model. This excludes a peak, whose unit has
-          no reference.
-        - Otherwise, if the quantity is in bytes, the next solve searches for a schedule that saves
-          at least one byte. The loop ends if neither schedule nor bound changes.
-        - Otherwise, the loop ends.
-
-        The time limit and Ctrl-C also end the loop.
-        """
+        problem, policy = search.problem, search.request.policy
         objective, stated_problem = problem.objective, problem
         if (
-            first_candidate is not None
+            first is not None
             and self.can_restate
-            and not _is_resolvable(problem, first_candidate.value, request.policy)
+            and not _is_resolvable(problem, first.value, policy)
         ):
-            stated_problem = problem.surrogate(reference_value=first_candidate.value)
-        outcome = self.prove(stated_problem, request, first_candidate)
-        while outcome.termination in REFINABLE and request.remaining_s() > 0:
-            candidate = outcome.candidate
-            if candidate is None or candidate.violations or outcome.is_infeasible:
-                break
-            if is_gap_closed(problem, candidate.value, outcome.bound, request.gap):
-                break
+            stated_problem = restate(problem, reference_value=first.value)
+        child = search.child(stated_problem, best=search.best)
+        self.prove(child, first)
+        search.end_as(child)
+        search.is_infeasible = child.is_infeasible
+        search.prove(child.bound)
+        while search.termination in REFINABLE and search.request.remaining_s() > 0:
+            best = search.best
+            if best is None or best.violations or search.is_infeasible:
+                return
+            if is_gap_closed(problem, best.value, search.bound, search.request.gap):
+                return
             reference, start = stated_problem.objective.reference, None
-            if objective.is_sum and (reference is None or candidate.value < reference / 2):
-                stated_problem, start = (
-                    problem.surrogate(reference_value=candidate.value),
-                    candidate,
-                )
+            if objective.is_sum and (reference is None or best.value < reference / 2):
+                stated_problem, start = restate(problem, reference_value=best.value), best
             elif objective.is_in_bytes:
-                stated_problem = stated_problem.with_bytes_below(round(candidate.value))
+                stated_problem = with_bytes_below(stated_problem, round(best.value))
             else:
-                break
-            outcome_before, reporting_request = (
-                outcome,
-                _with_known_progress(request, candidate, outcome.bound),
-            )
+                return
+            known_before = search.best_known()
+            child = search.child(stated_problem, best=start)
             try:
-                next_outcome = self.prove(stated_problem, reporting_request, start, outcome.bound)
+                self.prove(child, start)
             except KeyboardInterrupt:
-                return replace(outcome, termination=Termination.INTERRUPTED)
+                search.termination = Termination.INTERRUPTED
+                return
             except TimeLimitError:
-                return replace(outcome, termination=Termination.TIME_LIMIT)
-            outcome = _merge_outcomes(outcome_before, next_outcome, candidate)
-            if start is None and (outcome.bound, outcome.candidate) == (
-                outcome_before.bound,
-                candidate,
-            ):
-                break
-        return outcome
+                search.termination = Termination.TIME_LIMIT
+                return
+            search.end_as(child)
+            # Below the known value, the bound of the restated problem is one of this problem.
+            search.prove(best.value if child.is_infeasible else min(child.bound, best.value))
+            if start is None and search.best_known() == known_before:
+                return
 
-    def prove(
-        self, problem: Problem, request: Request, start: Candidate | None, bound: float = 0.0
-    ) -> Outcome:
-        """Solve `problem` by the formulation, from the valid schedule `start` if there is one.
+    def prove(self, search: Search, start: Candidate | None) -> None:
+        """Solve the problem of a search by the formulation, from the valid schedule `start`.
 
-        ``lazy`` also starts from `bound`, an earlier `Outcome.bound`, and may fall back to
-        ``compact``. Raises `TimeLimitError` if ``lazy`` exceeds the time limit by more than
-        `GRACE_S`, `VerificationError` if the verifier rejects a solution of ``compact`` or of a
-        user's model and no cover cut excludes this solution, and the other errors of
-        `prove_formulation`.
+        ``lazy`` starts from the best schedule of the search, and may fall back to ``compact``.
         """
         if self.formulation == "lazy":
             from poetmodel.solver import lazy
 
-            with time_limit(request.remaining_s() + GRACE_S):
-                outcome = lazy.prove(problem, request, start=start, bound=bound)
-            return _fall_back_to_compact(problem, request, outcome)
+            with time_limit(search.request.remaining_s() + GRACE_S):
+                lazy.prove(search)
+            _fall_back_to_compact(search)
+            return
         from poetmodel.solver.monolithic import prove_formulation
 
-        return prove_formulation(problem, request, self.formulation, start=start)
+        prove_formulation(search, self.formulation, start=start)
 
 
-def _fall_back_to_compact(problem: Problem, request: Request, lazy_outcome: Outcome) -> Outcome:
+def _fall_back_to_compact(search: Search) -> None:
     """Solve with ``compact`` if ``lazy`` stalled and stages are limited or decisions rewarded.
 
     The groups of a relaxation cannot represent some per-stage user-defined constraints, nor some
-    rewarded decisions. Returns the outcome of ``compact`` with the better schedule and bound of
-    both. Returns `lazy_outcome` if ``compact`` is not needed, is estimated to take longer to build
-    than the remaining time, or is too large; after Ctrl-C, with the termination INTERRUPTED.
+    rewarded decisions. There is no second solve if it is estimated to take longer to build than the
+    remaining time, or is too large.
     """
-    candidate = lazy_outcome.candidate
+    problem, request = search.problem, search.request
     has_stage_terms = bool(problem.stage_limits) or any(any(column) for column in problem.rewards)
     if (
-        lazy_outcome.termination != Termination.STALLED
+        search.termination != Termination.STALLED
         or not has_stage_terms
         or request.remaining_s() <= 0
     ):
-        return lazy_outcome
+        return
     from poetmodel.model.building import estimate_build_s
     from poetmodel.solver.monolithic import prove_formulation
 
     if estimate_build_s(problem, "compact") > request.remaining_s():
-        return lazy_outcome
-    reporting_request = (
-        request
-        if candidate is None
-        else _with_known_progress(request, candidate, lazy_outcome.bound)
-    )
+        return
+    search.stop_reason = None
     try:
-        compact_outcome = prove_formulation(problem, reporting_request, "compact", start=candidate)
+        prove_formulation(search, "compact", start=search.best)
     except KeyboardInterrupt:
-        return replace(lazy_outcome, termination=Termination.INTERRUPTED)
+        search.termination = Termination.INTERRUPTED
     except TooLargeError:
-        return lazy_outcome
-    return replace(
-        compact_outcome,
-        candidate=better_candidate(compact_outcome.candidate, candidate),
-        bound=max(lazy_outcome.bound, compact_outcome.bound),
-    ).with_solves([lazy_outcome, compact_outcome])
+        return
 
 
 def _is_resolvable(problem: Problem, value: float, policy: Policy) -> bool:
@@ -317,51 +269,6 @@ def _is_resolvable(problem: Problem, value: float, policy: Policy) -> bool:
     if value <= 0 or not problem.objective.is_sum:
         return True
     return policy.min_units <= value / problem.objective.unit <= policy.max_units
-
-
-def _with_known_progress(request: Request, known_candidate: Candidate, bound: float) -> Request:
-    """Return a request that reports the known schedule and bound in place of worse ones."""
-
-    def report_best(progress: SolveProgress) -> bool | None:
-        """Report the better of the progress and the known schedule, and the higher bound.
-
-        If the known schedule is reported, the reported bound is at most its value. Return the
-        result of `Request.report`: False requests the end of the solve.
-        """
-        overhead, overhead_bound = progress.overhead, progress.overhead_bound
-        overhead_bound = bound if overhead_bound is None else max(overhead_bound, bound)
-        if overhead is not None and overhead < known_candidate.value:
-            return request.report(overhead, overhead_bound, progress.schedule)
-        return request.report(
-            known_candidate.value,
-            min(overhead_bound, known_candidate.value),
-            known_candidate.schedule,
-        )
-
-    return replace(request, on_progress=report_best)
-
-
-def _merge_outcomes(
-    first_outcome: Outcome, second_outcome: Outcome, known_candidate: Candidate
-) -> Outcome:
-    """Merge two outcomes; the second solve started from `known_candidate` or excluded its value.
-
-    Return the second outcome with the better of its schedule and `known_candidate`, the higher
-    bound, the total build time and both logs. The second bound counts only up to the value of
-    `known_candidate`. If the second solve is infeasible, that value is the second bound, and
-    `is_infeasible` becomes False.
-    """
-    bound = (
-        known_candidate.value
-        if second_outcome.is_infeasible
-        else min(second_outcome.bound, known_candidate.value)
-    )
-    return replace(
-        second_outcome,
-        candidate=better_candidate(second_outcome.candidate, known_candidate),
-        bound=max(first_outcome.bound, bound),
-        is_infeasible=False,
-    ).with_solves([first_outcome, second_outcome])
 
 
 def _segment_candidate(problem: Problem, request: Request) -> Candidate | None:

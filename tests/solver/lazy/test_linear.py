@@ -13,6 +13,7 @@ from kit.relaxation import (
     solve_relaxation,
 )
 from kit.rotation import parametrize_parts
+from kit.searches import make_session
 from kit.worked import comb_graph, comb_problem, even_costs, skip_problem
 from poetmodel.clock import time_limit
 from poetmodel.errors import TimeLimitError
@@ -30,7 +31,7 @@ from poetmodel.solver.request import Request
 def session_of(problem, **choices):
     """Begin a solve without a start."""
     request = Request(**{"gap": 0.0, "time_limit_s": 300.0, **choices})
-    return Session(problem, request)
+    return make_session(problem, request)
 
 
 def test_cuts_and_rows_raise_the_bound_of_the_session():
@@ -42,7 +43,7 @@ def test_cuts_and_rows_raise_the_bound_of_the_session():
     assert answer.x is not None
     assert not answer.is_infeasible
     assert answer.value > 1.05 * first.objective
-    assert session.bounds.lower_bound == pytest.approx(answer.value * relaxation.unit)
+    assert session.search.bound == pytest.approx(answer.value * relaxation.unit)
     assert relaxation.cuts
     relaxation.cuts, kept = [], relaxation.cuts
     whole = solve_relaxation(relaxation)
@@ -54,7 +55,7 @@ def test_cuts_and_rows_raise_the_bound_of_the_session():
     assert relaxation.grouping.stage_rows
     assert not relaxation.grouping.step_rows
     assert answer.value > 0
-    assert session.bounds.lower_bound >= answer.value * relaxation.unit - SOLVER_TOLERANCE
+    assert session.search.bound >= answer.value * relaxation.unit - SOLVER_TOLERANCE
 
 
 def test_rounds_of_cuts_begin_from_the_last_basis(monkeypatch):
@@ -93,7 +94,7 @@ def test_a_linear_relaxation_without_a_point_proves_infeasibility():
     answer = add_cuts(session, relaxation)
     assert answer.x is None
     assert not answer.is_infeasible
-    assert session.stop_reason == Termination.TIME_LIMIT
+    assert session.search.stop_reason == Termination.TIME_LIMIT
 
 
 @parametrize_parts(2)
@@ -112,8 +113,8 @@ def test_bounds_of_the_linear_phase_hold(part):
             if best is None:
                 continue
             assert not answer.is_infeasible, number
-            assert session.bounds.lower_bound <= best + SOLVER_TOLERANCE, number
-            raised += session.bounds.lower_bound > SOLVER_TOLERANCE
+            assert session.search.bound <= best + SOLVER_TOLERANCE, number
+            raised += session.search.bound > SOLVER_TOLERANCE
     assert raised > part.divide(10)
 
 

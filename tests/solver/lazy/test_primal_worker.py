@@ -15,6 +15,7 @@ import pytest
 from kit import jobs
 from kit.patience import PATIENCE_S, wait_until
 from kit.relaxation import SOLVER_TOLERANCE, run_rounds, solve_relaxation
+from kit.searches import make_session
 from kit.worked import comb_problem
 from poetmodel.errors import BackendError
 from poetmodel.heuristics.greedy import page_everything
@@ -29,7 +30,6 @@ from poetmodel.solver.lazy.primal_worker import (
     PrimalWorker,
     ProofState,
 )
-from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import make_candidate
 from poetmodel.solver.policy import Policy
 from poetmodel.solver.request import Request
@@ -56,7 +56,7 @@ def session_of(problem, best=None, **choices):
     request = Request(
         **{"gap": 0.0, "time_limit_s": 300.0, "threads": 2, "policy": AT_ONCE, **choices}
     )
-    return Session(problem, request, best)
+    return make_session(problem, request, best)
 
 
 def answer_of(session, grouping):
@@ -90,13 +90,13 @@ def test_a_process_finds_better_schedules(started):
     """From what the solve has, without its interpreter; afterwards there is no process."""
     _, start, session = paged_comb()
     with PrimalWorker(session) as search:
-        assert wait_until(lambda: session.bounds.incumbent is not start)
+        assert wait_until(lambda: session.search.best is not start)
         assert search.running_event.is_set()
         (process,) = started
     search.raise_error()
-    assert session.bounds.incumbent.value < start.value
-    assert not session.bounds.incumbent.violations
-    assert session.bounds.lower_bound == 0.0
+    assert session.search.best.value < start.value
+    assert not session.search.best.violations
+    assert session.search.bound == 0.0
     assert not process.is_alive
     assert not search.running_event.is_set()
     assert not search._thread.is_alive()
@@ -105,7 +105,9 @@ def test_a_process_finds_better_schedules(started):
 def test_a_quick_solve_starts_no_process(started):
     """From no schedule it leads to one of its value; a quick solve starts no process at all."""
     session = session_of(comb_problem())
-    session.request = replace(session.request, policy=Policy(worker_start_s=PATIENCE_S))
+    session.search.request = replace(
+        session.search.request, policy=Policy(worker_start_s=PATIENCE_S)
+    )
     with PrimalWorker(session) as search:
         pass
     search.raise_error()
@@ -118,13 +120,10 @@ def test_a_quick_solve_starts_no_process(started):
     with PrimalWorker(session) as search:
         search.send_solution(solution)
         assert wait_until(
-            lambda: (
-                session.bounds.incumbent
-                and session.bounds.incumbent.value <= best + SOLVER_TOLERANCE
-            )
+            lambda: session.search.best and session.search.best.value <= best + SOLVER_TOLERANCE
         )
-        session.raise_bound(best)
-        assert session.is_done()
+        session.search.prove(best)
+        assert session.search.is_done()
     search.raise_error()
 
 
@@ -139,13 +138,13 @@ def test_what_is_new_is_told_once():
     update = search._next_state()
     assert update.found_schedule == FoundSchedule(start.schedule, start.value)
     assert update.solution is last
-    session.raise_bound(2.0)
+    session.search.prove(2.0)
     session.max_columns = 7
     assert search._next_state() == ProofState(
         bound=2.0, max_columns=7, found_schedule=None, solution=None
     )
     search._best_value = 0.0  # the search has sent something better in the meantime
-    session.bounds.incumbent = replace(start, value=1.0)
+    session.search.best = replace(start, value=1.0)
     assert search._next_state().found_schedule is None
 
 
@@ -170,7 +169,7 @@ class Peer:
         return self
 
     def __exit__(self, *_):
-        self.search.session.stop_event.set()
+        self.search.session.search.stop_event.set()
         self._work.join(PATIENCE_S)
         assert not self.alive
 
@@ -196,7 +195,7 @@ def test_a_search_ends_with_its_time_or_the_gap():
         assert told.alive
         told.tell(bound=start.value)
         assert wait_until(lambda: not told.alive)
-    assert proved.search.session.stop_reason is None
+    assert proved.search.session.search.stop_reason is None
 
 
 def test_a_search_sends_what_is_better_and_takes_the_latest_answer(monkeypatch):
@@ -220,7 +219,7 @@ def test_a_search_sends_what_is_better_and_takes_the_latest_answer(monkeypatch):
         peer.tell(bound=0.5, max_columns=9, solution=solution)
     with peer:
         assert wait_until(lambda: taken)
-        assert (peer.search.session.bounds.lower_bound, peer.search.session.max_columns) == (0.5, 9)
+        assert (peer.search.session.search.bound, peer.search.session.max_columns) == (0.5, 9)
     assert taken == answers[1:]
 
 
@@ -245,9 +244,9 @@ def test_what_the_process_cannot_read_is_an_error():
     """Also in the middle of its work: not a search that silently ends."""
     _, start, session = paged_comb()
     with PrimalWorker(session) as search:
-        assert wait_until(lambda: session.bounds.incumbent is not start)
+        assert wait_until(lambda: session.search.best is not start)
         search.send_solution(jobs.Unreadable())
-        assert wait_until(session.stop_event.is_set)
+        assert wait_until(session.search.stop_event.is_set)
     with pytest.raises(BackendError, match=r"invalid literal.*'no number'"):
         search.raise_error()
 
@@ -264,11 +263,11 @@ def test_without_a_process_the_proof_goes_on(search_by, caplog, monkeypatch, is_
         monkeypatch.setattr(sys, "executable", "")
     session = session_of(comb_problem(14, 13, 5.0))
     with caplog.at_level(logging.WARNING), PrimalWorker(session) as search:
-        assert wait_until(lambda: session.log)
-        assert not session.is_done()
+        assert wait_until(lambda: session.search.log)
+        assert not session.search.is_done()
         assert not search.running_event.is_set()
     search.raise_error()
-    assert words in session.log[-1]
+    assert words in session.search.log[-1]
     assert words.partition(" (")[0] in caplog.text
 
 
@@ -280,13 +279,13 @@ def test_a_search_or_a_watcher_that_fails_is_an_error(search_by):
 
     *_, session = paged_comb(on_progress=fail)
     with PrimalWorker(session) as search:
-        assert wait_until(session.stop_event.is_set)
+        assert wait_until(session.search.stop_event.is_set)
     with pytest.raises(LookupError, match="heard"):
         search.raise_error()
     search_by(jobs.raise_lookup_error)
     session = session_of(comb_problem())
     with PrimalWorker(session) as search:
-        assert wait_until(session.stop_event.is_set)
+        assert wait_until(session.search.stop_event.is_set)
     with pytest.raises(BackendError, match=r"one thread(.|\n)*LookupError: of its own"):
         search.raise_error()
     assert not search.running_event.is_set()

@@ -1,7 +1,6 @@
 """The way in: whether any schedule keeps a deadline, and how several sessions become one."""
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
@@ -9,21 +8,22 @@ from kit.instances import scarce_problem
 from kit.oracle import optimum
 from kit.relaxation import SOLVER_TOLERANCE, group_all_stages
 from kit.rotation import parametrize_parts
+from kit.searches import prove
 from kit.worked import comb_problem, skip_problem
 from poetmodel.problem import Quantity
 from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.result import Termination
-from poetmodel.solver.lazy import proof, prove
+from poetmodel.solver.lazy import proof
 from poetmodel.solver.lazy.proof import (
     PROOF_MARGIN,
     can_search_fastest,
-    find_fastest_schedule,
+    decide_deadline,
     generate_rows,
 )
-from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import make_candidate
 from poetmodel.solver.policy import SWITCHES, Policy
-from poetmodel.solver.request import Request, SolveProgress
+from poetmodel.solver.request import Request
+from poetmodel.solver.search import Search
 
 
 def timed_comb(deadline):
@@ -34,7 +34,7 @@ def timed_comb(deadline):
 def least_time_s():
     """Return the time of the fastest schedule of the comb."""
     free = timed_comb("200%").without_limits(Quantity.TIME, minimize=Quantity.TIME)
-    best = prove(free, unlimited(), start=None).candidate
+    best = prove(free, unlimited(), start=None).best
     assert best.simulation.time_s is not None
     return best.simulation.time_s
 
@@ -46,12 +46,16 @@ def unlimited(**choices):
 
 def below(problem, ceiling):
     """Look for schedules below a value."""
-    return generate_rows(Session(problem, unlimited(), ceiling=ceiling))
+    search = Search(problem=problem, request=unlimited(), ceiling=ceiling)
+    generate_rows(search)
+    return search
 
 
 def fastest(problem, request=None, bound=0.0):
-    """Look for the fastest schedule."""
-    return find_fastest_schedule(problem, request or unlimited(), bound)
+    """Decide whether any schedule keeps the deadline."""
+    search = Search(problem=problem, request=request or unlimited(), bound=bound)
+    decide_deadline(search)
+    return search
 
 
 AT_ONCE = Policy(without_schedule_time_ratio=0.0)
@@ -89,9 +93,9 @@ def test_verdicts_are_those_of_exhaustive_search(part):
         verdict = fastest(problem)
         infeasible = optimum(problem) is None
         assert verdict.is_infeasible == infeasible, seed
-        assert (verdict.candidate is None) == infeasible, seed
-        if verdict.candidate is not None:
-            assert not make_candidate(problem, verdict.candidate.schedule).violations
+        assert (verdict.best is None) == infeasible, seed
+        if verdict.best is not None:
+            assert not make_candidate(problem, verdict.best.schedule).violations
         assert verdict.termination != Termination.INTERRUPTED
         seen[infeasible] += 1
     assert min(seen[True], seen[False]) > part.divide(9), seen
@@ -101,13 +105,12 @@ def test_verdicts_are_those_of_exhaustive_search(part):
 def test_a_solve_without_a_schedule_asks_for_the_fastest(part, monkeypatch):
     """Out of patience at once, it ends with the same optimum, or the same proof."""
     asked = []
-    find = find_fastest_schedule
 
-    def noted(*given):
-        asked.append(given)
-        return find(*given)
+    def noted(search):
+        asked.append(search)
+        return decide_deadline(search)
 
-    monkeypatch.setattr(proof, "find_fastest_schedule", noted)
+    monkeypatch.setattr(proof, "decide_deadline", noted)
     seen = Counter()
     for seed, problem in part.select(with_deadlines(range(160), "solve", (4, 5))):
         outcome = prove(problem, unlimited(policy=AT_ONCE), start=None)
@@ -119,7 +122,7 @@ def test_a_solve_without_a_schedule_asks_for_the_fastest(part, monkeypatch):
             assert "the deadline of" in outcome.reason
         else:
             value = best.value - problem.objective.baseline
-            assert outcome.candidate.value == pytest.approx(value, abs=SOLVER_TOLERANCE), seed
+            assert outcome.best.value == pytest.approx(value, abs=SOLVER_TOLERANCE), seed
         seen[outcome.is_infeasible] += 1
     assert min(seen[True], seen[False]) > part.divide(3), seen
     assert len(asked) > part.divide(10)
@@ -127,9 +130,9 @@ def test_a_solve_without_a_schedule_asks_for_the_fastest(part, monkeypatch):
 
 def test_with_a_schedule_nothing_is_asked(monkeypatch):
     """Nor before patience is at its end, nor without a deadline."""
-    monkeypatch.setattr(proof, "find_fastest_schedule", None)
+    monkeypatch.setattr(proof, "decide_deadline", None)
     problem = timed_comb("200%")
-    best = prove(problem, unlimited(), start=None).candidate
+    best = prove(problem, unlimited(), start=None).best
     for stated, start in ((problem, best), (problem.without_limits(Quantity.TIME), None)):
         outcome = prove(stated, unlimited(policy=AT_ONCE), start=start)
         assert outcome.termination == Termination.PROVED
@@ -137,75 +140,71 @@ def test_with_a_schedule_nothing_is_asked(monkeypatch):
 
 def test_without_a_verdict_the_solve_goes_on(monkeypatch):
     """With the schedule that was found, or one that comes late; the caller's stop ends it."""
-    found = fastest(timed_comb("200%"))
-    for start in (found.candidate, None):
-        verdict = replace(found, candidate=start)
-        monkeypatch.setattr(proof, "find_fastest_schedule", lambda *_, verdict=verdict: verdict)
-        outcome = prove(timed_comb("200%"), unlimited(policy=AT_ONCE), start=None)
-        assert outcome.termination == Termination.PROVED
-        assert outcome.candidate is not None
-    stopped = replace(found, termination=Termination.INTERRUPTED)
-    monkeypatch.setattr(proof, "find_fastest_schedule", lambda *_: stopped)
-    outcome = prove(timed_comb("200%"), unlimited(policy=AT_ONCE), start=None)
-    assert outcome.termination == Termination.INTERRUPTED
-    assert outcome.candidate is found.candidate
     problem = timed_comb("200%")
-    found = fastest(problem).candidate
-    run = generate_rows
+    found = fastest(problem).best
+    for start in (found, None):
+
+        def decided(search, start=start):
+            search.best = start
+            return False
+
+        monkeypatch.setattr(proof, "decide_deadline", decided)
+        outcome = prove(problem, unlimited(policy=AT_ONCE))
+        assert outcome.termination == Termination.PROVED
+        assert outcome.best is not None
+
+    def stopped(search):
+        search.best = found
+        search.end(Termination.INTERRUPTED)
+        return True
+
+    monkeypatch.setattr(proof, "decide_deadline", stopped)
+    outcome = prove(problem, unlimited(policy=AT_ONCE))
+    assert outcome.termination == Termination.INTERRUPTED
+    assert outcome.best is found
     starts = []
 
-    def late(session, first=None):
-        starts.append(session.bounds.incumbent)
-        outcome = run(session, first)
-        if len(starts) > 1:
-            return outcome
-        return replace(outcome, termination=Termination.TIME_LIMIT, candidate=found)
+    def late(search, first=None):
+        starts.append(search.best)
+        generate_rows(search, first)
+        if len(starts) == 1:
+            search.best = found
+            search.end(Termination.TIME_LIMIT)
 
     monkeypatch.setattr(proof, "generate_rows", late)
-    outcome = prove(problem, unlimited(policy=AT_ONCE), start=None)
+    outcome = prove(problem, unlimited(policy=AT_ONCE))
     assert starts == [None, found]
     assert outcome.termination == Termination.PROVED
-    assert outcome.candidate.value <= found.value
+    assert outcome.best.value <= found.value
 
 
 def test_figures_are_those_of_all_parts(monkeypatch):
     """The most columns and rows of any model, and all rounds, whichever part they belong to."""
     problem = timed_comb(f"{least_time_s() - 1e-3} s")
     figures = []
-    run = generate_rows
 
-    def noted(session, first=None):
-        outcome = run(session, first)
-        figures.append(dict(outcome.statistics))
-        return outcome
+    def noted(search, first=None):
+        generate_rows(search, first)
+        figures.append(dict(search.statistics))
 
     monkeypatch.setattr(proof, "generate_rows", noted)
-    outcome = prove(problem, unlimited(policy=AT_ONCE), start=None)
+    outcome = prove(problem, unlimited(policy=AT_ONCE))
     assert outcome.is_infeasible
     assert len(figures) == 2
     assert outcome.statistics["rounds"] == sum(part["rounds"] for part in figures)
     assert outcome.statistics["columns"] == max(part["columns"] for part in figures) > 0
 
 
-def test_what_was_found_stays_found(monkeypatch):
-    """News from another thread may be older; the end it caused is not the caller's."""
+def test_a_schedule_that_keeps_the_deadline_is_enough(monkeypatch):
+    """The search for the fastest one ends with it, and nobody stopped that."""
     problem = timed_comb("200%")
     monkeypatch.setattr(proof, "construct", lambda *_, **__: None)
-
-    def told_twice(session, first=None):
-        tell = session.request.on_progress
-        assert tell is not None
-        session.request = replace(session.request, on_progress=None)
-        outcome = generate_rows(session, first)
-        state = SolveProgress(seconds=1.0, overhead=outcome.candidate.value, overhead_bound=0.0)
-        assert tell(state) is False
-        assert tell(replace(state, overhead=None)) is False
-        return replace(outcome, termination=Termination.INTERRUPTED)
-
-    monkeypatch.setattr(proof, "generate_rows", told_twice)
-    verdict = fastest(problem)
-    assert verdict.candidate is not None
-    assert verdict.termination != Termination.INTERRUPTED
+    told = []
+    verdict = fastest(problem, unlimited(on_progress=told.append))
+    assert verdict.best is not None
+    assert not make_candidate(problem, verdict.best.schedule).violations
+    assert (verdict.termination, verdict.stop_reason) == (None, None)
+    assert told[-1].schedule is verdict.best.schedule
 
 
 def test_a_ceiling_above_the_deadline_proves_no_more_than_it_says():
@@ -218,7 +217,7 @@ def test_a_ceiling_above_the_deadline_proves_no_more_than_it_says():
         deadline = f"{least_s + change} s"
         verdict = fastest(timed_comb(deadline))
         assert verdict.is_infeasible == infeasible
-        assert (verdict.candidate is None) == infeasible
+        assert (verdict.best is None) == infeasible
     assert PROOF_MARGIN > 1e-9
     told = []
 
@@ -232,13 +231,13 @@ def test_a_ceiling_above_the_deadline_proves_no_more_than_it_says():
     assert not verdict.is_infeasible
     assert {(each.overhead, each.overhead_bound) for each in told} == {(None, 0.25)}
     problem = timed_comb("200%").without_limits(Quantity.TIME)
-    best = prove(problem, unlimited(), start=None).candidate
+    best = prove(problem, unlimited(), start=None).best
     ceiling = best.value / 2
     outcome = below(problem, ceiling)
     assert outcome.bound >= ceiling
     assert not outcome.is_infeasible
     above = below(problem, best.value * 2)
-    assert above.candidate.value == pytest.approx(best.value)
+    assert above.best.value == pytest.approx(best.value)
 
 
 # -- policies: no answer depends on them -------------------------------------------------------
@@ -261,5 +260,5 @@ def test_no_answer_depends_on_them(policy):
         for request in (unlimited(), unlimited(policy=policy))
     )
     assert other.termination == Termination.PROVED
-    assert other.candidate.value == pytest.approx(usual.candidate.value, abs=SOLVER_TOLERANCE)
+    assert other.best.value == pytest.approx(usual.best.value, abs=SOLVER_TOLERANCE)
     assert other.bound == pytest.approx(usual.bound, abs=SOLVER_TOLERANCE)

@@ -8,6 +8,7 @@ import pytest
 
 from kit.instances import scarce_problem
 from kit.rotation import parametrize_parts
+from kit.searches import make_session, prove
 from kit.worked import comb_problem, skip_problem
 from poetmodel.backends import call as call_module
 from poetmodel.backends.highs import Highs
@@ -19,10 +20,9 @@ from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.process import WorkerProcess
 from poetmodel.result import Termination
 from poetmodel.schedule import checkpoint_all
-from poetmodel.solver.lazy import primal_worker, prove, row_generation
+from poetmodel.solver.lazy import primal_worker, row_generation
 from poetmodel.solver.lazy.primal import PrimalHeuristic
 from poetmodel.solver.lazy.row_generation import RowGeneration
-from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import make_candidate, reported_bound
 from poetmodel.solver.policy import HEURISTICS, Policy
 from poetmodel.solver.request import Request
@@ -42,8 +42,8 @@ def solved(problem, *, start=None, **choices):
 
 def value_of(outcome):
     """Return the value of what was found."""
-    assert not outcome.candidate.violations
-    return outcome.candidate.value
+    assert not outcome.best.violations
+    return outcome.best.value
 
 
 # -- what it reports -----------------------------------------------------------------------------
@@ -67,7 +67,7 @@ def test_statistics_tell_rounds_rows_and_columns(monkeypatch):
     problem = comb_problem(4, 100)
     outcome = solved(problem)
     assert value_of(outcome) == outcome.bound == 0.0
-    assert outcome.candidate.schedule == checkpoint_all(problem.graph)
+    assert outcome.best.schedule == checkpoint_all(problem.graph)
     outcome = solved(comb_problem())
     assert outcome.statistics["rounds"] > 1
     assert 1 < outcome.statistics["enforced_rows"] < 20
@@ -82,7 +82,7 @@ def session_with(value, bound=2.0):
     """Begin a solve with a bound and a schedule of some value, or none."""
     problem = comb_problem()
     best = None if value is None else replace(greedy(problem), value=value)
-    return Session(problem, Request(gap=0.0, time_limit_s=300.0), best, bound=bound)
+    return make_session(problem, Request(gap=0.0, time_limit_s=300.0), best, bound=bound)
 
 
 def test_the_allowance_of_a_cutoff_is_no_bound():
@@ -102,13 +102,12 @@ def test_what_a_run_that_went_wrong_told_is_taken_back(monkeypatch):
     """Its bounds are void as soon as the second run begins, and the callback is told so."""
     told = []
     session = session_with(10.0)
-    request = replace(session.request, on_progress=told.append)
-    session.request = request
+    session.search.request = replace(session.search.request, on_progress=told.append)
     relaxation = session.build_relaxation(Grouping(20, frozenset({9})))
     run, bounds = Highs._solve_once, []
 
     def misled(self, call):
-        bounds.append(session.bounds.lower_bound)
+        bounds.append(session.search.bound)
         if len(bounds) > 1:
             return run(self, call)
         call.report_progress(9.0)
@@ -116,7 +115,7 @@ def test_what_a_run_that_went_wrong_told_is_taken_back(monkeypatch):
 
     def watch(progress):
         if progress.bound is not None:
-            session.raise_bound(progress.bound)
+            session.search.prove(progress.bound)
         return True
 
     monkeypatch.setattr(call_module, "_MIN_REPORT_INTERVAL_S", -1.0)
@@ -131,22 +130,22 @@ def test_an_answer_on_the_way_becomes_a_schedule_by_repair(monkeypatch, *, repai
     """Without a local search: the running solve waits. Without that repair there is none yet."""
     monkeypatch.setattr(PrimalHeuristic, "improve", lambda _: pytest.fail("a local search"))
     policy = Policy(heuristics=HEURISTICS - (set() if repairs else {"repair_on_the_way"}))
-    session = Session(comb_problem(), Request(gap=0.0, policy=policy), None)
+    session = make_session(comb_problem(), Request(gap=0.0, policy=policy))
     relaxation = session.build_relaxation(Grouping(20, frozenset({9})))
     raw = session.solve_form(relaxation.form)
     restorations = relaxation.to_restorations(raw.x)
     assert row_generation.offer_solution(session, relaxation, raw.x, restorations)
-    assert session.bounds.incumbent is None
+    assert session.search.best is None
     progress = BackendProgress(incumbent=raw.objective, bound=None, x=raw.x)
     assert RowGeneration(session, Grouping(20))._handle_progress(relaxation, progress)
-    assert (session.bounds.incumbent is not None) == repairs
+    assert (session.search.best is not None) == repairs
 
 
 @pytest.mark.parametrize("nodes", [None, 0, 1, 2])
 def test_a_solve_that_stays_at_its_root_ends(nodes):
     """With a wide gap, once it has found nothing for a while; one that branches goes on."""
-    session = Session(comb_problem(), Request(gap=0.0), None)
-    assert session.offer_schedule(page_everything(session.problem))
+    session = make_session(comb_problem(), Request(gap=0.0))
+    assert session.search.offer(page_everything(session.search.problem))
     relaxation = session.build_relaxation(Grouping(20))
     rounds = RowGeneration(session, Grouping(20))
     still = BackendProgress(incumbent=None, bound=0.0, x=None, nodes=nodes)
@@ -176,7 +175,7 @@ def test_progress_only_gets_better(threads, minimize):
     assert incumbents == sorted(incumbents, reverse=True)
     assert incumbents[-1] == value
     assert max(bounds) <= value * (1 + 1e-6)
-    bound = reported_bound(problem, outcome.candidate, outcome.bound)  # bytes are whole
+    bound = reported_bound(problem, outcome.best, outcome.bound)  # bytes are whole
     assert bound == pytest.approx(value)
 
 
@@ -214,12 +213,12 @@ def test_without_time_the_start_comes_back_with_a_bound():
     start = greedy(comb_problem())
     outcome = solved(comb_problem(), start=start, time_limit_s=1e-9)
     assert outcome.termination == Termination.TIME_LIMIT
-    assert outcome.candidate is start
+    assert outcome.best is start
     assert (outcome.bound, outcome.statistics["rounds"]) == (0.0, 0)
     outcome = solved(comb_problem(minimize="ram"), time_limit_s=1e-9)
     assert outcome.termination == Termination.TIME_LIMIT
     assert outcome.bound == 8  # the floor: f1 reads f0
-    assert (outcome.candidate, outcome.is_infeasible) == (None, False)
+    assert (outcome.best, outcome.is_infeasible) == (None, False)
     assert "no schedule was found" in outcome.reason
 
 
@@ -242,10 +241,10 @@ def test_a_callback_that_fails_is_heard(calls, threads):
 def test_the_best_start_is_proved_to_be_the_best():
     """Nothing better is found, the start itself comes back, and the bound meets it."""
     problem = comb_problem(8, 13)
-    best = solved(problem).candidate
+    best = solved(problem).best
     outcome = solved(problem, start=best)
     assert outcome.termination == Termination.PROVED
-    assert outcome.candidate is best
+    assert outcome.best is best
     assert outcome.bound == pytest.approx(best.value)
 
 

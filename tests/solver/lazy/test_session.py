@@ -8,6 +8,7 @@ import pytest
 from kit.instances import make_rng, scarce_problem
 from kit.relaxation import SOLVER_TOLERANCE, random_rows, run_rounds, solve_relaxation
 from kit.rotation import parametrize_parts
+from kit.searches import make_session
 from kit.worked import comb_problem, skip_problem
 from poetmodel.heuristics.greedy import construct, page_everything
 from poetmodel.model.grouping import Grouping
@@ -15,7 +16,6 @@ from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.schedule import Schedule
 from poetmodel.solver.lazy import cuts
 from poetmodel.solver.lazy.primal import PrimalHeuristic, offer_solution
-from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import make_candidate
 from poetmodel.solver.request import Request
 
@@ -24,7 +24,7 @@ def session_of(problem, *, greedy=False):
     """Begin a solve, from nothing or from the constructive schedule."""
     schedule = construct(problem) if greedy else None
     best = None if schedule is None else make_candidate(problem, schedule)
-    return Session(problem, Request(gap=0.0, time_limit_s=300.0), best)
+    return make_session(problem, Request(gap=0.0, time_limit_s=300.0), best)
 
 
 def offer(session, relaxation, x):
@@ -48,7 +48,7 @@ def test_a_valid_answer_is_offered(limits, enforced, broken, value):
     relaxation = session.build_relaxation(Grouping(4, frozenset(enforced)))
     x = solve_relaxation(relaxation).x if relaxation.form.n_columns else np.zeros(0)
     assert offer(session, relaxation, x) == (broken, [], {})
-    best = session.bounds.incumbent
+    best = session.search.best
     assert (best and best.value) == (value and pytest.approx(value))
 
 
@@ -59,10 +59,10 @@ def test_an_answer_that_does_not_fit_becomes_a_schedule_by_repair():
     relaxation = session.build_relaxation(Grouping(12, frozenset({5})))
     x = solve_relaxation(relaxation).x
     assert offer(session, relaxation, x).stages
-    assert session.bounds.incumbent is None
+    assert session.search.best is None
     PrimalHeuristic(session).repair(relaxation.to_restorations(x))
-    assert not session.bounds.incumbent.violations
-    assert not session.log
+    assert not session.search.best.violations
+    assert not session.search.log
     relaxation = session_of(problem).build_relaxation(Grouping(12, frozenset({5, 6})))
     assert session_of(problem).start_point(relaxation) is None
     x = session_of(problem, greedy=True).start_point(relaxation)
@@ -73,7 +73,7 @@ def session_that_pages_everything():
     """Begin a solve with a schedule that is far from the best."""
     problem = comb_problem(6, 9)
     session = session_of(problem)
-    assert session.offer_schedule(page_everything(problem))
+    assert session.search.offer(page_everything(problem))
     return session
 
 
@@ -81,7 +81,7 @@ def session_that_pages_everything():
 def test_a_local_search_ends_when_something_better_waits(turns):
     """After any number of turns; what it has found by then is offered."""
     session = session_that_pages_everything()
-    before = session.bounds.incumbent
+    before = session.search.best
     asked = 0
 
     def waits():
@@ -93,17 +93,17 @@ def test_a_local_search_ends_when_something_better_waits(turns):
     search.idle_iterations_per_column = session.max_columns = 1_000
     search.improve()
     assert asked == turns + 1
-    assert session.bounds.incumbent is not before
+    assert session.search.best is not before
 
 
 def test_the_larger_the_gap_the_more_is_due_to_the_search():
     """Up to a share that leaves some time to relaxations; integer solves get the less."""
     search = PrimalHeuristic(session_that_pages_everything())
     search.started_s -= 1_000.0
-    bounds, policy = search.session.bounds, search.session.policy
-    value, due = bounds.incumbent.value, []
+    solve, policy = search.session.search, search.session.policy
+    value, due = solve.best.value, []
     for gap in (0.5, 0.19, 0.15, 0.11, 0.05):
-        bounds.lower_bound = value * (1 - gap)
+        solve.bound = value * (1 - gap)
         due.append(search.due_s)
     assert due == sorted(due, reverse=True)
     assert due[0] == pytest.approx(1_000 * policy.far_search_time_ratio, rel=0.05)
@@ -124,15 +124,15 @@ def test_a_search_claims_nothing_and_finds_nothing_wrong(part):
             continue
         best = run_rounds(problem).value
         session = session_of(problem)
-        bound = session.bounds.lower_bound
+        bound = session.search.bound
         relaxation = session.build_relaxation(random_rows(make_rng(f"from/{number}"), problem))
         raw = solve_relaxation(relaxation)
         if raw.x is not None:
             PrimalHeuristic(session).repair(relaxation.to_restorations(raw.x))
-        assert session.bounds.lower_bound == bound
-        if session.bounds.incumbent is not None:
+        assert session.search.bound == bound
+        if session.search.best is not None:
             found += 1
-            assert session.bounds.incumbent.value >= best - SOLVER_TOLERANCE, number
+            assert session.search.best.value >= best - SOLVER_TOLERANCE, number
     assert found > part.divide(8)
 
 
@@ -147,13 +147,13 @@ def test_what_is_offered_is_improved():
         M_out=((1, 1),),
     )
     session = session_of(skip_problem())
-    assert session.offer_schedule(wasteful)
-    assert session.bounds.incumbent.value == pytest.approx(1.0)
-    assert session.bounds.incumbent.schedule.M_in == ()
+    assert session.search.offer(wasteful)
+    assert session.search.best.value == pytest.approx(1.0)
+    assert session.search.best.schedule.M_in == ()
     session = session_that_pages_everything()
-    before, search = session.bounds.incumbent.value, PrimalHeuristic(session)
+    before, search = session.search.best.value, PrimalHeuristic(session)
     search.improve()
-    assert session.bounds.incumbent.value < before
+    assert session.search.best.value < before
     assert search.idle_iterations_per_column > session.policy.idle_iterations_per_column
 
 

@@ -62,18 +62,18 @@ def add_cuts(
             if raw is not None and raw.is_infeasible:
                 return LinearSolution(None, 0.0, is_infeasible=True)
             return solution
-        session.raise_bound(safe_bound(session.problem, raw.bound) * relaxation.unit)
+        session.search.prove(safe_bound(session.search.problem, raw.bound) * relaxation.unit)
         is_gain = raw.bound > solution.value + policy.cut_gain_ratio * abs(raw.bound)
         n_idle_rounds = 0 if is_gain else n_idle_rounds + 1
         solution = LinearSolution(raw.x, max(solution.value, raw.bound))
         is_last_round = (
             round_index == policy.cut_rounds - 1 or n_idle_rounds >= policy.rounds_without_gain
         )
-        if is_last_round or session.is_done() or raw.status != SolverStatus.OPTIMAL:
+        if is_last_round or session.search.is_done() or raw.status != SolverStatus.OPTIMAL:
             break
         if on_cut_point is not None:
             on_cut_point(relaxation, raw.x)
-            if session.is_done():
+            if session.search.is_done():
                 break
         solved_cuts = relaxation.cuts
         relaxation.drop_slack_cuts(raw.x)
@@ -131,12 +131,12 @@ def add_rows(
     n_idle_rounds = 0
     while (
         finest_solution.x is not None
-        and not session.is_done()
+        and not session.search.is_done()
         and n_idle_rounds < policy.rounds_without_gain
     ):
         if on_solution is not None:
             on_solution(finest_relaxation, finest_solution.x)
-            if session.is_done():
+            if session.search.is_done():
                 break
         loads = stage_loads(finest_relaxation, finest_solution.x)
         worst_stages = violated_stages(
@@ -179,11 +179,13 @@ def _tight_stages(session: Session) -> list[int]:
     Of consecutive stages, only the fullest is returned. Stages are ordered by their bytes,
     descending. Empty without an incumbent.
     """
-    incumbent = session.bounds.incumbent
+    incumbent = session.search.best
     if incumbent is None:
         return []
     loads = [point.ram_bytes for point in incumbent.simulation.curve if point.node == point.stage]
-    return violated_stages(loads, session.policy.tight_ratio * session.problem.usable_ram_bytes)
+    return violated_stages(
+        loads, session.policy.tight_ratio * session.search.problem.usable_ram_bytes
+    )
 
 
 def kept_spans(

@@ -54,12 +54,14 @@ class PrimalHeuristic:
     def __post_init__(self) -> None:
         session = self.session
         self.idle_iterations_per_column = session.policy.idle_iterations_per_column
-        self.neighbourhood = LargeNeighbourhoodSearch(session.problem, seed=session.request.seed)
+        self.neighbourhood = LargeNeighbourhoodSearch(
+            session.search.problem, seed=session.search.request.seed
+        )
 
     @property
     def due_s(self) -> float:
         """Time that is due to the heuristic and not yet spent [s]; negative if it spent more."""
-        fraction = self.session.policy.search_time_fraction(self.session.bounds.gap())
+        fraction = self.session.policy.search_time_fraction(self.session.search.gap())
         return fraction * (now_s() - self.started_s) - self.spent_s
 
     def repair(self, solution: Sequence[Restoration], *, search_locally: bool = True) -> None:
@@ -73,7 +75,7 @@ class PrimalHeuristic:
             neighbourhood.consider(solution)
             self._offer()
         self.spent_s += now_s() - started_s
-        if search_locally and self.session.bounds.gap() > self.session.policy.small_gap_ratio:
+        if search_locally and self.session.search.gap() > self.session.policy.small_gap_ratio:
             self.improve()
 
     def improve(self) -> None:
@@ -87,15 +89,17 @@ class PrimalHeuristic:
         if "local_search" not in session.policy.heuristics:
             return
         max_s = max(session.policy.search_s, self.due_s)
-        until_s = self._end_s(min(max_s, session.request.remaining_s() / 4))
+        until_s = self._end_s(min(max_s, session.search.request.remaining_s() / 4))
         neighbourhood.until_s = until_s
-        incumbent, score_before = session.bounds.incumbent, neighbourhood.best_score
+        incumbent, score_before = session.search.best, neighbourhood.best_score
         if incumbent is not None and (0.0, incumbent.value) < score_before:
             score_before = Score(0.0, incumbent.value)
-            neighbourhood.consider(list_restorations(session.problem.graph, incumbent.schedule))
+            neighbourhood.consider(
+                list_restorations(session.search.problem.graph, incumbent.schedule)
+            )
         n_iterations = n_idle = 0
         max_n_idle = max(1, int(self.idle_iterations_per_column * session.max_columns))
-        while n_idle < max_n_idle and not (session.is_done() or self.should_stop()):
+        while n_idle < max_n_idle and not (session.search.is_done() or self.should_stop()):
             n_idle = 0 if neighbourhood.iterate() else n_idle + 1
             n_iterations += 1
             if n_iterations % session.policy.iterations_per_offer == 0:
@@ -112,15 +116,15 @@ class PrimalHeuristic:
 
     def _end_s(self, max_s: float) -> float:
         """Return the end of a phase of at most `max_s`, on the clock of `now_s` [s]."""
-        return now_s() + min(max_s, self.session.request.remaining_s())
+        return now_s() + min(max_s, self.session.search.request.remaining_s())
 
     def _offer(self) -> None:
         """Offer the best schedule that meets all limits, if it beats the incumbent."""
-        incumbent = self.session.bounds.incumbent
+        incumbent = self.session.search.best
         if incumbent is None or self.neighbourhood.best_score < (0.0, incumbent.value):
             schedule = self.neighbourhood.schedule()
             if schedule is not None:
-                self.session.offer_schedule(schedule)
+                self.session.search.offer(schedule)
 
 
 class ViolatedRows(NamedTuple):
@@ -151,7 +155,7 @@ def offer_solution(
     decisions of the solution are added to the schedule. Returns the worst violated rows that the
     relaxation does not enforce; step rows only if no stage row is violated.
     """
-    problem = session.problem
+    problem = session.search.problem
     partial = PartialSchedule(problem.graph, restorations, working_graph=problem.working_graph)
     limit_bytes = relaxation.claimed_ram_bytes(x)
     stages = violated_stages(partial.row_bytes.tolist(), limit_bytes)
@@ -161,7 +165,7 @@ def offer_solution(
         if session.penalized_objective is not None:
             rewarded = relaxation.rewarded_decisions(x, restorations)
             schedule = add_rewarded_decisions(session.penalized_objective, restorations, rewarded)
-        session.offer_schedule(schedule)
+        session.search.offer(schedule)
     grouping = relaxation.grouping
     return ViolatedRows(
         [t for t in stages if t not in grouping.stage_rows],

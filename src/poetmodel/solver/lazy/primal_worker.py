@@ -18,6 +18,7 @@ from poetmodel.errors import BackendError
 from poetmodel.process import ProcessEndedError, WorkerJob, WorkerProcess
 from poetmodel.solver.lazy.primal import PrimalHeuristic
 from poetmodel.solver.lazy.session import Session
+from poetmodel.solver.search import Search
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from poetmodel.heuristics.restorations import Restoration
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
-    from poetmodel.solver.request import Request, SolveProgress
+    from poetmodel.solver.request import Request
 
 UPDATE_INTERVAL_S: Final = 0.1
 """Interval between two updates of the worker process [s]."""
@@ -117,9 +118,9 @@ class PrimalWorker:
             self._log_event(f"could not be started ({error})")
             return
         try:
-            remaining_s = max(UPDATE_INTERVAL_S, session.request.remaining_s())
-            request = replace(session.request, on_progress=None, time_limit_s=remaining_s)
-            arguments = (session.problem, request, self._next_state())
+            remaining_s = max(UPDATE_INTERVAL_S, session.search.request.remaining_s())
+            request = replace(session.search.request, on_progress=None, time_limit_s=remaining_s)
+            arguments = (session.search.problem, request, self._next_state())
             search_future = process.call(search_schedules, *arguments, on_progress=self._receive)
             self.running_event.set()
             self._send_updates(process, search_future)
@@ -146,7 +147,7 @@ class PrimalWorker:
             search_future.result()
         except ProcessEndedError as error:
             self.running_event.clear()  # before the log entry becomes visible
-            if not self.session.is_done():
+            if not self.session.search.is_done():
                 self._log_event(f"failed: {error}")
         except Exception as error:
             lines = "\n".join(getattr(error, "__notes__", [str(error)])).splitlines()[
@@ -164,12 +165,12 @@ class PrimalWorker:
         The state has the incumbent if that is better than all schedules sent or received. Incumbent
         and solution then count as sent.
         """
-        session, incumbent, new_schedule = self.session, self.session.bounds.incumbent, None
+        session, incumbent, new_schedule = self.session, self.session.search.best, None
         if incumbent is not None and incumbent.value < self._best_value:
             self._best_value = incumbent.value
             new_schedule = FoundSchedule(incumbent.schedule, incumbent.value)
         return ProofState(
-            bound=session.bounds.lower_bound,
+            bound=session.search.bound,
             max_columns=session.max_columns,
             found_schedule=new_schedule,
             solution=self._solutions.popleft() if self._solutions else None,
@@ -183,21 +184,21 @@ class PrimalWorker:
         """
         self._best_value = min(self._best_value, found.value)
         try:
-            self.session.offer_schedule(found.schedule)
+            self.session.search.offer(found.schedule)
         except BaseException as error:  # noqa: BLE001 - raised by `raise_error`
             self._store_error(error)
 
     def _log_event(self, event: str) -> None:
         """Write an event of the process to the solve's log, and log it as a warning."""
         text = f"the process that searches for schedules {event}; the solve goes on without it"
-        self.session.log.append(f"{text}\n")
+        self.session.search.log.append(f"{text}\n")
         _LOG.warning("%s", text)
 
     def _store_error(self, error: BaseException) -> None:
         """Store the first error for `raise_error`, and stop the solve and the process."""
         self._error = self._error or error
         self._close_event.set()
-        self.session.stop_event.set()
+        self.session.search.stop_event.set()
 
 
 # -- in the process --------------------------------------------------------------------------------
@@ -216,8 +217,7 @@ class PrimalSearch:
         """
         self.job = job
         request = replace(request, started_s=time.monotonic(), wall_end_s=None)
-        request = replace(request, on_progress=self._report)
-        self.session = Session(problem, request)
+        self.session = Session(Search(problem=problem, request=request, forward=self._report))
         self.primal = PrimalHeuristic(self.session, should_stop=self._has_new_solution)
         self._solution: Sequence[Restoration] | None = None
         self._best_value = float("inf")
@@ -227,14 +227,14 @@ class PrimalSearch:
 
         Without the heuristic ``local_search``, wait `UPDATE_INTERVAL_S` for a new solution.
         """
-        while not self.session.is_done():
+        while not self.session.search.is_done():
             if self._has_new_solution() and self._solution is not None:
                 solution, self._solution = self._solution, None
                 self.primal.repair(solution)
             elif "local_search" in self.session.policy.heuristics:
                 self.primal.improve()
             else:
-                self.session.stop_event.wait(UPDATE_INTERVAL_S)
+                self.session.search.stop_event.wait(UPDATE_INTERVAL_S)
 
     def update(self, state: ProofState) -> None:
         """Take over the bound, offer the schedule, and store the solution of a state of the proof.
@@ -244,10 +244,10 @@ class PrimalSearch:
         """
         session = self.session
         session.max_columns = max(session.max_columns, state.max_columns)
-        session.bounds.replace_bound(state.bound)
+        session.search.replace_bound(state.bound)
         if state.found_schedule is not None:
             self._best_value = min(self._best_value, state.found_schedule.value)
-            session.offer_schedule(state.found_schedule.schedule)
+            session.search.offer(state.found_schedule.schedule)
         self._solution = self._solution if state.solution is None else state.solution
 
     def _has_new_solution(self) -> bool:
@@ -256,12 +256,13 @@ class PrimalSearch:
             self.update(state)
         return self._solution is not None
 
-    def _report(self, _progress: SolveProgress) -> None:
+    def _report(self, *_: object) -> bool:
         """Send the incumbent to the proof if it is better than all schedules sent or received."""
-        incumbent = self.session.bounds.incumbent
+        incumbent = self.session.search.best
         if incumbent is not None and incumbent.value < self._best_value:
             self._best_value = incumbent.value
             self.job.report_progress(FoundSchedule(incumbent.schedule, incumbent.value))
+        return True
 
 
 def search_schedules(job: WorkerJob, problem: Problem, request: Request, state: ProofState) -> None:

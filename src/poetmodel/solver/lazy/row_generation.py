@@ -64,60 +64,53 @@ class RowGeneration:
         """The bound when rows were last added; minus infinity before."""
 
     def execute_rounds(self) -> bool:
-        """Repeat rounds until the session is done or a round has no effect.
+        """Repeat rounds until the search is done or a round has no effect.
 
-        Linear relaxations come first. A round then solves an integer relaxation, disaggregates its
-        solution, searches for schedules, and adds violated rows and cuts. A round has no effect if
-        its solve is complete, but no row or cut is added and neither bound nor incumbent changes. A
-        relaxation without a point, or without one below its cutoff, also ends the rounds. Sets
-        `stop_reason` of the session if a round has no effect, time runs out, a schedule is too
-        large or the session is interrupted. Returns whether it is proved that no schedule exists.
-        Raises errors of the solver, the progress callback and the primal worker.
+        Linear relaxations come first. A relaxation without a point, or without one below its
+        cutoff, also ends the rounds. Returns whether it is proved that no schedule exists.
         """
-        session, is_infeasible = self.session, False
+        session, search, is_infeasible = self.session, self.session.search, False
         with self._limit_execution():
             relaxation = self._first_relaxation()
             is_infeasible = relaxation is None
-            while relaxation is not None and not session.is_done():
-                best_known_before = session.best_known()
+            while relaxation is not None and not search.is_done():
+                best_known_before = search.best_known()
                 raw = self._solve_relaxation(relaxation)
                 if raw is None:
-                    break  # the time limit has passed, or the session was stopped
+                    break  # the time limit has passed, or the search was stopped
                 if raw.is_infeasible or raw.status == SolverStatus.CUTOFF:
                     is_infeasible = self._is_infeasible()
                     break
                 if raw.x is None:
                     self._min_solve_s *= 2
-                    if raw.status == SolverStatus.INTERRUPTED and not session.is_done():
+                    if raw.status == SolverStatus.INTERRUPTED and not search.is_done():
                         self._search_locally()
                     continue
                 restorations = relaxation.to_restorations(raw.x)
                 violated_rows = offer_solution(session, relaxation, raw.x, restorations)
-                if not session.is_done():
+                if not search.is_done():
                     self._repair_and_search(restorations)
                 if violated_rows:
                     relaxation = self._refine(relaxation, raw, violated_rows)
                 elif not self._add_covers(relaxation, raw.x):
                     self._min_solve_s *= 2
-                    is_idle = raw.status in _COMPLETED and session.best_known() == best_known_before
-                    if is_idle and not session.is_done():
+                    is_idle = raw.status in _COMPLETED and search.best_known() == best_known_before
+                    if is_idle and not search.is_done():
                         # Neither bound nor incumbent changed: further rounds would not change them.
-                        session.stop_reason = Termination.STALLED
+                        search.stop_reason = Termination.STALLED
         return is_infeasible
 
     @contextmanager
     def _limit_execution(self) -> Iterator[None]:
         """Limit the rounds inside the context to the time limit; run the primal worker in parallel.
 
-        The worker runs only if the request has at least two threads. On exit, end the worker and,
-        unless another error is raised, raise its errors. Suppresses `TimeLimitError`, raised
-        `GRACE_S` after the limit, and `TooLargeError`: if the session's `stop_reason` is None, they
-        set it to TIME_LIMIT and STALLED.
+        The worker runs only if the request has at least two threads; its errors are raised on exit.
+        A time limit or a schedule that is too large stops the search.
         """
-        session = self.session
+        session, search = self.session, self.session.search
         try:
-            with time_limit(session.request.remaining_s() + GRACE_S):
-                if session.request.threads == 1:
+            with time_limit(search.request.remaining_s() + GRACE_S):
+                if search.request.threads == 1:
                     yield
                     return
                 from poetmodel.solver.lazy.primal_worker import PrimalWorker
@@ -126,9 +119,9 @@ class RowGeneration:
                     self.primal.should_stop = self.worker.running_event.is_set
                     yield
         except TimeLimitError:
-            session.stop_reason = session.stop_reason or Termination.TIME_LIMIT
+            search.stop_reason = search.stop_reason or Termination.TIME_LIMIT
         except TooLargeError:
-            session.stop_reason = session.stop_reason or Termination.STALLED
+            search.stop_reason = search.stop_reason or Termination.STALLED
         if self.worker is not None:
             self.worker.raise_error()
 
@@ -144,7 +137,7 @@ class RowGeneration:
         callbacks = self._search_from_linear, self._search_if_due
         relaxation, solution = add_rows(session, self.grouping, *callbacks)
         self.grouping = relaxation.grouping
-        if solution.x is not None and not session.is_done():
+        if solution.x is not None and not session.search.is_done():
             self._repair_and_search(relaxation.to_restorations(solution.x))
         return None if solution.is_infeasible else relaxation
 
@@ -160,18 +153,16 @@ class RowGeneration:
         """
         session, policy = self.session, self.session.policy
         extra_limits = session.cutoff_limits(relaxation)
-        gap = session.request.gap / 2
-        if session.bounds.lower_bound > 0 and gap < 1:
-            extra_limits["objective_stop"] = (
-                session.bounds.lower_bound / (1 - gap) / relaxation.unit
-            )
+        gap = session.search.request.gap / 2
+        if session.search.bound > 0 and gap < 1:
+            extra_limits["objective_stop"] = session.search.bound / (1 - gap) / relaxation.unit
         remaining_s, time_ratio, self._max_root_idle_s = (
-            session.request.remaining_s(),
+            session.search.request.remaining_s(),
             1.0,
             math.inf,
         )
         if self._has_wide_gap():
-            time_ratio = policy.solve_time_fraction(session.bounds.gap())
+            time_ratio = policy.solve_time_fraction(session.search.gap())
             self._max_root_idle_s = max(
                 self._min_solve_s, policy.idle_root_time_ratio * remaining_s
             )
@@ -186,7 +177,7 @@ class RowGeneration:
             progress_callback=lambda progress: self._handle_progress(relaxation, progress),
         )
         if raw is not None and raw.bound is not None:
-            session.raise_bound(session.to_problem_bound(relaxation, raw.bound))
+            session.search.prove(session.to_problem_bound(relaxation, raw.bound))
         return raw
 
     def _handle_progress(self, relaxation: Relaxation, progress: BackendProgress) -> bool:
@@ -197,10 +188,10 @@ class RowGeneration:
         if the progress has a solution, or if bound or incumbent changed. Return False, to stop the
         solve, if the session is done or the solve is idle at its root (`_is_idle_at_root`).
         """
-        session, best_known_before = self.session, self.session.best_known()
+        session, best_known_before = self.session, self.session.search.best_known()
         if progress.bound is not None:
-            session.raise_bound(session.to_problem_bound(relaxation, progress.bound))
-        incumbent = session.bounds.incumbent
+            session.search.prove(session.to_problem_bound(relaxation, progress.bound))
+        incumbent = session.search.best
         if (
             progress.x is not None
             and progress.incumbent is not None
@@ -211,13 +202,13 @@ class RowGeneration:
             repairs_solutions = "repair_on_the_way" in session.policy.heuristics
             if (
                 repairs_solutions
-                and session.bounds.incumbent is incumbent
-                and not session.is_done()
+                and session.search.best is incumbent
+                and not session.search.is_done()
             ):
                 self._repair_and_search(restorations, search_locally=False)
-        if progress.x is not None or session.best_known() != best_known_before:
+        if progress.x is not None or session.search.best_known() != best_known_before:
             self._last_gain_s = time.monotonic()
-        return not (session.is_done() or self._is_idle_at_root(progress))
+        return not (session.search.is_done() or self._is_idle_at_root(progress))
 
     def _is_idle_at_root(self, progress: BackendProgress) -> bool:
         """Return whether the solve is at its root, without a gain for over `_max_root_idle_s`."""
@@ -230,9 +221,8 @@ class RowGeneration:
         It is no proof if there is an incumbent or any finite ceiling, because either may have been
         the cutoff of the relaxation, or if the session was stopped.
         """
-        bounds = self.session.bounds
-        has_no_cutoff = bounds.incumbent is None and self.session.stop_reason is None
-        return has_no_cutoff and math.isinf(bounds.ceiling)
+        search = self.session.search
+        return search.upper_value() is None and search.stop_reason is None
 
     # -- rows and cuts ---------------------------------------------------------------------------
 
@@ -248,7 +238,7 @@ class RowGeneration:
         passes.
         """
         session = self.session
-        if session.is_done():
+        if session.search.is_done():
             return relaxation
         is_easy = raw.status in _COMPLETED and raw.nodes is not None and raw.nodes <= 1
         max_rows = self._max_rows_to_add(relaxation.grouping.n_groups, is_easy=is_easy)
@@ -258,7 +248,7 @@ class RowGeneration:
             violated_rows.user_limits,
         )
         finer_relaxation = session.build_relaxation(self.grouping, relaxation)
-        if not session.is_done():
+        if not session.search.is_done():
             add_cuts(session, finer_relaxation)
         return finer_relaxation
 
@@ -271,7 +261,7 @@ class RowGeneration:
         relaxation, with `n_groups`, was solved without branching; a maximum is then at least
         `easy_growth_ratio` times `n_groups`. Stores the bound for the next call.
         """
-        policy, bound = self.session.policy, self.session.bounds.lower_bound
+        policy, bound = self.session.policy, self.session.search.bound
         gain, self._bound_before_rows = bound - self._bound_before_rows, bound
         if gain > policy.single_row_gain_ratio * bound:
             max_rows = 1
@@ -295,7 +285,7 @@ class RowGeneration:
 
     def _has_wide_gap(self) -> bool:
         """Return whether the gap exceeds `wide_gap_ratio`; True without an upper value."""
-        return self.session.bounds.gap() > self.session.policy.wide_gap_ratio
+        return self.session.search.gap() > self.session.policy.wide_gap_ratio
 
     # -- primal heuristic ------------------------------------------------------------------------
 

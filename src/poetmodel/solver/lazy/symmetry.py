@@ -84,7 +84,7 @@ def solve_with_counts(
     Changes the session, and raises errors, as `Session.solve_form` does.
     """
     policy, counted_form = session.policy, None
-    if session.bounds.gap() > policy.small_gap_ratio:
+    if session.search.gap() > policy.small_gap_ratio:
         cutoff = extra_limits.get("objective_cutoff")
         counted_form = count_equal_columns(form, cutoff, min_use_ratio=policy.counted_use_ratio)
     if counted_form is None:

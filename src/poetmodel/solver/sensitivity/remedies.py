@@ -356,7 +356,7 @@ def without_limits(problem: Problem, *limits: StatedLimit, **changes: Any) -> Pr
     """Return a problem without `limits`, with fields replaced by `changes`.
 
     As in `Problem.without_limits`, removed limits on RAM and storage become amounts that exclude no
-    relevant schedule, and `reference_value` is always removed.
+    relevant schedule.
     """
     quantities = [
         amount_limit.quantity for change, amount_limit in AMOUNTS.items() if change in limits

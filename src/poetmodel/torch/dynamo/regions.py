@@ -31,13 +31,12 @@ from poetmodel.solver import solve
 from poetmodel.solver.facade import DEFAULT_FORMULATION
 from poetmodel.solver.outcome import (
     Candidate,
-    Outcome,
     better_candidate,
     is_gap_closed,
-    make_result,
     make_valid_candidate,
 )
 from poetmodel.solver.request import Request
+from poetmodel.solver.search import Search
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -257,13 +256,14 @@ def solve_with_regions(
     if candidate is None:
         return replace(result, schedule=None)
     is_proved = is_gap_closed(problem, candidate.value, bound, gap)
-    outcome = Outcome(
+    search = Search(
+        problem=problem,
+        request=Request(time_limit_s=time_limit, gap=gap),
         termination=Termination.PROVED if is_proved else Termination.TIME_LIMIT,
-        candidate=candidate,
+        best=candidate,
         bound=bound,
     )
-    request = Request(time_limit_s=time_limit, gap=gap)
-    return make_result(problem, request, outcome, formulation=DEFAULT_FORMULATION)
+    return search.result(formulation=DEFAULT_FORMULATION)
 
 
 def _cost_lower_bound(problem: Problem, regions: Iterable[Region]) -> float:

@@ -11,8 +11,9 @@ from poetmodel.result import Termination
 from poetmodel.schedule import Schedule
 from poetmodel.schedule.identity import GraphIdentity
 from poetmodel.solver.facade import DEFAULT_FORMULATION
-from poetmodel.solver.outcome import Outcome, make_result, make_valid_candidate
+from poetmodel.solver.outcome import make_valid_candidate
 from poetmodel.solver.request import Request
+from poetmodel.solver.search import Search
 from poetmodel.torch.cache import digest
 
 if TYPE_CHECKING:
@@ -62,9 +63,12 @@ class CachedSchedules:
             )
             candidate = make_valid_candidate(problem, schedule)
             request = Request(time_limit_s=content["time_limit_s"], gap=gap)
-            outcome = Outcome(
-                termination=Termination(content["termination"]),
-                candidate=candidate,
+            termination = Termination(content["termination"])
+            search = Search(
+                problem=problem,
+                request=request,
+                termination=termination,
+                best=candidate,
                 bound=float(content["bound"]) - problem.objective.baseline,
                 versions=content["versions"],
             )
@@ -72,8 +76,8 @@ class CachedSchedules:
             return None
         if candidate is None:
             return None
-        result = make_result(problem, request, outcome, formulation=DEFAULT_FORMULATION)
-        if result.termination == Termination.STALLED != outcome.termination:
+        result = search.result(formulation=DEFAULT_FORMULATION)
+        if result.termination == Termination.STALLED != termination:
             # The solve stopped at a wider gap: the caller solves again.
             return replace(result, termination=Termination.INTERRUPTED)
         return result
