@@ -42,7 +42,7 @@ from poetmodel.device import Device  # noqa: E402
 from poetmodel.errors import PoetModelError  # noqa: E402
 from poetmodel.export.deployment import parse_stack, reserved_bytes  # noqa: E402
 from poetmodel.export.exporting import export_step  # noqa: E402
-from poetmodel.export.identity import step_identity  # noqa: E402
+from poetmodel.lowered.identity import step_identity  # noqa: E402
 from poetmodel.lowered.io import save_step  # noqa: E402
 from poetmodel.tiling.choice import needed_bytes  # noqa: E402
 from poetmodel.tiling.tiles import tile_step  # noqa: E402

@@ -217,7 +217,7 @@ def test_a_kernel_that_replaces_state_before_the_loss_is_torn(tmp_path):
         buffers={name: Buffer(elements=1, type=real) for name in "xswy"},
         inputs=(value["x"],), states=(value["s"], value["w"]), gradients=(), loss=Ref("y"),
         values={name: np.ones(1, "<f4") for name in "sw"}, learning_rate=0.1,
-    ).with_nodes(nodes, calls)  # fmt: skip
+    ).edit({})  # fmt: skip
     assert [node.name for node in step.graph.nodes] == ["s", "w", "seen", "first"]
     export_step(step, tmp_path, gap=0.5)
     code = (tmp_path / "src" / "pm_step.c").read_text(encoding="utf-8")

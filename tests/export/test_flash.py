@@ -89,7 +89,7 @@ def with_zeros(names):
     """Return the step of the digits with zeros for the first values of some state."""
     step = load_step(STEP)
     values = {k: np.zeros_like(x) if k in names else x for k, x in step.values.items()}
-    return step.with_nodes(step.graph.nodes, step.calls, values=values)
+    return step.edit({}, values=values)
 
 
 @pytest.mark.parametrize("plan", PLANS)

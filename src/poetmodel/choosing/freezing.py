@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.graph import Graph, Node, Phase
 from poetmodel.lowered.instructions import estimate_instructions
-from poetmodel.lowered.step import defer_updates
+from poetmodel.lowered.step import Operation, defer_updates
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -71,21 +71,19 @@ class Freezable:
         It equals that of a step captured so, except for names, unless the capture has other
         operators for frozen parameters.
         """
-        nodes_and_calls = ((node, ()) for node in _capture_order(self.restricted_nodes(names)))
-        pairs = defer_updates(nodes_and_calls, self.step.loss.buffer)
-        return replace(self.graph, nodes=tuple(node for node, _ in pairs))
+        nodes = _capture_order(self.restricted_nodes(names))
+        ordered = defer_updates((Operation(node, ()) for node in nodes), self.step.loss.buffer)
+        return replace(self.graph, nodes=tuple(operation.node for operation in ordered))
 
     def step_for(self, names: Collection[str]) -> LoweredStep:
         """Return the lowered step that trains only the parameters `names`, with its calls."""
         index_of = {node.name: k for k, node in enumerate(self.graph.nodes)}
-        retained_nodes = tuple(_capture_order(self.restricted_nodes(names)))
-        outputs_by_node = (
-            (index_of[node.name], {tensor.name for tensor in node.outputs})
-            for node in retained_nodes
-        )
-        return self.step.with_nodes(
-            retained_nodes, [tuple(self._calls_for(k, outputs)) for k, outputs in outputs_by_node]
-        )
+        operations = []
+        for node in _capture_order(self.restricted_nodes(names)):
+            outputs = {tensor.name for tensor in node.outputs}
+            calls = tuple(self._calls_for(index_of[node.name], outputs))
+            operations.append(Operation(node, calls))
+        return self.step.with_operations(operations)
 
     def padded_graph(self, names: Collection[str]) -> Graph:
         """Return the graph that trains only parameters `names`; removed nodes become empty nodes.

@@ -273,7 +273,7 @@ def export(
             device=board,
         )
     if request.target == ExportTarget.STEP:
-        from poetmodel.export.codes import fuse_byte_quantization
+        from poetmodel.lowered.codes import fuse_byte_quantization
         from poetmodel.lowered.io import save_step
         from poetmodel.lowered.tables import with_byte_inputs
 

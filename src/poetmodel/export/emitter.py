@@ -9,12 +9,6 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.deployment import gradient_slot_name, pass_slot_name
-from poetmodel.export.ranges import (
-    Indices,
-    find_index_operands,
-    find_real_inputs,
-    trace_copies,
-)
 from poetmodel.lowered.calls import (
     WORKSPACE,
     Call,
@@ -26,6 +20,12 @@ from poetmodel.lowered.calls import (
 from poetmodel.lowered.catalogue import CATALOGUE
 from poetmodel.lowered.kernels import find_kernel
 from poetmodel.lowered.loops import table_columns
+from poetmodel.lowered.ranges import (
+    Indices,
+    find_index_operands,
+    find_real_inputs,
+    trace_copies,
+)
 from poetmodel.plan import Op
 from poetmodel.schedule.machine import BEFORE, Content
 

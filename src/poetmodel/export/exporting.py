@@ -15,7 +15,6 @@ from poetmodel.device import Costs, StorageMode
 from poetmodel.device.generation import GenerationLayout
 from poetmodel.errors import BudgetError, InputError, VerificationError, join_names
 from poetmodel.export.checks import check_options, check_ram, make_ram_error, min_weight_bytes
-from poetmodel.export.codes import fuse_byte_quantization
 from poetmodel.export.deployment import (
     Deployment,
     ForwardPass,
@@ -30,14 +29,15 @@ from poetmodel.export.flash import (
     program_sizes,
 )
 from poetmodel.export.folder import write_folder
-from poetmodel.export.identity import step_identity
 from poetmodel.export.migration import load_generation_layout, match_state
 from poetmodel.export.replay import create_replay, order_outputs
 from poetmodel.export.source import StepSource
-from poetmodel.export.values import check_values
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
+from poetmodel.lowered.codes import fuse_byte_quantization
+from poetmodel.lowered.identity import step_identity
 from poetmodel.lowered.step import Weights, with_stored_state
 from poetmodel.lowered.tables import with_byte_inputs
+from poetmodel.lowered.values import check_values
 from poetmodel.plan import check_plan
 from poetmodel.plan.alignment import align_sizes, device_alignment
 from poetmodel.plan.arena_check import check_arena

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import InputError
 from poetmodel.export.deployment import WeightsFormat, input_bytes, reserved_bytes
-from poetmodel.export.identity import front_identity
 from poetmodel.export.kernels import (
     FORWARDING_HEADER,
     SHARED_PREFIX,
@@ -444,7 +443,7 @@ def _replay_keys(deployment: Deployment) -> dict[str, Any]:
             "samples": replay.max_samples,
             "sample_bytes": replay.sample_bytes,
             "holds": list(sample_tensor_names(step, front)),
-            "sample_id": front_identity(step, front)[:8],
+            "sample_id": front.identify(step)[:8],
             "stored_bytes": replay.stored_bytes,
             "group_samples": replay.samples_per_group,
             "group_bytes": replay.group_bytes,

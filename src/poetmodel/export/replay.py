@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import InputError
+from poetmodel.lowered.identity import front_identity
 from poetmodel.lowered.kernels import find_kernel
 from poetmodel.plan import Op
 from poetmodel.plan.arena_check import check_arena
@@ -47,6 +48,10 @@ class Front:
     They are in the order of the graph; `order_outputs` sorts them by their first computation."""
     inputs: tuple[int, ...]
     """Indices of the inputs that nodes outside of the front read or the step returns."""
+
+    def identify(self, step: LoweredStep) -> str:
+        """Return the `front_identity`."""
+        return front_identity(step, nodes=self.nodes, outputs=self.outputs, inputs=self.inputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,6 @@ import numpy as np
 from poetmodel.device.generation import RECORD_BYTES, SEAL_BYTES, WRITE_PADDING_BYTES
 from poetmodel.export.deployment import WeightsFormat, gradient_slot_name, input_bytes, output_bytes
 from poetmodel.export.emitter import ProgramSource, comment_text
-from poetmodel.export.identity import front_identity
 from poetmodel.export.templates import read_template
 from poetmodel.lowered.calls import DataType
 from poetmodel.lowered.kernels import find_kernel
@@ -144,7 +143,7 @@ class StepSource:
             "SAMPLE_INPUTS": len(replay.front.inputs),
             "SAMPLE_INPUT_BYTES": replay.input_bytes,
             "SAMPLE_BYTES": replay.sample_bytes,
-            "SAMPLE_ID": front_identity(self.step, replay.front)[:8],
+            "SAMPLE_ID": replay.front.identify(self.step)[:8],
         }
 
     def _migration_values(self) -> TemplateValues:

@@ -13,9 +13,10 @@ from poetmodel.graph import Node, Phase, Tensor
 from poetmodel.lowered.calls import Buffer, Call, ConvolutionSizes, DataType, Ref
 from poetmodel.lowered.catalogue import CATALOGUE
 from poetmodel.lowered.kernels import find_kernel
+from poetmodel.lowered.step import Operation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from poetmodel.lowered.calls import Argument
     from poetmodel.lowered.step import LoweredStep
@@ -43,32 +44,21 @@ def fuse_updates(step: LoweredStep) -> LoweredStep:
     gradient_nodes = dict(_find_fusible_pairs(step))
     if not gradient_nodes:
         return step
-    graph, removed_nodes = step.graph, set(gradient_nodes.values())
-    nodes: list[Node] = []
-    calls: list[tuple[Call, ...]] = []
-    for k, node in enumerate(graph.nodes):
-        if k in removed_nodes:
-            continue
-        if k in gradient_nodes:
-            gradient_node = graph.nodes[gradient_nodes[k]]
-            gradient = gradient_node.outputs[0].name
-            further_inputs = (name for name in node.inputs if name != gradient)
-            node = replace(  # noqa: PLW2901 - the fused node
-                node,
-                inputs=tuple(dict.fromkeys((*gradient_node.inputs, *further_inputs))),
-                flops=gradient_node.flops + node.flops,
-                bytes_moved=None,
-            )
-            calls.append((_make_fused_call(step, gradient_nodes[k], k),))
-        else:
-            calls.append(step.calls[k])
-        nodes.append(node)
-    gradients = {graph.nodes[k].outputs[0].name for k in removed_nodes}
-    return step.with_nodes(
-        nodes,
-        calls,
-        buffers={name: buffer for name, buffer in step.buffers.items() if name not in gradients},
-    )
+    graph = step.graph
+    replacements: dict[int, list[Operation]] = {k: [] for k in gradient_nodes.values()}
+    gradients = {graph.nodes[k].outputs[0].name for k in replacements}
+    for update, k in gradient_nodes.items():
+        node, gradient_node = graph.nodes[update], graph.nodes[k]
+        inputs = (*gradient_node.inputs, *(name for name in node.inputs if name not in gradients))
+        fused_node = replace(
+            node,
+            inputs=tuple(dict.fromkeys(inputs)),
+            flops=gradient_node.flops + node.flops,
+            bytes_moved=None,
+        )
+        replacements[update] = [Operation(fused_node, (_make_fused_call(step, k, update),))]
+    buffers = {name: buffer for name, buffer in step.buffers.items() if name not in gradients}
+    return step.edit(replacements, buffers=buffers)
 
 
 def split_fused_updates(step: LoweredStep) -> LoweredStep:
@@ -78,21 +68,22 @@ def split_fused_updates(step: LoweredStep) -> LoweredStep:
     `fuse_updates` can fuse the pieces again. The new node and its tensor have the name of the
     update and ``.gradient``. Always returns a new step.
     """
-    nodes: list[Node] = []
-    calls: list[tuple[Call, ...]] = []
     buffers = dict(step.buffers)
-    for node, node_calls in zip(step.graph.nodes, step.calls, strict=True):
-        fused_call = node_calls[0] if len(node_calls) == 1 else None
-        if fused_call is None or CATALOGUE[fused_call.kernel].fuses is None:
-            nodes.append(node)
-            calls.append(node_calls)
+    replacements: dict[int, Iterable[Operation]] = {}
+    for k, (node, calls) in enumerate(step.operations):
+        if len(calls) != 1 or CATALOGUE[calls[0].kernel].fuses is None:
             continue
+        (fused_call,) = calls
         state = tuple(ref.buffer for ref in fused_call.writes)
         name, count = f"{node.name}.gradient", buffers[state[0]].elements
         buffers[name] = Buffer(elements=count, type=DataType.REAL)
-        nodes += _split_node(node, state, Tensor(name=name, bytes=buffers[name].bytes), count)
-        calls += [(call,) for call in _split_call(fused_call, name, count)]
-    return step.with_nodes(nodes, calls, buffers=buffers)
+        gradient = Tensor(name=name, bytes=buffers[name].bytes)
+        nodes = _split_node(node, state, gradient, count)
+        split_calls = _split_call(fused_call, name, count)
+        replacements[k] = [
+            Operation(new_node, (call,)) for new_node, call in zip(nodes, split_calls, strict=True)
+        ]
+    return step.edit(replacements, buffers=buffers)
 
 
 def _split_call(fused_call: Call, gradient: str, count: int) -> tuple[Call, Call]:

@@ -204,7 +204,7 @@ def load_step(path: str | Path) -> LoweredStep:
     """Read a ``*.step.json`` file; raise `InputError` if it cannot be read or is not valid.
 
     The instructions of nodes are estimated again, and nodes that replace state are moved behind the
-    node of the loss where `defer_updates` permits, as by `LoweredStep.with_nodes`.
+    node of the loss where `defer_updates` permits, as by `LoweredStep.edit`.
     """
     text = read_text(path)
     with convert_errors(InputError, str(path)):
@@ -256,7 +256,7 @@ def _step_from_json(document: _StepFile, outer_values: Collection[str] = ()) -> 
             with convert_errors(InputError, key):
                 forward_passes[key] = _step_from_json(forward_document, values_so_far)
             values_so_far |= forward_document.values
-    return step.with_nodes(step.graph.nodes, step.calls, values=values, **forward_passes)
+    return step.edit({}, values=values, **forward_passes)
 
 
 def _call_from_json(entry: _CallEntry) -> Call:

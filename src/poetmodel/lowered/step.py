@@ -7,19 +7,27 @@ of this package imports PyTorch.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.graph import Node, Phase, Tensor
-from poetmodel.lowered.calls import DataType, Ref
+from poetmodel.lowered.calls import DataType
 from poetmodel.lowered.instructions import with_instructions
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     import numpy as np
 
     from poetmodel.graph import Graph
-    from poetmodel.lowered.calls import Buffer, Call, NamedTensor
+    from poetmodel.lowered.calls import Buffer, Call, NamedTensor, Ref
+
+
+class Operation(NamedTuple):
+    """A node with the calls that compute it."""
+
+    node: Node
+    calls: tuple[Call, ...]
+    """Empty for nodes that hold state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,58 +84,75 @@ class LoweredStep:
         gradients = (ref.buffer for tensor in self.gradients for ref in tensor.pieces)
         return frozenset((self.loss.buffer, *gradients))
 
-    def with_nodes(
-        self, nodes: Iterable[Node], calls: Iterable[tuple[Call, ...]], **changes: Any
-    ) -> LoweredStep:
-        """Return the step with other nodes and calls, and instructions estimated from the calls.
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """The nodes with their calls."""
+        return tuple(map(Operation, self.graph.nodes, self.calls))
+
+    def with_operations(self, operations: Iterable[Operation], **changes: Any) -> LoweredStep:
+        """Return the step with other operations, and instructions estimated from their calls.
 
         Nodes that replace state follow the node of the loss where `defer_updates` permits, so that
         a step whose loss is not finite can return with unchanged state. `changes` are other fields.
         """
         loss = changes.get("loss", self.loss)
-        pairs = defer_updates(zip(nodes, calls, strict=True), loss.buffer)
-        ordered_calls = tuple(node_calls for _, node_calls in pairs)
-        graph = replace(
-            self.graph, nodes=with_instructions((node for node, _ in pairs), ordered_calls)
+        ordered = defer_updates(operations, loss.buffer)
+        calls = tuple(operation.calls for operation in ordered)
+        nodes = with_instructions((operation.node for operation in ordered), calls)
+        return replace(self, graph=replace(self.graph, nodes=nodes), calls=calls, **changes)
+
+    def edit(self, replacements: Mapping[int, Iterable[Operation]], **changes: Any) -> LoweredStep:
+        """Return the step with operations in place of some of its own, by their index.
+
+        `changes` are other fields. Buffers of removed results stay, unless `changes` has others.
+        """
+        operations = (
+            new
+            for k, operation in enumerate(self.operations)
+            for new in replacements.get(k, (operation,))
         )
-        return replace(self, graph=graph, calls=ordered_calls, **changes)
+        return self.with_operations(operations, **changes)
+
+    def map_passes(self, rewrite: Callable[[LoweredStep], LoweredStep]) -> LoweredStep:
+        """Return the step with a rewrite of itself and of each of its forward passes."""
+        inference, evaluation = (
+            None if one is None else rewrite(one) for one in (self.inference, self.evaluation)
+        )
+        return replace(rewrite(self), inference=inference, evaluation=evaluation)
 
 
 def _output_names(node: Node) -> set[str]:
     return {tensor.name for tensor in node.outputs}
 
 
-def defer_updates(
-    pairs: Iterable[tuple[Node, tuple[Call, ...]]], loss: str
-) -> list[tuple[Node, tuple[Call, ...]]]:
-    """Move nodes that replace state behind the node of the loss; return (node, calls) pairs.
+def defer_updates(operations: Iterable[Operation], loss: str) -> list[Operation]:
+    """Move operations that replace state behind that of the loss.
 
-    Such a node stays in two cases. First, it makes the loss, or a later node that stays reads one
-    of its outputs. Second, a later node that stays replaces state that the node reads. Pairs behind
-    the node of the loss do not move; without that node, none moves.
+    Such an operation stays in two cases. First, it makes the loss, or a later one that stays reads
+    one of its outputs. Second, a later one that stays replaces state that it reads. Operations
+    behind that of the loss do not move; without that operation, none moves.
     """
-    all_pairs = list(pairs)
-    loss_nodes = (k for k, (node, _) in enumerate(all_pairs) if loss in _output_names(node))
+    all_operations = list(operations)
+    loss_nodes = (k for k, (node, _) in enumerate(all_operations) if loss in _output_names(node))
     loss_index = next(loss_nodes, -1)
-    deferred_pairs: list[tuple[Node, tuple[Call, ...]]] = []
-    earlier_pairs: list[tuple[Node, tuple[Call, ...]]] = []
+    deferred: list[Operation] = []
+    earlier: list[Operation] = []
     read_names: set[str | None] = {loss}
     replaced_names: set[str | None] = set()
-    for node, calls in reversed(all_pairs[: loss_index + 1]):
-        node_replacements = {
-            tensor.replaces for tensor in node.outputs if tensor.replaces is not None
-        }
+    for operation in reversed(all_operations[: loss_index + 1]):
+        node = operation.node
+        replacements = {tensor.replaces for tensor in node.outputs if tensor.replaces is not None}
         if (
-            node_replacements
+            replacements
             and not read_names & _output_names(node)
             and replaced_names.isdisjoint(node.inputs)
         ):
-            deferred_pairs.append((node, calls))
+            deferred.append(operation)
         else:
-            earlier_pairs.append((node, calls))
+            earlier.append(operation)
             read_names.update(node.inputs)
-            replaced_names |= node_replacements
-    return [*earlier_pairs[::-1], *deferred_pairs[::-1], *all_pairs[loss_index + 1 :]]
+            replaced_names |= replacements
+    return [*earlier[::-1], *deferred[::-1], *all_operations[loss_index + 1 :]]
 
 
 ALIGNMENT: Final = 16
@@ -185,29 +210,21 @@ def with_stored_state(forward_pass: LoweredStep, stored_names: Collection[str]) 
     tensor, and an input of all nodes whose calls do. All other state is read from its home, like
     constants.
     """
-    nodes: list[Node] = []
-    calls: list[tuple[Call, ...]] = []
+    operations: list[Operation] = []
     earlier_names: set[str] = set()
-    for node, node_calls in zip(forward_pass.graph.nodes, forward_pass.calls, strict=True):
-        call_buffers = (
-            argument.buffer
-            for call in node_calls
-            for argument in call.arguments
-            if isinstance(argument, Ref)
-        )
-        read_names = [name for name in dict.fromkeys(call_buffers) if name in stored_names]
-        nodes += _make_stored_nodes(
-            forward_pass, (name for name in read_names if name not in earlier_names)
-        )
-        calls += [()] * (len(nodes) - len(calls))
+    for node, calls in forward_pass.operations:
+        refs = (ref for call in calls for ref in call.refs)
+        read_names = [
+            name for name in dict.fromkeys(r.buffer for r in refs) if name in stored_names
+        ]
+        new_names = [name for name in read_names if name not in earlier_names]
+        operations += (Operation(_make_stored_node(forward_pass, name), ()) for name in new_names)
         earlier_names.update(read_names)
-        nodes.append(replace(node, inputs=(*node.inputs, *read_names)))
-        calls.append(node_calls)
-    return forward_pass.with_nodes(nodes, calls)
+        operations.append(Operation(replace(node, inputs=(*node.inputs, *read_names)), calls))
+    return forward_pass.with_operations(operations)
 
 
-def _make_stored_nodes(forward_pass: LoweredStep, names: Iterator[str]) -> Iterator[Node]:
-    """Yield a node for each named state tensor, which begins on storage."""
-    for name in names:
-        tensor = Tensor(name=name, bytes=forward_pass.buffers[name].bytes)
-        yield Node(name=name, op="state", phase=Phase.INPUT, outputs=(tensor,), on_aux=True)
+def _make_stored_node(forward_pass: LoweredStep, name: str) -> Node:
+    """Return a node of a state tensor that begins on storage."""
+    tensor = Tensor(name=name, bytes=forward_pass.buffers[name].bytes)
+    return Node(name=name, op="state", phase=Phase.INPUT, outputs=(tensor,), on_aux=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, count
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +15,7 @@ from poetmodel.errors import InputError, join_names
 from poetmodel.graph import Node, Phase, Tensor
 from poetmodel.lowered.calls import Buffer, Call, DataType, NamedTensor, Ref
 from poetmodel.lowered.loops import merge_dimensions
+from poetmodel.lowered.step import Operation
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -140,15 +142,12 @@ def with_byte_inputs(step: LoweredStep, texts: Mapping[str, str]) -> LoweredStep
             )
         table_rows = byte_input.make_table()
         table = _unused_name(f"{name} table", step.buffers)
-        converted_step = _add_lookup(step, name, byte_input.type, table, len(table_rows))
-        inference, evaluation = (
-            _add_lookup(forward_pass, name, byte_input.type, table, len(table_rows))
-            if forward_pass is not None and name in [tensor.name for tensor in forward_pass.inputs]
-            else forward_pass
-            for forward_pass in (step.inference, step.evaluation)
+        add_lookup = partial(
+            _add_lookup, name=name, byte_type=byte_input.type, table=table, channels=len(table_rows)
         )
+        converted_step = step.map_passes(add_lookup)
         values = {**step.values, table: table_rows.flatten()}
-        step = replace(converted_step, values=values, inference=inference, evaluation=evaluation)
+        step = replace(converted_step, values=values)
     return step
 
 
@@ -163,11 +162,13 @@ def _add_lookup(
 ) -> LoweredStep:
     """Return a step in which input `name` has bytes, converted by a node before its first reader.
 
-    All readers then read the output of this node. `table` is the new buffer of the lookup table,
-    whose values the caller adds. Raises `InputError` if `channels`, the rows of the table, do not
-    fit the shape of the input.
+    Returns `step` itself if it has no such input. All readers then read the output of this node.
+    `table` is the new buffer of the lookup table, whose values the caller adds. Raises `InputError`
+    if `channels`, the rows of the table, do not fit the shape of the input.
     """
-    (byte_tensor,) = (tensor for tensor in step.inputs if tensor.name == name)
+    byte_tensor = next((tensor for tensor in step.inputs if tensor.name == name), None)
+    if byte_tensor is None:
+        return step
     byte_buffer = byte_tensor.pieces[0].buffer
     shape, elements = byte_tensor.shape, step.buffers[byte_buffer].elements
     real_buffer = _unused_name("lookup", {*step.buffers, *(node.name for node in step.graph.nodes)})
@@ -175,29 +176,20 @@ def _add_lookup(
         LOOKUP_KERNEL,
         (Ref(real_buffer), Ref(byte_buffer), Ref(table), _make_lookup_shape(name, shape, channels)),
     )
-    nodes: list[Node] = []
-    calls: list[tuple[Call, ...]] = []
-    has_lookup = False
-    for node, node_calls in zip(step.graph.nodes, step.calls, strict=True):
-        if any(byte_buffer in node_call.buffers for node_call in node_calls):
-            if not has_lookup:
-                real_tensor = Tensor(name=real_buffer, bytes=elements * DataType.REAL.itemsize)
-                nodes.append(
-                    Node(
-                        name=real_buffer,
-                        op="lookup",
-                        phase=Phase.FORWARD,
-                        outputs=(real_tensor,),
-                        flops=elements,
-                    )
-                )
-                calls.append((call,))
-                has_lookup = True
-            node = replace(node, inputs=(*node.inputs, real_buffer))  # noqa: PLW2901 - the node that reads the real numbers
-        nodes.append(node)
-        calls.append(
-            tuple(node_call.with_buffers({byte_buffer: real_buffer}) for node_call in node_calls)
-        )
+    lookup_node = Node(
+        name=real_buffer,
+        op="lookup",
+        phase=Phase.FORWARD,
+        outputs=(Tensor(name=real_buffer, bytes=elements * DataType.REAL.itemsize),),
+        flops=elements,
+    )
+    replacements: dict[int, list[Operation]] = {}
+    for k, (node, calls) in enumerate(step.operations):
+        if any(byte_buffer in one.buffers for one in calls):
+            lookup = [] if replacements else [Operation(lookup_node, (call,))]
+            reader = replace(node, inputs=(*node.inputs, real_buffer))
+            real_calls = tuple(one.with_buffers({byte_buffer: real_buffer}) for one in calls)
+            replacements[k] = [*lookup, Operation(reader, real_calls)]
     buffers = {
         **step.buffers,
         byte_buffer: Buffer(elements=elements, type=byte_type),
@@ -208,7 +200,7 @@ def _add_lookup(
         replace(tensor, type=byte_type) if tensor is byte_tensor else tensor
         for tensor in step.inputs
     )
-    return step.with_nodes(nodes, calls, buffers=buffers, inputs=inputs)
+    return step.edit(replacements, buffers=buffers, inputs=inputs)
 
 
 def _make_lookup_shape(name: str, shape: Numbers, channels: int) -> Numbers:

@@ -12,14 +12,14 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from poetmodel.errors import InputError, quote
-from poetmodel.export.codes import fuse_byte_quantization
-from poetmodel.export.masks import mask_activations
-from poetmodel.export.unrolled import unroll_weight_gradients
-from poetmodel.export.values import require_all_finite
 from poetmodel.graph import Graph, Node, Phase, Tensor
 from poetmodel.lowered.calls import Buffer, DataType, NamedTensor
+from poetmodel.lowered.codes import fuse_byte_quantization
 from poetmodel.lowered.fusing import fuse_updates
+from poetmodel.lowered.masks import mask_activations
 from poetmodel.lowered.step import LoweredStep
+from poetmodel.lowered.unrolled import unroll_weight_gradients
+from poetmodel.lowered.values import require_all_finite
 from poetmodel.torch.capturing.inputs import copy_inputs, empty_input_errors, refuse
 from poetmodel.torch.capturing.joint import capture
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint, OutputKind, location_suffix
@@ -185,7 +185,7 @@ class StepLowering:
             learning_rate=None if rate is None else float(self.joint.value(rate)),
             versions={"torch": torch.__version__},
         )
-        return fuse_updates(lowered_step.with_nodes(graph.nodes, calls))
+        return fuse_updates(lowered_step.edit({}))
 
     # -- tensors -----------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from poetmodel.graph import Node, Phase, Tensor
+from poetmodel.graph import Phase, Tensor
 from poetmodel.lowered.calls import WORKSPACE, Buffer, Call, DataType, Ref
 from poetmodel.lowered.catalogue import find_form, write_loops
 from poetmodel.lowered.forms import ELEMENTWISE
@@ -24,10 +24,12 @@ from poetmodel.lowered.loops import (
     make_shape_table,
     table_columns,
 )
+from poetmodel.lowered.step import Operation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from poetmodel.graph import Node
     from poetmodel.lowered.step import LoweredStep
 
 
@@ -571,14 +573,6 @@ def _writes_each_piece(
 # -- the step in pieces ----------------------------------------------------------------------------
 
 
-@dataclass(slots=True, kw_only=True)
-class _NewNode:
-    """A node of the new step, with its calls."""
-
-    node: Node
-    calls: tuple[Call, ...]
-
-
 class _Rewriter:
     """Builds the step with divided tensors, and nodes in a new order."""
 
@@ -597,13 +591,13 @@ class _Rewriter:
         }
         self.aliases: dict[str, tuple[str, np.ndarray]] = {}
         """(buffer, element indices) that replace a copied piece, by name of the piece."""
-        self.early_nodes: list[_NewNode] = []
+        self.early_nodes: list[Operation] = []
         """Nodes to execute as soon as their inputs are computed, in the order of this list."""
-        self.late_nodes: dict[str, _NewNode] = {}
+        self.late_nodes: dict[str, Operation] = {}
         """Nodes to execute right before the first reader of their result, by result.
 
         A node that reads state precedes the replacement of that state, too."""
-        self.fixed_nodes: dict[int, _NewNode] = {}
+        self.fixed_nodes: dict[int, Operation] = {}
         """Nodes that retain the order of the old step, by their position in it."""
         self.ready_after: dict[str, int] = {}
         """Position in the old step after which each tensor can be computed; -1 if at once."""
@@ -620,13 +614,8 @@ class _Rewriter:
             if k in self.division.consumer_calls:
                 self._add_consumer(k)
             elif k not in self.division.producer_calls:
-                self.fixed_nodes[k] = _NewNode(node=node, calls=self.old_step.calls[k])
-        operations = list(self._order_nodes())
-        return self.old_step.with_nodes(
-            (operation.node for operation in operations),
-            (operation.calls for operation in operations),
-            buffers=self.buffers,
-        )
+                self.fixed_nodes[k] = self.old_step.operations[k]
+        return self.old_step.with_operations(list(self._order_nodes()), buffers=self.buffers)
 
     def _add_piece_nodes(self, k: int) -> None:
         """Add a node and buffer for each piece of the result of node `k`, or an alias instead.
@@ -661,7 +650,7 @@ class _Rewriter:
             self.ready_after[name] = max(
                 (self.ready_after.get(read_name, -1) for read_name in read_names), default=-1
             )
-            new_node = _NewNode(
+            new_node = Operation(
                 node=replace(
                     node,
                     name=_make_piece_name(node.name, t),
@@ -801,7 +790,7 @@ class _Rewriter:
             for name in node.inputs
             if name in outputs or (name in self.ready_after and name in accessed_names)
         )
-        self.fixed_nodes[k] = _NewNode(
+        self.fixed_nodes[k] = Operation(
             node=replace(
                 node,
                 inputs=tuple(dict.fromkeys((*earlier_inputs, *accessed_inputs))),
@@ -849,7 +838,7 @@ class _Rewriter:
             needs_workspace = any(WORKSPACE in call.buffers for call in calls)
             self.buffers[name] = self.old_step.buffers[result.name]
             self.early_nodes.append(
-                _NewNode(
+                Operation(
                     node=replace(
                         node,
                         name=node.name if is_last else _make_piece_name(node.name, link[0][1]),
@@ -892,7 +881,7 @@ class _Rewriter:
 
     # -- order -------------------------------------------------------------------------------------
 
-    def _order_nodes(self) -> Iterator[_NewNode]:
+    def _order_nodes(self) -> Iterator[Operation]:
         """Yield fixed nodes in the order of the old step, with early and late nodes between them.
 
         After each fixed node follow early nodes, until no early node is left whose inputs can be
@@ -903,13 +892,13 @@ class _Rewriter:
         computed: set[str] = set()
         pending_nodes = list(self.early_nodes)
 
-        def is_ready(new_node: _NewNode) -> bool:
+        def is_ready(new_node: Operation) -> bool:
             return all(
                 name in computed or (name in self.late_nodes and is_ready(self.late_nodes[name]))
                 for name in new_node.node.inputs
             )
 
-        def yield_with_inputs(new_node: _NewNode) -> Iterator[_NewNode]:
+        def yield_with_inputs(new_node: Operation) -> Iterator[Operation]:
             for name in new_node.node.inputs:
                 if name in self.late_nodes:
                     yield from yield_with_inputs(self.late_nodes.pop(name))
@@ -973,23 +962,23 @@ def _fuse_gradient_sums(step: LoweredStep) -> LoweredStep:
     """
     graph = step.graph
     returned_names = step.returned_buffers
-    nodes: list[tuple[Node, tuple[Call, ...]]] = []
+    operations: list[Operation] = []
     position_of: dict[str, int] = {}
     removed_names: set[str] = set()
-    for k, (node, calls) in enumerate(zip(graph.nodes, step.calls, strict=True)):
+    for k, (node, calls) in enumerate(step.operations):
         earlier_sum = product = out = ""
         n = 0
         terms = _find_summed_tensors(calls)
         if terms is not None and all(name in position_of for name in terms[1:]):
             earlier_sum, product = sorted(terms[1:], key=position_of.__getitem__)
             out, n = terms[0], calls[0]["shape"][1]
-        product_node, product_calls = nodes[position_of[product]] if product else (node, calls)
+        product_node, product_calls = operations[position_of[product]] if product else (node, calls)
         if (
             product not in returned_names
             and product
             and graph.users_of[graph.tensor_index[product]] == (k,)
             and _is_weight_gradient(product_calls, product, n)
-            and _ends_with_gradient_product(*nodes[position_of[earlier_sum]])
+            and _ends_with_gradient_product(*operations[position_of[earlier_sum]])
         ):
             removed_names.add(product)
             position_of[out] = position_of[product]
@@ -1004,19 +993,14 @@ def _fuse_gradient_sums(step: LoweredStep) -> LoweredStep:
                 bytes_moved=None,
                 in_place=((out, earlier_sum),),
             )
-            nodes[position_of[product]] = fused_node, (copy_call, adding_call)
+            operations[position_of[product]] = Operation(fused_node, (copy_call, adding_call))
         else:
-            position_of.update((tensor.name, len(nodes)) for tensor in node.outputs)
-            nodes.append((node, calls))
+            position_of.update((tensor.name, len(operations)) for tensor in node.outputs)
+            operations.append(Operation(node, calls))
     if not removed_names:
         return step
-    return step.with_nodes(
-        (node for node, _ in nodes),
-        (calls for _, calls in nodes),
-        buffers={
-            name: buffer for name, buffer in step.buffers.items() if name not in removed_names
-        },
-    )
+    buffers = {name: buffer for name, buffer in step.buffers.items() if name not in removed_names}
+    return step.with_operations(operations, buffers=buffers)
 
 
 def _is_weight_gradient(calls: Sequence[Call], name: str, elements: int) -> bool:

@@ -11,10 +11,10 @@ from kit.instances import make_rng
 from kit.kernel_calls import TOLERANCE, Memory, execute_steps
 from kit.rotation import mark_slow_except, parametrize_parts
 from kit.traced_models import FunctionModule
-from poetmodel.export.unrolled import unroll_weight_gradients
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.lowered.calls import Buffer, Call, DataType, Ref
 from poetmodel.lowered.catalogue import find_form, read_loops, write_loops
+from poetmodel.lowered.unrolled import unroll_weight_gradients
 from poetmodel.torch.lowering.step import lower
 
 CELLS = (nn.GRU, nn.LSTM, nn.RNN)

@@ -10,6 +10,7 @@ import numpy as np
 from poetmodel.graph import Tensor
 from poetmodel.lowered.calls import Buffer, Call, DataType, Ref
 from poetmodel.lowered.loops import table_columns
+from poetmodel.lowered.step import Operation
 from poetmodel.lowered.tables import INT8_LOOKUP_KERNEL, LOOKUP_KERNEL
 
 if TYPE_CHECKING:
@@ -201,17 +202,13 @@ def _fuse_pair(
         flops=lookup_node.flops,
         in_place=(),
     )
-    nodes = [
-        fused_node if index == reader else other
-        for index, other in enumerate(graph.nodes)
-        if index != k
-    ]
-    calls = [
-        (call,) if index == reader else other
-        for index, other in enumerate(step.calls)
-        if index != k
-    ]
-    read_names = {name for node_calls in calls for other in node_calls for name in other.buffers}
+    read_names = {
+        name
+        for index, calls in enumerate(step.calls)
+        if index not in (k, reader)
+        for other in calls
+        for name in other.buffers
+    }
     removed_names = {real_ref.buffer} | ({table_ref.buffer} - read_names)
     buffers = {
         buffer_name: buffer
@@ -224,4 +221,5 @@ def _fuse_pair(
         for buffer_name, array in step.values.items()
         if buffer_name not in removed_names
     } | {name: int8_rows}
-    return step.with_nodes(nodes, calls, buffers=buffers, values=values)
+    replacements = {k: [], reader: [Operation(fused_node, (call,))]}
+    return step.edit(replacements, buffers=buffers, values=values)

@@ -11,10 +11,10 @@ from kit.programs import require_programs, run_command
 from kit.traced_models import FunctionModule
 from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
-from poetmodel.export.ranges import Indices, find_index_operands, trace_copies
 from poetmodel.lowered.calls import Call, Ref
 from poetmodel.lowered.io import load_step, save_step
 from poetmodel.lowered.loops import make_shape_table
+from poetmodel.lowered.ranges import Indices, find_index_operands, trace_copies
 from poetmodel.torch.lowering.inference import with_inference
 from poetmodel.torch.lowering.step import lower
 

@@ -12,8 +12,8 @@ from torch.nn import functional
 import poetmodel.torch as pmt
 from kit.quantized_networks import convert_front, float_front, images
 from poetmodel.export.exporting import export_step
-from poetmodel.export.identity import step_identity
 from poetmodel.lowered.calls import Buffer, DataType
+from poetmodel.lowered.identity import step_identity
 from poetmodel.lowered.io import load_step, save_step
 from poetmodel.lowered.tables import with_byte_inputs
 from poetmodel.tiling.choice import divide_step

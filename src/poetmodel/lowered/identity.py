@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from poetmodel.lowered.calls import WORKSPACE, Ref, ScaledLearningRate
 
 if TYPE_CHECKING:
-    from poetmodel.export.replay import Front
+    from collections.abc import Iterable, Sequence
+
     from poetmodel.lowered.calls import Argument, Call
     from poetmodel.lowered.step import LoweredStep
 
@@ -31,19 +32,21 @@ def step_identity(step: LoweredStep) -> str:
     return _StepEncoder(step).digest()
 
 
-def front_identity(step: LoweredStep, front: Front) -> str:
+def front_identity(
+    step: LoweredStep, *, nodes: Iterable[int], outputs: Sequence[str], inputs: Sequence[int]
+) -> str:
     """Return the SHA-256 of a front's calls and of the order of a stored sample's tensors.
 
-    It is in hexadecimal digits. A sample has outputs of the front, then inputs of the step such as
-    labels. Values of constants count. The outputs count by the order of first use in the front's
+    It is in hexadecimal digits. The front has the `nodes` of these indices. A sample has outputs of
+    the front, then inputs of the step such as labels. Values of constants count. The outputs count by the order of first use in the front's
     calls, the inputs by their index in the step; the values and sizes of both do not count. Samples
     with one identity have the outputs of the same front and the same inputs of the step, in the
     same order.
     """
     encoder = _StepEncoder(step)
-    calls = [encoder.encode_call(call) for k in sorted(front.nodes) for call in step.calls[k]]
-    outputs = [encoder.encode(Ref(name)) for name in front.outputs]
-    content = json.dumps([calls, outputs, front.inputs])
+    calls = [encoder.encode_call(call) for k in sorted(nodes) for call in step.calls[k]]
+    encoded_outputs = [encoder.encode(Ref(name)) for name in outputs]
+    content = json.dumps([calls, encoded_outputs, inputs])
     return sha256(content.encode()).hexdigest()
 
 

@@ -8,7 +8,7 @@ several bytes for each element. Losses, gradients and state have the same bits.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
 from typing import TYPE_CHECKING, Final
@@ -17,7 +17,7 @@ from poetmodel.graph import Node, Phase, Tensor
 from poetmodel.lowered.calls import Buffer, Call, DataType, Ref
 from poetmodel.lowered.kernels import find_kernel
 from poetmodel.lowered.loops import table_columns
-from poetmodel.lowered.step import ALIGNMENT
+from poetmodel.lowered.step import ALIGNMENT, Operation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,36 +50,6 @@ def mask_activations(step: LoweredStep) -> LoweredStep:
     for rewrite in (_use_outputs, _add_bit_masks, _draw_dropout_bits, _store_byte_positions):
         step = rewrite(step)
     return step
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Changes:
-    """Replaced and new nodes of a step, collected before all changes are applied."""
-
-    step: LoweredStep
-    replacements: dict[int, tuple[Node, Call]] = field(default_factory=dict)
-    """Replacement of a node with its only call, by index of the replaced node."""
-    new_nodes: dict[int, tuple[Node, Call]] = field(default_factory=dict)
-    """New node with its only call, by index of the node next to which it is inserted."""
-    buffers: dict[str, Buffer] = field(default_factory=dict)
-    """New buffers, and buffers with a new type."""
-
-    def apply(self, *, new_nodes_first: bool = False) -> LoweredStep:
-        """Return the changed step.
-
-        New nodes follow the nodes of their indices, or precede them if `new_nodes_first`.
-        """
-        nodes: list[Node] = []
-        calls: list[tuple[Call, ...]] = []
-        for k, entry in enumerate(zip(self.step.graph.nodes, self.step.calls, strict=True)):
-            node, call = self.replacements.get(k, (None, None))
-            entries = [entry if node is None or call is None else (node, (call,))]
-            if k in self.new_nodes:
-                new_node, new_call = self.new_nodes[k]
-                entries.insert(0 if new_nodes_first else 1, (new_node, (new_call,)))
-            nodes += [node for node, _ in entries]
-            calls += [calls for _, calls in entries]
-        return self.step.with_nodes(nodes, calls, buffers={**self.step.buffers, **self.buffers})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +223,7 @@ def _use_outputs(step: LoweredStep) -> LoweredStep:
     read the output. The next layer often saves the output for the gradient of its weights; then the
     input need not be saved.
     """
-    changes = _Changes(step=step)
+    replacements = {}
     for k, node in enumerate(step.graph.nodes):
         call = _find_only_call(step, k)
         if call is None or call.kernel not in _FORWARD_KERNELS:
@@ -266,8 +236,9 @@ def _use_outputs(step: LoweredStep) -> LoweredStep:
         if output_and_loop is not None:
             y, loop = output_and_loop
             new_call = call.with_arguments(x=y, shape=loop.make_table(0, 1, 2))
-            changes.replacements[k] = (_replace_input(node, x.buffer, y.buffer), new_call)
-    return changes.apply()
+            new_node = _replace_input(node, x.buffer, y.buffer)
+            replacements[k] = [Operation(new_node, (new_call,))]
+    return step.edit(replacements)
 
 
 def _find_output(step: LoweredStep, gradient_call: Call) -> tuple[Ref, _LoopTable] | None:
@@ -301,7 +272,9 @@ def _add_bit_masks(step: LoweredStep) -> LoweredStep:
     Only the first output of a node that meets these conditions has one. A tensor has no mask if
     another tensor already has the name of the mask, ``TENSOR.mask``.
     """
-    graph, changes = step.graph, _Changes(step=step)
+    graph, buffers = step.graph, dict(step.buffers)
+    gradients: dict[int, Operation] = {}
+    masks: dict[int, Operation] = {}
     for i, tensor in enumerate(graph.tensors):
         slopes = _find_slopes(step, tensor.name)
         name, producer_index = f"{tensor.name}.mask", graph.node_of[i]
@@ -310,7 +283,7 @@ def _add_bit_masks(step: LoweredStep) -> LoweredStep:
             continue
         elements = next(iter(slopes.values())).loop.elements
         bit_buffer = _make_bit_buffer(elements)
-        has_name = name in graph.tensor_index or producer_index in changes.new_nodes
+        has_name = name in graph.tensor_index or producer_index in masks
         if has_name or elements == 0 or not _is_smaller(bit_buffer, tensor):
             continue
         mask = Node(
@@ -321,8 +294,8 @@ def _add_bit_masks(step: LoweredStep) -> LoweredStep:
             outputs=(Tensor(name=name, bytes=bit_buffer.bytes),),
             flops=elements,
         )
-        changes.buffers[name] = bit_buffer
-        changes.new_nodes[producer_index] = (mask, mask_calls.pop())
+        buffers[name] = bit_buffer
+        masks[producer_index] = Operation(mask, (mask_calls.pop(),))
         for k, slope in slopes.items():
             call = Call.by_name(
                 slope.apply_kernel,
@@ -332,8 +305,12 @@ def _add_bit_masks(step: LoweredStep) -> LoweredStep:
                 shape=slope.loop.make_table(0, 1),
                 **slope.factor,
             )
-            changes.replacements[k] = (_replace_input(graph.nodes[k], tensor.name, name), call)
-    return changes.apply()
+            new_node = _replace_input(graph.nodes[k], tensor.name, name)
+            gradients[k] = Operation(new_node, (call,))
+    replacements = {k: [operation] for k, operation in gradients.items()}
+    for k, mask_operation in masks.items():
+        replacements[k] = [gradients.get(k, step.operations[k]), mask_operation]
+    return step.edit(replacements, buffers=buffers)
 
 
 # -- dropout -------------------------------------------------------------------------------------
@@ -346,7 +323,8 @@ def _draw_dropout_bits(step: LoweredStep) -> LoweredStep:
     backward passes apply the mask with the same kernel. A dropout is unchanged if a node reads its
     mask other than to apply it to all elements, or if the elements are not in memory order.
     """
-    graph, changes = step.graph, _Changes(step=step)
+    graph, buffers = step.graph, dict(step.buffers)
+    replacements: dict[int, list[Operation]] = {}
     for k, node in enumerate(graph.nodes):
         call = _find_only_call(step, k, "pm_dropout")
         if call is None or call["mask"].offset:
@@ -374,21 +352,22 @@ def _draw_dropout_bits(step: LoweredStep) -> LoweredStep:
             outputs=(Tensor(name=name, bytes=bit_buffer.bytes),),
             flops=loop.elements,
         )
-        changes.buffers[name] = bit_buffer
+        buffers[name] = bit_buffer
         numbers = {"n": loop.elements, "site": call["site"], "threshold": call["threshold"]}
-        changes.new_nodes[k] = (mask, Call.by_name("pm_dropout_bits", bits=Ref(name), **numbers))
+        mask_call = Call.by_name("pm_dropout_bits", bits=Ref(name), **numbers)
         other_outputs = tuple(tensor for tensor in node.outputs if tensor.name != name)
         applying_node = replace(
             node, inputs=(*node.inputs, name), outputs=other_outputs, bytes_moved=None
         )
-        changes.replacements[k] = (applying_node, _apply_bits(call, loop.make_table(0, 2)))
+        replacements[k] = [
+            Operation(mask, (mask_call,)),
+            Operation(applying_node, (_apply_bits(call, loop.make_table(0, 2)),)),
+        ]
         for user, user_call, user_loop in applications:
+            bits_call = _apply_bits(user_call, user_loop.make_table(0, 1))
             new_node = replace(graph.nodes[user], bytes_moved=None)
-            changes.replacements[user] = (
-                new_node,
-                _apply_bits(user_call, user_loop.make_table(0, 1)),
-            )
-    return changes.apply(new_nodes_first=True)
+            replacements[user] = [Operation(new_node, (bits_call,))]
+    return step.edit(replacements, buffers=buffers)
 
 
 def _apply_bits(call: Call, shape: tuple[int, ...]) -> Call:
@@ -406,7 +385,8 @@ def _store_byte_positions(step: LoweredStep) -> LoweredStep:
     A pool is unchanged if it has windows of more than `_MAX_WINDOW` elements, or if a node other
     than a gradient of the pool reads the positions.
     """
-    graph, changes = step.graph, _Changes(step=step)
+    graph, buffers = step.graph, dict(step.buffers)
+    replacements: dict[int, list[Operation]] = {}
     for k, node in enumerate(graph.nodes):
         call = _find_only_call(step, k, "pm_max_pool2d")
         if call is None or "indices" not in call.pointers:
@@ -422,21 +402,17 @@ def _store_byte_positions(step: LoweredStep) -> LoweredStep:
         if _max_window_elements(call) > _MAX_WINDOW or len(gradient_calls) != len(users):
             continue
         position_buffer = replace(step.buffers[name], type=DataType.UINT8)
-        changes.buffers[name] = position_buffer
+        buffers[name] = position_buffer
         outputs = tuple(
             replace(tensor, bytes=position_buffer.bytes) if tensor.name == name else tensor
             for tensor in node.outputs
         )
-        changes.replacements[k] = (
-            replace(node, outputs=outputs, bytes_moved=None),
-            _count_in_window(call, call),
-        )
+        new_node = replace(node, outputs=outputs, bytes_moved=None)
+        replacements[k] = [Operation(new_node, (_count_in_window(call, call),))]
         for user, gradient_call in zip(users, gradient_calls, strict=True):
-            changes.replacements[user] = (
-                replace(graph.nodes[user], bytes_moved=None),
-                _count_in_window(gradient_call, call),
-            )
-    return changes.apply()
+            new_node = replace(graph.nodes[user], bytes_moved=None)
+            replacements[user] = [Operation(new_node, (_count_in_window(gradient_call, call),))]
+    return step.edit(replacements, buffers=buffers)
 
 
 def _count_in_window(call: Call, pool: Call) -> Call:
