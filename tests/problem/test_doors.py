@@ -12,7 +12,7 @@ from poetmodel.baselines import run
 from poetmodel.cli import choosing
 from poetmodel.cli.options import CommitOptions, LimitOptions
 from poetmodel.explore.settings import Catalogue, ExplorerSettings
-from poetmodel.export.exporting import ExportKeywords, export_step
+from poetmodel.export.options import ExportKeywords, ExportOptions
 from poetmodel.problem import Problem
 from poetmodel.schedule.io import ProblemEntry
 from poetmodel.solver import fit_arena, solve
@@ -102,7 +102,7 @@ def test_keywords_are_declared_once():
     assert set(SolveKeywords.__annotations__) - set(SearchKeywords.__annotations__) == {
         "time_limit"
     }
-    of_export = set(signature(export_step).parameters) - {"step", "folder", "infer", "evaluate"}
+    of_export = set(signature(ExportOptions.parse).parameters) - {"folder", "infer", "evaluate"}
     assert set(ExportKeywords.__annotations__) == of_export
     for door in (run, fit_arena):
         assert "Unpack" in str(signature(door).parameters["options"].annotation)

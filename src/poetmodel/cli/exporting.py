@@ -6,7 +6,7 @@ import shlex
 import sys
 import time
 from contextlib import redirect_stdout
-from dataclasses import fields
+from dataclasses import fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -252,11 +252,12 @@ def export(
         "weights": request.weights,
         "shared_kernels": request.shared_kernels,
     }
-    board = None
+    parsed = None
     if request.target == ExportTarget.C and has_capture:
-        from poetmodel.export.exporting import check_export
+        from poetmodel.export.options import ExportOptions as ParsedOptions
 
-        board = check_export(request.out, **export_keywords)
+        parsed = ParsedOptions.parse(request.out, **export_keywords)
+        parsed.check_ram()
     elif has_capture:
         from poetmodel.lowered.tables import parse_byte_inputs
 
@@ -270,7 +271,7 @@ def export(
             accumulate=request.accumulate,
             infer=request.infer,
             evaluate=request.evaluate,
-            device=board,
+            device=None if parsed is None else parsed.device,
         )
     if request.target == ExportTarget.STEP:
         from poetmodel.lowered.codes import fuse_byte_quantization
@@ -283,22 +284,18 @@ def export(
         )
         print_written(request.out)
         return
-    from poetmodel.export.exporting import export_step
+    from poetmodel.export.exporting import export_with
     from poetmodel.export.flash import flash_warning, ram_warning
 
+    if parsed is None:
+        from poetmodel.export.options import ExportOptions as ParsedOptions
+
+        left_s = export_keywords["time_limit"] - (time.monotonic() - start_s)
+        export_keywords["time_limit"] = max(left_s, 1.0)
+        parsed = ParsedOptions.parse(request.out, **export_keywords)
     command = shlex.join(["poetmodel", *sys.argv[1:]])
-    if not has_capture:
-        export_keywords["time_limit"] = max(
-            export_keywords["time_limit"] - (time.monotonic() - start_s), 1.0
-        )
     with live_line(enabled=show_progress, activity="solving, planning and placing") as on_progress:
-        deployment = export_step(
-            step,
-            request.out,
-            command=command,
-            on_progress=on_progress,
-            **export_keywords,
-        )
+        deployment = export_with(step, replace(parsed, command=command, on_progress=on_progress))
     print_warnings(filter(None, (ram_warning(deployment), flash_warning(deployment))))
     facts = list(_deployment_facts(deployment))
     if output.json:

@@ -364,8 +364,8 @@ class EmulationOptions:
         tiles. Raises `InputError` if `tile` is ``auto``, and the errors of `parse_tile`,
         `read_or_capture_step` and `measure_emulated`.
         """
-        from poetmodel.export.exporting import DEFAULT_DEVICE
         from poetmodel.export.measuring import measure_emulated, parse_emulation
+        from poetmodel.export.options import DEFAULT_DEVICE
         from poetmodel.tiling.choice import divide_step, parse_tile
 
         device = costing.device or DEFAULT_DEVICE

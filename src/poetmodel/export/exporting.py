@@ -5,21 +5,17 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from functools import partial
-from inspect import signature
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from poetmodel.budgets import Budget, TileChoice
 from poetmodel.device import Costs, StorageMode
 from poetmodel.device.generation import GenerationLayout
 from poetmodel.errors import BudgetError, InputError, VerificationError, join_names
-from poetmodel.export.checks import check_options, check_ram, make_ram_error, min_weight_bytes
+from poetmodel.export.checks import make_ram_error, min_weight_bytes
 from poetmodel.export.deployment import (
     Deployment,
     ForwardPass,
-    WeightsFormat,
-    parse_stack,
     reserved_bytes,
 )
 from poetmodel.export.flash import (
@@ -30,6 +26,7 @@ from poetmodel.export.flash import (
 )
 from poetmodel.export.folder import write_folder
 from poetmodel.export.migration import load_generation_layout, match_state
+from poetmodel.export.options import ExportKeywords, ExportOptions
 from poetmodel.export.replay import create_replay, order_outputs
 from poetmodel.export.source import StepSource
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
@@ -42,26 +39,23 @@ from poetmodel.plan import check_plan
 from poetmodel.plan.alignment import align_sizes, device_alignment
 from poetmodel.plan.arena_check import check_arena
 from poetmodel.planner import make_plan
-from poetmodel.problem import Problem
 from poetmodel.solver.fitting import fit_arena
-from poetmodel.solver.request import Request
 from poetmodel.solver.tile_trials import find_cheapest_tiles
-from poetmodel.tiling.choice import candidate_tiles, choose_tiles, needed_bytes, parse_tile
+from poetmodel.tiling.choice import candidate_tiles, choose_tiles, needed_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from poetmodel.device import Device
     from poetmodel.export.replay import Replay
     from poetmodel.lowered.step import LoweredStep
     from poetmodel.plan import Plan
     from poetmodel.plan.arena import Arena
+    from poetmodel.problem import Problem
     from poetmodel.result import SolveResult
     from poetmodel.schedule import Schedule
-    from poetmodel.solver.request import OnProgress
+    from poetmodel.solver.request import Request
 
-DEFAULT_DEVICE = "nrf52840"
-"""Default device of an export: a Cortex-M4 with 256 KiB of RAM."""
 STEP_RATIO: Final = 0.9
 """Maximum fraction of the remaining time for the solve of the step.
 
@@ -74,61 +68,13 @@ INTERRUPTED_RATIO: Final = 0.1
 the trials of tiles: this solve only has to plan the schedule that the trials found."""
 
 
-class ExportKeywords(TypedDict, total=False):
-    """Keywords of `export_step` that `poetmodel.torch.export` accepts, too."""
-
-    ram: str | int | Budget | None
-    device: str | Device
-    profile: str | Path | Costs | None
-    stack: str | int | None
-    tile: str | int | TileChoice | None
-    paging: bool
-    recompute: bool
-    minimize: str
-    deadline: str | float | None
-    time_limit: float
-    gap: float
-    commit: bool
-    commit_every: int
-    checksum: bool
-    replay: int
-    migrate_from: str | Path | None
-    byte_inputs: Mapping[str, str]
-    prefix: str
-    weights: WeightsFormat | str
-    shared_kernels: str | Path | None
-    command: str
-    on_progress: OnProgress | None
-
-
-def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
+def export_step(
     step: LoweredStep,
     folder: Path,
     *,
-    ram: str | int | Budget | None = None,
-    device: str | Device = DEFAULT_DEVICE,
-    profile: str | Path | Costs | None = None,
-    stack: str | int | None = None,
-    tile: str | int | TileChoice | None = "auto",
-    paging: bool = True,
-    recompute: bool = True,
-    minimize: str = "energy",
-    deadline: str | float | None = None,
-    time_limit: float = 60.0,
-    gap: float = 0.01,
-    commit: bool = False,
-    commit_every: int = 1,
-    checksum: bool = True,
     infer: bool = False,
     evaluate: bool = False,
-    replay: int = 0,
-    migrate_from: str | Path | None = None,
-    byte_inputs: Mapping[str, str] = MappingProxyType({}),
-    prefix: str = "pm",
-    weights: WeightsFormat | str = WeightsFormat.C,
-    shared_kernels: str | Path | None = None,
-    command: str = "",
-    on_progress: OnProgress | None = None,
+    **keywords: Unpack[ExportKeywords],
 ) -> Deployment:
     """Write a folder of C that executes a training step within the RAM of a device.
 
@@ -136,74 +82,8 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
     ----------
     step : LoweredStep
         The step to export.
-    folder : Path
-        The folder to write; created if it does not exist. C files, headers and weight files that
-        only an earlier export wrote there are deleted.
-    ram : str or int, optional
-        RAM limit of the step: state, tensors, inputs, output of ``pm_infer``, stored samples, stack
-        and runtime together. Bytes, or a size such as ``256KiB``. A percentage is relative to the
-        keep-all peak, as for `poetmodel.Problem`, and counts state, tensors and workspaces only.
-        The limit may exceed the RAM of the device, which is the default.
-    device : str or Device
-        The device: source of costs, and of the limits on RAM, storage and flash.
-    profile : str, Path or Costs, optional
-        Measured costs in place of the device's estimates.
-    stack : str or int, optional
-        Reserved size of the stack. Default: 1536 bytes, 2048 with commits.
-    tile : str or int, optional
-        Maximum size of a tensor, such as ``32KiB``: larger parameters and activations are divided
-        into slices of channels, if their kernels support it. ``none`` or None: no division.
-        ``auto``: no division if the minimum RAM fits without; otherwise the best of up to four
-        sizes that fit, each solved for a fraction of the time. With `profile`, the largest size
-        that fits, because each size has other node names. Default: ``auto``.
-    paging, recompute : bool
-        Whether tensors may be paged, and recomputed.
-    minimize : {'energy', 'time', 'ram', 'writes'}
-        Objective of the schedule.
-    deadline : str or float, optional
-        Time limit of a step: seconds, ``20ms``, or ``150%`` of one computation of every node.
-    time_limit : float
-        Limit on the wall time of all solves, plans and offsets, those of forward passes included;
-        files are written after it [s]. The best result within it is exported.
-    gap : float
-        Gap of the overhead at which the solver stops.
-    commit : bool
-        Whether storage, or flash if storage is volatile, has generations of the state that a step
-        replaces. One generation is complete at any time.
-    commit_every : int
-        Number of steps between two commits. Above 1, it implies `commit`, and all replaced state
-        has its home in RAM unless storage is volatile.
-    checksum : bool
-        Whether committed state has checksums, which are checked when it is read.
-    infer : bool
-        Whether to export ``pm_infer``, the forward pass in evaluation mode. The step must have been
-        captured with it.
-    evaluate : bool
-        Whether to export ``pm_evaluate``: loss and correct classes of a batch in evaluation mode;
-        with `commit`, also ``pm_keep_best`` and ``pm_restore_best``. The step must have been
-        captured with it.
-    replay : int
-        Number of samples on storage, or in flash if storage is volatile, each as the outputs of the
-        frozen front and inputs that later nodes read. ``pm_keep_sample`` stores a sample,
-        ``pm_step_stored`` trains on stored samples. 0: none.
-    migrate_from : str or Path, optional
-        The folder of an earlier export with commits. ``pm_migrate`` copies its state from storage:
-        tensors with the same name, shape and type.
-    byte_inputs : mapping
-        Real inputs that the step receives as bytes, by name, with their conversion:
-        ``uint8:0.0039`` multiplies integers by a scale, ``uint8:0.01,0.02,0.01:-1.5`` by a scale
-        for each channel, and adds an offset. Inputs that are bytes already need no entry.
-    prefix : str
-        Prefix of all names in C. Steps with different prefixes can be linked into one program.
-    weights : {'c', 'binary'}
-        Format of constants and initial values of state: an array in C, or a binary file that the
-        assembler includes.
-    shared_kernels : str or Path, optional
-        A folder of kernels that several steps share: each export adds the kernels that it needs.
-    command : str
-        The command that exported the folder, for its README and manifest.
-    on_progress : callable, optional
-        Called with the progress of each solve, as for `poetmodel.solve`.
+    folder, infer, evaluate, **keywords
+        As for `ExportOptions.parse`.
 
     Returns
     -------
@@ -226,29 +106,16 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
     VerificationError
         If the plan or its offsets violate a rule, which is a bug.
     """
-    request = Request(time_limit_s=time_limit, gap=gap, on_progress=on_progress)
-    board = check_options(
-        folder,
-        ram=ram,
-        device=device,
-        profile=profile,
-        stack=stack,
-        tile=tile,
-        minimize=minimize,
-        deadline=deadline,
-        time_limit=time_limit,
-        gap=gap,
-        commit=commit,
-        commit_every=commit_every,
-        byte_inputs=byte_inputs,
-        prefix=prefix,
-        weights=weights,
-        shared_kernels=shared_kernels,
-        replay=replay,
-    )
+    options = ExportOptions.parse(folder, infer=infer, evaluate=evaluate, **keywords)
+    return export_with(step, options)
+
+
+def export_with(step: LoweredStep, options: ExportOptions) -> Deployment:
+    """Write a folder of C for valid options; the time limit begins now. See `export_step`."""
+    request, board = options.request, options.device
     for option, is_requested, forward_pass_step in (
-        ("infer", infer, step.inference),
-        ("evaluate", evaluate, step.evaluation),
+        ("infer", options.infer, step.inference),
+        ("evaluate", options.evaluate, step.evaluation),
     ):
         if is_requested and forward_pass_step is None:
             raise InputError(
@@ -257,21 +124,18 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
             )
     step = replace(
         step,
-        inference=step.inference if infer else None,
-        evaluation=step.evaluation if evaluate else None,
+        inference=step.inference if options.infer else None,
+        evaluation=step.evaluation if options.evaluate else None,
     )
     check_values(step)
-    step = fuse_byte_quantization(with_byte_inputs(step, byte_inputs))
-    commit = commit or commit_every > 1
-    source = _load_migration_source(migrate_from, board, commit=commit)
-    make_replay = partial(_make_replay, samples=replay, device=board, commit=commit)
+    step = fuse_byte_quantization(with_byte_inputs(step, options.byte_inputs))
+    source = _load_migration_source(options)
+    make_replay = partial(_make_replay, options=options)
     sample_storage = make_replay(step)
     identity = step_identity(step)
-    stack = parse_stack(stack, commit=commit)
-    reserved_ram_bytes = reserved_bytes(step, stack, sample_storage)
-    ram_bytes = _total_ram_bytes(step, board, ram, reserved_ram_bytes)
-    tile_choice = parse_tile(tile)
-    may_page = paging and _load_costs(step, board, profile).pages is not None
+    reserved_ram_bytes = reserved_bytes(step, options.stack_bytes, sample_storage)
+    ram_bytes = _total_ram_bytes(step, options, reserved_ram_bytes)
+    may_page = options.limits.paging and options.costs(step.graph).pages is not None
     budget_bytes = ram_bytes - reserved_ram_bytes
     undivided_step, initial_weights = step, Weights.from_step(step)
     smallest_plan, zero_offsets = make_smallest_program(step)
@@ -281,43 +145,31 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
         plan=smallest_plan,
         arena=zero_offsets,
         ram_bytes=ram_bytes,
-        stack_bytes=stack,
+        stack_bytes=options.stack_bytes,
         device=board,
-        commit=commit and bool(step.graph.replacement_of),
-        commit_every=commit_every,
-        checksum=checksum,
+        commit=options.commit and bool(step.graph.replacement_of),
+        commit_every=options.commit_every,
+        checksum=options.checksum,
         replay=sample_storage,
-        prefix=prefix,
-        weights=WeightsFormat(weights),
+        prefix=options.prefix,
+        weights=options.weights,
         shared_kernels=None
-        if shared_kernels is None
-        else Path(os.path.relpath(shared_kernels, folder)).as_posix(),
+        if options.shared_kernels is None
+        else Path(os.path.relpath(options.shared_kernels, options.folder)).as_posix(),
     )
     if board.flash is not None and min_weight_bytes(step) > board.flash.size_bytes:
         # No division into tiles reduces the weights that are not 0.
         check_flash(_with_program_bytes(deployment, initial_weights), are_lower_bounds=True)
 
-    def make_problem(step: LoweredStep) -> Problem:
-        """Return the problem of the step, whole or in tiles, under the options of the export."""
-        return Problem(
-            step.graph,
-            _load_costs(step, board, profile),
-            ram=budget_bytes,
-            deadline=deadline,
-            recompute=recompute,
-            paging=may_page,
-            minimize=minimize,
-            commit=commit_every if commit else None,
-        )
-
+    make_problem = partial(options.build_problem, ram_bytes=budget_bytes, paging=may_page)
     deploy_tiles = partial(_deploy_tiles, deployment, make_replay=make_replay)
     candidates = candidate_tiles(
         step,
-        tile_choice,
+        options.tile,
         board,
         ram_bytes=budget_bytes,
         paging=may_page,
-        names_nodes=profile is not None,
+        names_nodes=options.profile is not None,
     )
     chosen_tiles = find_cheapest_tiles(
         _drop_oversized_steps(candidates, deploy_tiles),
@@ -335,12 +187,12 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
     if min_bytes > budget_bytes:
         hints = _ram_hints(
             undivided_step,
-            tile_choice,
+            options.tile,
             board,
             min_bytes=min_bytes,
             ram_bytes=ram_bytes,
             reserved_ram_bytes=reserved_ram_bytes,
-            paging=paging,
+            paging=options.limits.paging,
         )
         raise make_ram_error(
             step,
@@ -391,40 +243,35 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
         )
         deployment = replace(deployment, evaluation=forward_pass)
     _check_stored_bytes(deployment, board)
-    deployment = _with_program_bytes(deployment, initial_weights)
+    program = StepSource(deployment, initial_weights)
+    deployment = replace(deployment, program_bytes=program_sizes(deployment, program))
     check_flash(deployment)
-    write_folder(deployment, folder, command=command)
+    write_folder(program.with_deployment(deployment), options.folder, command=options.command)
     return deployment
 
 
-def _make_replay(step: LoweredStep, samples: int, device: Device, *, commit: bool) -> Replay | None:
-    """Return the storage for `samples` samples of a step; None for 0 samples.
-
-    Raises `InputError` if the storage of `device` is volatile and `commit` is False, or if the step
-    has no optimizer or no frozen front.
-    """
-    if not samples:
+def _make_replay(step: LoweredStep, options: ExportOptions) -> Replay | None:
+    """Return the storage for samples of a step, if any; it needs an optimizer and a front."""
+    device = options.device
+    if not options.samples:
         return None
-    if device.is_volatile and not commit:
+    if device.is_volatile and not options.commit:
         raise InputError(
             f"replay: the storage of {device.name} is volatile and cannot retain samples; commit "
             "to its flash, which then holds samples, too"
         )
-    return create_replay(step, samples, GenerationLayout.for_device(device))
+    return create_replay(step, options.samples, GenerationLayout.for_device(device))
 
 
-def _load_migration_source(
-    folder: str | Path | None, device: Device, *, commit: bool
-) -> dict[str, Any] | None:
-    """Load the layout of the generations in the folder of `migrate_from`; None without a folder.
+def _load_migration_source(options: ExportOptions) -> dict[str, Any] | None:
+    """Load the layout of the generations in the folder of `migrate_from`, if there is one.
 
-    Raises `InputError` unless this step (`commit`, `device`) and that of the folder commit to
-    storage that is not volatile, and the errors of `load_generation_layout`.
+    Both steps must commit to storage that is not volatile.
     """
-    if folder is None:
+    if options.migrate_from is None:
         return None
-    source = load_generation_layout(folder)
-    if not commit or device.is_volatile or source["in_flash"]:
+    source = load_generation_layout(options.migrate_from)
+    if not options.commit or options.device.is_volatile or source["in_flash"]:
         raise InputError(
             "migrate_from: expected commits to the storage of the device, of both folders; give "
             "commit, or copy state by name if storage is volatile"
@@ -445,22 +292,6 @@ def _check_migration(deployment: Deployment) -> None:
             f"migrate_from: {join_names(sorted(stored_names))} is on storage, and no step "
             "replaces it, so that it is in no generation; give more ram"
         )
-
-
-def check_export(folder: Path, **options: Unpack[ExportKeywords]) -> Device:
-    """Check the options of `export_step` that need no step, and return the device.
-
-    Combines `check_options` and `check_ram`. Raises `InputError` or a subclass for an invalid
-    option, `BudgetError` if stack and runtime use all of a RAM limit in bytes.
-    """
-    bound = signature(export_step).bind(None, folder, **options)
-    bound.apply_defaults()
-    parameters = signature(check_options).parameters
-    board = check_options(
-        **{name: value for name, value in bound.arguments.items() if name in parameters}
-    )
-    check_ram(bound.arguments["ram"], bound.arguments["stack"], board)
-    return board
 
 
 def _deploy_tiles(
@@ -684,32 +515,21 @@ def _check_storage(
     )
 
 
-def _load_costs(step: LoweredStep, device: Device, profile: str | Path | Costs | None) -> Costs:
-    """Return the costs of `profile`, with `device` as their device; estimates if it is None."""
-    if profile is None:
-        return Costs.estimate(step.graph, device)
-    if isinstance(profile, Costs):
-        return profile.for_device(device)
-    return Costs.load(profile, device=device)
+def _total_ram_bytes(step: LoweredStep, options: ExportOptions, reserved_ram_bytes: int) -> int:
+    """Return the RAM limit of a step without tiles [B]; by default the RAM of the device.
 
-
-def _total_ram_bytes(
-    step: LoweredStep, device: Device, ram: str | int | Budget | None, reserved_ram_bytes: int
-) -> int:
-    """Return the RAM limit of a step without tiles, from the option `ram` [B].
-
-    Without `ram`, it is the RAM of the device. `reserved_ram_bytes` is the RAM outside of the arena
-    [B], see `reserved_bytes`; a percentage excludes it, the result includes it. A budget of 100 %
-    is increased to the keep-all peak of aligned tensors.
+    `reserved_ram_bytes` is the RAM outside of the arena [B], see `reserved_bytes`; a percentage
+    excludes it, the result includes it. A budget of 100 % is increased to the keep-all peak of
+    aligned tensors.
     """
-    if ram is None:
-        return device.ram_bytes
-    budget = Budget.parse(ram)
+    if options.limits.ram is None:
+        return options.device.ram_bytes
+    budget = Budget.parse(options.limits.ram)
     tensor_bytes = budget.tensor_bytes(
         checkpoint_all_peak_bytes(step.graph), reserved_bytes=reserved_ram_bytes
     )
     if budget.keeps_all:
-        aligned_graph = align_sizes(step.graph, device_alignment(device))
+        aligned_graph = align_sizes(step.graph, device_alignment(options.device))
         tensor_bytes = max(tensor_bytes, checkpoint_all_peak_bytes(aligned_graph))
     return tensor_bytes + reserved_ram_bytes
 

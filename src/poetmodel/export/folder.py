@@ -25,12 +25,10 @@ from poetmodel.export.migration import list_state_pieces
 from poetmodel.export.packaging import folder_template_values, format_command
 from poetmodel.export.ranges import number_check_instructions
 from poetmodel.export.replay import program_instructions, replay_arena_bytes, sample_tensor_names
-from poetmodel.export.source import StepSource
 from poetmodel.export.templates import fill_template
 from poetmodel.files import check_writable, raise_write_errors, write_bytes, write_text
 from poetmodel.lowered.calls import DataType
 from poetmodel.lowered.kernels import SOURCES, find_kernel
-from poetmodel.lowered.step import Weights
 from poetmodel.lowered.tables import BYTE_VALUES, find_tables
 from poetmodel.schedule import GraphIdentity
 from poetmodel.version import __version__
@@ -41,6 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from poetmodel.export.deployment import Deployment
+    from poetmodel.export.source import StepSource
     from poetmodel.lowered.calls import NamedTensor
     from poetmodel.lowered.step import LoweredStep
 
@@ -142,16 +141,15 @@ def check_prefix(prefix: object) -> None:
         raise InputError(f"prefix: {prefix} is that of shared kernels; choose another one")
 
 
-def write_folder(deployment: Deployment, folder: Path, *, command: str) -> None:
-    """Write all files of a deployment, those of its folder of shared kernels included.
+def write_folder(source: StepSource, folder: Path, *, command: str) -> None:
+    """Write all files of a program, those of its folder of shared kernels included.
 
     README and manifest contain `command`. Deletes C files, headers and weight files
     (`_REPLACED_FILE`) that only an earlier export has. Raises `InputError` if a file cannot be
-    written, and the errors of `StepSource`. Before a file is written or deleted, folders are
+    written. Before a file is written or deleted, folders are
     created and all files except shared kernels are checked to be writable.
     """
-    weights = Weights.from_step(deployment.step)
-    source = StepSource(deployment, weights)
+    deployment = source.deployment
     shared_kernels = (
         ()
         if deployment.shared_kernels is None
@@ -184,7 +182,9 @@ def write_folder(deployment: Deployment, folder: Path, *, command: str) -> None:
     }
     texts["README.md"] = texts["README.md"].replace("@COMMAND@", format_command(command))
     binary_files = (
-        {apply_prefix("src/pm_weights.bin", deployment.prefix): weights.data} if is_binary else {}
+        {apply_prefix("src/pm_weights.bin", deployment.prefix): source.weights.data}
+        if is_binary
+        else {}
     )
     names = sorted((*texts, *binary_files, _MANIFEST))
     texts[_MANIFEST] = make_manifest(deployment, source, command=command, names=names)

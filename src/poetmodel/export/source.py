@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from copy import copy
 from hashlib import sha256
 from itertools import accumulate, chain
 from textwrap import fill
@@ -69,6 +70,12 @@ class StepSource:
             dict.fromkeys(ref.buffer for tensor in self.step.states for ref in tensor.pieces)
         )
         """Names of the buffers of state, in the order of the table of buffers."""
+
+    def with_deployment(self, deployment: Deployment) -> StepSource:
+        """Return the same program for a deployment that only counts its bytes."""
+        program = copy(self)
+        program.deployment = deployment
+        return program
 
     @property
     def kernels(self) -> tuple[str, ...]:

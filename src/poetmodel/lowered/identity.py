@@ -38,10 +38,10 @@ def front_identity(
     """Return the SHA-256 of a front's calls and of the order of a stored sample's tensors.
 
     It is in hexadecimal digits. The front has the `nodes` of these indices. A sample has outputs of
-    the front, then inputs of the step such as labels. Values of constants count. The outputs count by the order of first use in the front's
-    calls, the inputs by their index in the step; the values and sizes of both do not count. Samples
-    with one identity have the outputs of the same front and the same inputs of the step, in the
-    same order.
+    the front, then inputs of the step such as labels. Values of constants count. The outputs count
+    by the order of first use in the front's calls, the inputs by their index in the step; the
+    values and sizes of both do not count. Samples with one identity have the outputs of the same
+    front and the same inputs of the step, in the same order.
     """
     encoder = _StepEncoder(step)
     calls = [encoder.encode_call(call) for k in sorted(nodes) for call in step.calls[k]]

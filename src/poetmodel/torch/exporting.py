@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from poetmodel.export.checks import check_weight_bytes
-from poetmodel.export.exporting import ExportKeywords, check_export, export_step
+from poetmodel.export.exporting import export_with
+from poetmodel.export.options import ExportOptions
 from poetmodel.torch.lowering.inference import with_evaluation, with_inference
 from poetmodel.torch.lowering.step import lower
 from poetmodel.torch.target import trained_weight_bytes
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from poetmodel.export.deployment import Deployment
+    from poetmodel.export.options import ExportKeywords
 
 
 def export(
@@ -64,7 +67,7 @@ def export(
         class labels, number of correct labels. With ``commit`` also ``pm_keep_best`` and
         ``pm_restore_best``.
     **options
-        As for `poetmodel.export.exporting.export_step`: ``ram``, ``device``, ``profile``,
+        As for `poetmodel.export.options.ExportOptions.parse`: ``ram``, ``device``, ``profile``,
         ``stack``, ``tile``, ``paging``, ``recompute``, ``minimize``, ``deadline``, ``time_limit``,
         ``gap``, ``commit``, ``commit_every``, ``checksum``, ``replay``, ``migrate_from``,
         ``byte_inputs``, ``prefix``, ``weights``, ``shared_kernels``, ``command``, ``on_progress``.
@@ -91,8 +94,9 @@ def export(
     NoScheduleError
         If no schedule meets the limits, or none was found in time.
     """
-    board = check_export(Path(folder), **options)
-    check_weight_bytes(trained_weight_bytes(model), board)
+    parsed = ExportOptions.parse(Path(folder), infer=infer, evaluate=evaluate, **options)
+    parsed.check_ram()
+    check_weight_bytes(trained_weight_bytes(model), parsed.device)
     step = lower(
         model,
         loss_fn,
@@ -117,8 +121,10 @@ def export(
     }
     explicit_options |= {**options, **({"infer": True} if infer else {})}
     explicit_options |= {"evaluate": True} if evaluate else {}
-    options.setdefault("command", _export_command(optimizer, explicit_options, folder))
-    return export_step(step, Path(folder), infer=infer, evaluate=evaluate, **options)
+    if "command" not in options:
+        command = _export_command(optimizer, explicit_options, folder)
+        parsed = replace(parsed, command=command)
+    return export_with(step, parsed)
 
 
 def _export_command(

@@ -1,0 +1,324 @@
+"""Options of an export: parsed, checked and described in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Self, TypedDict
+
+from poetmodel.budgets import Budget, TileChoice
+from poetmodel.device import Costs, Device
+from poetmodel.device.generation import MIN_WRITE_UNIT_BYTES, GenerationLayout
+from poetmodel.errors import BudgetError, InputError
+from poetmodel.export.deployment import RUNTIME_BYTES, WeightsFormat, parse_stack
+from poetmodel.export.folder import check_folder, check_prefix, check_shared_folder
+from poetmodel.export.replay import check_samples
+from poetmodel.lowered.tables import parse_byte_inputs
+from poetmodel.problem import Limits, Problem, Quantity
+from poetmodel.problem.infeasibility import missing_unit_hint
+from poetmodel.solver.request import Request
+from poetmodel.tiling.choice import parse_tile
+from poetmodel.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from poetmodel.graph import Graph
+    from poetmodel.lowered.step import LoweredStep
+    from poetmodel.solver.request import OnProgress
+
+DEFAULT_DEVICE: Final = "nrf52840"
+"""Default device of an export: a Cortex-M4 with 256 KiB of RAM."""
+
+
+class ExportKeywords(TypedDict, total=False):
+    """Keywords of `ExportOptions.parse` that `poetmodel.torch.export` accepts, too."""
+
+    ram: str | int | Budget | None
+    device: str | Device
+    profile: str | Path | Costs | None
+    stack: str | int | None
+    tile: str | int | TileChoice | None
+    paging: bool
+    recompute: bool
+    minimize: str
+    deadline: str | float | None
+    time_limit: float
+    gap: float
+    commit: bool
+    commit_every: int
+    checksum: bool
+    replay: int
+    migrate_from: str | Path | None
+    byte_inputs: Mapping[str, str]
+    prefix: str
+    weights: WeightsFormat | str
+    shared_kernels: str | Path | None
+    command: str
+    on_progress: OnProgress | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Valid options of an export; see `parse`."""
+
+    folder: Path
+    device: Device
+    limits: Limits
+    """RAM, deadline and allowed decisions, as stated; RAM includes what `reserved_bytes` counts."""
+    profile: Costs | None
+    """Measured costs of the device, read once; None for estimates."""
+    stack_bytes: int
+    tile: TileChoice
+    time_limit_s: float
+    """Wall time of all solves, from the call of `request` on [s]."""
+    gap: float
+    commit: bool
+    """Whether state is committed, as `commit_every` above 1 implies."""
+    commit_every: int
+    checksum: bool
+    infer: bool
+    evaluate: bool
+    samples: int
+    """Number of stored samples of latent replay; 0 for none."""
+    migrate_from: str | Path | None
+    byte_inputs: Mapping[str, str]
+    prefix: str
+    weights: WeightsFormat
+    shared_kernels: Path | None
+    command: str
+    on_progress: OnProgress | None
+
+    @classmethod
+    def parse(  # noqa: PLR0913 - each option of an export
+        cls,
+        folder: Path,
+        *,
+        ram: str | int | Budget | None = None,
+        device: str | Device = DEFAULT_DEVICE,
+        profile: str | Path | Costs | None = None,
+        stack: str | int | None = None,
+        tile: str | int | TileChoice | None = "auto",
+        paging: bool = True,
+        recompute: bool = True,
+        minimize: str = "energy",
+        deadline: str | float | None = None,
+        time_limit: float = 60.0,
+        gap: float = 0.01,
+        commit: bool = False,
+        commit_every: int = 1,
+        checksum: bool = True,
+        infer: bool = False,
+        evaluate: bool = False,
+        replay: int = 0,
+        migrate_from: str | Path | None = None,
+        byte_inputs: Mapping[str, str] = MappingProxyType({}),
+        prefix: str = "pm",
+        weights: WeightsFormat | str = WeightsFormat.C,
+        shared_kernels: str | Path | None = None,
+        command: str = "",
+        on_progress: OnProgress | None = None,
+    ) -> Self:
+        """Parse and check all options that need no step.
+
+        Parameters
+        ----------
+        folder : Path
+            The folder to write; created if it does not exist. C files, headers and weight files
+            that only an earlier export wrote there are deleted.
+        ram : str or int, optional
+            RAM limit of the step: state, tensors, inputs, output of ``pm_infer``, stored samples,
+            stack and runtime together. Bytes, or a size such as ``256KiB``. A percentage is
+            relative to the keep-all peak, as for `poetmodel.Problem`, and counts state, tensors and
+            workspaces only. The limit may exceed the RAM of the device, which is the default.
+        device : str or Device
+            The device: source of costs, and of the limits on RAM, storage and flash.
+        profile : str, Path or Costs, optional
+            Measured costs in place of the device's estimates.
+        stack : str or int, optional
+            Reserved size of the stack. Default: 1536 bytes, 2048 with commits.
+        tile : str or int, optional
+            Maximum size of a tensor, such as ``32KiB``: larger parameters and activations are
+            divided into slices of channels, if their kernels support it. ``none`` or None: no
+            division. ``auto``: no division if the minimum RAM fits without; otherwise the best of
+            up to four sizes that fit, each solved for a fraction of the time. With `profile`, the
+            largest size that fits, because each size has other node names. Default: ``auto``.
+        paging, recompute : bool
+            Whether tensors may be paged, and recomputed.
+        minimize : {'energy', 'time', 'ram', 'writes'}
+            Objective of the schedule.
+        deadline : str or float, optional
+            Time limit of a step: seconds, ``20ms``, or ``150%`` of one computation of every node.
+        time_limit : float
+            Limit on the wall time of all solves, plans and offsets, those of forward passes
+            included; files are written after it [s]. The best result within it is exported.
+        gap : float
+            Gap of the overhead at which the solver stops.
+        commit : bool
+            Whether storage, or flash if storage is volatile, has generations of the state that a
+            step replaces. One generation is complete at any time.
+        commit_every : int
+            Number of steps between two commits. Above 1, it implies `commit`, and all replaced
+            state has its home in RAM unless storage is volatile.
+        checksum : bool
+            Whether committed state has checksums, which are checked when it is read.
+        infer : bool
+            Whether to export ``pm_infer``, the forward pass in evaluation mode. The step must have
+            been captured with it.
+        evaluate : bool
+            Whether to export ``pm_evaluate``: loss and correct classes of a batch in evaluation
+            mode; with `commit`, also ``pm_keep_best`` and ``pm_restore_best``. The step must have
+            been captured with it.
+        replay : int
+            Number of samples on storage, or in flash if storage is volatile, each as the outputs of
+            the frozen front and inputs that later nodes read. ``pm_keep_sample`` stores a sample,
+            ``pm_step_stored`` trains on stored samples. 0: none.
+        migrate_from : str or Path, optional
+            The folder of an earlier export with commits. ``pm_migrate`` copies its state from
+            storage: tensors with the same name, shape and type.
+        byte_inputs : mapping
+            Real inputs that the step receives as bytes, by name, with their conversion:
+            ``uint8:0.0039`` multiplies integers by a scale, ``uint8:0.01,0.02,0.01:-1.5`` by a
+            scale for each channel, and adds an offset. Inputs that are bytes already need no entry.
+        prefix : str
+            Prefix of all names in C. Steps with different prefixes can be linked into one program.
+        weights : {'c', 'binary'}
+            Format of constants and initial values of state: an array in C, or a binary file that
+            the assembler includes.
+        shared_kernels : str or Path, optional
+            A folder of kernels that several steps share: each export adds the kernels that it
+            needs.
+        command : str
+            The command that exported the folder, for its README and manifest.
+        on_progress : callable, optional
+            Called with the progress of each solve, as for `poetmodel.solve`.
+
+        Raises
+        ------
+        InputError
+            For the first invalid option; `BudgetError` for a size or limit. Leaves no file.
+        """
+        Request(time_limit_s=time_limit, gap=gap)
+        check_folder(folder)
+        check_prefix(prefix)
+        if shared_kernels is not None:
+            check_shared_folder(Path(shared_kernels), folder)
+        if weights not in list(WeightsFormat):
+            raise InputError(f"weights: expected c or binary, got {weights!r}")
+        if minimize not in list(Quantity):
+            raise InputError(f"minimize: expected one of {', '.join(Quantity)}, got {minimize!r}")
+        board = Device.load(device) if isinstance(device, str) else device
+        if board.is_graphics_card:
+            raise InputError(
+                f"device: {board.short_name} is a graphics card ({board.core}), and exported C "
+                "runs on CPUs and microcontrollers; choose one of these ('poetmodel devices' lists "
+                "them)"
+            )
+        if isinstance(profile, str | Path):
+            profile = Costs.load(profile, device=board)
+        parse_byte_inputs(byte_inputs)
+        if type(commit_every) is not int or commit_every < 1:
+            raise InputError(
+                f"commit_every: expected a number of steps from 1, got {commit_every!r}"
+            )
+        commit = commit or commit_every > 1
+        if commit:
+            _check_commit(board)
+        check_samples(replay)
+        if replay and board.storage is None:
+            raise InputError(f"replay: device {board.name} has no storage for samples")
+        tile_choice = parse_tile(tile)
+        limits = Limits(
+            ram=ram, deadline=deadline, recompute=recompute, paging=paging, minimize=minimize
+        )
+        limits.check()
+        return cls(
+            folder=folder,
+            device=board,
+            limits=limits,
+            profile=None if profile is None else replace(profile, device=board),
+            stack_bytes=parse_stack(stack, commit=commit),
+            tile=tile_choice,
+            time_limit_s=time_limit,
+            gap=gap,
+            commit=commit,
+            commit_every=commit_every,
+            checksum=checksum,
+            infer=infer,
+            evaluate=evaluate,
+            samples=replay,
+            migrate_from=migrate_from,
+            byte_inputs=byte_inputs,
+            prefix=prefix,
+            weights=WeightsFormat(weights),
+            shared_kernels=None if shared_kernels is None else Path(shared_kernels),
+            command=command,
+            on_progress=on_progress,
+        )
+
+    @property
+    def request(self) -> Request:
+        """A request whose time begins now."""
+        return Request(time_limit_s=self.time_limit_s, gap=self.gap, on_progress=self.on_progress)
+
+    def costs(self, graph: Graph) -> Costs:
+        """Return the profile, or estimated costs of a graph."""
+        return self.profile or Costs.estimate(graph, self.device)
+
+    def build_problem(self, step: LoweredStep, *, ram_bytes: int, paging: bool) -> Problem:
+        """Return the problem of a step, whole or in tiles, with `ram_bytes` for its tensors.
+
+        `paging` is whether tensors may be paged: False also for a device without storage.
+        """
+        limits = self.limits
+        return Problem(
+            step.graph,
+            self.costs(step.graph),
+            ram=ram_bytes,
+            deadline=limits.deadline,
+            recompute=limits.recompute,
+            paging=paging,
+            minimize=limits.minimize or "energy",
+            commit=self.commit_every if self.commit else None,
+        )
+
+    def check_ram(self) -> None:
+        """Raise `BudgetError` if stack and runtime use all of a RAM limit in bytes."""
+        budget = None if self.limits.ram is None else Budget.parse(self.limits.ram)
+        if budget is None or budget.size_bytes is None:
+            return
+        ram_bytes, board = budget.size_bytes, self.device
+        reserved_bytes = self.stack_bytes + RUNTIME_BYTES
+        if ram_bytes <= reserved_bytes:
+            has_unit = not str(budget.stated_value).isdigit() or not ram_bytes
+            remark = "" if has_unit else missing_unit_hint(ram_bytes, board.ram_bytes)
+            raise BudgetError(
+                f"ram: {format_bytes(ram_bytes)} less {format_bytes(reserved_bytes)} for stack and "
+                "runtime leave 0 B for inputs and tensors; give more, up to the "
+                f"{format_bytes(board.ram_bytes)} of device {board.short_name}{remark}"
+            )
+
+
+def _check_commit(board: Device) -> None:
+    """Raise `InputError` if a device can store no generations of state.
+
+    These are devices without storage, with volatile storage but no flash for state, or with
+    memory-mapped storage whose write unit exceeds `MIN_WRITE_UNIT_BYTES`.
+    """
+    if board.storage is None:
+        raise InputError(f"commit: device {board.name} has no storage for two generations of state")
+    if board.is_volatile:
+        if board.flash is None or not board.flash.storage_bytes:
+            raise InputError(
+                f"commit: the storage of {board.name} is volatile, and no [flash] of it may take "
+                "state; state its storage_bytes, or choose a device whose storage retains state"
+            )
+        return
+    unit_bytes = GenerationLayout.for_device(board).write_unit_bytes
+    if board.is_memory_mapped and unit_bytes > MIN_WRITE_UNIT_BYTES:
+        raise InputError(
+            f"commit: the storage of {board.name} is written {unit_bytes} B at a time, and updates "
+            "of state that is read in place write a few numbers at a time; choose a device whose "
+            "write_unit_bytes is at most 4, or storage that is not memory-mapped"
+        )
