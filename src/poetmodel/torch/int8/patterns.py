@@ -82,7 +82,9 @@ def _convert_convolution(reader: Reader, node: fx.Node) -> PendingLayer:
     else:
         (groups,) = other_arguments
     source, outer_padding = _split_padding(reader, node, x)
-    int8_weight, rescaling_constants = reader.read_weight_and_constants(node, weight, bias, source)
+    int8_weight, scales, rescaling_constants = reader.read_weight_and_constants(
+        node, weight, bias, source
+    )
     if int8_weight.ndim != _IMAGE_RANK:
         reader.refuse(node, "expected a convolution of two dimensions, which has a kernel in int8")
     strides = _to_pair(stride)
@@ -102,7 +104,7 @@ def _convert_convolution(reader: Reader, node: fx.Node) -> PendingLayer:
     channels_last_weight = int8_weight.permute(0, 2, 3, 1).contiguous()
     if int8_weight.shape[2:] == (1, 1) and has_plain_window and groups == 1:
         return _make_linear_layer(
-            reader, node, source, channels_last_weight.flatten(1), rescaling_constants
+            node, source, channels_last_weight.flatten(1), scales, rescaling_constants
         )
     if groups > 1 and int8_weight.shape[1] == 1 and int8_weight.shape[0] == groups:
         operator, kernel_weight = "depthwise", int8_weight[:, 0].permute(1, 2, 0).contiguous()
@@ -112,7 +114,6 @@ def _convert_convolution(reader: Reader, node: fx.Node) -> PendingLayer:
         numbers = (*window_arguments, groups, source.levels.zero)
 
     constants = {"weight": kernel_weight, **rescaling_constants}
-    _, scales = reader.read_weight(node, weight)
 
     def make_layer(levels: Levels) -> QuantizedLayer:
         """Return the convolution's int8 layer, whose result has the given levels."""
@@ -120,7 +121,7 @@ def _convert_convolution(reader: Reader, node: fx.Node) -> PendingLayer:
             operator,
             constants,
             (*numbers, *levels.rounding),
-            weight_scale=scales.float(),
+            weight_scale=scales,
             input_levels=source.levels,
         )
 
@@ -134,33 +135,34 @@ def _convert_linear(reader: Reader, node: fx.Node) -> PendingLayer:
     if len(reader.read_shape(node, x)) != _ROW_RANK:
         reader.refuse(node, "only rows have a kernel in int8; flatten each sample first")
     source = reader.read_quantized(node, x)
-    int8_weight, rescaling_constants = reader.read_weight_and_constants(node, weight, bias, source)
+    int8_weight, scales, rescaling_constants = reader.read_weight_and_constants(
+        node, weight, bias, source
+    )
     if source.flattened_shape:
         # The elements of a flattened sample are in channels-last order.
         int8_weight = (
             int8_weight.unflatten(1, source.flattened_shape).permute(0, 2, 3, 1).flatten(1)
         )
     return _make_linear_layer(
-        reader,
         node,
         source,
         int8_weight.contiguous(),
+        scales,
         rescaling_constants,
         flattens=bool(source.flattened_shape),
     )
 
 
 def _make_linear_layer(
-    reader: Reader,
     node: fx.Node,
     source: QuantizedValue,
     weight: Tensor,
+    scales: Tensor,
     rescaling_constants: dict[str, Tensor],
     *,
     flattens: bool = False,
 ) -> PendingLayer:
     """Return a pending linear layer, or 1x1 convolution, with its weight and constants."""
-    _, scales = reader.read_weight(node, arguments_with_defaults(node)[1])
 
     def make_layer(levels: Levels) -> QuantizedLayer:
         """Return the int8 linear layer, whose result has the given levels."""
@@ -169,7 +171,7 @@ def _make_linear_layer(
             {"weight": weight, **rescaling_constants},
             levels.rounding,
             flattens=flattens,
-            weight_scale=scales.float(),
+            weight_scale=scales,
             input_levels=source.levels,
         )
 

@@ -349,8 +349,8 @@ class Reader:
 
     def read_weight_and_constants(
         self, node: fx.Node, weight: Any, bias: Any, source: QuantizedValue
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the int8 weight of a layer, and the constants of its sums by buffer name.
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        """Return the int8 weight of a layer, its scales, and the constants of its sums by buffer.
 
         For each output ``start`` (minus the input's zero point times the sum of weights), ``scale``
         and ``bias``. Refuses sums that may exceed 32 bits.
@@ -374,7 +374,7 @@ class Reader:
             "scale": sum_scales,
             "bias": bias_values.clone(),
         }
-        return int8_weight, constants
+        return int8_weight, scales.float(), constants
 
     def _make_rescaling(self, node: fx.Node, source: QuantizedValue) -> PendingLayer:
         """Return a pending layer of `node` that converts a quantized value to other levels."""

@@ -5,12 +5,24 @@ Importing the package registers the lowerings of all supported operators.
 
 from poetmodel.torch.lowering import (
     linear,
+    losses,
     pointwise,
     quantized,
     reductions,
     shapes,
     spatial,
     tables,
+    updates,
 )
 
-__all__ = ["linear", "pointwise", "quantized", "reductions", "shapes", "spatial", "tables"]
+__all__ = [
+    "linear",
+    "losses",
+    "pointwise",
+    "quantized",
+    "reductions",
+    "shapes",
+    "spatial",
+    "tables",
+    "updates",
+]

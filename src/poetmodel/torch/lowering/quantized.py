@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.lowered.calls import ConvolutionSizes
 from poetmodel.torch.int8.operators import find_operator
-from poetmodel.torch.lowering.linear import accumulate_gradient, lower_gradient
 from poetmodel.torch.lowering.operands import fill, lowers, make_contiguous
 from poetmodel.torch.lowering.spatial import flatten_windows, max_pool_window_bounds
+from poetmodel.torch.lowering.updates import accumulate_gradient, lower_gradient
 from poetmodel.torch.step.updates import QuantizedUpdate
 
 if TYPE_CHECKING:
