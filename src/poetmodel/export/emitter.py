@@ -38,20 +38,6 @@ if TYPE_CHECKING:
     from poetmodel.lowered.calls import Argument
     from poetmodel.lowered.step import Weights
 
-_POINTER_MACROS: Final = {
-    DataType.REAL: "PM_REALS",
-    DataType.INT32: "PM_INTS",
-    DataType.UINT8: "PM_BYTES",
-    DataType.INT8: "PM_INT8S",
-}
-"""Macros that convert an offset in the arena to a typed pointer."""
-_CONSTANT_MACROS: Final = {
-    DataType.REAL: "PM_CONSTANT_REALS",
-    DataType.INT32: "PM_CONSTANT_INTS",
-    DataType.UINT8: "PM_CONSTANT_BYTES",
-    DataType.INT8: "PM_CONSTANT_INT8S",
-}
-"""Macros that convert an index in the weights to a typed pointer."""
 _CHUNK_ELEMENTS: Final = 32
 """Number of elements of memory-mapped state in a chunk: one iteration updates and writes it."""
 _MAX_FULL_CHUNKS: Final = 4
@@ -825,11 +811,9 @@ class ProgramSource:
             pointer = f"((const {element_type.c_name} *)pm_page_address({slot}))"
             return _add_offset(pointer, ref.offset)
         if name in self._current_offsets or name in self._replaced_state:
-            return _add_offset(
-                f"{_POINTER_MACROS[element_type]}({self._address_of(name)})", ref.offset
-            )
+            return _add_offset(f"PM_{element_type.macro}({self._address_of(name)})", ref.offset)
         index = self.weights.offsets[name] // element_type.itemsize
-        return f"{_CONSTANT_MACROS[element_type]}({index + ref.offset})"
+        return f"PM_CONSTANT_{element_type.macro}({index + ref.offset})"
 
     def _address_of(self, name: str) -> int:
         """Return the offset of a tensor in the arena; a replacement has that of its state [B]."""

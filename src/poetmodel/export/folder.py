@@ -497,7 +497,7 @@ def _tensor_keys(tensor: NamedTensor) -> dict[str, Any]:
     return {
         "name": tensor.name,
         "shape": list(tensor.shape),
-        "dtype": "float32" if tensor.type is DataType.REAL else str(tensor.type),
+        "dtype": tensor.type.numpy_name,
         "bytes": tensor.elements * tensor.type.itemsize,
     }
 

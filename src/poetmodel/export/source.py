@@ -16,6 +16,7 @@ import numpy as np
 from poetmodel.device.generation import RECORD_BYTES, SEAL_BYTES, WRITE_PADDING_BYTES
 from poetmodel.export.deployment import WeightsFormat, gradient_slot_name, input_bytes, output_bytes
 from poetmodel.export.emitter import ProgramSource, comment_text
+from poetmodel.export.migration import list_state_pieces
 from poetmodel.export.templates import read_template
 from poetmodel.lowered.calls import DataType
 from poetmodel.lowered.kernels import find_kernel
@@ -32,12 +33,6 @@ if TYPE_CHECKING:
     from poetmodel.lowered.calls import NamedTensor
     from poetmodel.lowered.step import LoweredStep, Weights
 
-_TYPE_MACROS: Final = {
-    DataType.REAL: "PM_IS_REAL",
-    DataType.INT32: "PM_IS_INT32",
-    DataType.UINT8: "PM_IS_UINT8",
-    DataType.INT8: "PM_IS_INT8",
-}
 _DEFINED_MACRO: Final = re.compile(r"^#define PM_(\w+)", re.MULTILINE)
 _HOME_MACROS: Final = {
     "ram": "PM_RAM",
@@ -358,7 +353,7 @@ class StepSource:
         slots = self.deployment.slots
         slot = str(slots.index(name)) if name in slots else "PM_NO_SLOT"
         address = self.program.state_offsets.get(name, 0)
-        type_macro = _TYPE_MACROS[buffer.type]
+        type_macro = f"PM_IS_{buffer.type.upper()}"
         fields = (
             f"{buffer.elements}, {self.weights.offsets.get(name, 'PM_ZEROS')}, {address}, {slot}"
         )
@@ -383,11 +378,11 @@ class StepSource:
         The tensor's row has the index of its first piece in `piece_rows`, and the number of pieces.
         The row of a piece has the index of its buffer, first element and number of elements.
         """
-        first, remaining = len(piece_rows), tensor.elements
-        for ref in tensor.pieces:
-            count = min(remaining, self.step.buffers[ref.buffer].elements - ref.offset)
-            piece_rows.append(f"{{{self._buffers.index(ref.buffer)}, {ref.offset}, {count}}}")
-            remaining -= count
+        first = len(piece_rows)
+        piece_rows += (
+            f"{{{self._buffers.index(buffer)}, {offset}, {count}}}"
+            for buffer, offset, count in list_state_pieces(self.step, tensor)
+        )
         return f"{{{first}, {len(tensor.pieces)}}}"
 
     def _gradient_table(self) -> Iterator[str]:

@@ -15,13 +15,14 @@ import numpy as np
 from poetmodel.errors import InputError, convert_errors
 from poetmodel.files import parse_json, read_bytes, read_text, write_bytes
 from poetmodel.headers import check_version
+from poetmodel.lowered.calls import DataType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 STATE_FILE: Final = "state.bin"
 """Default name of the state file in an exported folder."""
-_FILE_DTYPES: Final = {"float32": "<f4", "int32": "<i4", "uint8": "u1", "int8": "i1"}
+_FILE_DTYPES: Final = {kind.numpy_name: kind.file_dtype for kind in DataType}
 _MANIFEST: Final = "manifest.json"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias
 
 from poetmodel.lowered.kernels import find_kernel
 
@@ -19,13 +19,18 @@ WORKSPACE: Final = "@workspace"
 class DataType(StrEnum):
     """Element types of exported code."""
 
-    REAL = "real"
-    """``pm_real``: float on the device, double in builds that check results."""
-    INT32 = "int32"
-    UINT8 = "uint8"
-    """Truth values and bytes."""
-    INT8 = "int8"
-    """Quantized values, as in ``pm_q8.h``."""
+    file_dtype: str
+    """NumPy type of elements in files: little-endian, with their size on the device."""
+    c_name: str
+    """Name of the type in C."""
+    word: str
+    """Name of the type in the names of kernels that convert it."""
+    suffix: str
+    """Suffix of the names of kernels that exist for each type."""
+    macro: str
+    """Name of the type in macros of exported code, such as ``PM_CONSTANT_REALS``."""
+    text: str
+    """Elements of the type in messages."""
 
     @property
     def itemsize(self) -> int:
@@ -33,24 +38,25 @@ class DataType(StrEnum):
         return int(self.file_dtype[-1])
 
     @property
-    def file_dtype(self) -> str:
-        """NumPy type of elements in files: little-endian, with their size on the device."""
-        return {
-            DataType.REAL: "<f4",
-            DataType.INT32: "<i4",
-            DataType.UINT8: "u1",
-            DataType.INT8: "i1",
-        }[self]
+    def numpy_name(self) -> str:
+        """Name of the type in NumPy."""
+        return "float32" if self is DataType.REAL else str(self)
 
-    @property
-    def c_name(self) -> str:
-        """Name of the type in C: ``pm_real``, ``int32_t``, ``uint8_t`` or ``int8_t``."""
-        return {
-            DataType.REAL: "pm_real",
-            DataType.INT32: "int32_t",
-            DataType.UINT8: "uint8_t",
-            DataType.INT8: "int8_t",
-        }[self]
+    def __new__(cls, value: str, *facts: str) -> Self:
+        """Make a member with its facts, in the order of their declaration."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.file_dtype, member.c_name, member.word, *others = facts
+        member.suffix, member.macro, member.text = others
+        return member
+
+    REAL = "real", "<f4", "pm_real", "real", "", "REALS", "real numbers"
+    """``pm_real``: float on the device, double in builds that check results."""
+    INT32 = "int32", "<i4", "int32_t", "int", "_int", "INTS", "integers"
+    UINT8 = "uint8", "u1", "uint8_t", "byte", "_byte", "BYTES", "truth values"
+    """Truth values and bytes."""
+    INT8 = "int8", "i1", "int8_t", "int8", "_int8", "INT8S", "quantized values"
+    """Quantized values, as in ``pm_q8.h``."""
 
 
 @dataclass(frozen=True, slots=True)

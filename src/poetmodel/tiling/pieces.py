@@ -7,10 +7,10 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from poetmodel.graph import Node, Tensor
-from poetmodel.lowered.calls import Buffer, Call, DataType, NamedTensor, Ref
+from poetmodel.lowered.calls import Buffer, Call, NamedTensor, Ref
 from poetmodel.tiling.slices import MASK_BITS, ChannelLayout, View
 
 if TYPE_CHECKING:
@@ -400,7 +400,7 @@ class Expansion:
             if piece_index != self._writers[result_slice][0]:
                 old_name = self._versioned_name(result_slice, piece_index - 1)
                 copy_arguments = (Ref(new_name), Ref(old_name), (1, buffer.elements, 1, 1))
-                calls.insert(0, Call(f"pm_copy{_COPY_SUFFIXES[buffer.type]}", copy_arguments))
+                calls.insert(0, Call(f"pm_copy{buffer.type.suffix}", copy_arguments))
                 in_place_pairs.append((new_name, old_name))
             elif self._writers[result_slice] == [piece_index] and channel_range is not None:
                 in_place_pairs += self._find_in_place_slices(name, channel_range)
@@ -589,9 +589,3 @@ def _find_dependencies(
                 successors[predecessor].add(piece_index)
                 n_predecessors[piece_index] += 1
     return successors, n_predecessors
-
-
-_COPY_SUFFIXES: Final = {
-    DataType.REAL: "", DataType.INT32: "_int", DataType.UINT8: "_byte", DataType.INT8: "_int8",
-}  # fmt: skip
-"""Suffix of the copy kernel by element type."""

@@ -233,10 +233,8 @@ class Lowering:
             self.refuse("has no kernel for elements of this type")
         for argument, (_, c_type) in zip(arguments, find_kernel(kernel).parameters, strict=True):
             if isinstance(argument, StridedView) and argument.type.c_name not in c_type:
-                type_texts = (_TYPE_TEXTS[kind] for kind in DataType if kind.c_name in c_type)
-                self.refuse(
-                    f"expected {next(type_texts, c_type)}, got {_TYPE_TEXTS[argument.type]}"
-                )
+                type_texts = (kind.text for kind in DataType if kind.c_name in c_type)
+                self.refuse(f"expected {next(type_texts, c_type)}, got {argument.type.text}")
         values = tuple(
             argument.ref if isinstance(argument, StridedView) else argument
             for argument in arguments
@@ -270,29 +268,6 @@ def aten_name(op: Lowering) -> str:
 
 
 # -- arguments of kernels about tensors --------------------------------------------------------
-
-SUFFIX: Final = {
-    DataType.REAL: "",
-    DataType.INT32: "_int",
-    DataType.UINT8: "_byte",
-    DataType.INT8: "_int8",
-}
-"""Suffix of the names of kernels that exist for each type."""
-
-_TYPE_NAMES: Final = {
-    DataType.REAL: "real",
-    DataType.INT32: "int",
-    DataType.UINT8: "byte",
-    DataType.INT8: "int8",
-}
-"""Types in the names of kernels that convert them."""
-_TYPE_TEXTS: Final = {
-    DataType.REAL: "real numbers",
-    DataType.INT32: "integers",
-    DataType.UINT8: "truth values",
-    DataType.INT8: "quantized values",
-}
-"""Types in messages."""
 
 
 def shape_table(op: Lowering, *views: StridedView, preserve_order: bool = False) -> tuple[int, ...]:
@@ -394,7 +369,7 @@ def convert_operand(op: Lowering, argument: Any, kind: DataType = DataType.REAL)
     if not isinstance(argument, fx.Node):
         scalar = allocate_workspace(op, (), kind)
         number = float(argument) if kind is DataType.REAL else int(argument)
-        op.call(f"pm_fill{SUFFIX[kind]}", scalar, 1, number)
+        op.call(f"pm_fill{kind.suffix}", scalar, 1, number)
         return scalar
     view = op.value(argument)
     if view.type is kind:
@@ -424,13 +399,11 @@ def copy(op: Lowering, out: StridedView, x: StridedView) -> None:
     """
     x = x.broadcast(out.shape)
     if out.type is x.type:
-        op.call(f"pm_copy{SUFFIX[x.type]}", out, x, shape_table(op, out, x))
+        op.call(f"pm_copy{x.type.suffix}", out, x, shape_table(op, out, x))
     elif out.type is DataType.UINT8 and op.returns_bytes:
         op.refuse("expected truth values: there is no kernel that converts numbers to bytes")
     else:
-        op.call(
-            f"pm_{_TYPE_NAMES[x.type]}_to_{_TYPE_NAMES[out.type]}", out, x, shape_table(op, out, x)
-        )
+        op.call(f"pm_{x.type.word}_to_{out.type.word}", out, x, shape_table(op, out, x))
 
 
 def make_contiguous(op: Lowering, view: StridedView) -> StridedView:
@@ -450,7 +423,7 @@ def fill(op: Lowering, out: StridedView, number: float) -> None:
     if not out.is_dense:
         op.refuse("expected a dense output")
     value: Argument = float(number) if out.type is DataType.REAL else int(number)
-    op.call(f"pm_fill{SUFFIX[out.type]}", out, out.elements, value)
+    op.call(f"pm_fill{out.type.suffix}", out, out.elements, value)
 
 
 def plane_layout(

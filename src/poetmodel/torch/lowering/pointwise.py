@@ -14,7 +14,6 @@ from torch import fx
 
 from poetmodel.lowered.calls import DataType
 from poetmodel.torch.lowering.operands import (
-    SUFFIX,
     Lowering,
     StridedView,
     aten_name,
@@ -352,7 +351,7 @@ def _lower_comparison(op: Lowering, x: Any, y: Any, relations: int) -> None:
     ]
     is_real = DataType.REAL in operand_types or isinstance(y, float)
     kind = DataType.REAL if is_real else DataType.INT32
-    kernel = f"pm_compare{SUFFIX[kind]}"
+    kernel = f"pm_compare{kind.suffix}"
     views = [convert_operand(op, x, kind).broadcast(out.shape)]
     constants: tuple[float, ...] = ()
     if isinstance(y, fx.Node):
@@ -433,7 +432,7 @@ def _lower_selection(op: Lowering, condition: Any, x: Any, y: Any) -> None:
         *(convert_operand(op, argument, out.type) for argument in (x, y)),
     ]
     views = [view.broadcast(out.shape) for view in views]
-    op.call(f"pm_where{SUFFIX[out.type]}", out, *views, shape_table(op, out, *views))
+    op.call(f"pm_where{out.type.suffix}", out, *views, shape_table(op, out, *views))
     op.can_overwrite_operand = True
 
 

@@ -11,7 +11,6 @@ from torch import fx
 
 from poetmodel.lowered.calls import DataType
 from poetmodel.torch.lowering.operands import (
-    SUFFIX,
     Lowering,
     StridedView,
     allocate_workspace,
@@ -199,7 +198,7 @@ def _lower_triangle(op: Lowering) -> None:
     strides = [view.strides[k] for view in (out, x) for k in (row, column)]
     is_lower = int(op.node.target is aten.tril.default)
     constants = (x.shape[row], x.shape[column], *strides, op.args[1], is_lower)
-    op.call(f"pm_triangle{SUFFIX[x.type]}", out, x, shape_table(op, *matrices), *constants)
+    op.call(f"pm_triangle{x.type.suffix}", out, x, shape_table(op, *matrices), *constants)
     op.can_overwrite_operand = True
 
 
@@ -251,9 +250,7 @@ def _lower_arange(op: Lowering) -> None:
     start = 0 if op.node.target is aten.arange.default else op.args[0]
     step = op.args[2] if op.node.target is aten.arange.start_step else 1
     number_type = float if out.type is DataType.REAL else int
-    op.call(
-        f"pm_arange{SUFFIX[out.type]}", out, out.elements, number_type(start), number_type(step)
-    )
+    op.call(f"pm_arange{out.type.suffix}", out, out.elements, number_type(start), number_type(step))
 
 
 # -- indices -----------------------------------------------------------------------------------
@@ -279,7 +276,7 @@ def _call_gather(
     if x.type is DataType.UINT8:
         op.refuse("expected real numbers or integers, got truth values or bytes")
     op.call(
-        f"pm_gather{SUFFIX[x.type]}",
+        f"pm_gather{x.type.suffix}",
         *(out, x, index, shape_table(op, out, x, index), stride, size),
         index_range=_index_range(size, allow_negative=allow_negative),
     )

@@ -602,13 +602,7 @@ def _to_exported_array(value: torch.Tensor, kind: DataType, name: str) -> np.nda
         limits = torch.iinfo(torch.int32)
         if int(value.min()) < limits.min or int(value.max()) > limits.max:
             raise CaptureError(f"{name}: holds integers of more than 32 bits")
-    torch_types = {
-        DataType.REAL: torch.float32,
-        DataType.INT32: torch.int32,
-        DataType.UINT8: torch.uint8,
-        DataType.INT8: torch.int8,
-    }
-    array: np.ndarray = value.to(torch_types[kind]).cpu().numpy().copy()
+    array: np.ndarray = value.to(getattr(torch, kind.numpy_name)).cpu().numpy().copy()
     return array
 
 
