@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.errors import InputError
 from poetmodel.graph import Graph, Phase, checkpoint_all_profile, floor
-from poetmodel.graph.catalogue import Variant, load_model, model_names
+from poetmodel.graph.catalogue import Variant, load_model
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -169,18 +168,17 @@ def find_whole_step(
 
     They are SGD and in-place operators. None if the minimum RAM of that step exceeds the device's
     RAM; without `paging` or storage, the minimum includes all state. None also without a device, if
-    `shape` states `state` already, if the network refuses `shape`, and if the graph is published or
-    not built-in.
+    `shape` states `state` already, and for graphs that are not built-in or published, which have
+    fixed sizes.
     """
-    if device is None or name not in model_names() or shape.overrides.get("state"):
+    from poetmodel.graph.zoo import MODELS
+
+    if device is None or name not in MODELS or shape.overrides.get("state"):
         return None
     can_page = paging and device.storage is not None
     step = WholeStep(state="sgd", in_place=True, min_bytes=0)
     options = {**asdict(shape), "state": step.state, "in_place": step.in_place}
-    try:
-        graph = load_model(name, Variant(**options))
-    except InputError:  # Published graphs have no state; a network may refuse `shape`.
-        return None
+    graph = load_model(name, Variant(**options))
     is_mapped = can_page and device.is_memory_mapped
     minimum = floor(graph, memory_mapped=is_mapped, resident=not can_page)
     return replace(step, min_bytes=minimum.bytes) if minimum.bytes <= device.ram_bytes else None
