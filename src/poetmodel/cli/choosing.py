@@ -146,9 +146,9 @@ def _check_options(
     One error has all invalid limits. `device` is the device of the profile. These errors do not
     depend on the step, so they are raised before PyTorch is imported.
     """
+    from poetmodel.choosing.scores import load_scores
     from poetmodel.choosing.search import GRADIENT_NORM
     from poetmodel.device import Costs
-    from poetmodel.lowered.io import load_scores
     from poetmodel.tiling.choice import parse_tile
 
     limits.stated.check()

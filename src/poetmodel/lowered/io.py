@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import csv
-import io
 import json
 import math
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 import numpy as np
 from pydantic import ConfigDict, Field
 
-from poetmodel.errors import InputError, convert_errors, quote
+from poetmodel.errors import InputError, convert_errors
 from poetmodel.files import read_text, write_text
 from poetmodel.graph import Graph
 from poetmodel.graph.io import STEP_FORMAT, graph_of_step
@@ -501,36 +499,3 @@ def _decode_values(step: LoweredStep, name: str, base64_text: str) -> np.ndarray
     if len(content) != buffer.bytes:
         raise InputError(f"values: {name!r} has {len(content)} B, its buffer {buffer.bytes} B")
     return np.frombuffer(content, dtype=buffer.type.file_dtype)
-
-
-def load_scores(path: Path) -> dict[str, float]:
-    """Read a file of scores, a CSV with the columns ``name`` and ``score`` in this order.
-
-    Empty lines are skipped; spaces around columns, names and scores are removed. Raises
-    `InputError` if the file cannot be read or is no CSV, its first line has other columns, a later
-    line does not have two values, a name occurs twice, or a score is no number. Scores that are
-    negative or not finite are returned.
-    """
-    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
-    with convert_errors(InputError, str(path)):
-        try:
-            lines = [line for line in reader if line]
-        except csv.Error as error:
-            raise InputError(f"is no CSV file: {error}") from error
-        header, *score_lines = lines or [[]]
-        if [column.strip() for column in header] != ["name", "score"]:
-            raise InputError("expected the columns name,score in the first line")
-        scores: dict[str, float] = {}
-        for score_line in score_lines:
-            if len(score_line) != len(header):
-                raise InputError(f"expected a name and a score, got {','.join(score_line)!r}")
-            name, text = (field.strip() for field in score_line)
-            if name in scores:
-                raise InputError(f"{quote(name)} occurs twice; give each layer one score")
-            try:
-                scores[name] = float(text)
-            except ValueError:
-                raise InputError(
-                    f"score of {quote(name)}: expected a number of 0 or more, got {text!r}"
-                ) from None
-    return scores

@@ -14,6 +14,7 @@ from poetmodel.backends.registry import backend as find_backend
 from poetmodel.budgets import Budget, TileChoice
 from poetmodel.choosing.freezing import Freezable, graph_signature
 from poetmodel.choosing.relaxation import costs_for, find_estimate_device
+from poetmodel.choosing.scores import load_scores
 from poetmodel.choosing.search import (
     GRADIENT_NORM,
     LayerSet,
@@ -27,7 +28,6 @@ from poetmodel.clock import now_s
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, join_names
 from poetmodel.graph import checkpoint_all_peak_bytes
-from poetmodel.lowered.io import load_scores
 from poetmodel.problem import Limits, Problem
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity
