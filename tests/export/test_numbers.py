@@ -12,8 +12,8 @@ from kit.programs import require_programs, run_command
 from kit.rotation import mark_seeds_except
 from poetmodel.export.exporting import export_step
 from poetmodel.export.kernels import apply_prefix
-from poetmodel.export.ranges import number_check_instructions
 from poetmodel.lowered.io import load_step
+from poetmodel.lowered.ranges import number_check_instructions
 
 PROGRAM = Path(__file__).with_name("library") / "numbers.c"
 ALL = {"commit": True, "evaluate": True, "replay": 4}

@@ -558,8 +558,8 @@ def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
 
     Yield no facts without ``--replay``.
     """
-    from poetmodel.export.ranges import number_check_instructions
     from poetmodel.export.replay import program_instructions
+    from poetmodel.lowered.ranges import number_check_instructions
 
     replay = deployment.replay
     if replay is None:

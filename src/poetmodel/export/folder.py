@@ -23,12 +23,12 @@ from poetmodel.export.kernels import (
 )
 from poetmodel.export.migration import list_state_pieces
 from poetmodel.export.packaging import folder_template_values, format_command
-from poetmodel.export.ranges import number_check_instructions
 from poetmodel.export.replay import program_instructions, replay_arena_bytes, sample_tensor_names
 from poetmodel.export.templates import fill_template
 from poetmodel.files import check_writable, raise_write_errors, write_bytes, write_text
 from poetmodel.lowered.calls import DataType
 from poetmodel.lowered.kernels import SOURCES, find_kernel
+from poetmodel.lowered.ranges import number_check_instructions
 from poetmodel.lowered.tables import BYTE_VALUES, find_tables
 from poetmodel.schedule import GraphIdentity
 from poetmodel.version import __version__

@@ -115,21 +115,16 @@ def trace_copies(indices: Indices, writers: Mapping[str, Iterable[Call]]) -> Ind
     that read or write the buffer in the node that computes it.
     """
     calls = list(writers.get(indices.ref.buffer, ()))
-    match calls:
-        case [
-            Call(
-                kernel="pm_copy_int", arguments=(Ref() as target, Ref() as source, tuple() as shape)
-            )
-        ]:
-            sizes, target_strides, source_strides = table_columns(shape)
-            if _find_canonical_elements(target.offset, sizes, target_strides) == (
-                indices.ref.offset,
-                indices.shape,
-            ):
-                first, table = _find_canonical_elements(source.offset, sizes, source_strides)
-                original = replace(indices, ref=Ref(source.buffer, first), shape=table)
-                return trace_copies(original, writers)
-    return indices
+    if len(calls) != 1 or calls[0].kernel != "pm_copy_int":
+        return indices
+    target, source = calls[0]["out"], calls[0]["x"]
+    sizes, target_strides, source_strides = table_columns(calls[0]["shape"])
+    copied = _find_canonical_elements(target.offset, sizes, target_strides)
+    if copied != (indices.ref.offset, indices.shape):
+        return indices
+    first, table = _find_canonical_elements(source.offset, sizes, source_strides)
+    original = replace(indices, ref=Ref(source.buffer, first), shape=table)
+    return trace_copies(original, writers)
 
 
 def find_real_inputs(step: LoweredStep) -> Iterator[NamedTensor]:
