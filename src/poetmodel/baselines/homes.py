@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial, wraps
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.baselines.engine import select_best_schedule
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     Scheduler = Callable[Concatenate[Problem, P], Schedule]
 
 
+N_SKIP_ATTEMPTS: Final = 3
+"""Attempts to fill RAM after the bisection; each takes as long as the method."""
 FORWARD_ONLY: Final = "forward_only"
 """Name of the attribute that `mark_forward_only` sets on functions."""
 
@@ -106,46 +109,36 @@ def schedule_with_best_homes(
     """Return the best schedule of `rules`, over several assignments of homes to state.
 
     `rules` are called with problems without state. Each rule is tried with all state in RAM and
-    with all state on storage; once if there is no state. If a rule has a schedule only with all
-    state on storage, bisection finds the maximum number of state tensors in RAM, in the order of
-    `_sort_by_transfer_energy`. If no attempt has a schedule, all attempts may be repeated with
-    permission to overwrite inputs that are read later: see `retry_with_overwrites`. If none has a
-    schedule then either, the first `MethodNotApplicableError` is raised. The time limit has the
-    effect that `select_best_schedule` describes.
+    with all state on storage; once if there is no state. For a rule with a schedule only in the
+    second case, RAM is filled in the orders of `_fill_orders`. If no attempt has a schedule, all
+    attempts may be repeated with permission to overwrite inputs that are read later: see
+    `retry_with_overwrites`. If none has a schedule then either, the first
+    `MethodNotApplicableError` is raised. The time limit has the effect that `select_best_schedule`
+    describes.
     """
-    state_tensors = _sort_by_transfer_energy(problem)
-    extreme_numbers = dict.fromkeys((len(state_tensors), 0))
-    feasible: set[tuple[int, int]] = set()
-    """(index of the rule, number of state tensors in RAM) of the attempts that have a schedule."""
+    orders = _fill_orders(problem)
+    extremes = dict.fromkeys((orders[0], ()))
+    feasible: set[tuple[int, frozenset[int]]] = set()
+    """(index of the rule, state tensors in RAM) of the attempts that have a schedule."""
 
-    def schedule_with(rule_index: int, n_resident: int) -> Schedule:
-        schedule = _schedule_with_resident_state(
-            problem, state_tensors[:n_resident], rules[rule_index]
-        )
-        feasible.add((rule_index, n_resident))
+    def schedule_with(rule_index: int, resident: tuple[int, ...]) -> Schedule:
+        schedule = _schedule_with_resident_state(problem, resident, rules[rule_index])
+        feasible.add((rule_index, frozenset(resident)))
         return schedule
 
     def list_attempts() -> Iterator[Callable[[], Schedule]]:
-        """Yield functions that attempt a schedule; call each one before requesting the next.
-
-        First each rule with all state in RAM, then each rule with all state on storage. Then, for
-        each rule with a schedule only in the second case, last rule first, a bisection for the
-        maximum number of state tensors in RAM.
-        """
-        for n_resident in extreme_numbers:
-            yield from (
-                partial(schedule_with, rule_index, n_resident) for rule_index in range(len(rules))
-            )
-        for rule_index in reversed(range(len(rules))):
-            high, low = len(state_tensors), 0
-            while (
-                high - low > 1
-                and (rule_index, low) in feasible
-                and (rule_index, high) not in feasible
-            ):
-                middle = (low + high) // 2
-                yield partial(schedule_with, rule_index, middle)
-                low, high = (middle, high) if (rule_index, middle) in feasible else (low, middle)
+        """Yield functions that attempt a schedule; call each one before requesting the next."""
+        for resident in extremes:
+            yield from (partial(schedule_with, index, resident) for index in range(len(rules)))
+        # A bisection, and a few attempts without tensors that do not fit.
+        max_attempts = len(orders[0]).bit_length() + N_SKIP_ATTEMPTS
+        for order in orders:
+            for index in reversed(range(len(rules))):
+                found = {resident for rule_index, resident in feasible if rule_index == index}
+                if frozenset() in found and frozenset(order) not in found:
+                    is_feasible = partial(lambda i, fill: (i, fill) in feasible, index)
+                    for resident in islice(_fill_ram(order, is_feasible), max_attempts):
+                        yield partial(schedule_with, index, resident)
 
     def run_attempts() -> Schedule:
         feasible.clear()
@@ -154,11 +147,38 @@ def schedule_with_best_homes(
     return retry_with_overwrites(problem.graph, run_attempts)
 
 
-def _sort_by_transfer_energy(problem: Problem) -> tuple[int, ...]:
-    """Return the state tensors by descending energy of their transfers per byte, then by index.
+def _fill_ram(
+    order: Sequence[int], is_feasible: Callable[[frozenset[int]], bool]
+) -> Iterator[tuple[int, ...]]:
+    """Yield sets of state tensors to attempt: they fill RAM in an order, without what does not fit.
 
-    The transfers are those of a state tensor on storage: a page-in for each reader, unless it is
-    read in place, and a page-out if it has a replacement.
+    The whole order is known not to fit. Bisection finds how many of the next tensors fit, and the
+    one after them is skipped. `is_feasible` tells the result of the last attempt.
+    """
+    resident: tuple[int, ...] = ()
+    rest = tuple(order)
+    while rest:
+        n_fitting, n_excessive = 0, len(rest)
+        while n_excessive - n_fitting > 1:
+            middle = (n_fitting + n_excessive) // 2
+            yield resident + rest[:middle]
+            if is_feasible(frozenset(resident + rest[:middle])):
+                n_fitting = middle
+            else:
+                n_excessive = middle
+        resident, rest = resident + rest[:n_fitting], rest[n_excessive:]
+        if rest:
+            yield resident + rest
+            if is_feasible(frozenset(resident + rest)):
+                return
+
+
+def _fill_orders(problem: Problem) -> tuple[tuple[int, ...], ...]:
+    """Return two orders in which state tensors are put into RAM.
+
+    First by descending energy of their transfers per byte, then by descending size, which leaves
+    few bytes on storage. The transfers are those of a state tensor on storage: a page-in for each
+    reader, unless it is read in place, and a page-out if it has a replacement.
     """
     graph, coefficients = problem.graph, problem.energy.coefficients
 
@@ -168,7 +188,10 @@ def _sort_by_transfer_energy(problem: Problem) -> tuple[int, ...]:
         transfers_j = reads * coefficients.page_in[i] + writes * coefficients.page_out[i]
         return transfers_j / max(1, graph.tensor_bytes[i])
 
-    return tuple(sorted(graph.state_tensors, key=lambda i: (-energy_per_byte(i), i)))
+    return (
+        tuple(sorted(graph.state_tensors, key=lambda i: (-energy_per_byte(i), i))),
+        tuple(sorted(graph.state_tensors, key=lambda i: (-graph.tensor_bytes[i], i))),
+    )
 
 
 def _schedule_avoiding_overwrites(
