@@ -81,6 +81,18 @@ def test_no_cut_mixes_samples(programs, plan, flash, part):
     assert said == f"{count} trials\n"
 
 
+@pytest.mark.parametrize(
+    ("plan", "flash"),
+    mark_seeds_except(
+        [*(("in RAM", flash) for flash in FLASHES), ("in place", "shared"), ("paged", "alone")],
+        {("in RAM", "shared"), ("in place", "shared")},
+    ),
+)
+def test_draws_pass_over_damaged_samples(programs, plan, flash):
+    """They are drawn as often as others; a damaged one can be dropped, for good."""
+    assert programs(plan, flash, "damage") == "passed over\n"
+
+
 def test_all_samples_are_equally_likely(programs):
     """Of 18 offered six are there, each in a third of the seeds; draws are even."""
     said = programs("in RAM", "shared", "chance").splitlines()

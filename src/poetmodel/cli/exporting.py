@@ -546,6 +546,9 @@ def _deployment_facts(deployment: Deployment) -> Iterator[Fact]:
         migrated, reset = deployment.migration.migrated, deployment.migration.reset
         note = f"{format_items(len(reset), 'tensor')} reset{': ' * bool(reset)}{join_names(reset)}"
         yield text_fact("migrated state", format_items(len(migrated), "tensor"), note)
+        if deployment.migration.source["samples"]:
+            is_taken = deployment.migration.takes_samples
+            yield text_fact("migrated samples", "all" if is_taken else "none")
     n_slots = len(deployment.slots)
     yield text_fact(
         "slots on storage", str(n_slots), format_bytes(deployment.stored_bytes) if n_slots else ""

@@ -23,8 +23,8 @@ from poetmodel.lowered.loops import table_columns
 from poetmodel.lowered.ranges import (
     Indices,
     find_index_operands,
+    find_input_indices,
     find_real_inputs,
-    trace_copies,
 )
 from poetmodel.plan import Op
 from poetmodel.schedule.machine import BEFORE, Content
@@ -278,21 +278,11 @@ class ProgramSource:
         Checks of inputs that a stored sample lacks are in a C block ``if (!PM_STORED)``. Registers
         the indices and their copies as checked, and ``pm_within`` as a kernel.
         """
-        writers = {
-            tensor.name: [call for call in calls if tensor.name in call.buffers]
-            for node, calls in zip(self.graph.nodes, self.step.calls, strict=True)
-            for tensor in node.outputs
-        }
-        for calls in self.step.calls:
-            for indices in (indices for call in calls for indices in find_index_operands(call)):
-                source_indices = trace_copies(indices, writers)
-                if source_indices.ref.buffer in self._caller_pointers:
-                    checks = list(self._range_check_lines(source_indices))
-                    is_stored = (
-                        self._replay is None or source_indices.ref.buffer in self._stored_inputs
-                    )
-                    yield from checks if is_stored else _wrap_in_if("!PM_STORED", checks)
-                    self._checked_indices.append(indices)
+        for indices, source_indices in find_input_indices(self.step):
+            checks = list(self._range_check_lines(source_indices))
+            is_stored = self._replay is None or source_indices.ref.buffer in self._stored_inputs
+            yield from checks if is_stored else _wrap_in_if("!PM_STORED", checks)
+            self._checked_indices.append(indices)
 
     def _number_check_lines(self) -> Iterator[str]:
         """Yield the checks that real inputs are finite; stored samples were checked when kept."""

@@ -222,7 +222,7 @@ def export_with(step: LoweredStep, options: ExportOptions) -> Deployment:
         start=None if chosen_tiles.result is None else chosen_tiles.result.schedule,
     )
     sample_storage = sample_storage and order_outputs(sample_storage, step, plan)
-    migration = None if source is None else match_state(step, source)
+    migration = None if source is None else match_state(step, source, sample_storage)
     deployment = replace(
         deployment,
         plan=plan,

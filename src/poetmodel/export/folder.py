@@ -21,7 +21,7 @@ from poetmodel.export.kernels import (
     make_kernel_header,
     write_shared_kernels,
 )
-from poetmodel.export.migration import list_state_pieces
+from poetmodel.export.migration import describe_samples, list_state_pieces
 from poetmodel.export.packaging import folder_template_values, format_command
 from poetmodel.export.replay import program_instructions, replay_arena_bytes, sample_tensor_names
 from poetmodel.export.templates import fill_template
@@ -415,8 +415,10 @@ def _generation_document(
         "commit_unit": deployment.layout.write_unit_bytes,
         "commit_block": deployment.layout.erase_block_bytes,
         "checksums": deployment.checksum,
-        "shared": deployment.generations_per_block,
-        "page_slots": len(deployment.page_bytes),
+        "generations": deployment.generations,
+        "best": deployment.stores_best,
+        "samples": describe_samples(deployment.step, deployment.replay),
+        "page_bytes": list(deployment.page_bytes),
         "stored_bytes": deployment.stored_bytes,
         "in_flash": deployment.copies_to_flash,
         "tensor_bytes": [buffers[name].bytes for name in tensors],
@@ -478,6 +480,7 @@ def _generation_keys(deployment: Deployment, source: StepSource) -> dict[str, An
             "taken": list(migration.migrated),
             "anew": list(migration.reset),
             "left": list(migration.dropped),
+            "samples": migration.takes_samples,
         }
     return keys
 

@@ -8,17 +8,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import InputError, convert_errors, join_names
 from poetmodel.export.state import load_manifest
+from poetmodel.lowered.calls import Ref
+from poetmodel.lowered.ranges import Indices, find_input_indices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from poetmodel.export.replay import Replay
     from poetmodel.lowered.calls import NamedTensor
     from poetmodel.lowered.step import LoweredStep
 
 _MANIFEST: Final = "manifest.json"
 _GENERATION_KEYS: Final = (
-    "step_id", "layout_id", "instance_id", "commit_unit", "commit_block", "checksums", "shared",
-    "page_slots", "stored_bytes", "in_flash", "tensor_bytes", "states",
+    "step_id", "layout_id", "instance_id", "commit_unit", "commit_block", "checksums",
+    "generations", "best", "samples", "page_bytes", "stored_bytes", "in_flash", "tensor_bytes",
+    "states",
 )  # fmt: skip
 
 
@@ -51,6 +55,8 @@ class Migration:
     initial values."""
     dropped: tuple[str, ...]
     """State of the other step without a match in this step."""
+    takes_samples: bool = False
+    """Whether stored samples of the other step are samples of this step."""
 
 
 def list_state_pieces(step: LoweredStep, tensor: NamedTensor) -> Iterator[tuple[str, int, int]]:
@@ -84,11 +90,58 @@ def load_generation_layout(folder: str | Path) -> dict[str, Any]:
     return source
 
 
-def match_state(step: LoweredStep, source: Mapping[str, Any]) -> Migration:
+def describe_samples(step: LoweredStep, replay: Replay | None) -> dict[str, Any] | None:
+    """Return the identity of stored samples, with the permitted indices in them, for JSON.
+
+    The key ``indices`` has a list for each index operand in a stored input: index of the input,
+    first element, shape table, and the numbers ``low``, ``high`` and ``ignored`` of `Indices`.
+    """
+    if replay is None:
+        return None
+    numbers = {step.inputs[k].pieces[0].buffer: k for k in replay.front.inputs}
+    found = {
+        (numbers[source.ref.buffer], source.ref.offset, source.shape, source.low, source.high,
+         source.ignored)
+        for _, source in find_input_indices(step)
+        if source.ref.buffer in numbers
+    }  # fmt: skip
+    return {
+        "identity": replay.front.identify(step),
+        "count": replay.max_samples,
+        "sample_bytes": replay.sample_bytes,
+        "indices": [[*row[:2], list(row[2]), *row[3:]] for row in sorted(found)],
+    }
+
+
+def match_samples(samples: Mapping[str, Any] | None, earlier: Mapping[str, Any] | None) -> bool:
+    """Return whether each stored sample of an earlier step is a sample of another step.
+
+    Both are results of `describe_samples`. The identities must be equal, and labels and other
+    indices that the earlier step permits must be permitted.
+    """
+    if samples is None or earlier is None or samples["identity"] != earlier["identity"]:
+        return False
+    rows, earlier_rows = (
+        [
+            Indices(
+                ref=Ref(str(number), first),
+                shape=tuple(shape),
+                low=low,
+                high=high,
+                ignored=ignored,
+            )
+            for number, first, shape, low, high, ignored in described["indices"]
+        ]
+        for described in (samples, earlier)
+    )
+    return all(any(known.implies(row) for known in earlier_rows) for row in rows)
+
+
+def match_state(step: LoweredStep, source: Mapping[str, Any], replay: Replay | None) -> Migration:
     """Match the updated state of a step with that of another step by name, shape and type.
 
     `source` is the result of `load_generation_layout` for the other step. State without a match is
-    listed in `Migration.reset` or `Migration.dropped`.
+    listed in `Migration.reset` or `Migration.dropped`. Also matches the samples of `replay`.
 
     Raises
     ------
@@ -122,6 +175,7 @@ def match_state(step: LoweredStep, source: Mapping[str, Any]) -> Migration:
         migrated=tuple(tensor.name for tensor in updated_states if tensor.name in names),
         reset=tuple(tensor.name for tensor in updated_states if tensor.name not in names),
         dropped=tuple(name for name in states if name not in names),
+        takes_samples=match_samples(describe_samples(step, replay), source["samples"]),
     )
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MAX_SAMPLES: Final = 65_534
 """Maximum number of stored samples: indices of groups have 16 bits, and 65,535 means no group."""
 HEADER_BYTES: Final = 32
-"""Size of the header of a group [B], see ``src/pm_replay.c``."""
+"""Size of the header of a group [B], see ``src/pm_groups.h``."""
 CHECKSUM_BYTES: Final = 4
 """Size of the checksum of a sample [B]."""
 CHUNK_BYTES: Final = 64
@@ -78,9 +78,9 @@ class Replay:
 
     @property
     def samples_per_group(self) -> int:
-        """Number of samples of a group: as many as fit one erase block, from 1 to `max_samples`."""
+        """Number of samples of a group: as many as fit one erase block, or 1."""
         free_bytes = self.layout.erase_block_bytes - HEADER_BYTES - 2 * self.chunk_bytes
-        return max(1, min(self.max_samples, free_bytes // self.sample_bytes))
+        return max(1, free_bytes // self.sample_bytes)
 
     @property
     def group_slots(self) -> int:

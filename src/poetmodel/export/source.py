@@ -151,24 +151,30 @@ class StepSource:
     def _migration_values(self) -> TemplateValues:
         """Return the template values for the step whose state this step copies from storage.
 
-        Without migration, the only value is MIGRATES, False.
+        Without migration, the values are MIGRATES and TAKES_SAMPLES, False.
         """
         migration = self.deployment.migration
         if migration is None:
-            return {"MIGRATES": False}
+            return {"MIGRATES": False, "TAKES_SAMPLES": False}
         source = migration.source
+        samples = source["samples"] or {"count": 0, "sample_bytes": 0}
         return {
             "MIGRATES": True,
             "OLD_STEP_ID": source["step_id"],
             "OLD_LAYOUT_ID": source["layout_id"],
             "OLD_INSTANCE_ID": source["instance_id"],
             "OLD_TENSORS": len(source["tensor_bytes"]),
-            "OLD_PAGE_SLOTS": source["page_slots"],
+            "OLD_PAGE_SLOTS": len(source["page_bytes"]),
             "OLD_STATE_SUMS": source["checksums"],
-            "OLD_STORED_BYTES": source["stored_bytes"],
             "OLD_COMMIT_UNIT": source["commit_unit"],
             "OLD_COMMIT_BLOCK": source["commit_block"],
-            "OLD_SHARED": source["shared"],
+            "OLD_GENERATIONS": source["generations"],
+            "OLD_BEST": source["best"],
+            "OLD_PAGES_TERMS": _storage_terms("PAGE", source["page_bytes"]),
+            "OLD_STATE_TERMS": _storage_terms("OLD_TENSOR", source["tensor_bytes"]),
+            "OLD_REPLAY": samples["count"],
+            "OLD_SAMPLE_BYTES": samples["sample_bytes"],
+            "TAKES_SAMPLES": migration.takes_samples,
             "MIGRATED_PIECES": len(migration.pieces),
         }
 

@@ -35,18 +35,20 @@ def step_identity(step: LoweredStep) -> str:
 def front_identity(
     step: LoweredStep, *, nodes: Iterable[int], outputs: Sequence[str], inputs: Sequence[int]
 ) -> str:
-    """Return the SHA-256 of a front's calls and of the order of a stored sample's tensors.
+    """Return the SHA-256 of a front's calls and of the form of a stored sample's tensors.
 
     It is in hexadecimal digits. The front has the `nodes` of these indices. A sample has outputs of
     the front, then inputs of the step such as labels. Values of constants count. The outputs count
-    by the order of first use in the front's calls, the inputs by their index in the step; the
-    values and sizes of both do not count. Samples with one identity have the outputs of the same
-    front and the same inputs of the step, in the same order.
+    by the order of first use in the front's calls, the inputs by their index in the step, both by
+    size and type, inputs also by shape. The number of classes does not count.
     """
     encoder = _StepEncoder(step)
     calls = [encoder.encode_call(call) for k in sorted(nodes) for call in step.calls[k]]
     encoded_outputs = [encoder.encode(Ref(name)) for name in outputs]
-    content = json.dumps([calls, encoded_outputs, inputs])
+    buffers = [step.buffers[name] for name in outputs]
+    forms: list[object] = [(buffer.elements, str(buffer.type)) for buffer in buffers]
+    forms += [(step.inputs[k].shape, str(step.inputs[k].type)) for k in inputs]
+    content = json.dumps([calls, encoded_outputs, inputs, forms])
     return sha256(content.encode()).hexdigest()
 
 

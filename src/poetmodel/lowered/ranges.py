@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from poetmodel.lowered.calls import Call, DataType, Ref
@@ -125,6 +126,21 @@ def trace_copies(indices: Indices, writers: Mapping[str, Iterable[Call]]) -> Ind
     first, table = _find_canonical_elements(source.offset, sizes, source_strides)
     original = replace(indices, ref=Ref(source.buffer, first), shape=table)
     return trace_copies(original, writers)
+
+
+def find_input_indices(step: LoweredStep) -> Iterator[tuple[Indices, Indices]]:
+    """Yield each index operand that is an input of the step, or a copy of one, and its source."""
+    input_names = {tensor.pieces[0].buffer for tensor in step.inputs}
+    writers = {
+        tensor.name: [call for call in calls if tensor.name in call.buffers]
+        for node, calls in zip(step.graph.nodes, step.calls, strict=True)
+        for tensor in node.outputs
+    }
+    for call in chain.from_iterable(step.calls):
+        for indices in find_index_operands(call):
+            source = trace_copies(indices, writers)
+            if source.ref.buffer in input_names:
+                yield indices, source
 
 
 def find_real_inputs(step: LoweredStep) -> Iterator[NamedTensor]:

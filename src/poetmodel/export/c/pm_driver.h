@@ -56,7 +56,7 @@ int pm_page_wait(uint32_t slot);
 
 /* For pm_migrate (PM_MIGRATES), on the storage of generations. pm_old_read and pm_old_write transfer bytes at an
    address, and return PM_OK or an error. pm_old_place sets the first address of a place for generations of this step
-   (PM_PLACES), and the end of its last erase block. pm_old_unit returns the alignment of tensors of the other step,
+   (PM_PLACES) or, after these, for groups of stored samples (PM_GROUPS), and the end of its last erase block. pm_old_unit returns the alignment of tensors of the other step,
    and pm_old_end the size of storage [bytes]. */
 int pm_old_read(uint32_t address, void *to, uint32_t bytes);
 int pm_old_write(uint32_t address, const void *from, uint32_t bytes);

@@ -361,8 +361,15 @@ int pm_old_write(uint32_t address, const void *from, uint32_t bytes)
 
 void pm_old_place(uint32_t place, uint32_t *begin, uint32_t *end)
 {
+#if PM_REPLAY
+    if (place >= PM_PLACES) {
+        *begin = pm_start_of(PM_SLOTS + place - PM_PLACES);
+        *end = *begin + pm_up(pm_group_bytes(), PM_COMMIT_BLOCK);
+        return;
+    }
+#endif
     *begin = pm_generation_start(place);
-    *end = pm_generation_start(place) + pm_up(pm_rows_before(PM_SEAL_ROW + 1u), PM_COMMIT_BLOCK);
+    *end = *begin + pm_up(pm_rows_before(PM_SEAL_ROW + 1u), PM_COMMIT_BLOCK);
 }
 
 uint32_t pm_old_unit(void)

@@ -2,7 +2,7 @@
    with a record and ends with a seal: it is complete if both are valid. The newest complete one has the state. */
 #include "pm_record.h"
 #include "pm_runtime.h"
-#if PM_BEST
+#if PM_BEST || PM_REPLAY
 #include "pm_state.h"
 #endif
 
@@ -86,6 +86,7 @@ typedef struct {
     uint32_t generation;
     uint32_t last;   /* the highest number of all generations that were ever complete, 0 if none */
     uint32_t begun;  /* the highest number of all begun generations */
+    uint32_t highest; /* the highest number or run in all records, also those of other programs */
     int is_new_run;  /* whether the last one is damaged, and the first since its pm_init */
     int is_damaged;  /* whether the driver reports damage */
     int is_other;    /* whether a record is of another step, instance or layout */
@@ -132,6 +133,8 @@ static int pm_read_generation(pm_kind kind, uint32_t generation, uint32_t below,
     PM_TRY(pm_read_end(pm_record_slot(generation), PM_RECORD_BYTES, is_short_none, found));
     const pm_record_t record = pm_moving.record;
     const int is_sound = record.checksum == pm_record_sum(&record);
+    const uint32_t high = pm_higher(record.number, record.run);
+    if (is_sound && high < PM_MOST_COMMITS) found->highest = pm_higher(found->highest, high);
     if (is_sound && (record.instance_id != PM_INSTANCE_ID || record.step_id != PM_STEP_ID ||
                      !pm_is_layout(record.layout_id, kind) || record.number == 0)) {
         found->is_other = 1;
@@ -217,13 +220,36 @@ uint32_t pm_run_number(void)
     return pm_run;
 }
 
+#if PM_BEST
+static int pm_find_best(pm_records_t *found);
+#endif
+
+/* Begins a new run. Its number is above `above`, and above all numbers that storage still has of any program: samples
+   and best states of other runs never belong to it. */
+static int pm_begin_run(uint32_t above, pm_records_t *found)
+{
+    static const pm_record_t none = {0, 0, 0, 0, 0, 0, 0, 0};
+    PM_TRY(pm_read_records(0xFFFFFFFFu, 1, found));
+    above = pm_higher(above, pm_higher(found->begun, found->highest));
+#if PM_BEST
+    pm_records_t best;
+    PM_TRY(pm_find_best(&best));
+    above = pm_higher(above, best.highest);
+#endif
+#if PM_REPLAY
+    uint32_t run;
+    PM_TRY(pm_replay_highest_run(&run));
+    if (run < PM_MOST_COMMITS) above = pm_higher(above, run);
+#endif
+    pm_take(&none, found->generation, above);
+    return PM_OK;
+}
+
 #if PM_MIGRATES
-int pm_commit_clear_at(uint32_t place, uint32_t steps)
+int pm_commit_clear_at(uint32_t place, uint32_t steps, uint32_t above)
 {
     pm_records_t found;
-    PM_TRY(pm_read_records(0xFFFFFFFFu, 1, &found));
-    static const pm_record_t none = {0, 0, 0, 0, 0, 0, 0, 0};
-    pm_take(&none, found.generation, found.begun);
+    PM_TRY(pm_begin_run(above, &found));
     pm_next = place;
     pm_steps = steps;
     return PM_OK;
@@ -233,9 +259,7 @@ int pm_commit_clear_at(uint32_t place, uint32_t steps)
 int pm_commit_clear(void)
 {
     pm_records_t found;
-    PM_TRY(pm_read_records(0xFFFFFFFFu, 1, &found));
-    static const pm_record_t none = {0, 0, 0, 0, 0, 0, 0, 0};
-    pm_take(&none, found.generation, found.begun);
+    PM_TRY(pm_begin_run(0, &found));
     return pm_pass_begun(&found);
 }
 

@@ -5,6 +5,7 @@
 
 #if PM_MIGRATES
 
+#include "pm_groups.h"
 #include "pm_record.h"
 #include "pm_state.h"
 
@@ -17,7 +18,7 @@ enum { STEP_BYTES = 256, PIECE_BYTES = 64 }; /* generations that share a block b
 
 /* The generation to read. */
 static struct {
-    uint32_t address, number, steps;
+    uint32_t address, number, run, steps;
     int is_open;
 } old;
 
@@ -112,6 +113,7 @@ static int find_newest(uint32_t below)
         if (record.number > old.number && record.number < below) {
             old.address = address;
             old.number = record.number;
+            old.run = record.run;
             old.steps = record.steps;
         }
     }
@@ -136,28 +138,82 @@ static int move_to(uint32_t address)
     return PM_OK;
 }
 
-static int is_apart(uint32_t place, uint32_t address)
+#if PM_OLD_REPLAY
+#define OLD_SEAL pm_group_seal_offset(PM_OLD_GROUP_SAMPLES, PM_OLD_SAMPLE_BYTES * PM_SCALE, PM_OLD_CHUNK)
+
+/* Reads the header at an address, and determines whether a group of the old state begins there. */
+static int read_group(uint32_t address, pm_group_t *header, int *is_there)
 {
-    uint32_t begin, end;
-    pm_old_place(place, &begin, &end);
-    return end <= address / PM_COMMIT_BLOCK * PM_COMMIT_BLOCK || begin >= generation_end(address);
+    uint32_t seal[2], expected[2];
+    *is_there = 0;
+    if (address + OLD_SEAL + PM_GROUP_SEAL_BYTES > pm_old_end()) return PM_OK;
+    PM_TRY_PAGE(pm_old_read(address, header, PM_GROUP_HEADER_BYTES));
+    if (pm_group_is_of(header, old.run) < 0) return PM_OK;
+    PM_TRY_PAGE(pm_old_read(address + OLD_SEAL, seal, PM_GROUP_SEAL_BYTES));
+    pm_group_seal(header, expected);
+    *is_there = seal[0] == expected[0] && seal[1] == expected[1];
+    return PM_OK;
 }
 
-/* Finds a place for the new generation in blocks without data of the old one; moves the old one if necessary. Returns
-   PM_ERROR_SLOT if there is none. */
-static int find_place(uint32_t *place)
+/* Determines whether bytes from `begin` to `end` have samples of the old state. */
+static int find_samples(uint32_t begin, uint32_t end, int *any)
 {
-    for (*place = 0; *place < PM_GENERATIONS; *place += PM_SHARED) {
-        if (is_apart(*place, old.address)) return PM_OK;
-    }
-    const uint32_t begin = old.address / PM_COMMIT_BLOCK * PM_COMMIT_BLOCK, end = generation_end(old.address);
-    for (uint32_t to = 0; generation_end(to) <= pm_old_end(); to += PM_COMMIT_BLOCK) {
-        if (generation_end(to) > begin && to < end) continue;
-        for (*place = 0; *place < PM_GENERATIONS; *place += PM_SHARED) {
-            if (is_apart(*place, to)) return move_to(to);
+    const uint32_t step = PM_OLD_COMMIT_BLOCK, bytes = up(OLD_SEAL + PM_OLD_CHUNK, step);
+    pm_group_t header, other;
+    int is_newest, is_other;
+    *any = 0;
+    for (uint32_t at = begin < bytes ? 0 : up(begin - bytes + 1u, step); at < end; at += step) {
+        PM_TRY(read_group(at, &header, &is_newest));
+        for (uint32_t k = 0; is_newest && k < pm_old_end(); k += step) {
+            PM_TRY(read_group(k, &other, &is_other));
+            is_newest = !is_other || other.group != header.group || other.number <= header.number;
         }
+        *any |= is_newest;
+    }
+    return PM_OK;
+}
+#endif
+
+/* Determines whether bytes from `begin` to `end` are apart from the old generation, at any address, and, if that is
+   asked for, from its samples. */
+static int is_apart(uint32_t begin, uint32_t end, uint32_t address, int spares_samples, int *apart)
+{
+    *apart = end <= address / PM_COMMIT_BLOCK * PM_COMMIT_BLOCK || begin >= generation_end(address);
+#if PM_OLD_REPLAY
+    int any = 0;
+    if (*apart && spares_samples) PM_TRY(find_samples(begin, end, &any));
+    *apart &= !any;
+#else
+    (void)spares_samples;
+#endif
+    return PM_OK;
+}
+
+/* Finds a place for the new generation in blocks without data of the old one at an address. Returns PM_ERROR_SLOT if
+   there is none. */
+static int find_place_beside(uint32_t address, int spares_samples, uint32_t *place)
+{
+    uint32_t begin, end;
+    int apart;
+    for (*place = 0; *place < PM_GENERATIONS; *place += PM_SHARED) {
+        pm_old_place(*place, &begin, &end);
+        PM_TRY(is_apart(begin, end, address, spares_samples, &apart));
+        if (apart) return PM_OK;
     }
     return PM_ERROR_SLOT;
+}
+
+/* Finds a place for the new generation; moves the old one if necessary. Returns PM_ERROR_SLOT if there is none. */
+static int find_place(int spares_samples, uint32_t *place)
+{
+    int error = find_place_beside(old.address, spares_samples, place), apart;
+    for (uint32_t to = 0; error == PM_ERROR_SLOT && generation_end(to) <= pm_old_end(); to += PM_COMMIT_BLOCK) {
+        PM_TRY(is_apart(to, generation_end(to), old.address, spares_samples, &apart));
+        if (!apart) continue;
+        error = find_place_beside(to, spares_samples, place);
+        if (!error) return move_to(to);
+    }
+    return error;
 }
 
 int pm_migrated_values(uint32_t buffer, uint32_t first, uint32_t count, uint32_t size, void *to)
@@ -191,13 +247,18 @@ int pm_migrate(void)
         below = old.number;
     }
     PM_TRY(error);
-    PM_TRY(find_place(&place));
+    error = find_place(1, &place);
+    if (error == PM_ERROR_SLOT) error = find_place(0, &place);
+    PM_TRY(error);
+    pm_migrated_state_t from = {
+        old.number, old.run, old.steps,
+        {{old.address / PM_COMMIT_BLOCK * PM_COMMIT_BLOCK, generation_end(old.address)}, {0, 0}},
+    };
+    pm_old_place(place, &from.ranges[1][0], &from.ranges[1][1]);
     old.is_open = 1;
-    error = pm_begin_at(place, old.steps);
+    error = pm_begin_at(place, &from);
     old.is_open = 0;
     return error ? error : is_older ? PM_RESUMED_OLDER : PM_OK;
 }
 
-#else
-typedef int pm_migrate_is_not_used;
 #endif

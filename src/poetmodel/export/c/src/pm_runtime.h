@@ -40,7 +40,9 @@ extern uint32_t pm_random_step; /* see kernels/pm_random.h */
 #if PM_COMMIT
 extern uint32_t pm_generation, pm_next;
 int pm_commit_clear(void);
-int pm_commit_clear_at(uint32_t place, uint32_t steps); /* the same, with place and pm_steps of the next one */
+/* The same, with place and pm_steps of the next one, and a number above that of another step. */
+int pm_commit_clear_at(uint32_t place, uint32_t steps, uint32_t above);
+extern uint32_t pm_numbers[2]; /* of the complete generation, and of the next one */
 int pm_commit_begin(uint32_t steps); /* `steps` is added to pm_steps by pm_commit; 0 without a new step */
 int pm_commit(void);
 uint32_t pm_run_number(void); /* identifies the pm_init from which the state originates */

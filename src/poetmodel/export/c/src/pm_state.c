@@ -148,6 +148,9 @@ static int write_mapped(const pm_buffer_t *buffer, const change_t *what)
         const uint32_t count = least(buffer->elements - first, 32u);
         if (what->from) {
             const unsigned char *old = pm_page_address(old_slot(buffer));
+            if (!old) {
+                return PM_ERROR_PAGE;
+            }
             memcpy(some, old + (size_t)first * size, (size_t)count * size);
         } else {
             PM_TRY(first_values(some, buffer, first, count));
@@ -200,6 +203,9 @@ static int put_all(void)
 #if PM_MAPPED
         if (buffer->home == PM_MAPPED_STORAGE) {
             from = pm_page_address(buffer->slot);
+            if (!from) {
+                return PM_ERROR_PAGE;
+            }
         }
 #endif
         PM_TRY_PAGE(pm_page_out(slot, from, bytes_on_storage(buffer)));
@@ -218,6 +224,9 @@ static int fetch_all(void)
 #if PM_MAPPED
         if (buffer->home == PM_MAPPED_STORAGE) {
             to = (void *)(uintptr_t)pm_page_address(buffer->slot);
+            if (!to) {
+                return PM_ERROR_PAGE;
+            }
         }
 #endif
         PM_TRY_PAGE(pm_page_in(slot, to, bytes_on_storage(buffer)));
@@ -326,11 +335,25 @@ int pm_init(void)
 }
 
 #if PM_MIGRATES
-int pm_begin_at(uint32_t place, uint32_t steps)
+int pm_begin_at(uint32_t place, const pm_migrated_state_t *from)
 {
     PM_TRY(prepare());
-    PM_TRY(pm_commit_clear_at(place, steps));
-    return write_first_state();
+    PM_TRY(pm_commit_clear_at(place, from->steps, most(from->number, from->run)));
+#if PM_TAKES_SAMPLES
+    const int error = pm_replay_take(from->run, pm_numbers[1], from->ranges);
+    if (error == PM_ERROR_SLOT) {
+        pm_numbers[1]++; /* no sample belongs to this run */
+    } else if (error) {
+        return error;
+    }
+#endif
+    PM_TRY(write_first_state());
+#if PM_TAKES_SAMPLES
+    pm_holds = PM_HOLDS_NOTHING;
+    PM_TRY(pm_replay_load());
+    pm_holds = PM_HOLDS_STATE;
+#endif
+    return PM_OK;
 }
 #endif
 
@@ -462,6 +485,9 @@ static int read_buffer(const pm_buffer_t *buffer, uint32_t first, uint32_t count
 #if PM_SLOTS && PM_MAPPED
     if (buffer->home == PM_MAPPED_STORAGE) {
         from = pm_page_address(old_slot(buffer));
+        if (!from) {
+            return PM_ERROR_PAGE;
+        }
     }
 #endif
     memcpy(to, from + (size_t)first * size, (size_t)count * size);

@@ -98,6 +98,12 @@ int pm_sample_write(uint32_t part, const void *from, uint32_t bytes); /* call fo
 int pm_sample_read(uint32_t part, void *to, uint32_t bytes);
 void pm_replay_clear(void);
 int pm_replay_load(void);
+int pm_replay_highest_run(uint32_t *run); /* of all groups of samples, also of other programs */
+#if PM_TAKES_SAMPLES
+/* Makes samples of the run `from` of another step belong to the run `to`, too, and writes no bytes of the ranges: begins
+   and ends. Returns PM_ERROR_SLOT if storage has no space for both: then some belong to the new run. */
+int pm_replay_take(uint32_t from, uint32_t to, const uint32_t ranges[2][2]);
+#endif
 #endif
 
 extern pm_progress_t pm_progress;
@@ -128,7 +134,12 @@ extern const uint32_t pm_old_bytes[]; /* sizes of the tensors of that generation
 /* Overwrites those of `count` elements at `to` that have copied state of the other step: elements of a buffer from
    `first` on, of `size` bytes each. Does nothing outside of pm_migrate. */
 int pm_migrated_values(uint32_t buffer, uint32_t first, uint32_t count, uint32_t size, void *to);
-int pm_begin_at(uint32_t place, uint32_t steps); /* as pm_init, with the place of the next generation and pm_steps */
+/* The generation of the other step, and the ranges of erase blocks of this generation and the new one. */
+typedef struct {
+    uint32_t number, run, steps;
+    uint32_t ranges[2][2];
+} pm_migrated_state_t;
+int pm_begin_at(uint32_t place, const pm_migrated_state_t *from); /* as pm_init, with the place of the next generation */
 #endif
 
 #if PM_COMMIT

@@ -44,6 +44,7 @@ extern "C" {
 #define PM_COUNTS_CORRECT @COUNTS_CORRECT@ /* whether pm_evaluate counts correct classes */
 #define PM_BEST @BEST@ /* whether the best state is stored in two more generations */
 #define PM_MIGRATES @MIGRATES@ /* whether the step has pm_migrate */
+#define PM_TAKES_SAMPLES @TAKES_SAMPLES@ /* whether pm_migrate takes stored samples over */
 #define PM_REPLAY @REPLAY@u /* max. number of stored samples */
 #define PM_RANDOM @RANDOM@ /* whether the step draws random numbers */
 @IF ACCUMULATE@
@@ -71,6 +72,11 @@ extern "C" {
 #ifndef PM_STORAGE_BLOCK
 #define PM_STORAGE_BLOCK @PAGE_BLOCK@u
 #endif
+@IF MIGRATES@
+#if defined PM_GENERATIONS && !defined PM_OLD_GENERATIONS /* the other step has the same number */
+#define PM_OLD_GENERATIONS PM_GENERATIONS
+#endif
+@END MIGRATES@
 #ifndef PM_GENERATIONS
 #define PM_GENERATIONS @GENERATIONS@u
 #endif
@@ -87,8 +93,10 @@ extern "C" {
 #define PM_COMMIT_UNIT PM_STORAGE_UNIT
 #define PM_COMMIT_BLOCK PM_STORAGE_BLOCK
 @END VOLATILE@
-#define PM_UNIT (PM_COMMIT_UNIT > 4u ? PM_COMMIT_UNIT : 4u)
-#define PM_IN_UNITS(bytes) (((bytes) + PM_UNIT - 1u) / PM_UNIT * PM_UNIT)
+#define PM_UNIT_OF(unit) ((unit) > 4u ? (unit) : 4u)
+#define PM_ROUND_UP(bytes, step) (((bytes) + (step) - 1u) / (step) * (step))
+#define PM_UNIT PM_UNIT_OF(PM_COMMIT_UNIT)
+#define PM_IN_UNITS(bytes) PM_ROUND_UP(bytes, PM_UNIT)
 #define PM_IN_BLOCKS(bytes) \
     (((bytes) + PM_STORAGE_BLOCK - 1u) / PM_STORAGE_BLOCK * PM_STORAGE_BLOCK)
 #define PM_TENSOR_BYTES(bytes) (PM_IN_UNITS(bytes) + PM_STATE_SUMS * PM_IN_UNITS(4u))
@@ -104,25 +112,33 @@ extern "C" {
 /* If an erase block can hold several generations, they share it, each in separate pages of 256 bytes. There are at
    least two blocks, and the block of the newest complete generation is not erased. */
 #define PM_GENERATION_BYTES (PM_IN_UNITS(@RECORD_BYTES@u) + PM_STATE_BYTES + PM_IN_UNITS(@SEAL_BYTES@u))
-#define PM_PITCH_STEP ((255u + PM_UNIT) / PM_UNIT * PM_UNIT)
-#define PM_PITCH \
-    ((PM_GENERATION_BYTES + @WRITE_PADDING_BYTES@u * PM_STATE_SLOTS + PM_PITCH_STEP) / PM_PITCH_STEP * \
-     PM_PITCH_STEP)
-#define PM_SHARE \
-    (PM_COMMIT_BLOCK / PM_PITCH < PM_GENERATIONS / 2u ? PM_COMMIT_BLOCK / PM_PITCH \
-                                                      : PM_GENERATIONS / 2u)
-#define PM_BLOCK_GENERATIONS (PM_SHARE < 2u ? 1u : PM_SHARE / 2u * 2u)
+#define PM_PITCH_STEP_OF(unit) ((255u + (unit)) / (unit) * (unit))
+#define PM_PITCH_STEP PM_PITCH_STEP_OF(PM_UNIT)
+#define PM_PITCH_OF(bytes, slots, step) \
+    (((bytes) + @WRITE_PADDING_BYTES@u * (slots) + (step)) / (step) * (step))
+#define PM_SHARE_OF(block, pitch, generations) \
+    ((block) / (pitch) < (generations) / 2u ? (block) / (pitch) : (generations) / 2u)
+#define PM_SHARED_OF(share) ((share) < 2u ? 1u : (share) / 2u * 2u)
+#define PM_PITCH PM_PITCH_OF(PM_GENERATION_BYTES, PM_STATE_SLOTS, PM_PITCH_STEP)
+#define PM_SHARE PM_SHARE_OF(PM_COMMIT_BLOCK, PM_PITCH, PM_GENERATIONS)
+#define PM_BLOCK_GENERATIONS PM_SHARED_OF(PM_SHARE)
 /* Places for generations, which are ranges of addresses, numbered from 0: those of generations that take turns, then
    two for the best one, in separate blocks. */
-#define PM_BEST_PLACE(number) \
-    (((PM_GENERATIONS + PM_BLOCK_GENERATIONS - 1u) / PM_BLOCK_GENERATIONS + (number)) * \
-     PM_BLOCK_GENERATIONS)
+#define PM_BEST_PLACE_OF(number, generations, shared) \
+    ((((generations) + (shared) - 1u) / (shared) + (number)) * (shared))
+#define PM_BEST_PLACE(number) PM_BEST_PLACE_OF(number, PM_GENERATIONS, PM_BLOCK_GENERATIONS)
 #define PM_PLACES (PM_BEST ? PM_BEST_PLACE(2u) : PM_GENERATIONS)
+#define PM_COMMITTED_BYTES_OF(places, shared, bytes, block) \
+    ((shared) > 1u ? ((places) + (shared) - 1u) / (shared) * (block) \
+                   : (places) * PM_ROUND_UP(bytes, block))
 #define PM_COMMITTED_BYTES \
-    (PM_BLOCK_GENERATIONS > 1u \
-         ? (PM_PLACES + PM_BLOCK_GENERATIONS - 1u) / PM_BLOCK_GENERATIONS * PM_COMMIT_BLOCK \
-         : PM_PLACES * ((PM_GENERATION_BYTES + PM_COMMIT_BLOCK - 1u) / PM_COMMIT_BLOCK * \
-                             PM_COMMIT_BLOCK))
+    PM_COMMITTED_BYTES_OF(PM_PLACES, PM_BLOCK_GENERATIONS, PM_GENERATION_BYTES, PM_COMMIT_BLOCK)
+#define PM_CHUNK_OF(unit) ((unit) > 64u ? (unit) : 64u)
+#define PM_GROUP_SAMPLES_OF(bytes, chunk, block) \
+    ((block) < 32u + 2u * (chunk) + (bytes) ? 1u : ((block) - 32u - 2u * (chunk)) / (bytes))
+#define PM_GROUPS_OF(samples, in_group) (((samples) + (in_group) - 1u) / (in_group) + 1u)
+#define PM_REPLAY_BYTES_OF(groups, in_group, bytes, chunk, block) \
+    ((groups) * PM_ROUND_UP(PM_ROUND_UP(32u + (in_group) * (bytes), chunk) + (chunk), block))
 @IF REPLAY@
 /* Stored samples, of PM_SAMPLE_BYTES each, are in groups of as many as fit an erase block. A group is written as a
    whole, to an address without a valid group: there is one more address than groups. */
@@ -131,30 +147,27 @@ extern "C" {
 #define PM_SAMPLE_INPUTS @SAMPLE_INPUTS@u
 #define PM_SAMPLE_INPUT_BYTES @SAMPLE_INPUT_BYTES@u
 #define PM_SAMPLE_BYTES @SAMPLE_BYTES@u
-#define PM_CHUNK (PM_COMMIT_UNIT > 64u ? PM_COMMIT_UNIT : 64u)
-#define PM_ROOM_SAMPLES \
-    (PM_COMMIT_BLOCK < 32u + 2u * PM_CHUNK + PM_SAMPLE_BYTES \
-         ? 1u                                                \
-         : (PM_COMMIT_BLOCK - 32u - 2u * PM_CHUNK) / PM_SAMPLE_BYTES)
-#define PM_GROUP_SAMPLES (PM_ROOM_SAMPLES < PM_REPLAY ? PM_ROOM_SAMPLES : PM_REPLAY)
-#define PM_GROUPS ((PM_REPLAY + PM_GROUP_SAMPLES - 1u) / PM_GROUP_SAMPLES + 1u)
+#define PM_CHUNK PM_CHUNK_OF(PM_COMMIT_UNIT)
+#define PM_GROUP_SAMPLES PM_GROUP_SAMPLES_OF(PM_SAMPLE_BYTES, PM_CHUNK, PM_COMMIT_BLOCK)
+#define PM_GROUPS PM_GROUPS_OF(PM_REPLAY, PM_GROUP_SAMPLES)
 #define PM_REPLAY_BYTES \
-    (PM_GROUPS * (((32u + PM_GROUP_SAMPLES * PM_SAMPLE_BYTES + 2u * PM_CHUNK - 1u) / PM_CHUNK * PM_CHUNK + \
-                   PM_COMMIT_BLOCK - 1u) /                                                                 \
-                  PM_COMMIT_BLOCK * PM_COMMIT_BLOCK))
+    PM_REPLAY_BYTES_OF(PM_GROUPS, PM_GROUP_SAMPLES, PM_SAMPLE_BYTES, PM_CHUNK, PM_COMMIT_BLOCK)
 @END REPLAY@
 @UNLESS REPLAY@
 #define PM_GROUPS 0u
 #define PM_REPLAY_BYTES 0u
 @END REPLAY@
 @IF MIGRATES@
-/* The step whose state pm_migrate copies, and the layout of its storage with the defaults of its build. */
+/* The step whose state pm_migrate copies, and the layout of its storage: with the parameters of its build, by default
+   those of its export and, if this build sets PM_GENERATIONS, that number. */
 #define PM_OLD_STEP_ID 0x@OLD_STEP_ID@u
 #define PM_OLD_LAYOUT_ID 0x@OLD_LAYOUT_ID@u
 #define PM_OLD_TENSORS @OLD_TENSORS@u /* tensors of a generation */
 #define PM_OLD_PAGE_SLOTS @OLD_PAGE_SLOTS@u
 #define PM_OLD_STATE_SUMS @OLD_STATE_SUMS@
-#define PM_OLD_STORED_BYTES @OLD_STORED_BYTES@u
+#define PM_OLD_BEST @OLD_BEST@
+#define PM_OLD_REPLAY @OLD_REPLAY@u
+#define PM_OLD_SAMPLE_BYTES @OLD_SAMPLE_BYTES@u
 #define PM_MIGRATED_PIECES @MIGRATED_PIECES@u
 #ifndef PM_OLD_INSTANCE_ID
 #define PM_OLD_INSTANCE_ID 0x@OLD_INSTANCE_ID@u
@@ -165,8 +178,35 @@ extern "C" {
 #ifndef PM_OLD_COMMIT_BLOCK
 #define PM_OLD_COMMIT_BLOCK @OLD_COMMIT_BLOCK@u
 #endif
+#ifndef PM_OLD_GENERATIONS
+#define PM_OLD_GENERATIONS @OLD_GENERATIONS@u
+#endif
+#define PM_OLD_UNIT PM_UNIT_OF(PM_OLD_COMMIT_UNIT)
+#define PM_OLD_TENSOR_BYTES(bytes) \
+    (PM_ROUND_UP(bytes, PM_OLD_UNIT) + PM_OLD_STATE_SUMS * PM_ROUND_UP(4u, PM_OLD_UNIT))
+#define PM_OLD_GENERATION_BYTES \
+    (PM_ROUND_UP(@RECORD_BYTES@u, PM_OLD_UNIT) + PM_ROUND_UP(@SEAL_BYTES@u, PM_OLD_UNIT) + \
+     @OLD_STATE_TERMS@)
+#define PM_OLD_PITCH \
+    PM_PITCH_OF(PM_OLD_GENERATION_BYTES, PM_OLD_TENSORS + 2u, PM_PITCH_STEP_OF(PM_OLD_UNIT))
 #ifndef PM_OLD_SHARED
-#define PM_OLD_SHARED @OLD_SHARED@u
+#define PM_OLD_SHARED \
+    PM_SHARED_OF(PM_SHARE_OF(PM_OLD_COMMIT_BLOCK, PM_OLD_PITCH, PM_OLD_GENERATIONS))
+#endif
+#define PM_OLD_PLACES \
+    (PM_OLD_BEST ? PM_BEST_PLACE_OF(2u, PM_OLD_GENERATIONS, PM_OLD_SHARED) : PM_OLD_GENERATIONS)
+#define PM_OLD_CHUNK PM_CHUNK_OF(PM_OLD_COMMIT_UNIT)
+#define PM_OLD_GROUP_SAMPLES \
+    PM_GROUP_SAMPLES_OF(PM_OLD_SAMPLE_BYTES, PM_OLD_CHUNK, PM_OLD_COMMIT_BLOCK)
+#define PM_OLD_GROUPS PM_GROUPS_OF(PM_OLD_REPLAY, PM_OLD_GROUP_SAMPLES)
+#ifndef PM_OLD_STORED_BYTES
+#define PM_OLD_STORED_BYTES \
+    ((@OLD_PAGES_TERMS@) + \
+     PM_COMMITTED_BYTES_OF(PM_OLD_PLACES, PM_OLD_SHARED, PM_OLD_GENERATION_BYTES, \
+                           PM_OLD_COMMIT_BLOCK) + \
+     (PM_OLD_REPLAY ? PM_REPLAY_BYTES_OF(PM_OLD_GROUPS, PM_OLD_GROUP_SAMPLES, PM_OLD_SAMPLE_BYTES, \
+                                         PM_OLD_CHUNK, PM_OLD_COMMIT_BLOCK) \
+                    : 0u))
 #endif
 #ifndef PM_STORED_BYTES
 #define PM_OWN_STORED_BYTES (PM_PAGES_BYTES + PM_COMMITTED_BYTES + PM_REPLAY_BYTES)
@@ -228,7 +268,8 @@ int pm_resume(void);
 @IF MIGRATES@
 
 /* After PM_ERROR_OTHER of pm_resume: copies the newest complete generation of the step with PM_OLD_STEP_ID, for
-   tensors of equal names, shapes and types. All other tensors get first values, and pm_steps continues. This is
+   tensors of equal names, shapes and types. All other tensors get first values, and pm_steps continues.@IF TAKES_SAMPLES@
+   Stored samples are taken over, or none if storage has no space for both.@END TAKES_SAMPLES@ This is
    atomic, also across power cuts: until it returns PM_OK (or PM_RESUMED_OLDER: the generation before was copied,
    because the newest one is damaged), storage has all old state. PM_ERROR_EMPTY: storage has no state of that step.
    PM_ERROR_CHECKSUM: all of it is damaged. */
@@ -265,15 +306,19 @@ int pm_evaluate(const void *const inputs[PM_INPUTS], pm_real *loss, uint32_t *co
 /* Between two steps: offers a batch for storage, as outputs of the frozen front, labels and other inputs of later
    nodes. It is stored if there is space; otherwise it replaces a random sample or none, so that all offered batches
    are stored with equal probability (reservoir sampling). `sample` may be 0; it gets the number of the sample, or
-   PM_NO_SAMPLE. This is atomic, also across power cuts. pm_init deletes all samples. */
+   PM_NO_SAMPLE. This is atomic, also across power cuts. pm_init deletes all samples. PM_ERROR_INPUT, PM_ERROR_NUMBER:
+   the batch is invalid, and nothing changes. */
 int pm_keep_sample(const void *const inputs[PM_INPUTS], uint32_t *sample);
 #define PM_NO_SAMPLE 0xFFFFFFFFu
+/* Between two steps: deletes a sample, such as a damaged one; the last sample takes its number. This is atomic, also
+   across power cuts. PM_ERROR_INDEX: there is no such sample. */
+int pm_drop_sample(uint32_t sample);
 uint32_t pm_samples(void);  /* number of stored samples */
 extern uint32_t pm_seen;    /* number of samples offered since pm_init; after a restart, until the last stored one */
 
 /* A training step on a stored sample, with the bits of pm_step on its batch. `sample` is its number, below
-   pm_samples(), or PM_ANY_SAMPLE for a random one. PM_ERROR_EMPTY: no sample is stored. The second function begins
-   such a step in slices. */
+   pm_samples(), or PM_ANY_SAMPLE for a random one among those that are not damaged. PM_ERROR_EMPTY: no sample is
+   stored. PM_ERROR_CHECKSUM: the sample is damaged, or all are. The second function begins such a step in slices. */
 int pm_step_stored(uint32_t sample, pm_real lr, pm_real *loss);
 int pm_step_stored_begin(uint32_t sample, pm_real lr);
 #define PM_ANY_SAMPLE 0xFFFFFFFFu
