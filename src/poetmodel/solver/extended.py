@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 import pyomo.core as pyo
-from pyomo.core.expr import identify_variables
 
 from poetmodel.backends.compiler import compile_model, load_values
 from poetmodel.backends.layout import require_layout
@@ -40,7 +39,13 @@ from poetmodel.solver.monolithic import (
 )
 from poetmodel.solver.outcome import EQUALITY_TOLERANCE, SOLVER_ERROR, Candidate
 from poetmodel.solver.request import GRACE_S
-from poetmodel.solver.restatement import has_problem_objective, restate_as_call
+from poetmodel.solver.restatement import (
+    GUIDE,
+    PAGE_OUT_FAMILIES,
+    added_families,
+    has_problem_objective,
+    may_be_rules,
+)
 from poetmodel.solver.statement import WRITTEN_BYTES_CUTOFF, restate
 from poetmodel.solver.task import StartCheck, Task
 
@@ -50,7 +55,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poetmodel.backends.standard_form import StandardForm
-    from poetmodel.model.formulation import Formulation
     from poetmodel.schedule import Schedule
     from poetmodel.solver.search import Search
 
@@ -61,8 +65,6 @@ state its additions: a problem with these is solved much faster. The model takes
 processor time for networks of 67 to 413 nodes, and a second or less for smaller ones."""
 MAX_OFFSET: Final = 1e12
 """Largest constant of a user-defined objective, in units: floats have sixteen decimal digits."""
-PAGE_OUT_FAMILIES: Final = frozenset({"paged_out", "M_out"})
-"""Families of the variables that decide page-outs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,17 +75,14 @@ class ModelTask(Task):
     """
 
     model: pyo.ConcreteModel
-    rules_call: str | None = None
-    """The additions to the model as a Python call of `subject_to` and `minimizing`, abridged for
-    display; None if `restate_as_call` returns None, such as for a model without additions."""
     can_restate: ClassVar[bool] = False
 
     @classmethod
     def from_model(cls, model: pyo.ConcreteModel, formulation: str | None) -> ModelTask:
         """Return the task of a model, which is solved as it was built.
 
-        Logs a warning if the graph has `MIN_WARNED_NODES` or more nodes and `restate_as_call`
-        returns a call. Raises `InputError` for an object without a problem, or if `formulation` is
+        Logs a warning if the graph has `MIN_WARNED_NODES` or more nodes and `subject_to` may state
+        the additions. Raises `InputError` for an object without a problem, or if `formulation` is
         neither None nor a prefix of the name of the model's formulation.
         """
         problem = getattr(model, "problem", None)
@@ -97,17 +96,15 @@ class ModelTask(Task):
                 f"formulation: the model was built as {formulation_name!r}; leave it out, or pass "
                 "the problem"
             )
-        rules_call = restate_as_call(model)
-        if rules_call is not None and len(problem.graph.nodes) >= MIN_WARNED_NODES:
+        if len(problem.graph.nodes) >= MIN_WARNED_NODES and may_be_rules(model):
             _LOG.warning(
-                "model %s: its additions can be stated as %s, which is solved several times "
-                "faster, and over all schedules",
+                "model %s: rules over totals are solved several times faster, and over all "
+                "schedules; where problem.subject_to and minimizing can state its additions, use "
+                "these (%s)",
                 model.name,
-                rules_call,
+                GUIDE,
             )
-        return cls(
-            problem=problem, formulation=formulation_name, model=model, rules_call=rules_call
-        )
+        return cls(problem=problem, formulation=formulation_name, model=model)
 
     @property
     def is_exact(self) -> bool:
@@ -122,12 +119,12 @@ class ModelTask(Task):
     def planned_problem(self) -> Problem:
         """The problem against which plans are verified: by default, the problem of the task.
 
-        If added rows or an added objective have variables of page-outs (`has_added_page_outs`), it
+        If added rows or an added objective have variables of page-outs, it
         is a surrogate with `rewards_page_outs`. If time is a makespan, no row of the surrogate
         limits the transfer time alone (`Problem.deadline_sums`), because plans may omit page-outs
         that no page-in needs.
         """
-        if has_added_page_outs(self.model):
+        if added_families(self.model) & PAGE_OUT_FAMILIES:
             return restate(self.problem, rewards_page_outs=True)
         return self.problem
 
@@ -150,7 +147,7 @@ class ModelTask(Task):
 
     def prove(self, search: Search, start: Candidate | None) -> None:
         """Solve the model, restated for the problem of `search`: see `prove_model`."""
-        prove_model(self.model, search, start=start, rules_call=self.rules_call)
+        prove_model(self.model, search, start=start)
 
 
 def prove_model(
@@ -158,15 +155,12 @@ def prove_model(
     search: Search,
     *,
     start: Candidate | None,
-    rules_call: str | None = None,
 ) -> None:
     """Solve a model from `build`, with any additions, and verify its solution.
 
     Loads the final solution of each solver call into the variables of the model; `start` is not
     loaded. If the problem of `search` is a surrogate of the model's problem, `restate_form` adapts
     the limits of the compiled model. The problem's objective is restated with truncated costs.
-    `rules_call` is the call that states the model's additions, or None, for the hint of an
-    infeasible model.
 
     Raises `ModelError` if the model cannot be compiled, and `VerificationError` if the verifier
     rejects a solution that no cover cut excludes (``paper`` accepts it).
@@ -198,7 +192,7 @@ def prove_model(
         model=model,
         form=form,
         is_problem_objective=is_problem_objective,
-        hint=_reduction_hint(model.formulation, rules_call),
+        hint=_reduction_hint(model),
         unit=unit,
     ).prove(start)
 
@@ -325,35 +319,13 @@ def _model_objective(model: pyo.ConcreteModel, value: float, bound: float | None
     return ModelObjective(name=objective.name, sense=sense, value=value, bound=bound)
 
 
-def has_added_page_outs(model: pyo.ConcreteModel) -> bool:
-    """Return whether rows or an objective added to a model have variables of page-outs.
-
-    Inactive rows and objectives do not count. The variables are those of `PAGE_OUT_FAMILIES`.
-    """
-    expressions = [
-        row.body
-        for row in model.component_data_objects(pyo.Constraint, active=True)
-        if row.parent_component().name not in model.stated_rows
-    ]
-    if not has_problem_objective(model):
-        objectives = model.component_data_objects(pyo.Objective, active=True)
-        expressions += [objective.expr for objective in objectives]
-    return any(
-        variable.parent_component().local_name in PAGE_OUT_FAMILIES
-        for expression in expressions
-        for variable in identify_variables(expression)
-    )
-
-
-def _reduction_hint(formulation: Formulation | None, rules_call: str | None) -> str:
-    """Return the hint for an infeasible model of ``compact`` with reductions.
-
-    It suggests `rules_call` or, if that is None, a model without reductions. Returns "" for None
-    and for other formulations, also for ``compact`` without reductions.
-    """
-    if formulation != COMPACT:
+def _reduction_hint(model: pyo.ConcreteModel) -> str:
+    """Return the hint for an infeasible model of ``compact`` with reductions; else ""."""
+    if model.formulation != COMPACT:
         return ""
-    remedy = "reductions=False" if rules_call is None else rules_call
+    remedy = "reductions=False"
+    if may_be_rules(model):
+        remedy += f", or problem.subject_to and minimizing ({GUIDE})"
     return f"; the model's reductions may exclude decisions that the constraints need: try {remedy}"
 
 
