@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+import poetmodel
 from kit.programs import require_programs
 from kit.shared_objects import STORE, build, digest
 from kit.worked import make_state_node, make_update_node
-from poetmodel.export import board
 from poetmodel.export.board import Target, run_program
 from poetmodel.export.exporting import export_step
 from poetmodel.graph import Graph, Node, Phase, Tensor
@@ -157,7 +157,7 @@ def linear_step():
     return step.with_operations(map(Operation, nodes, calls))
 
 
-SOURCES = Path(board.__file__).with_name("c")
+SOURCES = Path(poetmodel.__file__).parent / "c"
 TOY = Path(__file__).parents[1] / "export" / "toy"
 """Folder of the toy: a step in C, written by hand."""
 GENERATED = {"pm_state.c", "pm_state.h", "pm_slices.c", "kernels"}

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_map_only
 
-import poetmodel.export
+import poetmodel
 from kit.programs import require_programs
 from kit.shared_objects import STORE
 from poetmodel.export.kernels import make_kernel_header
@@ -25,7 +25,7 @@ from poetmodel.plan import Op
 from poetmodel.torch import lowering
 from poetmodel.torch.lowering.operands import Lowering, StridedView, data_type, find_lowering
 
-SOURCES = Path(poetmodel.export.__file__).parent / "c"
+SOURCES = Path(poetmodel.__file__).parent / "c"
 KERNELS = SOURCES / "kernels"
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wdouble-promotion", "-Wmissing-prototypes")
 TOLERANCE = 1e-12

@@ -52,8 +52,8 @@ def test_shipped_files_are_those_of_the_project(kind):
 
 def test_sources_in_c_are_those_of_the_project():
     """Every file that an exported folder is made of is there, byte for byte."""
-    found = Path(poetmodel.__file__).parent / "export" / "c"
-    there = ROOT / "src" / "poetmodel" / "export" / "c"
+    found = Path(poetmodel.__file__).parent / "c"
+    there = ROOT / "src" / "poetmodel" / "c"
     expected = sorted(path.relative_to(there) for path in there.rglob("*") if path.is_file())
     assert {path.suffix for path in expected} >= {"", ".c", ".h", ".ld"}
     assert sorted(path.relative_to(found) for path in found.rglob("*.*")) == [

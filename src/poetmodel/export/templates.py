@@ -1,4 +1,4 @@
-"""The syntax of the templates in ``export/c``, from which files of exported folders are made.
+"""The syntax of the templates in ``c``, from which files of exported folders are made.
 
 ``@WORD@`` is replaced by the value of a word. ``@IF WORD@ ... @END WORD@`` retains the enclosed
 text if the value is true, ``@UNLESS WORD@ ... @END WORD@`` if it is false. A mark of a block that
@@ -25,7 +25,7 @@ _BLOCK_PATTERN: Final = re.compile(
 
 
 def read_template(name: str) -> str:
-    """Read a template by its path relative to ``export/c``."""
+    """Read a template by its path relative to ``c``."""
     return (SOURCES / name).read_text(encoding="utf-8")
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from importlib.resources.abc import Traversable
 
-SOURCES: Final[Traversable] = files("poetmodel") / "export" / "c"
+SOURCES: Final[Traversable] = files("poetmodel") / "c"
 """The folder of the C sources that an export copies, kernels included."""
 
 _PROTOTYPE: Final = re.compile(r"^((?:void|int) pm_\w+\([^{;]*\))\s*\{", re.MULTILINE)
