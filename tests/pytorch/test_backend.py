@@ -469,7 +469,7 @@ def enough_of(case, **options):
         step(*case.batch)
     inner = refused.value.inner_exception
     assert isinstance(inner, BudgetError)
-    told = r"ram: 1 B is too little for graph 0.*?: (?:the minimum is )?ram=(\d+)\b.*"
+    told = r"ram: 1 B \(0\.1%\) is too little for graph 0.*?: (?:the minimum is )?ram=(\d+)\b.*"
     return int(re.fullmatch(told, str(inner))[1])
 
 

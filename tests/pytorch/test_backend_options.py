@@ -438,8 +438,16 @@ def test_a_refusal_says_what_the_budget_is_for():
     with pytest.raises(BackendCompilerFailed) as refused:
         torch.compile(lambda x: -model(x), backend=back, fullgraph=True, dynamic=False)(x)
     gradients = 4 * sum(parameter.numel() for parameter in model.parameters())
-    told = f"at its end there are {gradients:,} B returned gradients, 160 B results, 160 B"
-    assert told in str(refused.value.inner_exception)
+    text = str(refused.value.inner_exception)
+    assert "320 B of it are reserved: 160 B results, 160 B their gradients" in text
+    assert f"returned gradients take {gradients:,} B" in text
+    assert re.match(r"ram: [\d.]+ KiB \(50%\) is too little", text)
+    enough = re.search(r"ram=(\d+) \(([\d.]+)%\)", text)
+    torch._dynamo.reset()
+    for ram in (int(enough[1]), f"{enough[2]}%"):
+        torch._dynamo.reset()
+        again = pmt.backend(ram, cache=False)
+        torch.compile(lambda x: -model(x), backend=again, fullgraph=True, dynamic=False)(x)
     torch._dynamo.reset()
     with pytest.raises(BackendCompilerFailed, match=r"batch\.size\(\)\[0\]: its sizes are unknown"):
         torch.compile(lambda batch: -model(batch), backend=back, fullgraph=True, dynamic=True)(x)

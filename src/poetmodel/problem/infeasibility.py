@@ -127,42 +127,6 @@ def _ram_fault(problem: Problem) -> str | None:
     )
 
 
-def insufficient_ram_message(
-    computation: str,
-    budget_bytes: int,
-    *,
-    sufficient_bytes: int | None,
-    needed_bytes: int = 0,
-    base_bytes: int | None = None,
-    is_proved: bool = True,
-) -> str:
-    """Return a message that a RAM budget is too small, with a sufficient budget if known.
-
-    `computation` is a phrase that names the computation that must fit. Budgets below `needed_bytes`
-    are never sufficient; 0 if no lower bound is known. `sufficient_bytes` is None if no sufficient
-    budget is known; the message then omits `needed_bytes`, too. If `sufficient_bytes` is at most
-    `needed_bytes`, the message calls it the minimum. `base_bytes` is 100 % of a budget that was
-    stated as a percentage, else None; with it, only `sufficient_bytes` is also stated in percent;
-    without it, the message may end with `missing_unit_hint`. If `is_proved` is False, the time of a
-    search has passed, and the message suggests a longer one instead of this hint.
-    """
-    message = f"ram: {format_bytes(budget_bytes)} is too little for {computation}"
-    hint = "" if base_bytes else missing_unit_hint(budget_bytes, needed_bytes)
-    if not is_proved:
-        size = format_bytes(budget_bytes)
-        message = f"ram: no schedule was found in time for {computation} within {size}"
-        hint = "; a longer time_limit may find it"
-    if sufficient_bytes is None:
-        return message + hint
-    ram_argument = f"ram={sufficient_bytes}"
-    if base_bytes:
-        ram_argument += f" ({sufficient_bytes / base_bytes:.1%})"
-    if needed_bytes >= sufficient_bytes:
-        return f"{message}: the minimum is {ram_argument}{hint}"
-    bound = f", and less than {needed_bytes:,} B never is" if needed_bytes else ""
-    return f"{message}: {ram_argument} is enough{bound}{hint}"
-
-
 def missing_unit_hint(budget_bytes: int, min_bytes: int) -> str:
     """Return a hint that a budget lacks its unit if it is small and far below the minimum, else "".
 

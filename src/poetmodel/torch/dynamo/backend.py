@@ -19,13 +19,14 @@ from poetmodel.torch.cache import Cache
 from poetmodel.torch.dynamo.compiling import BACK_END_FUNCTIONS, Backend
 from poetmodel.torch.dynamo.gradients import OPTION_NAME
 from poetmodel.torch.dynamo.planning import (
+    EAGER_PEAK,
     MEASURED,
     BackendOptions,
     PlanRecord,
-    check_budget,
 )
 from poetmodel.torch.dynamo.regions import region_errors
 from poetmodel.torch.dynamo.rewriting import AUTO, NO_GRAPH_TEXT
+from poetmodel.torch.planning.task import check_budget
 from poetmodel.torch.runtime.profiling import measure_paging
 from poetmodel.torch.state.pages import make_folder
 from poetmodel.units import parse_size
@@ -198,10 +199,9 @@ def _number_errors(
     ram: object, time_limit: float, gap: float, outside: Any, **_: Any
 ) -> Iterator[str]:
     """Yield each error of `ram`, `time_limit`, `gap` and `outside`; ignore other arguments."""
-    checks: list[Callable[[], object]] = [
-        lambda: check_budget(ram),
-        lambda: Request(time_limit_s=time_limit, gap=gap),
-    ]
+    checks: list[Callable[[], object]] = [lambda: Request(time_limit_s=time_limit, gap=gap)]
+    if ram != EAGER_PEAK:
+        checks.insert(0, lambda: check_budget(ram))
     if outside not in (None, AUTO):
         checks.append(lambda: parse_size(outside, field="outside (auto or a size)"))
     for check in checks:

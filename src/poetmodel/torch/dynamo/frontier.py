@@ -8,16 +8,14 @@ from math import ceil, inf
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.errors import BudgetError
-from poetmodel.problem.infeasibility import insufficient_ram_message
-from poetmodel.torch.dynamo.planning import GraphProblem, find_min_ram
+from poetmodel.torch.planning.task import LeastRam, find_min_ram
 from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from poetmodel.graph import Graph
-    from poetmodel.torch.dynamo.planning import GraphPlan
+    from poetmodel.torch.dynamo.planning import GraphPlan, GraphProblem
 
 _PEAK_FACTORS: Final = (1.0, 1.1, 1.25, 1.5, 2.0)
 """Limits on the peak that are tried for the plan with the fewest saved bytes, relative to the
@@ -159,14 +157,7 @@ class Frontier:
         )
         min_bytes = min(min_bytes, self.min_peak_bytes)
         if min_bytes > budget_bytes:
-            raise BudgetError(
-                insufficient_ram_message(
-                    self.graph_problem.name,
-                    budget_bytes,
-                    sufficient_bytes=min_bytes,
-                    is_proved=False,
-                )
-            )
+            raise self.graph_problem.make_error(budget_bytes, LeastRam(min_bytes))
 
     def _plan_within(self, peak_bytes: int, saved_bytes: int) -> GraphPlan | None:
         """Return `GraphProblem.plan_within` for two limits, cached, also if it is None.

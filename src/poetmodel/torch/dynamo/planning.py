@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
-from math import ceil
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.budgets import Budget
 from poetmodel.clock import processor_clock
 from poetmodel.device import Costs, Device, StorageMode
-from poetmodel.errors import BudgetError, quote
+from poetmodel.errors import BudgetError
 from poetmodel.graph import Graph, Phase, checkpoint_all_peak_bytes, floor
 from poetmodel.plan import Op
 from poetmodel.planner import make_checked_plan
 from poetmodel.problem import Problem
-from poetmodel.problem.infeasibility import insufficient_ram_message, missing_unit_hint
 from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
 from poetmodel.torch.dynamo.costs import CALL_S, host_device, load_machine_rates
 from poetmodel.torch.dynamo.joint_graph import storage_sizes
 from poetmodel.torch.dynamo.regions import Region, find_regions, solve_with_regions
-from poetmodel.torch.planning.cache import CachedSchedules, is_final_result
+from poetmodel.torch.planning.cache import CachedSchedules
 from poetmodel.torch.planning.progress import solve_progress_callback
-from poetmodel.units import MAX_BYTES, format_bytes, format_seconds
+from poetmodel.torch.planning.reserves import Reserve, Reserves
+from poetmodel.torch.planning.task import LeastRam, RamTask, find_min_ram
+from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -42,18 +42,8 @@ if TYPE_CHECKING:
 
 TOKEN_BYTES: Final = 8
 """RAM of the token of each page on storage [B]."""
-_REFERENCE_BYTES: Final = 2**40
-"""Bytes that stand for 100 % when a budget is only validated [B]."""
-_MAX_PERCENT: Final = 100
-"""Largest number without a unit that is probably a percentage."""
 MIN_SOLVE_S: Final = 1.0
 """Time for solving a graph even after the time limit of the call [s]."""
-REFUSING_S: Final = 1.0
-"""CPU time of a search for the smallest sufficient budget, as for a refused budget [s]."""
-REFUSING_NODE_S: Final = 1e-4
-"""Additional CPU time of that search per node [s]."""
-REFUSING_WALL_RATIO: Final = 30.0
-"""Maximum wall-clock time of that search, relative to its CPU time, for a busy machine."""
 FIRST_TIME_RATIO: Final = 0.15
 """Limit on the CPU time of the first solve of a problem, as a fraction of the time limit."""
 EAGER_PEAK: Final = "eager"
@@ -286,20 +276,6 @@ class FirstCall:
         return max(min_s, self.until_s - monotonic())
 
 
-def check_budget(ram: object) -> None:
-    """Raise `BudgetError` unless `ram` is ``eager``, or a budget above 0.
-
-    Numbers up to 100 need a unit.
-    """
-    if ram == EAGER_PEAK:
-        return
-    size = Budget.parse(ram).resolve(_REFERENCE_BYTES)  # type: ignore[arg-type]
-    if size == 0:
-        raise BudgetError(f"ram: expected more than 0 bytes, got {quote(ram)}")
-    if size <= _MAX_PERCENT and str(ram).strip().isdigit():
-        raise BudgetError(f"ram: {missing_unit_hint(size, MAX_BYTES).removeprefix('; ')}")
-
-
 def plan(
     joint: JointGraph,
     profiles: Sequence[OpProfile],
@@ -345,32 +321,32 @@ def plan(
         None if eager_bytes is None else eager_bytes + call.wrapped_bytes,
         call,
     )
-    extra_bytes = graph_problem.extra_bytes + call.wrapped_bytes
-    usable_bytes = max(1, budget_bytes - extra_bytes)
-    problem = graph_problem.make_problem(usable_bytes)
-    graph = problem.graph
-    regions = find_regions(joint, graph, settings.regions)
+    reserves = graph_problem.reserves.with_item("memory of DDP and FSDP2", call.wrapped_bytes)
+    backward_results = set(joint.final_results) - joint.forward_results
+    gradients_bytes = sum(joint.storages[number].bytes for number in backward_results)
+    notes = [f"returned gradients take {gradients_bytes:,} B"] if gradients_bytes else []
+    if call.outside.peak_bytes:
+        notes.append(
+            f"between both passes {call.outside.peak_bytes:,} B are for memory outside of the "
+            "function"
+        )
+    problem = graph_problem.make_problem(max(1, budget_bytes - reserves.bytes))
+    task = graph_problem.make_task(problem, budget_bytes, reserves=reserves, notes=tuple(notes))
+    regions = find_regions(joint, problem.graph, settings.regions)
     result = None
-    if floor(graph).bytes <= usable_bytes:
-        result = _shared_solve(problem, settings, call, regions)
+    if floor(problem.graph).bytes <= problem.usable_ram_bytes:
+        result = _shared_solve(task, settings, call, regions)
     if result is not None and result.schedule is None and regions:
         raise BudgetError(_regions_message(regions, name, budget_bytes, result.status))
     if result is None or result.schedule is None:
-        backward_results = set(joint.final_results) - joint.forward_results
-        gradients_bytes = sum(joint.storages[number].bytes for number in backward_results)
-        bytes_by_name = {"returned gradients": gradients_bytes, **graph_problem.extra_bytes_by_name}
-        list_text = ", ".join(f"{size:,} B {item}" for item, size in bytes_by_name.items() if size)
-        is_proved = result is None or result.status == Status.INFEASIBLE
-        text = _budget_message(
-            problem, settings, call, name, budget_bytes, extra_bytes, is_proved=is_proved
+        min_ram_result = _find_cached_min_ram(problem, settings, call)
+        is_proved = (
+            result is None
+            or result.status == Status.INFEASIBLE
+            or (min_ram_result.bound or 0.0) > problem.usable_ram_bytes
         )
-        text += f"; at its end there are {list_text}" if list_text else ""
-        if call.outside.peak_bytes:
-            text += (
-                f"; between both passes {call.outside.peak_bytes:,} B are for memory outside of "
-                "the function"
-            )
-        raise BudgetError(text)
+        least = LeastRam.from_result(min_ram_result, reserves.bytes)
+        raise task.make_error(least, is_proved=is_proved)
     return graph_problem.make_plan(problem, result, regions, budget_bytes=budget_bytes)
 
 
@@ -386,10 +362,8 @@ class GraphProblem:
     device: Device
     times_s: tuple[float, ...]
     """Time of each operation by its profile; used only for measured costs [s]."""
-    extra_bytes_by_name: Mapping[str, int]
-    """Memory during the backward pass that is not in the plan, by name [B]."""
-    forward_extra_bytes: int
-    """Memory during the forward pass that is not in the plan [B]."""
+    reserves: Reserves
+    """Memory that is not in the plan; without that of DDP and FSDP2."""
     keep_all_bytes: int
     """Peak with everything kept, without memory of DDP, FSDP2 and Inductor [B]."""
     eager_bytes: int | None
@@ -421,19 +395,23 @@ class GraphProblem:
         graph = joint.training_graph()
         zeros_hint = _ZEROS_HINT if joint.has_zero_tangents else ""
         # In the backward pass autograd holds the gradients of results, and the caller the results.
-        extra_bytes_by_name = {
-            "results": sum(joint.storages[number].bytes for number in joint.forward_results),
-            f"their gradients{zeros_hint}": joint.tangents_bytes,
-            "copies of overwritten arguments": _copies_bytes(joint),
-            "memory outside of the function": call.outside.rest_bytes,
-            "tokens of pages": 0 if settings.paging is None else TOKEN_BYTES * len(graph.tensors),
-        }
-        keep_all_bytes = checkpoint_all_peak_bytes(graph) + sum(extra_bytes_by_name.values())
+        overwritten_bytes = _copies_bytes(joint)
+        results_bytes = sum(joint.storages[number].bytes for number in joint.forward_results)
+        tokens_bytes = 0 if settings.paging is None else TOKEN_BYTES * len(graph.tensors)
+        rest_bytes = call.outside.rest_bytes
+        reserves = Reserves(
+            (
+                Reserve("results", results_bytes),
+                Reserve(f"their gradients{zeros_hint}", joint.tangents_bytes, is_forward=False),
+                Reserve("copies of overwritten arguments", overwritten_bytes),
+                Reserve("memory outside of the function", rest_bytes, is_forward=False),
+                Reserve("tokens of pages", tokens_bytes),
+            )
+        )
+        keep_all_bytes = checkpoint_all_peak_bytes(graph) + reserves.bytes
         eager_bytes = joint.checkpointed_peak_bytes(graph)
         if eager_bytes is not None:
-            eager_bytes += sum(extra_bytes_by_name.values())
-        extra_bytes_by_name["memory of Inductor"] = reserved_bytes
-        forward_names = ("results", "copies of overwritten arguments", "tokens of pages")
+            eager_bytes += reserves.bytes
         return cls(
             joint=joint,
             settings=settings,
@@ -442,9 +420,7 @@ class GraphProblem:
             graph=graph,
             device=settings.device or host_device(call.rates or load_machine_rates(settings.cache)),
             times_s=tuple(profile.time_s for profile in profiles),
-            extra_bytes_by_name=extra_bytes_by_name,
-            forward_extra_bytes=sum(extra_bytes_by_name[key] for key in forward_names)
-            + reserved_bytes,
+            reserves=reserves.with_item("memory of Inductor", reserved_bytes),
             keep_all_bytes=keep_all_bytes,
             eager_bytes=eager_bytes,
             is_predicted=is_predicted,
@@ -453,7 +429,7 @@ class GraphProblem:
     @property
     def extra_bytes(self) -> int:
         """Memory during the backward pass that is not in the plan [B]."""
-        return sum(self.extra_bytes_by_name.values())
+        return self.reserves.bytes
 
     @property
     def middle_node(self) -> int:
@@ -482,6 +458,33 @@ class GraphProblem:
         paging = self.settings.paging is not None
         return Problem(graph, costs, ram=usable_bytes, paging=paging, minimize="time")
 
+    def make_task(
+        self,
+        problem: Problem,
+        budget_bytes: int,
+        *,
+        reserves: Reserves | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> RamTask:
+        """Return the task of a problem of the graph; percentages are of its first shape."""
+        call, budget = self.call, self.settings.budget
+        return RamTask(
+            name=self.name,
+            problem=problem,
+            budget_bytes=budget_bytes,
+            reserves=self.reserves if reserves is None else reserves,
+            keep_all_bytes=call.first_keep_all_bytes.get(
+                call.function, self.keep_all_bytes + call.wrapped_bytes
+            ),
+            is_fraction=budget is None or budget.fraction is not None,
+            notes=notes,
+        )
+
+    def make_error(self, budget_bytes: int, least: LeastRam) -> BudgetError:
+        """Return the error that no plan was found within a budget in time."""
+        problem = self.make_problem(max(1, budget_bytes - self.extra_bytes))
+        return self.make_task(problem, budget_bytes).make_error(least, is_proved=False)
+
     def plan_within(self, peak_bytes: int, saved_bytes: int) -> GraphPlan | None:
         """Return a plan within two limits; None if none is found in the remaining time of `call`.
 
@@ -501,7 +504,8 @@ class GraphProblem:
         if floor(problem.graph).bytes > usable_bytes:
             return None
         regions = find_regions(self.joint, problem.graph, self.settings.regions)
-        result = _shared_solve(problem, self.settings, self.call, regions)
+        task = self.make_task(problem, peak_bytes)
+        result = _shared_solve(task, self.settings, self.call, regions)
         if result.schedule is None:
             return None
         return self.make_plan(
@@ -516,11 +520,7 @@ class GraphProblem:
         regions = find_regions(self.joint, self.graph, self.settings.regions)
         if regions:
             return BudgetError(_regions_message(regions, self.name, budget_bytes))
-        return BudgetError(
-            insufficient_ram_message(
-                self.name, budget_bytes, sufficient_bytes=None, is_proved=False
-            )
-        )
+        return self.make_error(budget_bytes, LeastRam(None))
 
     def make_plan(
         self,
@@ -589,11 +589,9 @@ class GraphProblem:
     ) -> PassPeaks:
         """Return the peaks of both passes of a plan, with memory that is not in the plan.
 
-        This memory is `forward_extra_bytes` of the forward pass and `extra_bytes` of the backward
-        pass; `saved_bytes` and `copied_bytes` are without it. Memory of DDP and FSDP2 is not
-        included. The node between both passes, `middle_node`, counts in neither; it is None if the
-        graph has no such node. For inference, only `forward_bytes` is set: to the peak of the plan
-        plus `extra_bytes`.
+        This memory is that of `reserves`; `saved_bytes` and `copied_bytes` are without it, and
+        memory of DDP and FSDP2 is not included. `middle_node`, between both passes, counts in
+        neither. For inference, only `forward_bytes` is set.
         """
         high_bytes = [record.peak_bytes for record in check.records]
         count = self.middle_node
@@ -627,8 +625,8 @@ class GraphProblem:
                 freed_bytes += graph.tensor_bytes[index]
         return PassPeaks(
             forward_bytes=max(high_bytes[:first_after_forward], default=0)
-            + self.forward_extra_bytes,
-            held_bytes=held_bytes + self.forward_extra_bytes,
+            + self.reserves.forward_bytes,
+            held_bytes=held_bytes + self.reserves.forward_bytes,
             saved_bytes=held_bytes,
             backward_bytes=max(high_bytes[first_backward:], default=0) + self.extra_bytes,
             retained_bytes=retained_bytes + self.extra_bytes,
@@ -637,9 +635,9 @@ class GraphProblem:
 
 
 def _shared_solve(
-    problem: Problem, settings: BackendOptions, call: FirstCall, regions: tuple[Region, ...]
+    task: RamTask, settings: BackendOptions, call: FirstCall, regions: tuple[Region, ...]
 ) -> SolveResult:
-    """Solve a problem, as `_solve`, in the first process; return its result in all processes.
+    """Solve a task, as `_solve`, in the first process; return its result in all processes.
 
     Without DDP and FSDP2 each process solves it. Otherwise raises as `RankExchange.share`:
     `CaptureError` if a process plans another graph or does not call in time, and in the other
@@ -647,45 +645,29 @@ def _shared_solve(
     result in time.
     """
     result: SolveResult = call.share(
-        problem.graph.sha256, lambda: _solve(problem, settings, call, regions)
+        task.problem.graph.sha256, lambda: _solve(task, settings, call, regions)
     )
     return result
 
 
 def _solve(
-    problem: Problem, settings: BackendOptions, call: FirstCall, regions: tuple[Region, ...]
+    task: RamTask, settings: BackendOptions, call: FirstCall, regions: tuple[Region, ...]
 ) -> SolveResult:
-    """Return the cached result of a problem if `is_final_result`; otherwise solve it and store it.
+    """Solve a task in the remaining time of the call, or return its cached final result.
 
-    A cached schedule is improved in the remaining time of the call. Without one, a first solve has
-    `FIRST_TIME_RATIO` of the time limit. If it reaches this limit, a second solve improves its
-    schedule in the remaining time. If it found none, the second solve starts from the schedule of
-    `find_min_ram`, or is omitted if that does not fit. With regions, only `solve_with_regions` is
-    called, and its result is not cached.
+    Without a cached schedule, a first solve has `FIRST_TIME_RATIO` of the time limit. If it reaches
+    this limit, a second solve improves its schedule in the remaining time. If it found none, the
+    second solve starts from the schedule of `find_min_ram`, or is omitted if that does not fit.
+    With regions, only `solve_with_regions` is called, and its result is not cached.
     """
-    schedules = CachedSchedules(settings.cache)
-    cached_result = None if regions else schedules.load_result(problem, gap=settings.gap)
-    if cached_result is not None and is_final_result(
-        cached_result, time_limit_s=settings.time_limit
-    ):
-        return cached_result
+    problem = task.problem
     show_progress = solve_progress_callback(call.show_phase)
 
     def on_progress(progress: SolveProgress) -> bool | None:
         show_progress(progress)
         return None if settings.on_progress is None else settings.on_progress(progress)
 
-    call.show_phase("solving")
-    if regions:
-        return solve_with_regions(
-            problem,
-            regions,
-            gap=settings.gap,
-            time_limit=call.remaining_s(),
-            on_progress=on_progress,
-        )
-
-    def solve_with_start(limit_s: float, start: Schedule | None) -> SolveResult:
+    def solve_within(limit_s: float, start: Schedule | None) -> SolveResult:
         """Solve the problem within `limit_s` [s], from an initial schedule if any."""
         return solve(
             problem,
@@ -696,25 +678,41 @@ def _solve(
             on_progress=on_progress,
         )
 
-    start = None if cached_result is None else cached_result.schedule
-    if start is None:
-        with processor_clock(call.remaining_s()):
-            result = solve_with_start(FIRST_TIME_RATIO * settings.time_limit, None)
-        start, first_solve_s = result.schedule, result.solve_s
-        if start is None and result.termination == Termination.TIME_LIMIT:
-            min_ram_result = _find_cached_min_ram(problem, settings, call)
-            simulation = min_ram_result.simulation
-            if simulation and simulation.peak_ram_bytes <= problem.usable_ram_bytes:
-                start = min_ram_result.schedule
-        if start is not None and result.termination == Termination.TIME_LIMIT:
-            result = solve_with_start(call.remaining_s(), start)
-            result = replace(result, solve_s=first_solve_s + result.solve_s)
-    else:
-        result = solve_with_start(call.remaining_s(), start)
-    # Another call has the same time limit, and would not find more.
-    result = replace(result, time_limit_s=settings.time_limit)
-    schedules.store(result)
-    return result
+    def solve_from(start: Schedule | None) -> SolveResult:
+        """Solve the problem from a cached schedule, or in two solves."""
+        call.show_phase("solving")
+        if start is not None:
+            result = solve_within(call.remaining_s(), start)
+        else:
+            with processor_clock(call.remaining_s()):
+                result = solve_within(FIRST_TIME_RATIO * settings.time_limit, None)
+            start, first_solve_s = result.schedule, result.solve_s
+            if start is None and result.termination == Termination.TIME_LIMIT:
+                min_ram_result = _find_cached_min_ram(problem, settings, call)
+                simulation = min_ram_result.simulation
+                if simulation and simulation.peak_ram_bytes <= problem.usable_ram_bytes:
+                    start = min_ram_result.schedule
+            if start is not None and result.termination == Termination.TIME_LIMIT:
+                result = solve_within(call.remaining_s(), start)
+                result = replace(result, solve_s=first_solve_s + result.solve_s)
+        # Another call has the same time limit, and would not find more.
+        return replace(result, time_limit_s=settings.time_limit)
+
+    if regions:
+        call.show_phase("solving")
+        return solve_with_regions(
+            problem,
+            regions,
+            gap=settings.gap,
+            time_limit=call.remaining_s(),
+            on_progress=on_progress,
+        )
+    return task.solve(
+        CachedSchedules(settings.cache),
+        gap=settings.gap,
+        time_limit_s=settings.time_limit,
+        solve_from=solve_from,
+    )
 
 
 def _regions_message(
@@ -793,55 +791,6 @@ def _find_cached_min_ram(
         result = find_min_ram(problem, settings.gap)
         call.min_ram[problem.graph.sha256] = result
     return result
-
-
-def find_min_ram(problem: Problem, gap: float) -> SolveResult:
-    """Solve for the smallest peak RAM, up to the keep-all peak, instead of a problem's objective.
-
-    Stops at the MIP gap `gap`, or after `REFUSING_S` of CPU time, plus `REFUSING_NODE_S` per node.
-    The result may have no schedule.
-    """
-    limit_s = REFUSING_S + REFUSING_NODE_S * len(problem.graph.nodes)
-    with processor_clock(REFUSING_WALL_RATIO * limit_s):
-        return solve(
-            replace(problem, ram="100%", minimize="ram"),
-            time_limit=limit_s,
-            gap=gap,
-            threads=1,
-        )
-
-
-def _budget_message(
-    problem: Problem,
-    settings: BackendOptions,
-    call: FirstCall,
-    name: str,
-    budget_bytes: int,
-    extra_bytes: int,
-    *,
-    is_proved: bool,
-) -> str:
-    """Return the message that a budget is too small, with the smallest sufficient one if found.
-
-    Both budgets include `extra_bytes`, the memory that is not in the plan [B]. `is_proved` is
-    whether it is already proved that the budget is too small. If the search for the smallest budget
-    does not prove it either, the message is that no plan was found in time.
-    """
-    min_ram_result = _find_cached_min_ram(problem, settings, call)
-    is_proved = is_proved or (min_ram_result.bound or 0.0) > problem.usable_ram_bytes
-    if min_ram_result.simulation is None:
-        return insufficient_ram_message(
-            name, budget_bytes, sufficient_bytes=None, is_proved=is_proved
-        )
-    is_fraction = settings.budget is not None and settings.budget.fraction is not None
-    return insufficient_ram_message(
-        name,
-        budget_bytes,
-        sufficient_bytes=min_ram_result.simulation.peak_ram_bytes + extra_bytes,
-        needed_bytes=ceil(min_ram_result.bound or 0.0) + extra_bytes,
-        base_bytes=call.first_keep_all_bytes.get(call.function) if is_fraction else None,
-        is_proved=is_proved,
-    )
 
 
 def write_report_page(path: str | Path, graph_plan: GraphPlan) -> None:

@@ -11,19 +11,20 @@ import torch
 
 from poetmodel.budgets import Budget
 from poetmodel.device import Costs, Device, StorageMode
-from poetmodel.errors import BudgetError, InputError, VerificationError, quote
+from poetmodel.errors import InputError, VerificationError, quote
 from poetmodel.files import check_writable, write_bytes
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.plan import Op, check_plan
 from poetmodel.plan.arena_check import check_arena
 from poetmodel.planner import verify
 from poetmodel.problem import Limits, Problem
-from poetmodel.problem.infeasibility import insufficient_ram_message
 from poetmodel.result import Status
 from poetmodel.solver import fit_arena, solve
 from poetmodel.solver.fitting import plan_and_place
 from poetmodel.torch.executorch.edge import RemoveCopies, capture_edge_program, lower_program
 from poetmodel.torch.executorch.planning import EdgeGraph, ReorderOperations
+from poetmodel.torch.planning.reserves import Reserve, Reserves
+from poetmodel.torch.planning.task import LeastRam, RamTask
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -178,7 +179,8 @@ def to_executorch(
     step_graph = EdgeGraph(edge.exported_program(), name=name)
     graph = step_graph.training_graph()
     keep_all_bytes = checkpoint_all_peak_bytes(graph) + step_graph.resident_bytes
-    budget_bytes = Budget.parse(ram).resolve(keep_all_bytes)
+    budget = Budget.parse(ram)
+    budget_bytes = budget.resolve(keep_all_bytes)
     problem = Problem(
         graph,
         Costs.estimate(graph, device),
@@ -186,8 +188,16 @@ def to_executorch(
         paging=False,
         minimize="time",
     )
+    task = RamTask(
+        name=f"the arena of {name}",
+        problem=problem,
+        budget_bytes=budget_bytes,
+        reserves=Reserves((Reserve("parameters and buffers", step_graph.resident_bytes),)),
+        keep_all_bytes=keep_all_bytes,
+        is_fraction=budget.fraction is not None,
+    )
     options: SolveKeywords = {"time_limit": time_limit, "gap": gap, "on_progress": on_progress}
-    result, plan, program = _solve_and_lower(problem, budget_bytes, options, edge, step_graph)
+    result, plan, program = _solve_and_lower(task, options, edge, step_graph)
     write_bytes(output_path, program.program)
     return ExecutorchProgram(
         name=name,
@@ -210,8 +220,7 @@ def to_executorch(
 
 
 def _solve_and_lower(
-    problem: Problem,
-    budget_bytes: int,
+    task: RamTask,
     options: SolveKeywords,
     edge: EdgeProgramManager,
     step_graph: EdgeGraph,
@@ -224,32 +233,30 @@ def _solve_and_lower(
     """
     excess_bytes = 0
     for _ in range(_MAX_ATTEMPTS):
-        result, plan = _solve_fitting(problem, budget_bytes, options, step_graph)
+        result, plan = _solve_fitting(task, options)
         order = [index for op, index in plan.program if op == Op.COMPUTE]
         reordered_edge = edge.transform([ReorderOperations(step_graph, order)])
         program = lower_program(reordered_edge, use_our_offsets=True)
-        excess_bytes = program.arena_bytes - budget_bytes
+        excess_bytes = program.arena_bytes - task.budget_bytes
         if excess_bytes <= 0:
             return result, plan, program
-        problem = replace(problem, ram=problem.usable_ram_bytes - excess_bytes)
+        ram_bytes = task.problem.usable_ram_bytes - excess_bytes
+        task = replace(task, problem=replace(task.problem, ram=ram_bytes))
     raise VerificationError(  # our bug: never return such a result
         [f"{step_graph.name}: the arena of the file is {excess_bytes:,} B above the budget"]
     )
 
 
-def _solve_fitting(
-    problem: Problem, budget_bytes: int, options: SolveKeywords, step_graph: EdgeGraph
-) -> tuple[SolveResult, Plan]:
+def _solve_fitting(task: RamTask, options: SolveKeywords) -> tuple[SolveResult, Plan]:
     """Return (result of a schedule whose arena fits, its plan), with plan and arena checked.
 
-    The arena fits if it has at most the RAM of `problem`; `budget_bytes` is only for the message.
-    If no schedule whose arena fits is found, solves for minimum RAM. Raises `BudgetError` if the
-    arena of that schedule does not fit either, `NoScheduleError` if that solve finds no schedule,
-    and `VerificationError` if a check fails.
+    The arena fits if it has at most the RAM of the task's problem. If no schedule whose arena fits
+    is found, solves for minimum RAM.
     """
+    problem = task.problem
     result, plan, arena = fit_arena(problem, mode=StorageMode.BLOCKING, **options)
     if plan is None or arena is None:
-        result, plan, arena = _solve_min_ram(problem, budget_bytes, options, step_graph, result)
+        result, plan, arena = _solve_min_ram(task, options, result)
     violations = (
         *check_plan(problem.graph, problem.costs, plan).violations,
         *check_arena(problem.graph, plan, arena).violations,
@@ -260,19 +267,15 @@ def _solve_fitting(
 
 
 def _solve_min_ram(
-    problem: Problem,
-    budget_bytes: int,
-    options: SolveKeywords,
-    step_graph: EdgeGraph,
-    failed_result: SolveResult,
+    task: RamTask, options: SolveKeywords, failed_result: SolveResult
 ) -> tuple[SolveResult, Plan, Arena]:
     """Solve for minimum RAM, with gap 0; return (result, plan, arena).
 
     The returned result is a copy of `failed_result`, the result without a schedule that fits, with
     the schedule of minimum RAM and status FEASIBLE. Raises `BudgetError` if the arena of this
-    schedule exceeds the RAM of `problem`, too, and `NoScheduleError` if no schedule is found.
-    `budget_bytes` is only for the message.
+    schedule exceeds the RAM of the problem, too, and `NoScheduleError` if no schedule is found.
     """
+    problem = task.problem
     ram_bytes = problem.usable_ram_bytes
     exact_options: SolveKeywords = {**options, "gap": 0.0}
     min_ram_result = solve(replace(problem, ram="100%", minimize="ram"), **exact_options)
@@ -296,16 +299,10 @@ def _solve_min_ram(
             reason="",
         )
         return result, plan, arena
-    sufficient_bytes, needed_bytes = (
-        size + step_graph.resident_bytes
-        for size in (arena.bytes, ceil(min_ram_result.bound or 0.0))
+    least = LeastRam(
+        arena.bytes + task.reserves.bytes, ceil(min_ram_result.bound or 0.0) + task.reserves.bytes
     )
-    subject = f"the arena of {step_graph.name}"
-    raise BudgetError(
-        insufficient_ram_message(
-            subject, budget_bytes, sufficient_bytes=sufficient_bytes, needed_bytes=needed_bytes
-        )
-    )
+    raise task.make_error(least)
 
 
 def _check_arguments(output_path: Path, storage: object, paging: object) -> None:
