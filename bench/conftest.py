@@ -31,6 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--smoke", action="store_true", help="every kind of case once, at its smallest size"
     )
     group.addoption(
+        "--limit", type=float, metavar="SECONDS", help="time limit of each solve by the solvers"
+    )
+    group.addoption(
         "--record", type=Path, metavar="FILE", help="append a JSON line per measurement to FILE"
     )
 

@@ -1,11 +1,12 @@
 """The problems of the instance library, with the best results on record.
 
 `poetmodel bench instances DIR` writes the published graphs of the grid, and the problems on which
-all methods are compared.
+all methods are compared. ``python bench/instances.py`` adds best schedules to `SCHEDULES`.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections import defaultdict
@@ -14,9 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import compared
 import grid
-from measured import read_records
+import poetmodel as pm
+from measured import RESULTS, read_records
 from poetmodel.result import Status
-from poetmodel.sweeps.instances import BestResults, Instance, file_name
+from poetmodel.schedule import GraphIdentity, Schedule
+from poetmodel.sweeps.instances import TOLERANCE, BestResults, Instance, file_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,6 +37,8 @@ MOCCASIN: Final = (
     "differs: do not publish this folder."
 )
 """Note on graphs under another licence, which are written only if the user has them."""
+SCHEDULES: Final = RESULTS / "best-schedules.jsonl"
+"""File of the best schedules: JSON lines with recomputations, transfers, and spans of stages."""
 PROOFS: Final = {"cell": ("default", "compact"), compared.KIND: (compared.OPTIMAL,)}
 """Methods whose bounds are valid for the problem, by kind of record. The bound of ``paper`` is only
 valid for its own model."""
@@ -48,6 +53,8 @@ def instances() -> Iterator[Instance]:
     """Yield the problems with a feasible budget, each once, with the best results on record."""
     results = _group_records()
     keys_by_name: dict[str, Key] = {}
+    lines = SCHEDULES.read_text(encoding="utf-8").splitlines() if SCHEDULES.exists() else ()
+    entries = {entry["name"]: entry for entry in map(json.loads, lines)}
     for kind, key, problem in _list_problems():
         name = file_name(*(word for word in key if word))
         if name in keys_by_name:  # both studies contain the problem
@@ -55,7 +62,56 @@ def instances() -> Iterator[Instance]:
             continue
         keys_by_name[name] = key
         problem_records = [record for record in results[key] if _is_record_of(record, problem)]
-        yield Instance(name=name, kind=kind, problem=problem, best=_find_best(problem_records))
+        entry = entries.get(name)
+        yield Instance(
+            name=name,
+            kind=kind,
+            problem=problem,
+            best=_find_best(problem_records),
+            schedule=None if entry is None else _read_schedule(entry, problem),
+        )
+
+
+def _read_schedule(entry: Mapping[str, Any], problem: Problem) -> Schedule:
+    """Return a schedule of `SCHEDULES`: recomputations, first computations omitted, and spans."""
+    n_nodes = len(problem.graph.nodes)
+    return Schedule.from_spans(
+        R=sorted([*map(tuple, entry["R"]), *((t, t) for t in range(n_nodes))]),
+        kept=[tuple(span) for span in entry["kept"]],
+        stored=[tuple(span) for span in entry["stored"]],
+        M_in=[tuple(pair) for pair in entry["M_in"]],
+        M_out=[tuple(pair) for pair in entry["M_out"]],
+        resident=entry.get("resident", ()),
+        identity=GraphIdentity.from_graph(problem.graph),
+    )
+
+
+def solve_best(time_limit_s: float = 10.0) -> None:
+    """Add to `SCHEDULES` the problems without a schedule that a solve with a limit solves best.
+
+    A schedule is added if its overhead is that on record, or less.
+    """
+    for instance in instances():
+        best = instance.best.overhead
+        if best is None or instance.schedule is not None:
+            continue
+        result = pm.solve(instance.problem, time_limit=time_limit_s, gap=1e-6)
+        tolerance = TOLERANCE * max(best, 1e-6 * instance.problem.objective.baseline)
+        if result.overhead is None or result.overhead > best + tolerance:
+            continue
+        schedule = result.require_schedule()
+        entry: dict[str, Any] = {
+            "name": instance.name,
+            "R": [[t, k] for t, k in schedule.R if k < t],
+            "kept": schedule.kept,
+            "stored": schedule.stored,
+            "M_in": schedule.M_in,
+            "M_out": schedule.M_out,
+        }
+        if schedule.resident:
+            entry["resident"] = schedule.resident
+        with SCHEDULES.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(entry, separators=(",", ":")) + "\n")
 
 
 def _is_record_of(record: Record, problem: Problem) -> bool:
@@ -133,3 +189,7 @@ def _find_best(records: list[Record]) -> BestResults:
         if bound is not None and bound > best.bound:
             best = replace(best, bound=bound, bound_commit=record["commit"])
     return best
+
+
+if __name__ == "__main__":
+    solve_best()

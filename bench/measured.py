@@ -7,14 +7,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import pandas as pd
-
 from poetmodel.baselines import method_names
 from poetmodel.sweeps.store import RecordFile
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import pandas as pd
 
     from poetmodel.sweeps.measurement import Record
 
@@ -45,6 +45,8 @@ def load_frame(kind: str) -> pd.DataFrame:
 
     A measured field overrides the run's field of the same name, except for `kind`.
     """
+    import pandas as pd
+
     rows = []
     for record in read_records(kind):
         cell = record.get("cell", {})

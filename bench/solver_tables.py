@@ -21,6 +21,8 @@ NOTE: Final = (
 """Note below the tables."""
 INSTANCE: Final = ("model", "device", "ram")
 """Fields that identify a problem."""
+REJECTED: Final = "rejected by the verifier"
+"""Status of a run whose schedule violates a rule or limit, as that of ``paper`` may."""
 ROUNDING: Final = 1e-9
 """Maximum gap that counts as rounding error."""
 
@@ -49,7 +51,7 @@ def _result_row(row: Row) -> tuple[str, ...]:
     if row["termination"] == Termination.TIME_LIMIT:
         status = f"{status}, time limit" + (" while building" if is_never_begun(row) else "")
     if row["violations"]:
-        status = f"{status}, rejected by the verifier"
+        status = f"{status}, {REJECTED}"
     return (
         *labels,
         status,

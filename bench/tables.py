@@ -17,6 +17,7 @@ import solve_tables as solves
 import step_tables as steps
 from measured import (
     CASES,
+    ONE_PERCENT,
     format_count,
     format_factors,
     format_integer,
@@ -31,7 +32,7 @@ from poetmodel.sweeps.measurement import NOT_APPLICABLE, REFUSED
 from poetmodel.sweeps.summaries import figure_summaries, status_text
 from poetmodel.sweeps.tables import rows
 from poetmodel.units import format_bytes
-from solver_tables import tabulate_solvers
+from solver_tables import REJECTED, tabulate_solvers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +60,7 @@ def _tabulate_figure(name: str, *, words: int) -> str:
 def _load_solver_times() -> dict[tuple[str, str], dict[str, str]]:
     """Return the time or remaining gap of each solver as text, by problem and formulation.
 
-    Only the runs with the largest limit count.
+    Only the runs with the largest limit count. A † marks schedules that the verifier rejects.
     """
     solver_rows = rows(read_figure_records("solvers"))
     limit_s = max(row["time_limit_s"] for row in solver_rows)
@@ -75,7 +76,8 @@ def _load_solver_times() -> dict[tuple[str, str], dict[str, str]]:
             elif gap in ("-", "none in time"):
                 cells[solver] = f"no solution in {seconds}"
             else:
-                cells[solver] = seconds if gap == "0 %" else f"gap {gap} after {seconds}"
+                mark = " †" if REJECTED in status else ""
+                cells[solver] = f"{seconds if gap == '0 %' else f'gap {gap} after {seconds}'}{mark}"
     return times
 
 
@@ -244,6 +246,7 @@ def _quote_solves() -> dict[str, str]:
         "scale_a72": format_seconds(a72.to_1.max()),
         "grid_proved": format_count(int(proofs.within_1), int(proofs.able)),
         "grid_able_proved": f"{int(proofs.within_1)} of {int(proofs.able)}",
+        "grid_exact": f"{int((feasible.gap <= ONE_PERCENT / 100).sum())}",
         "grid_median": format_seconds(proofs.median_s),
         "gurobi_fits": format_count(
             int(((feasible.columns_ <= 2000) & (feasible.rows_ <= 2000)).sum()), len(feasible)

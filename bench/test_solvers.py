@@ -23,7 +23,7 @@ SMALLEST: Final = ("mlp", "paper/transformer")
 SMOKE_LIMIT_S: Final = 2.0
 """Limit of a solve in a smoke run [s]."""
 QUICK_LIMIT_S: Final = 4.0
-"""Limit of a solve in any other run [s]."""
+"""Default limit of a solve in any other run [s]; ``--limit`` replaces it."""
 RESULT_FIELDS: Final = (
     "status",
     "termination",
@@ -44,15 +44,16 @@ RESULT_FIELDS: Final = (
 """Fields of a result that its record contains in addition to the time."""
 
 
-def select_runs(*, smoke: bool) -> tuple[Run, ...]:
-    """Return the quick runs, or the smallest of them."""
-    runs = make_solver_runs(SMOKE_LIMIT_S if smoke else QUICK_LIMIT_S)
+def select_runs(*, smoke: bool, limit_s: float = QUICK_LIMIT_S) -> tuple[Run, ...]:
+    """Return the runs with a limit, or the smallest of them with `SMOKE_LIMIT_S`."""
+    runs = make_solver_runs(SMOKE_LIMIT_S if smoke else limit_s)
     return tuple(run for run in runs if not smoke or run.model in SMALLEST)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Parametrize the benchmark with its runs."""
-    runs = select_runs(smoke=metafunc.config.getoption("smoke"))
+    options = metafunc.config.option
+    runs = select_runs(smoke=options.smoke, limit_s=options.limit or QUICK_LIMIT_S)
     names = [f"{run.name} | s{run.settings.seed} | {run.settings.time_limit_s:g}s" for run in runs]
     metafunc.parametrize("run", runs, ids=names)
 

@@ -85,6 +85,9 @@ def test_library_states_its_problems(library):
     assert (costs.compute, costs.pages) == (problem.costs.compute, problem.costs.pages)
     assert line["problem"] == problem.to_dict()
     assert line["best"]["method"] == "optimal"
+    assert line["graph_sha256"] == graph.sha256
+    assert line["costs_sha256"] == problem.costs_sha256
+    assert line["schedule"] is None
     assert (folder / line["mps"]["file"]).read_text().startswith("*")
     sums = dict(text.split("  ")[::-1] for text in (folder / CHECKSUMS).read_text().splitlines())
     others = [path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS]
@@ -159,6 +162,57 @@ def test_equal_solution_is_found_equal(tmp_path, library):
     once = pm.Schedule.from_order(problem.graph, range(len(problem.graph.nodes)))
     (found,) = check_solutions(folder, solution(tmp_path, once))
     assert (found.finding, found.overhead) == (Finding.EQUAL, 0.0)
+
+
+def relations_of(schedule):
+    """Return the relations as JSON values."""
+    return {name: getattr(schedule, name) for name in ("R", "S_RAM")}
+
+
+def test_relations_alone_are_a_solution(tmp_path, library):
+    """Other solvers state relations, and perhaps the problem and their value, which must be true.
+
+    The digest of the graph is in the index; another one, and a later format, are refused.
+    """
+    folder, problem = library
+    once = pm.Schedule.from_order(problem.graph, range(len(problem.graph.nodes)))
+    bare, path = relations_of(once), tmp_path / "solutions" / "chain.schedule.json"
+    path.parent.mkdir()
+    (line,) = read_library(folder).values()
+    digest = line["graph_sha256"]
+    for more, finding, reason in (
+        ({}, Finding.EQUAL, ""),
+        ({"instance": "chain", "overhead": 0, "solver": "mine"}, Finding.EQUAL, ""),
+        ({"graph": {"name": "x", "sha256": digest}}, Finding.EQUAL, ""),
+        ({"overhead": 1.0}, Finding.INVALID, "overhead: the file says 1.0, the simulation gives"),
+        ({"instance": "chian"}, Finding.INVALID, "instance: expected 'chain', got 'chian'"),
+        ({"graph": {"name": "x", "sha256": "0" * 64}}, Finding.INVALID, "graph.sha256: expected"),
+        ({"version": 2}, Finding.INVALID, "version: expected 1, got 2"),
+        ({"R": None}, Finding.INVALID, "R: expected a valid list"),
+    ):
+        path.write_text(json.dumps(bare | more))
+        (found,) = check_solutions(folder, path.parent)
+        assert (found.finding, found.reason[: len(reason)]) == (finding, reason)
+    path.unlink()
+    (path.parent / "mine.schedule.json").write_text(json.dumps(bare | {"instance": "chain"}))
+    (found,) = check_solutions(folder, path.parent)
+    assert (found.name, found.finding) == ("chain", Finding.EQUAL)
+
+
+def test_library_has_best_schedules(tmp_path, network):
+    """They are solutions of it; one that is not as good as stated is refused."""
+    problem = problem_of(network, ram="100%")
+    once = pm.Schedule.from_order(network, range(len(network.nodes)))
+    best = BestResults(overhead=0.0)
+    instance = Instance(name="chain", kind="zoo", problem=problem, best=best, schedule=once)
+    (line,) = write_library([instance], tmp_path / "library")
+    assert line["schedule"] == "schedules/chain.schedule.json"
+    (found,) = check_solutions(tmp_path / "library", tmp_path / "library" / "schedules")
+    assert found.finding == Finding.EQUAL
+    order = [0, 1, 0, *range(2, len(network.nodes))]
+    worse = replace(instance, schedule=pm.Schedule.from_order(network, order))
+    with pytest.raises(InputError, match="chain: the best schedule on record fails: overhead"):
+        write_library([worse], tmp_path / "worse")
 
 
 def test_schedule_that_breaks_a_limit_is_not_valid(tmp_path, network):

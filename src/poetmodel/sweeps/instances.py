@@ -11,10 +11,13 @@ import hashlib
 import json
 import re
 from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import ConfigDict, Field
 
 from poetmodel.device import Costs, Device
 from poetmodel.errors import (
@@ -23,6 +26,7 @@ from poetmodel.errors import (
     ScheduleError,
     convert_errors,
     join_names,
+    quote,
     suggest_names,
 )
 from poetmodel.files import (
@@ -34,12 +38,21 @@ from poetmodel.files import (
     write_text,
 )
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
+from poetmodel.headers import check_version
 from poetmodel.model import build
 from poetmodel.planner import verify
 from poetmodel.problem import Quantity
-from poetmodel.schedule import Schedule
-from poetmodel.schedule.document import load_document
-from poetmodel.schedule.io import ProblemEntry, validate_model
+from poetmodel.schedule import GraphIdentity, Schedule
+from poetmodel.schedule.identity import VERSION
+from poetmodel.schedule.io import (
+    Finite,
+    GraphEntry,
+    Index,
+    Pairs,
+    ProblemEntry,
+    Strict,
+    validate_model,
+)
 from poetmodel.sweeps.measurement import git_commit
 from poetmodel.version import __version__
 
@@ -56,6 +69,8 @@ CHECKSUMS: Final = "SHA256SUMS"
 """File with the SHA-256 of all other files, for ``sha256sum --check``."""
 MPS_NODES_BELOW: Final = 60
 """Number of nodes below which a problem always has an MPS file."""
+FIRST_MPS_NODES_BELOW: Final = 150
+"""Number of nodes of a graph below which its first problem always has an MPS file."""
 TOLERANCE: Final = 1e-6
 """Difference up to which two overheads are equal, relative to the larger one, or to a millionth of
 the baseline if that is more."""
@@ -97,6 +112,8 @@ class Instance:
     """The problem, which minimizes energy or time: the index has no other units."""
     best: BestResults
     """The best results on record."""
+    schedule: Schedule | None = None
+    """A schedule with the overhead of `best`; None if none is on record."""
 
 
 def file_name(*words: object) -> str:
@@ -130,8 +147,8 @@ def write_library(
     folder : Path
         The folder, which must be empty; it is created if it is missing.
     mps : collection of str, optional
-        Names of problems that get an MPS file of `compact` although their graphs have
-        `MPS_NODES_BELOW` nodes or more.
+        Names of problems that get an MPS file of `compact`, beside those with less than
+        `MPS_NODES_BELOW` nodes and the first of each graph with less than `FIRST_MPS_NODES_BELOW`.
     remark : str, optional
         Sentence for the README, such as one about graphs under another licence.
 
@@ -140,7 +157,7 @@ def write_library(
     InputError
         If the folder is not empty or cannot be written, a device is not a shipped one, a problem
         minimizes neither energy nor time, two problems have different costs of one graph and
-        device, or `mps` has unknown names.
+        device, a schedule is not valid or misses its overhead, or `mps` has unknown names.
     TooLargeError
         If the memory rows of a problem with an MPS file have more than five million terms.
     OSError
@@ -156,7 +173,7 @@ def write_library(
         raise InputError(_unknown_problem_text("--mps", name, names) for name in unknown_names)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder}: expected an empty folder, or one that does not exist")
-    for name in ("graphs", "costs", "devices", "mps"):
+    for name in ("graphs", "costs", "devices", "mps", "schedules"):
         with raise_write_errors(folder, "the folder cannot be made"):
             (folder / name).mkdir(parents=True, exist_ok=True)
     writer = _LibraryWriter(folder, frozenset(mps))
@@ -189,14 +206,16 @@ class _LibraryWriter:
         if problem.minimize not in {Quantity.ENERGY, Quantity.TIME}:
             raise InputError(f"{instance.name}: only problems of energy or time are written")
         costs, graph, device = problem.costs, problem.graph, problem.costs.device
-        objective = problem.objective
+        objective, is_first = problem.objective, graph.sha256 not in self._graph_files
         return {
             "name": instance.name,
             "kind": instance.kind,
             "graph": self._write_graph(graph),
+            "graph_sha256": graph.sha256,
             "nodes": len(graph.nodes),
             "tensors": len(graph.tensors),
             "costs": self._write_costs(graph, costs),
+            "costs_sha256": problem.costs_sha256,
             "device": None if device is None else self._write_device(device),
             "problem": problem.to_dict(),
             "min_ram_bytes": problem.floor.bytes,
@@ -204,7 +223,8 @@ class _LibraryWriter:
             "unit": "s" if problem.minimize == Quantity.TIME else "J",
             "baseline": objective.baseline,
             "best": asdict(instance.best),
-            "mps": self._write_mps(instance),
+            "mps": self._write_mps(instance, is_first=is_first),
+            "schedule": self._write_schedule(instance),
         }
 
     def _write_graph(self, graph: Graph) -> str:
@@ -245,16 +265,42 @@ class _LibraryWriter:
             write_text(self._folder / "devices" / name, read_text(shipped_folder("devices") / name))
         return f"devices/{name}"
 
-    def _write_mps(self, instance: Instance) -> dict[str, Any] | None:
+    def _write_schedule(self, instance: Instance) -> str | None:
+        """Write the best schedule of a problem; return its path in the library, None without one.
+
+        Raises `InputError` if the verifier rejects the schedule, or its overhead is not the best.
+        """
+        schedule, best, problem = instance.schedule, instance.best.overhead, instance.problem
+        if schedule is None or best is None:
+            return None
+        verdict = verify(problem, schedule)
+        overhead = problem.objective.overhead_of(verdict.simulation)
+        if verdict.violations or overhead > best + _tolerance(problem, overhead, best):
+            reason = join_names(verdict.violations) or f"overhead {overhead!r}, expected {best!r}"
+            raise InputError(f"{instance.name}: the best schedule on record fails: {reason}")
+        name = f"schedules/{instance.name}{SCHEDULE}"
+        text = json.dumps(
+            {
+                "instance": instance.name,
+                "overhead": overhead,
+                **schedule.entries(has_state=bool(problem.graph.state_tensors)),
+            },
+            separators=(",", ":"),
+        )
+        write_text(self._folder / name, text + "\n")
+        return name
+
+    def _write_mps(self, instance: Instance, *, is_first: bool) -> dict[str, Any] | None:
         """Write the MPS file of ``compact`` for a problem; return ``file`` and ``objective_unit``.
 
-        ``file`` is the path relative to the library. Return None, without a file, for a problem of
-        `MPS_NODES_BELOW` nodes or more that is not requested by name. Raises `TooLargeError` if the
-        memory rows have more than five million terms, and `OSError` if the file cannot be written.
+        ``file`` is the path relative to the library. Return None, without a file, for a large
+        problem that is not requested by name; a problem that `is_first` of its graph may be larger.
+        Raises `TooLargeError` if the memory rows have more than five million terms, and `OSError`
+        if the file cannot be written.
         """
         name = instance.name
-        is_small = len(instance.problem.graph.nodes) < MPS_NODES_BELOW
-        if not (is_small or name in self._mps):
+        max_nodes = FIRST_MPS_NODES_BELOW if is_first else MPS_NODES_BELOW
+        if not (len(instance.problem.graph.nodes) < max_nodes or name in self._mps):
             return None
         import pyomo.environ  # noqa: F401 - registers the writers of files
 
@@ -292,6 +338,8 @@ def _readme_text(lines: Sequence[Mapping[str, Any]], remark: str) -> str:
         index=INDEX,
         checksums=CHECKSUMS,
         mps_nodes_below=MPS_NODES_BELOW,
+        first_mps_nodes_below=FIRST_MPS_NODES_BELOW,
+        schedules=sum(line["schedule"] is not None for line in lines),
         schedule=SCHEDULE,
         order=ORDER,
     )
@@ -372,7 +420,7 @@ def check_solutions(folder: Path, solutions: Path) -> list[CheckedSolution]:
         The library.
     solutions : Path
         A folder with ``NAME.schedule.json`` or ``NAME.order.json`` for problems called NAME; all
-        other files are ignored.
+        other files are ignored. A schedule file of another name can state the name as ``instance``.
 
     Returns
     -------
@@ -392,6 +440,8 @@ def check_solutions(folder: Path, solutions: Path) -> list[CheckedSolution]:
         name = path.name.removesuffix(SCHEDULE).removesuffix(ORDER)
         if name == path.name:
             continue
+        if name not in index_lines and path.name.endswith(SCHEDULE):
+            name = _stated_instance(path) or name
         if name in path_by_name:
             raise InputError(f"{path}: {path_by_name[name].name} solves the same problem; keep one")
         path_by_name[name] = path
@@ -442,18 +492,60 @@ class _ProblemReader:
         return path
 
 
-def _read_solution(path: Path, graph: Graph) -> Schedule:
-    """Return the schedule of a `SCHEDULE` file, or of an execution order of `graph`.
+class SolutionFile(Strict):
+    """Content of a solution file: relations, and what it states; other keys are ignored."""
 
-    Raises `PoetModelError` if the file cannot be read or states no schedule. Does not check that a
-    schedule file belongs to `graph`.
+    model_config = ConfigDict(extra="ignore")
+
+    instance: str | None = None
+    """Name of the problem; None if only the file is named like it."""
+    overhead: Finite | None = None
+    """Claimed overhead, in the unit of the problem; None without a claim."""
+    graph: GraphEntry | None = None
+    R: Pairs
+    S_RAM: Pairs
+    S_AUX: Pairs = Field(default_factory=list)
+    M_in: Pairs = Field(default_factory=list)
+    M_out: Pairs = Field(default_factory=list)
+    resident: list[Index] = Field(default_factory=list)
+
+
+def _read_solution(path: Path, name: str, graph: Graph) -> tuple[Schedule, float | None]:
+    """Return the schedule of a solution file and the overhead that the file claims, if any.
+
+    The file is that of `SolutionFile`, or an execution order of `graph`. Raises `PoetModelError` if
+    it cannot be read, states no schedule, or states another problem than `name` or another graph.
     """
-    if path.name.endswith(SCHEDULE):
-        return load_document(path).schedule
-    order = parse_json(read_text(path), expected="execution order")
-    if not isinstance(order, list) or not all(type(k) is int for k in order):
-        raise ScheduleError("expected a JSON list of whole numbers, the indices of nodes")
-    return Schedule.from_order(graph, order)
+    if not path.name.endswith(SCHEDULE):
+        order = parse_json(read_text(path), expected="execution order")
+        if not isinstance(order, list) or not all(type(k) is int for k in order):
+            raise ScheduleError("expected a JSON list of whole numbers, the indices of nodes")
+        return Schedule.from_order(graph, order), None
+    values = parse_json(read_text(path), expected="solution")
+    if isinstance(values, dict):
+        check_version(values, (VERSION,))
+    file = validate_model(SolutionFile, values, kind="solution")
+    if file.instance not in (None, name):
+        raise ScheduleError(f"instance: expected {name!r}, got {quote(file.instance)}")
+    if file.graph is not None and file.graph.sha256 != graph.sha256:
+        raise ScheduleError(
+            f"graph.sha256: expected {graph.sha256} of the library, got {file.graph.sha256}"
+        )
+    return Schedule.from_entries(vars(file), GraphIdentity.from_graph(graph)), file.overhead
+
+
+def _stated_instance(path: Path) -> str | None:
+    """Return the name of the problem that a solution file states; None without one."""
+    with suppress(InputError):
+        values = parse_json(read_text(path), expected="solution")
+        if isinstance(values, dict) and isinstance(values.get("instance"), str):
+            return str(values["instance"])
+    return None
+
+
+def _tolerance(problem: Problem, *overheads: float) -> float:
+    """Return the difference up to which overheads are equal; see `TOLERANCE`."""
+    return TOLERANCE * max(*overheads, 1e-6 * problem.objective.baseline)
 
 
 def _check_solution(
@@ -473,7 +565,7 @@ def _check_solution(
     }
     problem = problem_reader.read_problem(line)
     try:
-        schedule = _read_solution(path, problem.graph)
+        schedule, claimed_overhead = _read_solution(path, name, problem.graph)
         verdict = verify(problem, schedule)
     except PoetModelError as error:
         return CheckedSolution(**known_values, finding=Finding.INVALID, reason=str(error))
@@ -482,7 +574,10 @@ def _check_solution(
             **known_values, finding=Finding.INVALID, reason=join_names(verdict.violations)
         )
     overhead = problem.objective.overhead_of(verdict.simulation)
-    tolerance = TOLERANCE * max(overhead, best["overhead"] or 0.0, 1e-6 * line["baseline"])
+    tolerance = _tolerance(problem, overhead, best["overhead"] or 0.0)
+    if claimed_overhead is not None and abs(claimed_overhead - overhead) > tolerance:
+        reason = f"overhead: the file says {claimed_overhead!r}, the simulation gives {overhead!r}"
+        return CheckedSolution(**known_values, finding=Finding.INVALID, reason=reason)
     if best["infeasible"] or overhead < best["bound"] - tolerance:
         finding = Finding.BELOW_BOUND
     elif best["overhead"] is None or overhead < best["overhead"] - tolerance:
