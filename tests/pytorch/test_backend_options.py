@@ -439,7 +439,7 @@ def test_a_refusal_says_what_the_budget_is_for():
         torch.compile(lambda x: -model(x), backend=back, fullgraph=True, dynamic=False)(x)
     gradients = 4 * sum(parameter.numel() for parameter in model.parameters())
     text = str(refused.value.inner_exception)
-    assert "320 B of it are reserved: 160 B results, 160 B their gradients" in text
+    assert "320 B of it are reserved: 160 B results + 160 B their gradients" in text
     assert f"returned gradients take {gradients:,} B" in text
     assert re.match(r"ram: [\d.]+ KiB \(50%\) is too little", text)
     enough = re.search(r"ram=(\d+) \(([\d.]+)%\)", text)

@@ -291,7 +291,7 @@ def test_what_the_plain_trainer_does_around_the_loss(options, tmp_path):
 
 def test_what_a_trainer_cannot_take_is_told(tmp_path):
     """A budget that is too small where training begins; updates are the trainer's own."""
-    with pytest.raises(BudgetError, match="is too small"):
+    with pytest.raises(BudgetError, match="is too little"):
         trained(Trainer, bert(), Rows(2), tmp_path, **{**QUICK, "ram": "1KiB"})
     with pytest.raises(InputError, match="gradient_accumulation_steps is 2"):
         trained(Trainer, bert(), Rows(2), tmp_path, **QUICK, whole_step=True)

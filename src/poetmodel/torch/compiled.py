@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,17 +12,19 @@ import torch
 
 from poetmodel.budgets import Budget
 from poetmodel.device import Costs, Device, StorageMode
-from poetmodel.errors import BudgetError, InputError, quote
+from poetmodel.errors import InputError, quote
 from poetmodel.planner import make_checked_plan
 from poetmodel.problem import Problem, Quantity
+from poetmodel.result import Status
 from poetmodel.solver import solve
 from poetmodel.torch.cache import Cache
 from poetmodel.torch.capturing.guards import Guards, refuse_inference_mode, refuse_inputs
 from poetmodel.torch.capturing.inputs import flatten, input_errors, refuse
 from poetmodel.torch.compile_cache import CachedStep
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.planning.cache import is_final_result
 from poetmodel.torch.planning.progress import solve_progress_callback
+from poetmodel.torch.planning.reserves import Reserve, Reserves
+from poetmodel.torch.planning.task import LeastRam, RamTask, find_min_ram
 from poetmodel.torch.runtime.comparison import check_agreement
 from poetmodel.torch.runtime.convolutions import choose_divisions, divide_convolutions
 from poetmodel.torch.runtime.profiling import MEASURING_S, Profile, measure
@@ -31,7 +32,6 @@ from poetmodel.torch.runtime.runner import Runner
 from poetmodel.torch.state.pages import make_folder, release_memory
 from poetmodel.torch.step.scheduled import (
     build_scheduled_graph,
-    floor_bytes,
     keep_all_bytes,
     min_budget_bytes,
     select_costs,
@@ -172,7 +172,8 @@ class Compiled:
         )
         """The store of state in a file, shared by all input shapes; None without a state file."""
         show_phase("solving")
-        self.result = self._solve(solve_progress_callback(show_phase))
+        task = self._make_task(first_compiled)
+        self.result = self._solve(task, solve_progress_callback(show_phase))
         """Result of the solver. `plan` and `runner` execute its schedule."""
         self.plan, self.check = self._make_plan(self.result)
         self.runner = self._make_runner(self.plan)
@@ -216,59 +217,78 @@ class Compiled:
             else first_compiled.budget_bytes
         )
 
-    def _build_problem(self) -> Problem:
-        """Return the problem to solve; its RAM is the budget minus the reserved bytes.
-
-        Raises `BudgetError` if the budget is not larger than the reserved bytes, and the errors of
-        `Problem` for other invalid options.
-        """
+    def _make_task(self, first_compiled: Compiled | None) -> RamTask:
+        """Return the problem within the budget without the reserved bytes."""
         scheduled, costs, options = self.scheduled, self.costs, self.options
-        usable_bytes = self.budget_bytes - scheduled.reserved_bytes
-        if usable_bytes <= 0:
-            raise BudgetError(self._budget_message())
         minimize = options.minimize
         if minimize is None:
             minimize = Quantity.TIME if costs.device is None else Quantity.ENERGY
-        return Problem(
+        problem = Problem(
             scheduled.graph,
             costs,
-            ram=usable_bytes,
+            ram=max(1, self.budget_bytes - scheduled.reserved_bytes),
             deadline=options.deadline,
             recompute=options.recompute,
             paging=options.can_page,
             minimize=minimize,
         )
+        first = self if first_compiled is None else first_compiled
+        return RamTask(
+            name=self.trace.joint.name,
+            problem=problem,
+            budget_bytes=self.budget_bytes,
+            reserves=Reserves(
+                tuple(Reserve(name.strip(","), size) for name, size in scheduled.reserves)
+            ),
+            keep_all_bytes=first.keep_all_bytes,
+            is_fraction=Budget.parse(options.ram).fraction is not None,
+        )
 
-    def _solve(self, on_progress: Callable[[SolveProgress], None]) -> SolveResult:
-        """Solve the problem, or return the cached result if it is final. Caches new results.
+    def _solve(self, task: RamTask, on_progress: Callable[[SolveProgress], None]) -> SolveResult:
+        """Solve the task, or return its cached result if it is final.
 
-        A new solve starts from the cached schedule, if any. It has as many threads as PyTorch,
-        which is idle at that time. If no schedule was found, the `reason` of the result also
-        explains the reserved bytes. Raises the errors of `_build_problem` and `solve`.
+        The solver has as many threads as PyTorch, which is idle at that time. Raises `BudgetError`
+        if the reserved bytes take the whole budget. If no schedule was found, the `reason` of the
+        result has the text of this error, or with a deadline explains the reserved bytes.
         """
-        problem, options = self._build_problem(), self.options
-        result = cached_result = self.cached_step.load_result(problem, gap=options.gap)
-        if result is None or not is_final_result(result, time_limit_s=options.time_limit):
-            result = solve(
-                problem,
+        options = self.options
+        if task.usable_bytes <= 0:
+            raise task.make_error(self._find_least_ram(task))
+        result = task.solve(
+            self.cached_step,
+            gap=options.gap,
+            time_limit_s=options.time_limit,
+            solve_from=lambda start: solve(
+                task.problem,
                 threads=torch.get_num_threads(),
                 time_limit=options.time_limit,
                 gap=options.gap,
-                start=None if cached_result is None else cached_result.schedule,
+                start=start,
                 on_progress=on_progress,
+            ),
+        )
+        if result.schedule is not None:
+            return result
+        if options.deadline is None:
+            is_proved = result.status == Status.INFEASIBLE
+            reason = str(task.make_error(self._find_least_ram(task), is_proved=is_proved))
+        else:
+            reason = (
+                f"{result.reason}; that RAM budget is ram={self.budget_bytes:,} B minus the "
+                f"{self.scheduled.reserved_bytes:,} B that are reserved; everything is kept at "
+                f"ram={self.keep_all_bytes:,} B"
             )
-            self.cached_step.store(result)
-        if result.schedule is None:
-            if self.budget_bytes < floor_bytes(self.scheduled):
-                reason = f"{self._budget_message()}; without reserved bytes: {result.reason}"
-            else:
-                reason = (
-                    f"{result.reason}; that RAM budget is ram={self.budget_bytes:,} B minus the "
-                    f"{self.scheduled.reserved_bytes:,} B that are reserved; everything is kept at "
-                    f"ram={self.keep_all_bytes:,} B"
-                )
-            result = replace(result, reason=reason)
-        return result
+        return replace(result, reason=reason)
+
+    def _find_least_ram(self, task: RamTask) -> LeastRam:
+        """Search for the smallest budget that suffices, without a deadline."""
+        problem = replace(task.problem, deadline=None)
+        least = LeastRam.from_result(
+            find_min_ram(problem, self.options.gap), self.scheduled.reserved_bytes
+        )
+        # The solved graph keeps small tensors; this bound holds for all schedules.
+        needed_bytes = min_budget_bytes(self.trace, decide_homes=self.options.can_page)
+        return least._replace(needed_bytes=needed_bytes)
 
     def _make_plan(self, result: SolveResult) -> tuple[Plan, PlanCheck]:
         """Return the plan of a result's schedule, with its check.
@@ -309,25 +329,6 @@ class Compiled:
         self.runner.close()
         if self.state_store is not None:
             self.state_store.close()
-
-    def _budget_message(self) -> str:
-        """Return the message for a budget that is too small.
-
-        It has the reserved bytes, the further bytes that operations need, and `min_budget_bytes`.
-        """
-        scheduled, keep_all_bytes = self.scheduled, self.keep_all_bytes
-
-        def format_size(size_bytes: int, round_number: Callable[[float], int]) -> str:
-            return f"{size_bytes:,} B ({round_number(1000 * size_bytes / keep_all_bytes) / 10:g}%)"
-
-        op_bytes = floor_bytes(scheduled) - scheduled.reserved_bytes
-        needed_bytes = min_budget_bytes(self.trace, decide_homes=self.options.can_page)
-        reserves = "; ".join(f"{name} {size:,} B" for name, size in scheduled.reserves if size)
-        return (
-            f"ram: {format_size(self.budget_bytes, round)} is too small: "
-            f"{scheduled.reserved_bytes:,} B are reserved ({reserves}), and operations need "
-            f"another {op_bytes:,} B; set at least ram={format_size(needed_bytes, math.ceil)}"
-        )
 
 
 def _make_reserved_state_resident(graph: Graph, schedule: Schedule) -> Schedule:

@@ -36,4 +36,4 @@ class Reserves:
         return Reserves((*self.items, Reserve(name, size_bytes)))
 
     def __str__(self) -> str:
-        return ", ".join(f"{item.bytes:,} B {item.name}" for item in self.items if item.bytes)
+        return " + ".join(f"{item.bytes:,} B {item.name}" for item in self.items if item.bytes)
