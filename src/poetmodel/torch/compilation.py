@@ -46,8 +46,9 @@ def compile(  # noqa: PLR0913 - one entry point; all parameters except three hav
     device: str | Device | None = None,
     minimize: str | None = None,
     deadline: str | float | None = None,
-    time_limit: float = 60.0,
-    gap: float = 0.01,
+    time_limit: float | None = None,
+    gap: float | None = None,
+    steps: int = 10_000,
     rollback: bool = True,
     dynamic: str = "error",
     accumulate: int = 1,
@@ -95,10 +96,14 @@ def compile(  # noqa: PLR0913 - one entry point; all parameters except three hav
     deadline : str or float, optional
         Time limit of a step: seconds, ``20ms``, or a percentage such as ``150%`` of the time to
         compute each operation once.
-    time_limit : float
-        Maximum time for the solver [s].
-    gap : float
-        Gap of the overhead at which the solver stops.
+    time_limit : float, optional
+        Maximum time for the solver [s]. Default: 60.
+    gap : float, optional
+        Gap of the overhead at which the solver stops. Default: 0.01.
+    steps : int
+        Number of steps that will be executed. If neither `time_limit` nor `gap` is given and the
+        minimized time is that of this host, the solver also stops when these steps can gain less
+        time by a better schedule than its search takes.
     rollback : bool
         Whether a step that fails in the middle leaves existing gradients unchanged. While gradients
         accumulate over several steps that page, this needs memory for a second set of gradients.

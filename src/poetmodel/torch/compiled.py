@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -15,7 +15,7 @@ from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.errors import InputError, quote
 from poetmodel.planner import make_checked_plan
 from poetmodel.problem import Problem, Quantity
-from poetmodel.result import Status
+from poetmodel.result import Status, Termination, gap_over_time
 from poetmodel.solver import solve
 from poetmodel.torch.cache import Cache
 from poetmodel.torch.capturing.guards import Guards, refuse_inference_mode, refuse_inputs
@@ -24,6 +24,7 @@ from poetmodel.torch.compile_cache import CachedStep
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.planning.progress import solve_progress_callback
 from poetmodel.torch.planning.reserves import Reserve, Reserves
+from poetmodel.torch.planning.rounds import search_in_rounds
 from poetmodel.torch.planning.task import LeastRam, RamTask, find_min_ram
 from poetmodel.torch.runtime.comparison import check_agreement
 from poetmodel.torch.runtime.convolutions import choose_divisions, divide_convolutions
@@ -50,6 +51,12 @@ if TYPE_CHECKING:
     from poetmodel.torch.state.store import StateStore
 
 
+DEFAULT_TIME_LIMIT_S: Final = 60.0
+"""Maximum time for the solver by default [s]."""
+DEFAULT_GAP: Final = 0.01
+"""Gap at which the solver stops by default, as a fraction."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileOptions:
     """The options of `compile`, which documents each field."""
@@ -61,8 +68,9 @@ class CompileOptions:
     device: str | Device | None
     minimize: str | None
     deadline: str | float | None
-    time_limit: float
-    gap: float
+    time_limit: float | None
+    gap: float | None
+    steps: int
     rollback: bool
     dynamic: str
     accumulate: int
@@ -88,11 +96,23 @@ class CompileOptions:
             faults.append(f"accumulate: expected 1 or more steps, got {quote(self.accumulate)}")
         elif self.accumulate > 1 and self.optimizer is not None:
             faults.append("accumulate: a step with an optimizer updates at once; leave one out")
+        if type(self.steps) is not int or self.steps < 1:
+            faults.append(f"steps: expected 1 or more steps, got {quote(self.steps)}")
         cache: Any = self.cache
         if not isinstance(cache, str | Path | bool) or cache == "":
             faults.append(f"cache: expected a folder, True or False, got {quote(cache)}")
         if faults:
             raise InputError(faults)
+
+    @property
+    def limit_s(self) -> float:
+        """Maximum time for the solver [s]."""
+        return DEFAULT_TIME_LIMIT_S if self.time_limit is None else self.time_limit
+
+    @property
+    def gap_tolerance(self) -> float:
+        """Gap of the overhead at which the solver stops, as a fraction."""
+        return DEFAULT_GAP if self.gap is None else self.gap
 
     @property
     def can_page(self) -> bool:
@@ -171,9 +191,8 @@ class Compiled:
             None if first_compiled is None else first_compiled.state_store
         )
         """The store of state in a file, shared by all input shapes; None without a state file."""
-        show_phase("solving")
         task = self._make_task(first_compiled)
-        self.result = self._solve(task, solve_progress_callback(show_phase))
+        self.result = self._solve(task, solve_progress_callback(show_phase, options.limit_s))
         """Result of the solver. `plan` and `runner` execute its schedule."""
         self.plan, self.check = self._make_plan(self.result)
         self.runner = self._make_runner(self.plan)
@@ -254,20 +273,36 @@ class Compiled:
         options = self.options
         if task.usable_bytes <= 0:
             raise task.make_error(self._find_least_ram(task))
-        result = task.solve(
-            self.cached_step,
-            gap=options.gap,
-            time_limit_s=options.time_limit,
-            solve_from=lambda start: solve(
+
+        def solve_within(limit_s: float, start: Schedule | None) -> SolveResult:
+            return solve(
                 task.problem,
                 threads=torch.get_num_threads(),
-                time_limit=options.time_limit,
-                gap=options.gap,
+                time_limit=limit_s,
+                gap=options.gap_tolerance,
                 start=start,
                 on_progress=on_progress,
-            ),
+            )
+
+        has_rounds = options.time_limit is options.gap is None and self.profile is not None
+        has_rounds = has_rounds and task.problem.minimize == Quantity.TIME
+
+        def solve_from(known: SolveResult | None) -> SolveResult:
+            if has_rounds:
+                return search_in_rounds(
+                    solve_within, known, steps=options.steps, time_limit_s=options.limit_s
+                )
+            return solve_within(options.limit_s, None if known is None else known.schedule)
+
+        result = task.solve(
+            self.cached_step,
+            gap=options.gap_tolerance,
+            time_limit_s=options.limit_s,
+            solve_from=solve_from,
         )
         if result.schedule is not None:
+            if has_rounds and (result.time_limit_s or 0.0) < options.limit_s and result.gap:
+                self._note_end_of_search(result)
             return result
         if options.deadline is None:
             is_proved = result.status == Status.INFEASIBLE
@@ -280,11 +315,24 @@ class Compiled:
             )
         return replace(result, reason=reason)
 
+    def _note_end_of_search(self, result: SolveResult) -> None:
+        """Add a note if the search ended because it could gain less than it costs."""
+        if result.termination != Termination.TIME_LIMIT:
+            return
+        gaps = [gap for _, gap in gap_over_time(result.history) if gap < 1]
+        before = f" ({gaps[0]:.2%} before)" if gaps else ""
+        self.notes = (
+            *self.notes,
+            f"the search ended after {result.time_limit_s:.3g} s at a gap of {result.gap:.2%}"
+            f"{before}: {self.options.steps:,} steps may gain less than it costs; time_limit, gap "
+            "or steps continue it",
+        )
+
     def _find_least_ram(self, task: RamTask) -> LeastRam:
         """Search for the smallest budget that suffices, without a deadline."""
         problem = replace(task.problem, deadline=None)
         least = LeastRam.from_result(
-            find_min_ram(problem, self.options.gap), self.scheduled.reserved_bytes
+            find_min_ram(problem, self.options.gap_tolerance), self.scheduled.reserved_bytes
         )
         # The solved graph keeps small tensors; this bound holds for all schedules.
         needed_bytes = min_budget_bytes(self.trace, decide_homes=self.options.can_page)

@@ -28,8 +28,9 @@ class LoopKeywords(TypedDict, total=False):
     device: str | Device | None
     minimize: str | None
     deadline: str | float | None
-    time_limit: float
-    gap: float
+    time_limit: float | None
+    gap: float | None
+    steps: int
     rollback: bool
     dynamic: str
     cache: str | Path | bool

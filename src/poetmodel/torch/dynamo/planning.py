@@ -661,7 +661,7 @@ def _solve(
     With regions, only `solve_with_regions` is called, and its result is not cached.
     """
     problem = task.problem
-    show_progress = solve_progress_callback(call.show_phase)
+    show_progress = solve_progress_callback(call.show_phase, settings.time_limit)
 
     def on_progress(progress: SolveProgress) -> bool | None:
         show_progress(progress)
@@ -678,11 +678,10 @@ def _solve(
             on_progress=on_progress,
         )
 
-    def solve_from(start: Schedule | None) -> SolveResult:
+    def solve_from(known: SolveResult | None) -> SolveResult:
         """Solve the problem from a cached schedule, or in two solves."""
-        call.show_phase("solving")
-        if start is not None:
-            result = solve_within(call.remaining_s(), start)
+        if known is not None:
+            result = solve_within(call.remaining_s(), known.schedule)
         else:
             with processor_clock(call.remaining_s()):
                 result = solve_within(FIRST_TIME_RATIO * settings.time_limit, None)
@@ -699,7 +698,6 @@ def _solve(
         return replace(result, time_limit_s=settings.time_limit)
 
     if regions:
-        call.show_phase("solving")
         return solve_with_regions(
             problem,
             regions,

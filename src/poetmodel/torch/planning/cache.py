@@ -92,7 +92,7 @@ class CachedSchedules:
         if schedule is None or result.time_limit_s is None:
             return
         cached_result = self.load_result(problem, gap=result.requested_gap)
-        if cached_result is not None and _rank_key(cached_result) < _rank_key(result):
+        if cached_result is not None and rank_key(cached_result) < rank_key(result):
             return
         content = {
             "schedule": {name: getattr(schedule, name) for name in (*_SPANS, "resident")},
@@ -104,7 +104,7 @@ class CachedSchedules:
         self._cache.write("schedule", _problem_key(problem), content)
 
 
-def _rank_key(result: SolveResult) -> tuple[float, float]:
+def rank_key(result: SolveResult) -> tuple[float, float]:
     """Return (value, gap) of a result for comparisons; smaller is better.
 
     A missing value counts as infinite, a missing gap as 1.

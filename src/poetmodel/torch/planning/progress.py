@@ -40,10 +40,15 @@ def show_phases(*, after_s: float = 0.0) -> Iterator[Callable[[str], None]]:
         progress.stop()
 
 
-def solve_progress_callback(show_phase: Callable[[str], None]) -> Callable[[SolveProgress], None]:
-    """Return a progress callback for `solve` that shows the gap as the current phase."""
+def solve_progress_callback(
+    show_phase: Callable[[str], None], time_limit_s: float
+) -> Callable[[SolveProgress], None]:
+    """Return a progress callback for `solve` that shows gap and limit as the current phase."""
+    limit_text = f"at most {time_limit_s:g} s"
+    show_phase(f"solving, {limit_text}")
 
     def show_gap(progress: SolveProgress) -> None:
-        show_phase("solving" if progress.gap is None else f"solving, gap {progress.gap:.2%}")
+        gap_text = "" if progress.gap is None else f", gap {progress.gap:.2%}"
+        show_phase(f"solving{gap_text}, {limit_text}")
 
     return show_gap

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from poetmodel.problem import Problem
     from poetmodel.result import SolveResult
-    from poetmodel.schedule import Schedule
     from poetmodel.torch.planning.cache import CachedSchedules
     from poetmodel.torch.planning.reserves import Reserves
 
@@ -85,17 +84,18 @@ class RamTask:
         *,
         gap: float,
         time_limit_s: float,
-        solve_from: Callable[[Schedule | None], SolveResult],
+        solve_from: Callable[[SolveResult | None], SolveResult],
     ) -> SolveResult:
-        """Return the cached result if it is final; otherwise solve from its schedule, and store.
+        """Return the cached result if it is final; otherwise solve, and store the result.
 
-        `solve_from` solves the problem from a schedule, or from none.
+        `solve_from` solves the problem, given the cached result if there is one.
         """
         cached = schedules.load_result(self.problem, gap=gap)
         if cached is not None and is_final_result(cached, time_limit_s=time_limit_s):
             return cached
-        result = solve_from(None if cached is None else cached.schedule)
-        schedules.store(result)
+        result = solve_from(cached)
+        if result is not cached:
+            schedules.store(result)
         return result
 
     def make_error(self, least: LeastRam, *, is_proved: bool = True) -> BudgetError:

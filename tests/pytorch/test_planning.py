@@ -1,0 +1,84 @@
+"""What plans of all doors share: the search by what it may gain, and the message of a budget."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from poetmodel.result import Termination  # noqa: E402
+from poetmodel.torch.planning.reserves import Reserve, Reserves  # noqa: E402
+from poetmodel.torch.planning.rounds import search_in_rounds  # noqa: E402
+from poetmodel.torch.planning.task import LeastRam, RamTask  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@dataclass(frozen=True)
+class Found:
+    """A result of a solve that ends at its limit."""
+
+    value: float | None
+    bound: float | None
+    time_limit_s: float
+    termination: Termination = Termination.TIME_LIMIT
+    gap: float = 0.1
+    schedule: str = "schedule"
+
+
+def searched(steps, known=None, *, time_limit_s=60.0, **ends):
+    """Return the result of a search, and the limits and starts of its rounds."""
+    rounds = []
+
+    def solve_within(limit_s, start):
+        rounds.append((limit_s, start))
+        value = 1.0 - 0.001 * len(rounds)
+        return Found(value, 0.98, limit_s, **ends)
+
+    return search_in_rounds(solve_within, known, steps=steps, time_limit_s=time_limit_s), rounds
+
+
+def test_a_search_ends_when_it_costs_more_than_it_may_gain():
+    """Each round takes twice the time, and begins from the best schedule."""
+    found, rounds = searched(10)
+    assert rounds == [(1.0, None)]  # ten steps may gain 0.19 s, and the next round takes 2 s
+    assert found.time_limit_s == 1.0
+    found, rounds = searched(250)
+    assert rounds == [(1.0, None), (2.0, "schedule"), (4.0, "schedule")]
+    assert found.time_limit_s == 7.0
+    found, rounds = searched(10**6, time_limit_s=6.0)
+    assert [limit_s for limit_s, _ in rounds] == [1.0, 2.0, 3.0]
+    found, rounds = searched(10**6, termination=Termination.PROVED)
+    assert len(rounds) == 1
+
+
+def test_a_known_result_is_enough_or_is_gone_on_from():
+    """By the same rule, in a round that is as long as all before."""
+    known = Found(0.99, 0.98, 7.0)
+    assert searched(100, known) == (known, [])
+    found, rounds = searched(1000, known)
+    assert rounds == [(7.0, "schedule")]
+    assert found.time_limit_s == 14.0
+
+
+def test_a_refused_budget_is_told_with_its_share_and_reserves():
+    """In bytes and percent, with what suffices, what never does, and what is reserved."""
+    task = RamTask(
+        name="Net",
+        problem=SimpleNamespace(),
+        budget_bytes=500,
+        reserves=Reserves((Reserve("inputs", 100), Reserve("results", 20), Reserve("none", 0))),
+        keep_all_bytes=1000,
+        is_fraction=True,
+        notes=("a note",),
+    )
+    assert task.usable_bytes == 380
+    assert str(task.make_error(LeastRam(801, 700))) == (
+        "ram: 500 B (50%) is too little for Net: ram=801 (80.1%) is enough, and less than 700 B "
+        "never is; 120 B of it are reserved: 100 B inputs + 20 B results; a note"
+    )
+    assert "the minimum is ram=801" in str(task.make_error(LeastRam(801, 801)))
+    assert "a longer time_limit may find it" in str(
+        task.make_error(LeastRam(None), is_proved=False)
+    )
