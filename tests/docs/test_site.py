@@ -126,6 +126,18 @@ def test_pages_and_styles_load_what_the_site_has(site):
             assert target.scheme or left_out or there.exists(), (page.relative_to(site), target)
 
 
+def test_code_is_from_fences(site):
+    """Text that is indented too far becomes code: each block of code is a fence of its page."""
+    fence = re.compile(r"^ *(```+)[^`\n]*\n.*?^ *\1 *$", re.DOTALL | re.MULTILINE)
+    found = {}
+    for page in ROOT.glob("docs/**/*.md"):
+        name = page.relative_to(ROOT / "docs").with_suffix(".html")
+        if name.parts[0] != "reference":
+            n_blocks = (site / name).read_text(encoding="utf-8").count('class="highlight"')
+            found[str(name)] = n_blocks - len(fence.findall(page.read_text(encoding="utf-8")))
+    assert {name: n for name, n in found.items() if n} == {}
+
+
 @pytest.mark.slow
 def test_public_names_are_in_the_reference(whole):
     """Every name of the package and of its parts for users has its docstring in the reference."""
