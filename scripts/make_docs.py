@@ -2,8 +2,9 @@
 
 ``docs/concepts/formulations.md`` lists the components of each formulation, and the site's reference
 describes them (`format_components`); ``docs/baselines.md`` lists the methods of earlier work,
-``docs/reference/cli.md`` the back ends, ``docs/guides/import.md`` the unsupported operators of ONNX
-(only if PyTorch and onnx are installed). ``python scripts/make_docs.py`` rewrites the generated
+``docs/reference/cli.md`` the back ends, ``docs/architecture.md`` the files of a change (of
+``docs/changes.toml``), ``docs/guides/import.md`` the unsupported operators of ONNX (only if PyTorch
+and onnx are installed). ``python scripts/make_docs.py`` rewrites the generated
 blocks; ``--check`` writes nothing and exits 1 if a page is not current.
 """
 
@@ -13,6 +14,7 @@ import inspect
 import re
 import sys
 import textwrap
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -41,6 +43,11 @@ METHODS_PAGE: Final = DOCS / "baselines.md"
 
 COMMANDS_PAGE: Final = DOCS / "reference" / "cli.md"
 """The page with the table of back ends."""
+
+ARCHITECTURE_PAGE: Final = DOCS / "architecture.md"
+"""The page with the files of each change."""
+CHANGES_FILE: Final = DOCS / "changes.toml"
+"""The files and names of each change."""
 
 IMPORT_PAGE: Final = DOCS / "guides" / "import.md"
 """The page with the unsupported operators of ONNX."""
@@ -212,12 +219,26 @@ def _format_method(method: Method) -> str:
     return "\\\n".join(part for part in parts if part)
 
 
+def fill_changes_table(text: str) -> str:
+    """Return the text of `ARCHITECTURE_PAGE` with the current table of `CHANGES_FILE`."""
+    changes = tomllib.loads(CHANGES_FILE.read_text(encoding="utf-8"))["change"]
+    rows = [
+        (
+            f"[{change['name']}](#{change['recipe']})" if "recipe" in change else change["name"],
+            ", ".join(f"`{place}`" for place in change["places"]),
+        )
+        for change in changes
+    ]
+    return replace_block(text, "changes", format_table(("to change", "open"), rows))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write stale pages, or only print their paths with ``--check``; return the exit status."""
     pages = {
         FORMULATIONS_PAGE: fill_formulations_page,
         METHODS_PAGE: fill_methods_page,
         COMMANDS_PAGE: fill_backends_table,
+        ARCHITECTURE_PAGE: fill_changes_table,
     }
     if find_spec("torch") and find_spec("onnx"):
         pages[IMPORT_PAGE] = fill_import_page
