@@ -259,3 +259,10 @@ def test_keep_all_and_floor_are_split_without_rest():
             assert use.total_bytes == floor(graph, memory_mapped=mapped).bytes
             assert min(astuple(use)) >= 0
             assert not (mapped and use.state_bytes)
+
+
+def test_costs_add_and_scale():
+    """Times and energies add up; a time at a power has that energy."""
+    cost = Cost(1.0, 2.0) + Cost.at_power(2.0, 3.0)
+    assert cost == Cost(3.0, 8.0)
+    assert cost * 0.5 == Cost(1.5, 4.0)

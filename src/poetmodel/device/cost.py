@@ -14,6 +14,19 @@ class Cost:
     energy_j: float
     """Energy from the battery [J]."""
 
+    @classmethod
+    def at_power(cls, time_s: float, power_w: float) -> Cost:
+        """Return the cost of a time at a constant power."""
+        return cls(time_s, time_s * power_w)
+
+    def __add__(self, other: Cost) -> Cost:
+        """Return the sum of two costs."""
+        return Cost(self.time_s + other.time_s, self.energy_j + other.energy_j)
+
+    def __mul__(self, factor: float) -> Cost:
+        """Return a multiple of the cost."""
+        return Cost(factor * self.time_s, factor * self.energy_j)
+
 
 FREE = Cost(0.0, 0.0)
 """No time and no energy."""

@@ -119,9 +119,7 @@ class CostTable:
         if self.commit is None:
             return FREE
         remaining_writes = {new: 1 for new in self.commit.replacements if new not in paged_out}
-        writes = self.transfer_totals({}, remaining_writes)
-        other_cost = self.commit.other_cost
-        return Cost(writes.time_s + other_cost.time_s, writes.energy_j + other_cost.energy_j)
+        return self.transfer_totals({}, remaining_writes) + self.commit.other_cost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +261,7 @@ class Costs:
         for k, node in enumerate(graph.nodes):
             if node.instructions is not None and cycle_model is not None and power_w is not None:
                 time_s, uses_cycle_model = node.instructions / cycle_model.instructions_per_s, True
-                compute[node.name] = Cost(time_s, time_s * power_w)
+                compute[node.name] = Cost.at_power(time_s, power_w)
             elif not node.is_state:
                 compute[node.name] = _estimate_node(graph, k, device)
         pages = None
@@ -272,10 +270,7 @@ class Costs:
             pages = {
                 tensor.name: PageCost(
                     *(
-                        Cost(
-                            direction.time_s(tensor.bytes),
-                            direction.time_s(tensor.bytes) * direction.power_w,
-                        )
+                        Cost.at_power(direction.time_s(tensor.bytes), direction.power_w)
                         for direction in (read_direction, write_direction)
                     )
                 )
@@ -429,10 +424,7 @@ def _commit_cost(
         else:
             time_s = power_w = 0.0
         first_cost = FREE if flash is not None else page_out
-        return Cost(
-            fraction * (first_cost.time_s + time_s),
-            fraction * (first_cost.energy_j + time_s * power_w),
-        )
+        return (first_cost + Cost.at_power(time_s, power_w)) * fraction
 
     writes = {
         i: write_cost(layout.stored_bytes(tensor_bytes), page_outs[i], tensor_bytes)
@@ -441,30 +433,21 @@ def _commit_cost(
     min_costs = writes
     # The fastest page-out stands for the latency and erases of the record and of the seal.
     fastest_page_out = min(page_outs, key=attrgetter("time_s"))
-    record_and_seal_costs = [
+    record_and_seal_costs = (
         write_cost(size_bytes, fastest_page_out) for size_bytes in layout.record_and_seal_bytes
-    ]
-    other_cost = Cost(
-        sum(cost.time_s for cost in record_and_seal_costs),
-        sum(cost.energy_j for cost in record_and_seal_costs),
     )
+    other_cost = sum(record_and_seal_costs, FREE)
     if flash is not None:
         is_volatile = device is not None and device.is_volatile
         other_cost = write_cost(layout.size_bytes(sizes.values() if is_volatile else ()))
-        erased_s = fraction * flash.write_s(0, blocks)
-        other_cost = Cost(
-            other_cost.time_s + erased_s, other_cost.energy_j + erased_s * flash.power_w
-        )
+        other_cost += Cost.at_power(fraction * flash.write_s(0, blocks), flash.power_w)
         erase_s_per_byte = fraction * flash.write_s(0, 1) / layout.erase_block_bytes
         erase_times_s = {
             i: erase_s_per_byte * layout.stored_bytes(tensor_bytes)
             for i, tensor_bytes in sizes.items()
         }
         min_costs = {
-            i: Cost(
-                cost.time_s + erase_times_s[i], cost.energy_j + erase_times_s[i] * flash.power_w
-            )
-            for i, cost in writes.items()
+            i: cost + Cost.at_power(erase_times_s[i], flash.power_w) for i, cost in writes.items()
         }
         writes = {} if is_volatile else writes
     commit = Commit(
@@ -492,7 +475,7 @@ def _estimate_node(graph: Graph, k: int, device: Device) -> Cost:
         time_s = max(time_s, bytes_moved(graph, k, node) / compute.bytes_per_s)
     if compute.flops_per_j is not None:
         return Cost(time_s, node.flops / compute.flops_per_j)
-    return Cost(time_s, time_s * (compute.power_w or 0.0))
+    return Cost.at_power(time_s, compute.power_w or 0.0)
 
 
 def bytes_moved(graph: Graph, k: int, node: Node) -> int:

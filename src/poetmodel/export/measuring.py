@@ -96,7 +96,7 @@ def measure_emulated(
     instructions = _measure_instructions(step, board, target, time_limit_s)
     instructions_per_s = cycle_model.instructions_per_s
     compute = {
-        name: Cost(count / instructions_per_s, count / instructions_per_s * power_w)
+        name: Cost.at_power(count / instructions_per_s, power_w)
         for name, count in instructions.items()
     }
     estimated_costs = Costs.estimate(step.graph, board)
