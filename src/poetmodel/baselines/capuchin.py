@@ -170,13 +170,7 @@ class _EvictionPlanner:
     # -- choosing -------------------------------------------------------------------------------
 
     def _plan_hidden_swaps(self) -> None:
-        """Plan swaps in intervals with free time 0 or more until all stages fit.
-
-        The interval with the longest free time is first, in ties the first one of `intervals`.
-        Intervals without a stage above the budget are skipped, as are intervals whose free time
-        becomes negative because of earlier swaps, and those of tensors for which storage has no
-        space.
-        """
+        """Plan swaps of free time 0 or more, the longest first, until all stages fit."""
         free_times = {interval: self._free_time(interval) for interval in self.intervals}
         for interval in sorted(self.intervals, key=lambda interval: -free_times[interval]):
             check_time_limit()
@@ -189,12 +183,7 @@ class _EvictionPlanner:
                 self._add_eviction(interval, is_swap=True)
 
     def _plan_until_fit(self) -> None:
-        """Until all stages fit, add the eviction with the highest saving per cost to the plan.
-
-        Candidates are intervals without an eviction but with a stage above the budget; in ties, the
-        first one is taken. Raises `MethodNotApplicableError` if no candidate can be swapped or
-        recomputed.
-        """
+        """Until all stages fit, add the eviction with the highest saving per cost to the plan."""
         while self.excess.max() > 0:
             best: tuple[float, IdleInterval, bool] | None = None
             n_excess_before = [0, *accumulate((self.excess > 0).tolist())]
@@ -243,11 +232,7 @@ class _EvictionPlanner:
         return min(size, int(self.excess[relieved_stages(self.graph, interval)].max()))
 
     def _add_eviction(self, interval: IdleInterval, *, is_swap: bool) -> None:
-        """Add a swap or recomputation to the plan; update `excess`, and `storage` by a swap.
-
-        A swap is also added to `busy_times` if the rule is ``time`` and hides transfers. An
-        interval with a recomputation may be changed to a swap, which leaves `excess` unchanged.
-        """
+        """Add a swap or recomputation to the plan; a swap may replace a planned recomputation."""
         if interval not in self.evictions:
             self.excess[interval.before + 1 : interval.after] -= self.sizes[interval.tensor]
             if relieved_stages(self.graph, interval).start == interval.before:
@@ -263,11 +248,7 @@ class _EvictionPlanner:
             self.storage.write(interval.tensor)
 
     def _transfer_costs(self, interval: IdleInterval) -> tuple[float, float]:
-        """Return the costs of page-out and page-in in an interval [s or J].
-
-        The page-out costs 0 if storage initially has the tensor or, except for ``published``, if
-        the plan has written it.
-        """
+        """Return the costs of page-out and page-in in an interval; 0 for known copies [s or J]."""
         i = interval.tensor
         stored_tensors = (
             self.graph.on_aux if self.rule == CostRule.PUBLISHED else self.storage.stored_tensors
@@ -275,11 +256,9 @@ class _EvictionPlanner:
         return 0.0 if i in stored_tensors else self.page_out_costs[i], self.page_in_costs[i]
 
     def _free_time(self, interval: IdleInterval) -> float:
-        """Return the time of an interval, minus its transfers and the `busy_times` within it [s].
+        """Return the time that an interval leaves beside its transfers; -inf without storage [s].
 
-        The interval lasts from the end of the node before it to the start of the node after it.
-        Returns -inf if storage has no space for the tensor. If the rule hides no transfers, the
-        result is minus the cost of the interval's transfers [s or J].
+        If the rule hides no transfers, the result is minus their cost [s or J].
         """
         if not self.storage.has_space_for(interval.tensor):
             return -math.inf
@@ -294,11 +273,7 @@ class _EvictionPlanner:
         return end - begin - busy_s - transfer_cost
 
     def _recomputation_cost(self, interval: IdleInterval, max_cost: float) -> float:
-        """Return the cost of recomputing a tensor after an interval under the plan [s or J].
-
-        Includes page-ins of inputs that are on storage but not in RAM. Returns inf if a node cannot
-        be recomputed, or if the cost exceeds `max_cost` at one of the computations.
-        """
+        """Return the cost of recomputing a tensor under the plan; inf above `max_cost` [s or J]."""
         graph, problem = self.graph, self.problem
         t = interval.after
         total_cost = 0.0
@@ -343,12 +318,8 @@ class _EvictionPlanner:
     def _keep_recomputed_tensors(self, schedule: Schedule) -> Schedule:
         """Return the schedule with recomputed tensors kept until their next use if RAM is free.
 
-        Tensors stay in RAM from the stage that recomputes them to that of their next use, which
-        avoids recomputations. This frees RAM in which the next of up to `MAX_ROUNDS` rounds keeps
-        further tensors. If the schedule of a round exceeds the budget, it is discarded, and later
-        rounds keep fewer tensors that its exceeded stages recompute. Rounds end early if one keeps
-        no further tensor, or exceeds the budget only in stages exceeded before. Returns the
-        schedule of the last round within the budget, `schedule` itself without one.
+        Kept tensors avoid recomputations, which frees RAM for the next round. The last round within
+        the budget counts.
         """
         kept_tensors, full_stages = frozenset[tuple[int, int]](), set[int]()
         for _ in range(MAX_ROUNDS):
@@ -379,9 +350,7 @@ class _EvictionPlanner:
     def _repair(self, schedule: Schedule) -> bool:
         """Change the plan for each stage of `schedule` above the budget; return whether any is.
 
-        The first planned recomputation whose interval ends at the stage, and for whose tensor
-        storage has space, becomes a swap. Without one, the bytes above the budget are added to the
-        excess of the stage, so that `_plan_until_fit` evicts further tensors.
+        A planned recomputation becomes a swap; without one, the excess of the stage grows.
         """
         excess = self._peaks(schedule) - self.problem.usable_ram_bytes
         excess_bytes = {int(t): int(excess[t]) for t in np.flatnonzero(excess > 0)}
@@ -439,9 +408,7 @@ class _KeepingExecution(EvictionExecution):
     def _find_missing(self) -> tuple[set[int], set[int]]:
         """Return the nodes that the stage computes, its own included, and the tensors to page in.
 
-        Decides which recomputed tensors stay until their next use (`kept_until`): members of
-        `kept_tensors`, and further tensors, the next used first, that fit in `free_bytes` until
-        then. These are added to `kept_tensors` and subtracted from `free_bytes`.
+        Further recomputed tensors that fit in `free_bytes` are added to `kept_tensors`.
         """
         computed_nodes, page_ins = super()._find_missing()
         t = self.stage

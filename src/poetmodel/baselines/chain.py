@@ -165,12 +165,7 @@ def _split_backward(
     states: Sequence[frozenset[int]],
     recomputable: frozenset[int],
 ) -> list[list[int]]:
-    """Return the backward nodes of each step; a node belongs to the latest possible step.
-
-    The steps of consecutive nodes do not ascend. A part may read the recomputable tensors of its
-    step and the state before the step, and all tensors that are not recomputable. Raises
-    `MethodNotApplicableError` if no step is possible for a node.
-    """
+    """Return the backward nodes of each step; a node belongs to the latest possible step."""
     step_of = {k: s for s, nodes in enumerate(step_ranges) for k in nodes}
     parts: list[list[int]] = [[] for _ in step_ranges]
     current_step = len(step_ranges) - 1
@@ -290,11 +285,9 @@ class ChainMemory(Chain):
         return self.graph.nodes[k].output_bytes + self.graph.nodes[k].workspace_bytes
 
     def _count_other_tensor_bytes(self) -> list[int]:
-        """Return the bytes of other tensors in RAM when each stage begins [B].
+        """Return the bytes of tensors that are not `recomputable` at each stage's begin [B].
 
-        Other tensors are those that are not `recomputable`. Such a tensor counts from its
-        computation to its last reader, and if a step reads it, at least until the step's part of
-        the backward pass begins. A tensor without readers does not count.
+        What a step reads stays until the step's part of the backward pass begins.
         """
         graph, steps = self.graph, self.steps
         byte_changes = [0] * (len(graph.nodes) + 2)
@@ -312,10 +305,7 @@ class ChainMemory(Chain):
     def _backward_bytes(self, s: int, freed_tensors: Collection[int]) -> int:
         """Return the peak of backward part `s`, 0 for an empty part [B].
 
-        Other tensors (see `ChainMemory`), the step's tape until its last readers in the part,
-        outputs and workspaces count; the state before the step does not. The bytes of
-        `freed_tensors`, which do not count either, are subtracted after their last reader in the
-        part; without one, throughout.
+        The state before the step does not count, nor do `freed_tensors` after their last reader.
         """
         backward_nodes, sizes = self.steps[s].backward, self.graph.tensor_bytes
         last_reader = {i: t for t in backward_nodes for i in self.graph.inputs_of[t]}
@@ -333,11 +323,7 @@ class ChainMemory(Chain):
         return peak
 
     def _step_peaks(self, s: int, input_state: frozenset[int], *, is_recomputed: bool) -> StepPeaks:
-        """Return the peaks of computing step `s`, with its tape and without [B].
-
-        `input_state`, the state before the step, counts only in `untaped_with_input_bytes`. A
-        recomputation computes only `recomputed_nodes`; its peaks exclude `other_tensor_bytes`.
-        """
+        """Return the peaks of computing step `s`, with its tape and without [B]."""
         step = self.steps[s]
         nodes = self.recomputed_nodes(s) if is_recomputed else step.nodes
         other_bytes = None if is_recomputed else self.other_tensor_bytes
@@ -364,10 +350,7 @@ class ChainMemory(Chain):
     ) -> int:
         """Return the peak of executing `nodes` in order, beginning with `live_tensors` in RAM [B].
 
-        Counts recomputable tensors, and all outputs and the workspace of the executed node.
-        Recomputable tensors except `kept_tensors` are freed after their last reader among the nodes
-        `readers`, executed or not; at once without one. `other_bytes_by_stage` has the bytes of
-        tensors that are not recomputable when the stage of each node begins; None to omit them.
+        Recomputable tensors leave after their last reader among `readers`, but not `kept_tensors`.
         """
         last_reader = {i: k for k in readers for i in self.graph.inputs_of[k]}
         peak = 0

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.baselines.engine import fit_budget
-from poetmodel.baselines.homes import put_state_in_ram, schedule_with_best_homes
+from poetmodel.baselines.homes import schedule_with_best_homes, use_homes_of
 from poetmodel.baselines.paging import StorageSpace, transfer_costs
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError
@@ -30,7 +30,7 @@ LIVENESS: Final = "liveness"
 """Variant with liveness analysis of each stage and the score ``full``."""
 
 
-@put_state_in_ram
+@use_homes_of("dtr")
 def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) -> Schedule:
     """Evict the tensor with the lowest score whenever RAM is short; recompute it on its next use.
 
@@ -121,12 +121,7 @@ def dtr_paging(problem: Problem) -> Schedule:
 def _schedule_with_paging(
     problem: Problem, *, score: str, free_transfers: bool, recompute: bool
 ) -> Schedule:
-    """Execute a training step; without `recompute`, evict only to storage.
-
-    The graph must have no state. `score` is ``full`` or ``msps``. With `free_transfers`, transfers
-    cost 0 in the scores and in the choice between paging and recomputation. Raises
-    `MethodNotApplicableError` if a node or a page-in cannot fit in RAM.
-    """
+    """Execute a training step without state; without `recompute`, evict only to storage."""
     restricted_problem = problem if recompute else replace(problem, recompute=False)
     return _PagingExecution(
         restricted_problem, score, free_transfers=free_transfers
@@ -319,11 +314,7 @@ class _LivenessExecution(StagedExecution):
         self.scores.record_recovery(i)
 
     def _make_recomputability_test(self) -> Callable[[int], bool]:
-        """Return a predicate: whether a tensor can be recomputed from tensors that `_is_available`.
-
-        The node of an available tensor must be recomputable, too. The predicate caches results, so
-        it is valid only until the available tensors change.
-        """
+        """Return a cached predicate: whether a tensor can be recomputed from available ones."""
         graph, known_recomputable = self.graph, set[int]()
 
         def is_recomputable(i: int) -> bool:
@@ -441,12 +432,7 @@ class _PagingExecution(_LivenessExecution):
         return p in self.ram or p in self.paged_out
 
     def _recomputation_cost(self, i: int) -> float:
-        """Return the cost of recomputing tensor `i` and its evicted ancestors.
-
-        It is a time [s] if time is minimized, otherwise an energy [J]. Includes the page-ins of
-        inputs that were evicted to storage. If `counts_neighbourhood`, adds the cost of recomputing
-        its evicted descendants.
-        """
+        """Return the cost of recomputing tensor `i` and its evicted ancestors [s or J]."""
         ancestors = self.scores.evicted_ancestors(i)
         paged_inputs = {
             p

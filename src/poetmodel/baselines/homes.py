@@ -14,6 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.baselines.engine import select_best_schedule
+from poetmodel.baselines.registry import METHODS, StateHomes
 from poetmodel.device import Costs
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, Phase
@@ -101,6 +102,19 @@ def choose_homes(method: Scheduler[P]) -> Scheduler[P]:
         return schedule_with_best_homes(problem, (_bind_options(method, *options, **keywords),))
 
     return schedule
+
+
+def use_homes_of(name: str) -> Callable[[Scheduler[P]], Scheduler[P]]:
+    """Return the decorator that extends a method to graphs with state as its `METHODS` entry says.
+
+    A method with several rules calls `schedule_with_best_homes` itself.
+    """
+    decorators = {
+        StateHomes.RAM: put_state_in_ram,
+        StateHomes.STORAGE: put_state_on_storage,
+        StateHomes.EITHER: choose_homes,
+    }
+    return decorators[METHODS[name].state_homes]
 
 
 def schedule_with_best_homes(
@@ -197,12 +211,7 @@ def _fill_orders(problem: Problem) -> tuple[tuple[int, ...], ...]:
 def _schedule_avoiding_overwrites(
     problem: Problem, resident: Collection[int], method: Callable[[Problem], Schedule]
 ) -> Schedule:
-    """Return the schedule of `_schedule_with_resident_state`.
-
-    If that function raises `MethodNotApplicableError`, it may be called again with permission to
-    overwrite inputs that are read later: see `retry_with_overwrites`. Raises the first error if no
-    call succeeds.
-    """
+    """Return the schedule of `_schedule_with_resident_state`, by `retry_with_overwrites`."""
     return retry_with_overwrites(
         problem.graph, partial(_schedule_with_resident_state, problem, resident, method)
     )
@@ -213,12 +222,8 @@ def _schedule_with_resident_state(
 ) -> Schedule:
     """Return the schedule of a method with `resident` state in RAM and all other state on storage.
 
-    The method schedules two graphs without state. In the first one, every recomputation precedes
-    the updates of the state that it needs. In the second one, all recomputable nodes stay
-    recomputable. A schedule that computes a node or pages in state after such an update is
-    discarded. The better schedule is returned. Only the first graph is scheduled if both are equal,
-    or for a method marked by `mark_forward_only`. A problem without state is scheduled as it is.
-    Raises the errors of `remove_state` and `select_best_schedule`.
+    The better of two graphs: in one, every recomputation precedes the updates of the state that it
+    needs; in the other, all nodes stay recomputable, and a late use of state is refused.
     """
     if not problem.graph.state_tensors:
         return method(problem)
@@ -247,10 +252,7 @@ def _schedule_with_homes(
 ) -> Schedule:
     """Schedule a problem without state, and return the schedule for the graph with state.
 
-    `resident` state has its home in RAM. Page-outs of `method` are replaced: each paged-in tensor
-    that does not start on storage is paged out right after its first computation, and each
-    replacement of state on storage where it is made. Raises `MethodNotApplicableError` as `method`
-    and `_check_update_order`.
+    Page-outs of `method` are replaced by immediate ones.
     """
     stateless_schedule = method(stateless_problem)
     _check_update_order(problem, stateless_schedule)
@@ -323,9 +325,7 @@ def remove_state(
 def _restrict_recomputation(graph: Graph, last_stages: Sequence[int]) -> Graph:
     """Return a graph in which no schedule can recompute a node after its stage in `last_stages`.
 
-    A node stays recomputable only if its outputs are read no later than its own stage in
-    `last_stages`, and no later than those of its recomputable ancestors, which a recomputation may
-    need. If only one of two nodes can stay recomputable, the earlier one does.
+    If only one of two nodes can stay recomputable, the earlier one does.
     """
     last_stage_of: list[int] = []
     """For each node the last stage in which it and its recomputable ancestors may be recomputed."""
@@ -341,11 +341,7 @@ def _restrict_recomputation(graph: Graph, last_stages: Sequence[int]) -> Graph:
 
 
 def _move_updates_to_forward(graph: Graph) -> Graph:
-    """Return a graph in which updates before the first backward node have the forward phase.
-
-    These nodes update the running statistics of batch norms. A graph without backward nodes is
-    returned unchanged.
-    """
+    """Return a graph whose updates before the backward pass, of running statistics, are forward."""
     nodes = list(graph.nodes)
     for k, node in enumerate(nodes):
         if node.phase == Phase.BACKWARD:
@@ -381,12 +377,7 @@ def _stateless_costs(problem: Problem, graph: Graph) -> Costs:
 
 
 def _check_update_order(problem: Problem, schedule: Schedule) -> None:
-    """Raise `MethodNotApplicableError` if state is used in a stage after its update.
-
-    A use is a computation of the node of the state tensor or of a node that reads the tensor, or a
-    page-in of it. The message names the first such computation in ``R`` or, without one, the first
-    such page-in in ``M_in``.
-    """
+    """Refuse a schedule that uses state in a stage after its update."""
     graph = problem.graph
     late_nodes = [(t, k) for t, k in schedule.R if t > graph.last_stages[k]]
     late_nodes += [

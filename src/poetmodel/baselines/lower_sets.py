@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from poetmodel.baselines.engine import bisect_budget, select_best_schedule
-from poetmodel.baselines.homes import mark_forward_only, put_state_in_ram
+from poetmodel.baselines.homes import mark_forward_only, use_homes_of
 from poetmodel.baselines.paging import require_within_budget
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError
@@ -41,7 +41,7 @@ N_LIMITS: Final = 32
 `LowerSets.total_bytes`."""
 
 
-@put_state_in_ram
+@use_homes_of("lower-sets")
 @mark_forward_only
 def lower_sets(problem: Problem, family: str = "") -> Schedule:
     """Recompute the segments between lower sets, chosen by a dynamic program.
@@ -255,12 +255,7 @@ class LowerSets:
         return SetChain(tuple(sets), saved_tensors, cost_s, saved_bytes)
 
     def _list_masks(self, name: str, family: str) -> list[int]:
-        """Return the bit masks of the lower sets of a family, smaller sets first.
-
-        Without `family`, these are the masks of all lower sets or, above `MAX_SETS`, the pruned
-        ones. Raises `MethodNotApplicableError` for ``exact`` with more than `MAX_SETS` sets; the
-        message names the graph by `name`.
-        """
+        """Return the bit masks of the lower sets of a family, smaller sets first."""
         masks = None if family == PRUNED else self._list_all_masks()
         if masks is None and family == EXACT:
             raise MethodNotApplicableError(
@@ -321,9 +316,7 @@ def _select_undominated(
 ) -> NDArray[np.int64]:
     """Return the positions of the undominated labels, by ascending cost.
 
-    A label is a chain with a cost and saved bytes; of equal labels, one is returned. If there are
-    more than `max_labels`, the range of costs is divided into ``max_labels - 1`` equal steps. The
-    label with the fewest saved bytes of each step, and the label of minimum cost, are selected.
+    Above `max_labels`, one label of each range of costs is kept, and the cheapest.
     """
     order = np.lexsort((saved_bytes, costs))
     sorted_saved_bytes = saved_bytes[order]

@@ -166,11 +166,7 @@ def hash_method_files(entry: Method) -> str:
 
 
 def _load_method(name: str, path: Path, function_name: str) -> Method:
-    """Import a file and return the method of its function.
-
-    Raises `InputError` if the file cannot be found or lacks the function, and `UserMethodError` if
-    the file raises an exception.
-    """
+    """Import a file and return the method of its function."""
     try:
         modified_ns = path.stat().st_mtime_ns
     except OSError as error:
@@ -193,11 +189,7 @@ def _load_method(name: str, path: Path, function_name: str) -> Method:
 def _import_file(name: str, path: Path, _modified_ns: int) -> ModuleType:
     """Import a file, once for each method name and modification time.
 
-    So a second function of the file executes the file again. Appends the folder of the file to
-    ``sys.path``, unless it is there, so that the file can import modules from the folder. Registers
-    the module in ``sys.modules``, where it replaces an earlier import of the file. Raises
-    `UserMethodError` if the file raises an exception; then the module is not registered. Raises
-    `InputError` if no Python loader accepts the file.
+    Its folder is appended to ``sys.path``, so that it can import its neighbours.
     """
     module_name = f"{_PREFIX}{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(module_name, path)
@@ -216,12 +208,7 @@ def _import_file(name: str, path: Path, _modified_ns: int) -> ModuleType:
 
 
 def _make_method(name: str, function: Any, *, summary: str = "", source: str = "") -> Method:
-    """Return the method of a user's function, which is wrapped by `_add_checks`.
-
-    The default summary is the first line of the function's docstring. Without one, and for a
-    callable object, it is a fixed text. The default source is ``own``. Raises `InputError` if
-    `function` is not callable.
-    """
+    """Return the method of a user's function, summarized by the first line of its docstring."""
     if not callable(function):
         raise InputError(f"method {name!r}: expected a function of a problem, got {function!r}")
     docstring = inspect.getdoc(function) if inspect.isfunction(function) else None
@@ -239,11 +226,9 @@ def _make_method(name: str, function: Any, *, summary: str = "", source: str = "
 
 
 def _add_checks(name: str, function: Callable[..., Any]) -> Callable[[Problem], Schedule]:
-    """Return a wrapper of a user's function that checks the type of its result.
+    """Return a wrapper that checks a user's function and its result.
 
-    During a call, standard output goes to stderr. The wrapper raises `UserMethodError`, with the
-    `name` of the method, for a result that is no `Schedule`, and for exceptions other than
-    `MethodNotApplicableError`, `TimeLimitError`, `TooLargeError` and `KeyboardInterrupt`.
+    During a call, standard output goes to stderr.
     """
 
     @wraps(function)
@@ -274,12 +259,7 @@ def _raise_method_error(
 ) -> NoReturn:
     """Raise `UserMethodError` for an exception of a file or function, with file name and line.
 
-    `origin` is the path of the file, or the function; "" is a path without frames. For a
-    `SyntaxError`, the error states file and line. For other exceptions, they are those of the
-    traceback's last frame in the file of `origin`. If the file has no frame, for example after a
-    call with wrong arguments, they are those of the last frame for a path, and those of the
-    definition for a function; for a callable object, they are omitted. The message begins with
-    `context`.
+    The line is that of the last frame in the file of `origin`, else of the definition.
     """
     file = origin if isinstance(origin, str) else _find_file(origin)
     if isinstance(error, SyntaxError):

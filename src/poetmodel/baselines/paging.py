@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from poetmodel.baselines.engine import select_best_schedule
-from poetmodel.baselines.homes import choose_homes, put_state_on_storage
+from poetmodel.baselines.homes import use_homes_of
 from poetmodel.errors import InputError, MethodNotApplicableError
 from poetmodel.heuristics.execution import FORWARD_PHASES, StagedExecution, may_overwrite_inputs
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
 
 
-@choose_homes
+@use_homes_of("lru-paging")
 def lru_paging(problem: Problem) -> Schedule:
     """Page out the least recently used tensor whenever RAM is short; page in tensors that are read.
 
@@ -67,7 +67,7 @@ def offload_all(problem: Problem) -> Schedule:
             "it pages tensors that the backward pass reads, and the graph has no backward nodes"
         )
 
-    @choose_homes
+    @use_homes_of("offload-all")
     def schedule(stateless: Problem) -> Schedule:
         """Return the best schedule of both rules of `offload_all`, by `select_best_schedule`.
 
@@ -90,11 +90,7 @@ def offload_all(problem: Problem) -> Schedule:
 
 
 def _find_saved_intervals(graph: Graph) -> list[IdleInterval]:
-    """Return the idle intervals of forward tensors that end at a backward or update node.
-
-    Samples and labels are forward tensors, state is not. Tensors of 0 bytes are excluded. The
-    intervals may begin in the backward pass. They are in the order of `find_idle_intervals`.
-    """
+    """Return the idle intervals of forward tensors that end at a backward or update node."""
     is_forward = [node.phase in FORWARD_PHASES for node in graph.nodes]
     return [
         interval
@@ -127,7 +123,7 @@ def zero_offload(problem: Problem) -> Schedule:
     also raises it if the problem allows no paging, or if storage is too small for the state.
     """
 
-    @put_state_on_storage
+    @use_homes_of("zero-offload")
     def schedule(stateless: Problem) -> Schedule:
         return execute_evictions(stateless, _make_state_evictions(problem, stateless.graph))
 
@@ -137,9 +133,7 @@ def zero_offload(problem: Problem) -> Schedule:
 def _make_state_evictions(problem: Problem, graph: Graph) -> dict[IdleInterval, bool]:
     """Return evictions of state, with page-ins, in all idle intervals between two readers.
 
-    State is not evicted between its node and its first reader. The result is for
-    `execute_evictions`: each value is True, for a page-in. `graph` is the graph of `problem`
-    without state, with the same indices.
+    `graph` is the graph of `problem` without state, with the same indices.
     """
     state_tensors = frozenset(problem.graph.state_tensors)
     return {

@@ -17,7 +17,7 @@ import numpy as np
 
 from poetmodel.baselines.checkpointing import MARGIN_DIVISOR, ChainTable, best_rotor_schedule
 from poetmodel.baselines.engine import bisect_budget, select_best_schedule
-from poetmodel.baselines.homes import choose_homes, mark_forward_only
+from poetmodel.baselines.homes import mark_forward_only, use_homes_of
 from poetmodel.baselines.paging import CostRule, eviction_costs, require_within_budget
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
@@ -65,7 +65,7 @@ class Action(StrEnum):
     this action; the final state of a sequence is kept."""
 
 
-@choose_homes
+@use_homes_of("pofo")
 @mark_forward_only
 def pofo(problem: Problem, rule: str = "") -> Schedule:
     """Assign one action to each step of a chain so that the training step has minimum cost.
@@ -118,13 +118,7 @@ def pofo(problem: Problem, rule: str = "") -> Schedule:
 
 
 def _schedule_with_rule(problem: Problem, rule: CostRule, table: ChainTable) -> Schedule:
-    """Return the better schedule, by `select_best_schedule`, of the narrow and wide beam search.
-
-    Both searches use the costs of `rule`. `table` is replaced by a table of these costs if they are
-    not proportional to the compute times. Raises `MethodNotApplicableError` if no schedule meets
-    the budget, and `TimeLimitError` if the time limit passes before the first schedule is found; if
-    it stops the wide search later, the narrow search's schedule is returned.
-    """
+    """Return the better schedule of the narrow and the wide beam search by `rule`."""
     compute_costs, _, _ = eviction_costs(problem, rule)
     cost_per_second = sum(compute_costs) / (problem.pass_time_s or 1.0)
     if not np.allclose(
@@ -306,11 +300,7 @@ class ActionPrefix:
         return None if wait is None else self._advance_backward(wait + layer.backward_cost)
 
     def _advance_backward(self, elapsed: float) -> ActionPrefix:
-        """Return the prefix with a time or cost of the backward pass added to `total_cost`.
-
-        Page-ins that end within `elapsed` are dropped. Then `needed_page_in`, if any, is moved to
-        the end of `page_ins`.
-        """
+        """Return the prefix after `elapsed`, with a time or cost of the backward pass added."""
         page_ins = self.page_ins.pending_after(elapsed)
         if self.needed_page_in:
             page_ins = page_ins.with_transfer(*self.needed_page_in)
@@ -472,11 +462,7 @@ def search_actions(
 def _prune(prefixes: list[ActionPrefix], beam: Beam) -> list[ActionPrefix]:
     """Return the undominated prefixes; above the beam width, the cheapest ones of each class.
 
-    Compares only prefixes with the same last action, needed page-in and start of the sequence, by
-    `ActionPrefix.dominates`: cost, kept bytes and pending transfers. Of prefixes with equal cost, a
-    dominated one may remain. Classes are equal ranges of the kept bytes of all undominated
-    prefixes; each retains at most ``beam.width // beam.n_classes`` prefixes. The cheapest ones have
-    the smallest `_expected_total_cost`.
+    Classes are equal ranges of the kept bytes.
     """
     groups: dict[object, list[ActionPrefix]] = {}
     for prefix in sorted(prefixes, key=lambda prefix: prefix.total_cost):

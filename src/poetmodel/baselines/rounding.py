@@ -12,7 +12,7 @@ import numpy as np
 
 from poetmodel.backends.worker import run_interruptibly
 from poetmodel.baselines.engine import select_best_schedule
-from poetmodel.baselines.homes import put_state_in_ram
+from poetmodel.baselines.homes import use_homes_of
 from poetmodel.baselines.paging import require_within_budget
 from poetmodel.baselines.running import checkmate
 from poetmodel.clock import check_time_limit, time_left_s
@@ -64,7 +64,7 @@ MAX_RELAXATION_S: Final = 3600.0
 """Maximum time limit of each relaxation [s]."""
 
 
-@put_state_in_ram
+@use_homes_of("checkmate-rounding")
 def checkmate_rounding(problem: Problem, rule: str = "", *, seed: int = 0) -> Schedule:
     """Round the checkpoints of Checkmate's linear relaxation, and recompute missing tensors.
 
@@ -163,10 +163,7 @@ class _Relaxation:
 def _solve_for_fractions(problem: Problem, ram_bytes: int) -> list[tuple[int, int, int, float]]:
     """Solve the relaxation within `ram_bytes`; return (tensor, first stage, last stage, fraction).
 
-    A tensor has a tuple for each span of stages in which a fraction of it, more than 0, is in RAM
-    when each stage begins. Stages are inclusive. If time runs out, the tuples are those of the last
-    point found. Raises `MethodNotApplicableError` if the relaxation is infeasible, `TimeLimitError`
-    if no point is found in time, and `KeyboardInterrupt` if the solve is interrupted.
+    Stages are inclusive. If time runs out, the last point found counts.
     """
     relaxed_problem = replace(
         checkmate(replace(problem, constraints=(), user_objective=(), minimize=Quantity.TIME)),

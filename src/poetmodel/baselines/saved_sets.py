@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poetmodel.baselines.engine import simulate_within_budget
-from poetmodel.baselines.homes import mark_forward_only, put_state_in_ram
+from poetmodel.baselines.homes import mark_forward_only, use_homes_of
 from poetmodel.graph import Graph, Phase, articulation_points
 from poetmodel.heuristics.execution import (
     evictable_tensors,
@@ -45,7 +45,7 @@ def keep_all(problem: Problem) -> Schedule:
     return checkpoint_all(problem.graph)
 
 
-@put_state_in_ram
+@use_homes_of("chen-sqrt")
 @mark_forward_only
 def chen_sqrt(problem: Problem) -> Schedule:
     """Keep about ``sqrt(m)`` of ``m`` layers, and recompute each segment between them once.
@@ -63,7 +63,7 @@ def chen_sqrt(problem: Problem) -> Schedule:
     return _select_fastest(problem, _schedule_segments(problem.graph, segment_ends), "segments")
 
 
-@put_state_in_ram
+@use_homes_of("chen-greedy")
 @mark_forward_only
 def chen_greedy(problem: Problem) -> Schedule:
     """Close a segment when its tensors exceed a threshold; try several thresholds.
@@ -101,11 +101,7 @@ def _sqrt_segment_ends(nodes: Sequence[int]) -> list[int]:
 
 
 def _list_thresholds(graph: Graph) -> Iterator[float]:
-    """Yield the thresholds of `chen_greedy` [B]: 0, then in equal ratios, then in equal steps.
-
-    Ratios lead from the largest of the `evictable_tensors` to the sum of all of them; steps end
-    below this sum. Yields only 0 if these tensors have no bytes.
-    """
+    """Yield the thresholds of `chen_greedy` [B]: 0, then in equal ratios, then in equal steps."""
     sizes = [graph.tensor_bytes[i] for i in evictable_tensors(graph)]
     min_bytes, max_bytes = max(sizes, default=0), sum(sizes)
     yield 0.0
@@ -116,11 +112,7 @@ def _list_thresholds(graph: Graph) -> Iterator[float]:
 
 
 def _find_closing_nodes(graph: Graph, nodes: Sequence[int], threshold: float) -> list[int]:
-    """Return the nodes of `nodes` at which a segment closes: its bytes exceed a threshold [B].
-
-    These are the bytes of the outputs of all forward nodes, in `nodes` or not, since the previous
-    closing node.
-    """
+    """Return the nodes at which the outputs since the last such node exceed a threshold [B]."""
     closing_nodes, ends = [], set(nodes)
     segment_bytes = 0
     for k in range(first_backward_node(graph)):
@@ -134,21 +126,13 @@ def _find_closing_nodes(graph: Graph, nodes: Sequence[int], threshold: float) ->
 def _select_fastest(
     problem: Problem, schedules: Iterable[Schedule], schedule_kind: str
 ) -> Schedule:
-    """Return the first schedule with minimum compute time among those within the budget.
-
-    Raises `MethodNotApplicableError` if there is none; `schedule_kind` names the schedules in the
-    message.
-    """
+    """Return the first schedule with minimum compute time among those within the budget."""
     candidates = simulate_within_budget(problem, schedules, schedule_kind)
     return min(candidates, key=lambda candidate: candidate[1].compute_s or 0.0)[0]
 
 
 def _schedule_segments(graph: Graph, segment_ends: Iterable[Sequence[int]]) -> Iterator[Schedule]:
-    """Yield a schedule for each distinct list of last nodes of segments.
-
-    It keeps the outputs of these nodes, and those of the last segment, which follows them. The
-    dropped tensors of any other segment are recomputed together: see `recompute_once`.
-    """
+    """Yield a schedule for each distinct list of last nodes of segments, which are kept."""
     for ends in dict.fromkeys(map(tuple, segment_ends)):
         starts = [0, *(k + 1 for k in ends), first_backward_node(graph)]
         segments = [range(*pair) for pair in pairwise(starts)]
@@ -159,7 +143,7 @@ def _schedule_segments(graph: Graph, segment_ends: Iterable[Sequence[int]]) -> I
 # -- a minimum cut --------------------------------------------------------------------------------
 
 
-@put_state_in_ram
+@use_homes_of("min-cut")
 @mark_forward_only
 def min_cut(problem: Problem) -> Schedule:
     """Save a minimum cut of tensors for the backward pass, and recompute other tensors once.
@@ -260,11 +244,7 @@ class _Cuts:
 
 
 def _pack_knapsack(problem: Problem, size_bytes: int) -> tuple[int, ...]:
-    """Return the nodes of maximum total compute time whose outputs fit in `size_bytes` together.
-
-    They are recomputable forward nodes of more than 0 s, by descending index. Output bytes are
-    rounded up to whole units; `size_bytes` has at most `UNITS` units.
-    """
+    """Return the nodes of maximum total compute time whose outputs fit in `size_bytes` together."""
     graph, first_backward = problem.graph, first_backward_node(problem.graph)
     recomputable = evictable_tensors(graph)
     unit_bytes = max(1, -(-size_bytes // UNITS))

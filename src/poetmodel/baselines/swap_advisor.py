@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poetmodel.baselines.engine import select_best_schedule
-from poetmodel.baselines.homes import choose_homes
+from poetmodel.baselines.homes import use_homes_of
 from poetmodel.baselines.paging import (
     IdleInterval,
     execute_evictions,
@@ -39,7 +39,7 @@ Fitness = tuple[int, float, float]
 """Result of `_GeneticSearch._compute_fitness`; smaller is better."""
 
 
-@choose_homes
+@use_homes_of("swap-advisor")
 def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
     """Search by a genetic algorithm for the set of swaps with minimum cost.
 
@@ -204,11 +204,7 @@ class _GeneticSearch:
         ]
 
     def _make_child(self, population: list[Mask], fitness: list[Fitness]) -> Mask:
-        """Cross two parents, selected by tournament, at a random stage; flip a few random bits.
-
-        Intervals that first relieve this stage or an earlier one come from the first parent. Each
-        bit is flipped with equal probability, `MUTATIONS` on average. The child is not repaired.
-        """
+        """Cross two parents, selected by tournament, at a random stage; flip a few random bits."""
         first_parent, second_parent = (
             self._select_by_tournament(population, fitness) for _ in range(2)
         )
@@ -223,12 +219,7 @@ class _GeneticSearch:
         return population[first if fitness[first] <= fitness[second] else second]
 
     def _compute_fitness(self, mask: Mask) -> Fitness:
-        """Return the bytes above the storage limit, the cost that is not hidden, and all costs.
-
-        With `hides_transfers`, the cost that is not hidden is the larger of two times: the sum of
-        `unhidden_s` over the swaps, and all costs minus the time of a pass. Otherwise no cost is
-        hidden.
-        """
+        """Return the bytes above the storage limit, the cost that is not hidden, and all costs."""
         is_paged_out = np.zeros(len(self.page_out_costs), dtype=bool)
         is_paged_out[self.tensor_index[mask]] = True
         limit = self.problem.aux_limit_bytes
@@ -247,10 +238,7 @@ class _GeneticSearch:
     def _repair(self, mask: Mask) -> Mask:
         """Return a copy of `mask` with evictions added until all stages fit, then some removed.
 
-        The stage with the largest excess is relieved first, by the eviction whose interval ends
-        last. If no further eviction relieves this stage, no more are added, and stages may still
-        exceed the budget. Then an eviction is removed if all of its stages fit without it, the
-        costliest one first (`order_by_cost`). Raises `TimeLimitError` if the time limit passes.
+        The stage with the largest excess is relieved first, by the eviction that ends last.
         """
         mask = mask.copy()
         excess = self.excess - self.freed_bytes[mask].sum(axis=0)
