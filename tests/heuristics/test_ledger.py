@@ -1,0 +1,54 @@
+"""RAM by links alone: by hand, and the same after every change is taken back."""
+
+from kit.instances import make_rng, random_step
+from kit.worked import comb_graph
+from poetmodel.graph import checkpoint_all_profile
+from poetmodel.heuristics.ledger import RamLedger
+from poetmodel.problem.working_graph import make_working_graph
+
+
+def ledger_of(graph):
+    """Count keep-all."""
+    return RamLedger(graph, make_working_graph(graph, read_in_place=False))
+
+
+def test_a_step_changes_the_rows_that_count_its_links():
+    """`f0` of the comb, read in stages 1 and 5, leaves rows 2 to 4 when it comes back in 5."""
+    ledger = ledger_of(comb_graph(3))
+    kept = [4, 8, 12, 13, 10, 6]
+    assert ledger.row_bytes.tolist() == kept
+    for is_recomputation in (True, False):
+        ledger.change_step(5, 0, is_recomputation=is_recomputation, is_added=True)
+        assert ledger.row_bytes.tolist() == [4, 8, 8, 9, 6, 6]
+        assert (ledger.is_kept_into(0, 3), ledger.is_kept_into(0, 1)) == (False, True)
+        ledger.change_step(5, 0, is_recomputation=is_recomputation, is_added=False)
+        assert ledger.row_bytes.tolist() == kept
+    ledger.change_step(3, 0, is_recomputation=True, is_added=True)
+    assert ledger.row_bytes.tolist() == [4, 8, 8, 13, 10, 6]
+    assert ledger.peak(3) == 13
+
+
+def test_changes_in_any_order_leave_nothing_behind():
+    """Of the rows of random graphs, with state, once all steps and homes are as before."""
+    n_changes = 0
+    for number in range(60):
+        rng = make_rng(f"ledger/{number}")
+        graph = random_step(rng, (3, 10), max_bytes=50)
+        ledger = ledger_of(graph)
+        assert ledger.row_bytes.tolist() == list(checkpoint_all_profile(graph))
+        state, n = graph.state_tensors, len(graph.nodes)
+        steps = [(t, k, True) for t in range(n) for k in range(t) if rng.random() < 0.2]
+        homes = [i for i in state if rng.random() < 0.5]
+        for t, k, is_recomputation in steps:
+            ledger.change_step(t, k, is_recomputation=is_recomputation, is_added=True)
+        for i in homes:
+            ledger.change_home(i, to_storage=True)
+        assert (ledger.peaks() >= ledger.row_bytes).all()
+        for t, k, is_recomputation in rng.sample(steps, len(steps)):
+            ledger.change_step(t, k, is_recomputation=is_recomputation, is_added=False)
+        for i in rng.sample(homes, len(homes)):
+            ledger.change_home(i, to_storage=False)
+        assert ledger.row_bytes.tolist() == list(checkpoint_all_profile(graph))
+        assert not ledger.extra_bytes.any()
+        n_changes += len(steps) + len(homes)
+    assert n_changes > 200
