@@ -256,6 +256,8 @@ class _FittingSearch:
         self.usable_bytes = problem.usable_ram_bytes
         self.available_bytes: int | None = None
         """Maximum RAM for tensors that a hint may recommend; None if unknown."""
+        self.arena_bytes = 0
+        """Size of the last arena; 0 before the first."""
         self.smallest_arena_bytes: int | None = None
         """Size of the smallest arena so far; None before the first."""
         self.plan_and_place_s = 0.0
@@ -320,14 +322,12 @@ class _FittingSearch:
                     return Fitted(self._infeasible_result(result), None, None)
                 too_small_bytes = budget_bytes
                 continue
-            plan, arena = self._plan_and_place(result.schedule, budget_bytes)
-            if arena.bytes <= self.usable_bytes:
-                fitted = self._make_fitted(first_result, result, plan, arena)
-                if not fitted.result.violations:
-                    return fitted
-                too_small_bytes = (
-                    budget_bytes  # for example, with less RAM the plan misses the deadline
-                )
+            fitted = self._try_fit(first_result, result, budget_bytes)
+            if fitted is not None:
+                return fitted
+            if self.arena_bytes <= self.usable_bytes:
+                # For example, with less RAM the plan misses the deadline.
+                too_small_bytes = budget_bytes
                 continue
             peak_bytes = 0 if result.simulation is None else result.simulation.peak_ram_bytes
             too_large_bytes = min(budget_bytes, peak_bytes)
@@ -367,12 +367,10 @@ class _FittingSearch:
             and value < first_value
             and not result.violations
         ):
-            plan_and_arena = self._plan_and_place(result.require_schedule(), self.usable_bytes)
-            if plan_and_arena[1].bytes <= self.usable_bytes:
-                result = replace(result, build_s=0.0, solve_s=0.0)
-                fitted = self._make_fitted(first_result, result, *plan_and_arena)
-                if not fitted.result.violations:
-                    return fitted
+            result = replace(result, build_s=0.0, solve_s=0.0)
+            fitted = self._try_fit(first_result, result, self.usable_bytes)
+            if fitted is not None:
+                return fitted
         return Fitted(first_result, plan, arena)
 
     def _fit_quickly(
@@ -402,12 +400,10 @@ class _FittingSearch:
             schedule = heuristic(smaller_problem)
             if schedule is None:
                 continue
-            plan, arena = self._plan_and_place(schedule, smaller_problem.usable_ram_bytes)
-            if arena.bytes <= self.usable_bytes:
-                result = replace(first_result, schedule=schedule, build_s=0.0, solve_s=0.0)
-                fitted = self._make_fitted(first_result, result, plan, arena)
-                if not fitted.result.violations:
-                    return fitted
+            result = replace(first_result, schedule=schedule, build_s=0.0, solve_s=0.0)
+            fitted = self._try_fit(first_result, result, smaller_problem.usable_ram_bytes)
+            if fitted is not None:
+                return fitted
         return None
 
     def _solve_within(
@@ -443,10 +439,8 @@ class _FittingSearch:
     ) -> SolveResult:
         """Search for a schedule with less RAM near the first one, for half of the remaining time.
 
-        The result is `first_result`, with its bound and status, but with the smaller problem, the
-        new schedule and times of 0. No bound is computed, because a bound for less RAM does not
-        hold for the problem. The result has no schedule, and the status UNKNOWN, if none is found
-        that meets all limits of the smaller problem.
+        The result keeps the bound and status of `first_result`, because a bound for less RAM does
+        not hold for the problem.
         """
         max_s = max((self.request.remaining_s() - self.plan_and_place_s) / 2, 1e-3)
         schedule, seed = None, self.options.get("seed", 0)
@@ -460,12 +454,20 @@ class _FittingSearch:
             return replace(result, status=Status.UNKNOWN, schedule=None, simulation=None)
         return replace(result, schedule=candidate.schedule, simulation=candidate.simulation)
 
+    def _try_fit(
+        self, first_result: SolveResult, result: SolveResult, budget_bytes: int
+    ) -> Fitted | None:
+        """Plan and place a later result; None if the arena is too large or a limit is violated."""
+        plan, arena = self._plan_and_place(result.require_schedule(), budget_bytes)
+        if arena.bytes > self.usable_bytes:
+            return None
+        fitted = self._make_fitted(first_result, result, plan, arena)
+        return None if fitted.result.violations else fitted
+
     def _plan_and_place(self, schedule: Schedule, budget_bytes: int) -> tuple[Plan, Arena]:
         """Plan a schedule within `budget_bytes` and place its copies in an arena.
 
-        The arena may exceed `usable_bytes`. Improvements end after half of the remaining time. Sets
-        `plan_and_place_s` to the time of this call [s], and `smallest_arena_bytes` if the arena is
-        the smallest so far.
+        The arena may exceed `usable_bytes`. Improvements end after half of the remaining time.
         """
         graph, started_s = self.problem.graph, self.request.elapsed_s()
         plan, arena = plan_and_place(
@@ -481,6 +483,7 @@ class _FittingSearch:
             time_limit=self.request.remaining_s() / 2,
         )
         self.plan_and_place_s = self.request.elapsed_s() - started_s
+        self.arena_bytes = arena.bytes
         if self.smallest_arena_bytes is None or arena.bytes < self.smallest_arena_bytes:
             self.smallest_arena_bytes = arena.bytes
         return plan, arena
