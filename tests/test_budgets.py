@@ -10,13 +10,14 @@ from kit.commands import invoke
 from kit.digits import linear_step
 from poetmodel.budgets import Budget, TileChoice
 from poetmodel.cli.explore import initial_state
-from poetmodel.cli.options import CostOptions, GraphOptions, LimitOptions
+from poetmodel.cli.options import CostOptions, GraphOptions
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.deployment import parse_stack, reserved_bytes
 from poetmodel.export.exporting import export_step
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import Variant
 from poetmodel.lowered.io import save_step
+from poetmodel.problem import Limits
 from poetmodel.sweeps.runs import grid
 from poetmodel.tiling.choice import divide_step, parse_tile
 
@@ -98,7 +99,7 @@ def test_a_share_is_the_same_bytes_at_every_door(text, tile, step, tmp_path):
     (run,) = grid([str(step)], [BOARD], ram=[text], shapes=shapes)
     found["sweep"] = run.build_problem().ram_budget_bytes
     *_, first = initial_state(
-        GraphOptions(model=str(step), tile=tile), CostOptions(device=BOARD), LimitOptions(ram=text)
+        GraphOptions(model=str(step), tile=tile), CostOptions(device=BOARD), Limits(ram=text)
     )
     found["explore"] = first["ram_bytes"]
     made = export_step(whole, tmp_path / "c", device=BOARD, ram=text, tile=tile, gap=GAP)

@@ -11,11 +11,13 @@ from kit.commands import invoke, invoke_refused
 from kit.digits import linear_step
 from kit.programs import require_programs
 from poetmodel.cli.explore import initial_state
-from poetmodel.cli.options import CostOptions, GraphOptions, LimitOptions
+from poetmodel.cli.options import CostOptions, GraphOptions
 from poetmodel.export.board import Target, build_program, run_program
 from poetmodel.graph import floor
 from poetmodel.graph.catalogue import Variant
 from poetmodel.lowered.io import save_step
+from poetmodel.problem import Limits
+from poetmodel.problem import io as problem_io
 from poetmodel.sweeps.runs import grid
 
 BOARD = ("--device", "nrf52840")
@@ -138,9 +140,9 @@ def test_commands_find_the_tiles_in_which_a_step_fits(train, tmp_path, told):
     between, loose = ("--ram", f"{found['floor_bytes'] - 1}B"), ("--gap", "0.5", "--json")
     stated = []
     with pytest.MonkeyPatch.context() as patched:  # a problem is stated once for each size
-        state = LimitOptions.build_problem
+        state = problem_io.state_problem
         patched.setattr(
-            LimitOptions, "build_problem", lambda *a, **k: stated.append(id(a[1])) or state(*a, **k)
+            problem_io, "state_problem", lambda *a: stated.append(id(a[0])) or state(*a)
         )
         auto = json.loads(invoke("solve", step, "--tile", "auto", *BOARD, *between, *loose).out)
     assert len(stated) == len({*stated})
@@ -180,7 +182,7 @@ def test_shares_of_ram_are_of_the_whole_step_in_sweeps_too(train, tmp_path):
     assert len(tiled.build_problem().graph.nodes) > len(whole.build_problem().graph.nodes)
     source = GraphOptions(model=str(step), tile="512B")
     costing = CostOptions(device="nrf52840")
-    catalogue, choice, first = initial_state(source, costing, LimitOptions(ram="50%"))
+    catalogue, choice, first = initial_state(source, costing, Limits(ram="50%"))
     assert first["ram_bytes"] == least
     assert catalogue.load_source(choice).graph == tiled.build_problem().graph
 

@@ -20,6 +20,7 @@ def visitor(tmp_path_factory):
     from kit.patience import PATIENCE_S, wait_until
     from poetmodel.explore.running import open_explorer
     from poetmodel.explore.settings import Catalogue
+    from poetmodel.solver.request import SearchOptions
 
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
@@ -28,7 +29,7 @@ def visitor(tmp_path_factory):
         store=tmp_path_factory.mktemp("explore") / "store.sqlite",
         catalogue=Catalogue(steps={STEP.name: str(STEP)}),
         initial=MLP,
-        search={"backend": "highs", "time_limit": 20.0, "gap": 1e-4, "threads": 1},
+        search=SearchOptions(time_limit_s=20.0),
         workers=1,
     )
     server = uvicorn.Server(uvicorn.Config(made.app, log_level="warning", lifespan="on"))

@@ -8,6 +8,7 @@ import pytest
 from poetmodel.explore.coordination import Coordinator
 from poetmodel.explore.points import OpenProblem, Point
 from poetmodel.explore.store import PointStore
+from poetmodel.solver.request import SearchOptions
 
 
 class CountingWorkers:
@@ -39,7 +40,7 @@ def load_drawings(store, point, *, count):
         store,
         solve_workers=CountingWorkers(),
         quick_workers=CountingWorkers(),
-        search={},
+        search=SearchOptions(),
         drawing_version="now",
     )
     coordinator.open_problems["problem"] = OpenProblem(

@@ -18,6 +18,7 @@ from poetmodel.graph.catalogue import load_model
 from poetmodel.problem import Problem
 from poetmodel.schedule.document import load_document
 from poetmodel.solver import solve
+from poetmodel.solver.request import SearchOptions
 
 
 def solved(visitor, share=0.3, **more):
@@ -65,7 +66,7 @@ def test_server_whose_workers_do_not_start_is_an_error(tmp_path, monkeypatch):
             store=tmp_path / "store.sqlite",
             catalogue=Catalogue(steps={}),
             initial=MLP,
-            search={},
+            search=SearchOptions(),
             workers=1,
         )
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.instances import make_rng, random_instance
-from kit.worked import bench_device
+from kit.worked import bench_device, even_costs, skip_graph
 from poetmodel.device import Costs
 from poetmodel.errors import BudgetError, CostError, InputError
 from poetmodel.graph import Graph, operation
@@ -352,3 +352,25 @@ def test_all_faults_are_told_at_once():
     with pytest.raises(BudgetError) as caught:
         Job(samples=-1, within="soon", battery="full")
     assert len(caught.value.faults) == 3
+
+
+def test_a_replaced_field_is_resolved_anew():
+    """Percentages are taken of the new graph; choices and numbers are members and floats."""
+    graph = skip_graph()
+    costs = even_costs(graph, device=bench_device())
+    problem = Problem(graph, costs, ram="50%", deadline="150%", minimize="time")
+    assert (problem.minimize, problem.deadline_counts) == ("time", "serial")
+    again = replace(problem, ram="100%", deadline_counts="compute")
+    assert (problem.ram_budget_bytes, again.ram_budget_bytes) == (7, 15)
+    assert (problem.deadline_s, again.deadline_s) == (15.0, 15.0)
+    with pytest.raises(InputError, match="minimize"):
+        replace(problem, minimize="beauty")
+
+
+def test_limits_may_be_stated_by_position():
+    """Problems compare by identity, although their limits compare by value."""
+    graph = skip_graph()
+    costs = even_costs(graph, device=bench_device())
+    problem = Problem(graph, costs, "50%", "150%")
+    assert (problem.ram, problem.deadline) == ("50%", "150%")
+    assert problem != replace(problem)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from inspect import signature
 
 import pytest
 
@@ -13,6 +14,7 @@ from poetmodel.baselines import run
 from poetmodel.errors import InputError, UnknownOptionError
 from poetmodel.schedule.document import load_document
 from poetmodel.solver import fit_arena, solve
+from poetmodel.solver.request import SearchKeywords, SolveKeywords
 from poetmodel.solver.sensitivity import find_limits
 
 OPTIONS = {"mip_heuristic_effort": 0.25, "mip_max_leaves": 100_000, "presolve": "choose"}
@@ -122,3 +124,20 @@ def test_the_command_says_what_is_wrong(given, words):
     assert outcome.status == 2
     assert words in outcome.err
     assert outcome.err.count("error:") == 1
+
+
+def test_keywords_are_declared_once():
+    """The typed keywords of each door are those of the function that takes them."""
+    of_solve = [*signature(solve).parameters][1:]
+    assert sorted(SolveKeywords.__annotations__) == sorted(of_solve)
+    assert set(SolveKeywords.__annotations__) - set(SearchKeywords.__annotations__) == {
+        "time_limit"
+    }
+    for door in (run, fit_arena):
+        assert "Unpack" in str(signature(door).parameters["options"].annotation)
+
+
+def test_unknown_keywords_name_the_known_ones():
+    """Of methods, too, which take those of `solve`."""
+    with pytest.raises(TypeError, match=r"'limit'.*time_limit"):
+        run(skip_problem(), "checkpoint-all", limit=3)

@@ -22,7 +22,9 @@ from poetmodel.cli.failures import (
 from poetmodel.cli.inputs import NO_COSTS, check_outputs, device_warnings, read_device
 from poetmodel.cli.output import fact_table, live_line, print_json, print_written, show
 from poetmodel.errors import InputError
+from poetmodel.problem import Limits
 from poetmodel.report.presenter import Fact, format_items, format_percent, text_fact
+from poetmodel.solver.request import SearchOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,8 +108,8 @@ def choose(
     request: ChoiceOptions,
     onnx: options.OnnxOptions,
     costing: options.CostOptions,
-    limits: Annotated[options.LimitOptions, options.without("count_parameters", "constraints")],
-    search: Annotated[options.SearchOptions, options.without("method", "formulation")],
+    limits: Annotated[Limits, options.without("count_parameters")],
+    search: Annotated[SearchOptions, options.without("method", "formulation")],
     files: ChoiceFiles,
     output: options.OutputOptions,
 ) -> None:
@@ -138,7 +140,7 @@ def choose(
 def _check_options(
     request: ChoiceOptions,
     costing: options.CostOptions,
-    limits: options.LimitOptions,
+    limits: Limits,
     device: Device | None,
 ) -> None:
     """Raise `InputError` for an invalid limit, tile size, file of scores or profile.
@@ -151,7 +153,7 @@ def _check_options(
     from poetmodel.device import Costs
     from poetmodel.tiling.choice import parse_tile
 
-    limits.stated.check()
+    limits.check()
     parse_tile(request.tile)
     if request.scores != GRADIENT_NORM:
         load_scores(Path(request.scores))
@@ -163,26 +165,25 @@ def _choose_layers(
     request: ChoiceOptions,
     onnx: OnnxStep,
     costing: options.CostOptions,
-    limits: options.LimitOptions,
-    search: options.SearchOptions,
+    limits: Limits,
+    search: SearchOptions,
 ) -> Choice:
     """Choose the layers and schedule their step; output of the user's model goes to stderr.
 
     `onnx` has the options for a step that is an ONNX file. Raises `BackendUnavailableError` if
     PyTorch is missing, and the errors of `load_step`, `load_batch` and `poetmodel.torch.choose`.
     """
-    from poetmodel import torch as pmt
-    from poetmodel.problem import Quantity
     from poetmodel.torch.errors import require_torch
     from poetmodel.torch.target import default_name, load_batch, load_step
 
     require_torch()
+    from poetmodel.torch.choosing import choose_layers
     from poetmodel.torch.step.optimizers import make_optimizer
 
     with redirect_stdout(sys.stderr):
         model, loss_fn, inputs = load_step(request.step_source, onnx)
         batch = None if request.batch_of is None else load_batch(request.batch_of)
-        return pmt.choose(
+        return choose_layers(
             model,
             loss_fn,
             inputs,
@@ -194,20 +195,8 @@ def _choose_layers(
             optimizer=make_optimizer(request.optimizer, model, loss_fn),
             name=request.name or default_name(request.step_source),
             tile=request.tile,
-            backend=search.backend,
-            time_limit=search.time_limit,
-            gap=search.gap,
-            threads=search.threads,
-            solver_options=search.solver_options,
-            ram=limits.ram,
-            deadline=limits.deadline,
-            deadline_counts=limits.deadline_counts,
-            aux_bytes=limits.aux,
-            energy_budget=limits.energy_budget,
-            commit=limits.steps_to_commit,
-            recompute=not limits.no_recompute,
-            paging=not limits.no_paging,
-            minimize=limits.minimize or Quantity.ENERGY,
+            limits=limits,
+            search=search,
         )
 
 

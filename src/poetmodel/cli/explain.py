@@ -29,6 +29,7 @@ from poetmodel.report.presenter import (
 )
 from poetmodel.schedule.identity import OBJECTIVE_BOUND
 from poetmodel.schedule.metrics import Display, Group
+from poetmodel.solver.request import SearchOptions
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ def explain(
     source: options.FileGraphOptions,
     costing: options.CostOptions,
     search: Annotated[
-        options.SearchOptions,
-        options.without("method", "formulation", "backend", "gap", "solver_option"),
+        SearchOptions,
+        options.without("method", "formulation", "backend", "gap", "solver_options"),
     ],
     output: options.OutputOptions,
 ) -> None:
@@ -470,9 +471,7 @@ def summarize_decisions(verified: VerifiedSchedule, tensor: str | None) -> Decis
     )
 
 
-def _solve_for_alternatives(
-    summary: DecisionSummary, search: options.SearchOptions
-) -> DecisionSummary:
+def _solve_for_alternatives(summary: DecisionSummary, search: SearchOptions) -> DecisionSummary:
     """Return a summary with `alternatives` of the first main decision, and with `ram_step`.
 
     `find_alternatives` has all but `RAM_STEP_TIME_FRACTION` of the time limit, then `find_ram_step`
@@ -487,10 +486,10 @@ def _solve_for_alternatives(
         schedule,
         summary.main_decisions[0].tensor,
         bound=summary.verified.document.claims.get(OBJECTIVE_BOUND),
-        time_limit=(1 - RAM_STEP_TIME_FRACTION) * search.time_limit,
+        time_limit=(1 - RAM_STEP_TIME_FRACTION) * search.time_limit_s,
         threads=search.threads,
     )
-    remaining_s = max(1.0, search.time_limit - (time.monotonic() - start_s))
+    remaining_s = max(1.0, search.time_limit_s - (time.monotonic() - start_s))
     ram_step = find_ram_step(problem, schedule, time_limit=remaining_s, threads=search.threads)
     return replace(summary, alternatives=alternatives, ram_step=ram_step)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 import webbrowser
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -14,6 +15,8 @@ from poetmodel.cli.output import print_note, print_text, set_quiet
 from poetmodel.errors import InputError, MissingExtraError
 from poetmodel.files import installed_version
 from poetmodel.graph.catalogue import Variant
+from poetmodel.problem import Limits, Problem
+from poetmodel.solver.request import SearchOptions
 
 if TYPE_CHECKING:
     from poetmodel.explore.settings import Catalogue, ExplorerSettings
@@ -58,8 +61,8 @@ class ServerOptions:
 def explore(
     source: options.GraphOptions,
     costing: options.CostOptions,
-    limits: Annotated[options.LimitOptions, options.without("constraints", "energy_budget")],
-    search: Annotated[options.SearchOptions, options.without("method", "formulation")],
+    limits: Annotated[Limits, options.without("energy_budget")],
+    search: Annotated[SearchOptions, options.without("method", "formulation")],
     server_options: ServerOptions,
 ) -> None:
     """Open a local page: change the RAM budget with a slider and see the schedule change."""
@@ -88,20 +91,14 @@ def explore(
         store=server_options.store,
         catalogue=catalogue,
         initial={**settings.model_dump(), **initial},
-        search={
-            "backend": search.backend,
-            "time_limit": search.time_limit,
-            "gap": search.gap,
-            "threads": search.threads,
-            "solver_options": search.solver_options,
-        },
+        search=search,
         workers=server_options.workers,
         on_ready=on_ready,
     )
 
 
 def initial_state(
-    source: options.GraphOptions, costing: options.CostOptions, limits: options.LimitOptions
+    source: options.GraphOptions, costing: options.CostOptions, limits: Limits
 ) -> tuple[Catalogue, ExplorerSettings, dict[str, Any]]:
     """Return the catalogue with the given files, the initial settings and slider positions.
 
@@ -126,19 +123,13 @@ def initial_state(
         profile=costing.profile,
     )
     device = costing.device or "rpi4b"
-    counts = limits.deadline_counts
     settings = validate_model(
         ExplorerSettings,
         {
             "model": name if is_built_in else next(iter((*catalogue.graphs, *catalogue.steps))),
             "device": next(iter((*catalogue.profiles, *catalogue.devices)), device),
             **{key: getattr(source.variant, key) for key in Variant.__dataclass_fields__},
-            "paging": not limits.no_paging,
-            "recompute": not limits.no_recompute,
-            "minimize": str(limits.minimize or "energy"),
-            "deadline_counts": None if counts is None else str(counts),
-            "count_parameters": limits.count_parameters,
-            "commit": limits.steps_to_commit,
+            **ExplorerSettings.of_limits(replace(limits, aux_bytes=None)),
         },
         kind="settings",
     )
@@ -147,9 +138,9 @@ def initial_state(
         read_costs(graph, costing) if costing.is_given else catalogue.load_costs(graph, settings)
     )
     # Raise for invalid limits before the server starts.
-    problem = limits.build_problem(graph, costs)
+    problem = Problem.from_limits(graph, costs, limits)
     settings = settings.model_copy(
-        update={"aux_bytes": problem.aux_limit_bytes if limits.aux else None}
+        update={"aux_bytes": problem.aux_limit_bytes if limits.aux_bytes else None}
     )
     initial = {
         "ram_bytes": None if limits.ram is None else problem.ram_budget_bytes,

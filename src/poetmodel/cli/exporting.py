@@ -9,16 +9,18 @@ from contextlib import redirect_stdout
 from dataclasses import fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer  # noqa: TC002 - typer itself reads the annotation
 
 from poetmodel.budgets import Budget
+from poetmodel.case.spelling import EXPORTED_LIMITS
 from poetmodel.cli import options
 from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import check_outputs, read_device
 from poetmodel.cli.output import fact_table, live_line, print_json, print_text, print_written, show
 from poetmodel.errors import InputError, convert_errors, join_names
+from poetmodel.problem import Limits
 from poetmodel.report.presenter import Fact, format_items, format_percent, text_fact, wear_fact
 from poetmodel.units import format_bytes
 
@@ -133,7 +135,7 @@ class ExportOptions:
 
 
 @options.group
-class DeviceOptions(options.CommitOptions):
+class DeviceOptions:
     """The device, the limits of the step on it, and the limits of its solve."""
 
     device: str = options.graph_option(
@@ -161,15 +163,6 @@ class DeviceOptions(options.CommitOptions):
         "Split larger parameters and activations into slices of channels, such as 32KiB; "
         "auto chooses a size if the step does not fit otherwise. Default: auto.",
     )
-    deadline: str | None = options.limit_option(
-        None,
-        "--deadline TIME",
-        "Time limit of a step: 1.5s, 20ms, or 110% of a single pass over all nodes.",
-    )
-    no_paging: bool = options.limit_option(False, "--no-paging", "Do not page, only recompute.")
-    no_recompute: bool = options.limit_option(
-        False, "--no-recompute", "Do not recompute, only page."
-    )
     no_checksum: bool = options.limit_option(
         False, "--no-checksum", "Store committed state without checksums."
     )
@@ -190,22 +183,21 @@ class DeviceOptions(options.CommitOptions):
         parser=options.number_parser("a fraction from 0, such as 0.01 for 1 %", positive=False),
     )
 
-    def export_keywords(self) -> dict[str, Any]:
-        """Return the options of this group as keywords of `export_step`, which parses the values.
-
-        `paging`, `recompute` and `checksum` negate the options ``--no-...``.
-        """
+    def export_keywords(self, limits: Limits) -> dict[str, Any]:
+        """Return limits and options as keywords of `export_step`, which parses the values."""
         return {
             "device": self.device,
             "profile": self.profile,
             "ram": self.ram,
             "stack": self.stack,
             "tile": self.tile,
-            "deadline": self.deadline,
-            "paging": not self.no_paging,
-            "recompute": not self.no_recompute,
-            "commit": self.commit,
-            "commit_every": self.commit_every or 1,
+            "deadline": limits.deadline,
+            "deadline_counts": limits.deadline_counts,
+            "aux_bytes": limits.aux_bytes,
+            "paging": limits.paging,
+            "recompute": limits.recompute,
+            "commit": limits.commit is not None,
+            "commit_every": limits.commit or 1,
             "checksum": not self.no_checksum,
             "time_limit": self.time_limit,
             "gap": self.gap,
@@ -218,6 +210,7 @@ def export(
     request: ExportOptions,
     onnx: options.OnnxOptions,
     device_options: DeviceOptions,
+    limits: Annotated[Limits, options.only(*EXPORTED_LIMITS)],
     output: options.OutputOptions,
 ) -> None:
     """Make a folder of C that trains on a device, a step file, or a program of ExecuTorch."""
@@ -239,10 +232,12 @@ def export(
     if request.target != ExportTarget.C:
         _check_target_options(context, request.target)
     if request.target == ExportTarget.EXECUTORCH:
-        _write_program(context, request, onnx.onnx_step(), device_options, output)
+        _write_program(
+            context, request, onnx.onnx_step(), device_options, output, paging=limits.paging
+        )
         return
     show_progress = not output.json
-    export_keywords: dict[str, Any] = device_options.export_keywords() | {
+    export_keywords: dict[str, Any] = device_options.export_keywords(limits) | {
         "infer": request.infer,
         "evaluate": request.evaluate,
         "replay": request.replay or 0,
@@ -386,6 +381,8 @@ def _write_program(
     onnx: OnnxStep,
     device_options: DeviceOptions,
     output: options.OutputOptions,
+    *,
+    paging: bool,
 ) -> None:
     """Capture and solve a step, write it as a program of ExecuTorch, and print its metrics.
 
@@ -424,7 +421,7 @@ def _write_program(
             time_limit=device_options.time_limit,
             gap=device_options.gap,
             on_progress=on_progress,
-            paging=False if device_options.no_paging else None,
+            paging=False if not paging else None,
             **device_keywords,
         )
     if output.json:

@@ -10,6 +10,7 @@ from os.path import realpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from poetmodel.cli import options
 from poetmodel.cli.failures import print_warnings
 from poetmodel.clock import infrequent_gc
 from poetmodel.errors import InputError, ScheduleError
@@ -28,11 +29,16 @@ from poetmodel.units import MAX_BYTES, format_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poetmodel.cli.options import CostOptions, FileGraphOptions, GraphOptions, LimitOptions
+    from poetmodel.cli.options import (
+        ConstraintOptions,
+        CostOptions,
+        FileGraphOptions,
+        GraphOptions,
+    )
     from poetmodel.device import Costs, Device
     from poetmodel.graph import Graph
     from poetmodel.lowered.step import LoweredStep
-    from poetmodel.problem import Problem
+    from poetmodel.problem import Limits, Problem
     from poetmodel.report.subject import VerifiedSchedule
     from poetmodel.schedule import GraphIdentity
     from poetmodel.schedule.document import ScheduleDocument
@@ -122,7 +128,7 @@ class AutoTiles:
 
 
 def find_auto_tiles(
-    source: GraphOptions, costing: CostOptions, limits: LimitOptions
+    source: GraphOptions, costing: CostOptions, limits: Limits, constraint_files: Sequence[str]
 ) -> AutoTiles | None:
     """Return the tile sizes to try for ``--tile auto`` of a step file, largest first.
 
@@ -142,25 +148,26 @@ def find_auto_tiles(
     if device is None:
         return None
     step = load_step(name)
-    ram_budget = (
-        Budget.from_bytes(device.ram_bytes) if limits.ram is None else Budget.parse(limits.ram)
-    )
+    ram_budget = Budget.parse(device.ram_bytes if limits.ram is None else limits.ram)
     ram_bytes = ram_budget.resolve(checkpoint_all_peak_bytes(step.graph))
-    paging = not limits.no_paging and device.storage is not None
+    paging = limits.paging and device.storage is not None
     candidates = candidate_tiles(
         step,
         TileChoice.AUTO,
         device,
         ram_bytes=ram_bytes,
         paging=paging,
-        names_nodes=costing.profile is not None or bool(limits.constraints),
+        names_nodes=costing.profile is not None or bool(constraint_files),
     )
     return AutoTiles(candidates=candidates, ram_bytes=ram_bytes, device=device, paging=paging)
 
 
 def resolve_sizes(
-    source: GraphOptions, costing: CostOptions, limits: LimitOptions
-) -> tuple[GraphOptions, LimitOptions]:
+    source: GraphOptions,
+    costing: CostOptions,
+    limits: Limits,
+    constraint_files: Sequence[str] = (),
+) -> tuple[GraphOptions, Limits]:
     """Return the options with ``--tile auto`` and a percentage of RAM replaced by sizes.
 
     For a step file and a device, ``auto`` becomes the first candidate of `find_auto_tiles`, a size
@@ -168,13 +175,13 @@ def resolve_sizes(
     replaced only with ``--tile``; it refers to the keep-all peak of the graph without tiles. Raises
     the errors of `find_auto_tiles` and `resolve_ram`.
     """
-    tiles = find_auto_tiles(source, costing, limits)
+    tiles = find_auto_tiles(source, costing, limits, constraint_files)
     if tiles is not None:
         source = replace(source, tile=tiles.print_choice(*tiles.candidates[0]))
     return source, resolve_ram(source, limits)
 
 
-def resolve_ram(source: FileGraphOptions, limits: LimitOptions) -> LimitOptions:
+def resolve_ram(source: FileGraphOptions, limits: Limits) -> Limits:
     """Return the limits with a percentage of RAM replaced by a size, if there is a tile size.
 
     The percentage refers to the keep-all peak of the graph without tiles. Without a graph, a
@@ -440,7 +447,8 @@ def verify_document(
     document: ScheduleDocument,
     graph: Graph,
     cost_options: CostOptions,
-    limits: LimitOptions | None = None,
+    limits: Limits,
+    own: ConstraintOptions,
 ) -> VerifiedSchedule:
     """Verify a schedule file against its problem and its statements (`ScheduleDocument.claims`).
 
@@ -464,13 +472,14 @@ def verify_document(
     costs, notes = costs_for_verification(document.device, graph, cost_options)
     notes[:0] = document.notes
     stated_metrics = document.claims
-    if limits is not None and limits.changed_options:
+    changed_options = options.changed_options(limits, own)
+    if changed_options:
         if costs is None:
             raise InputError(NO_COSTS)
-        notes.append(
-            f"{', '.join(limits.changed_options)}: the limits of the file were not checked"
-        )
-        problem = limits.build_problem(graph, costs)
+        notes.append(f"{', '.join(changed_options)}: the limits of the file were not checked")
+        from poetmodel.problem.io import state_problem
+
+        problem = state_problem(graph, costs, limits, own.files)
         has_same_terms = document.problem is None or all(  # energy depends on both
             getattr(document.problem, name) == getattr(problem, name)
             for name in ("deadline_counts", "commit")

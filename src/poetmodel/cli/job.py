@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.cli.options import LimitOptions, group, option
+from poetmodel.cli.options import group, option
 from poetmodel.errors import InputError
 from poetmodel.problem import Quantity
 from poetmodel.problem.job import Job
@@ -16,6 +16,7 @@ from poetmodel.units import format_joules, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from poetmodel.problem import Limits
     from poetmodel.result import SolveResult
     from poetmodel.solver.sensitivity import UsedLimit
 
@@ -46,7 +47,7 @@ class JobOptions:
         "Energy for all samples, such as 1.2Wh. It sets the energy budget of a step.",
     )
 
-    def to_job(self, limits: LimitOptions) -> Job | None:
+    def to_job(self, limits: Limits) -> Job | None:
         """Return the job; None without ``--samples``.
 
         Raises `InputError` for a limit of a job without its samples, for a limit that is given both

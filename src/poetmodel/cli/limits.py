@@ -14,8 +14,9 @@ from poetmodel.cli.inputs import (
     resolve_sizes,
 )
 from poetmodel.cli.output import fact_table, live_line, print_json, print_text, show
-from poetmodel.problem import Problem, Quantity
+from poetmodel.problem import Limits, Problem, Quantity
 from poetmodel.report.presenter import Fact, ValueFormatter, format_items, format_percent, text_fact
+from poetmodel.solver.request import SearchOptions
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -59,8 +60,9 @@ KERNEL_SUFFIXES: Final = {
 def limits(
     source: options.GraphOptions,
     costing: options.CostOptions,
-    limits: Annotated[options.LimitOptions, options.without("minimize")],
-    search: Annotated[options.SearchOptions, options.without("method", "formulation")],
+    limits: Annotated[Limits, options.without("minimize")],
+    own: options.ConstraintOptions,
+    search: Annotated[SearchOptions, options.without("method", "formulation")],
     output: options.OutputOptions,
 ) -> None:
     """Find the smallest RAM, the smallest deadline and the smallest energy.
@@ -70,26 +72,25 @@ def limits(
     the storage limit.
     """
     from poetmodel.plan.alignment import device_alignment
+    from poetmodel.problem.io import state_problem
     from poetmodel.result import Status
     from poetmodel.solver.sensitivity import find_limits
 
-    source, limits = resolve_sizes(source, costing, limits)
+    source, limits = resolve_sizes(source, costing, limits, own.files)
     step = read_given_step(source)
     graph = read_graph(source) if step is None else step.graph
-    problem = limits.build_problem(graph, read_costs(graph, costing))
+    problem = state_problem(graph, read_costs(graph, costing), limits, own.files)
     with live_line(enabled=not output.json, activity="finding limits"):
         found_limits = find_limits(
             problem,
             backend=search.backend,
-            time_limit=search.time_limit,
+            time_limit=search.time_limit_s,
             gap=search.gap,
             threads=search.threads,
             solver_options=search.solver_options,
             alignment=None if step is None else device_alignment(problem.costs.device),
         )
-    extra_bytes = (
-        None if step is None else extra_ram_bytes(step, commit=limits.steps_to_commit is not None)
-    )
+    extra_bytes = None if step is None else extra_ram_bytes(step, commit=limits.commit is not None)
     min_ram_tiling = None if step is None or source.tile else _min_ram_tiles(step, problem)
     evaluation_bytes = None if step is None else _evaluation_bytes(step, problem)
     device_rams = [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from functools import cache, partial, wraps
 from typing import (
@@ -26,19 +26,18 @@ import typer
 
 from poetmodel.backends.registry import backend_names
 from poetmodel.baselines.lookup import method
-from poetmodel.baselines.registry import DEFAULT
+from poetmodel.case.spelling import LIMIT_ROWS, SEARCH_ROWS, Row, stated_options
 from poetmodel.cli.completion import COMPLETERS
 from poetmodel.cli.output import set_quiet
 from poetmodel.errors import InputError, UserMethodError
 from poetmodel.graph.catalogue import Variant
-from poetmodel.problem import DeadlineCounts, Limits, Problem, Quantity
+from poetmodel.problem import DeadlineCounts, Limits, Quantity
+from poetmodel.solver.request import SearchOptions
 from poetmodel.units import parse_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from poetmodel.device import Costs
-    from poetmodel.graph import Graph
     from poetmodel.torch.target import OnnxStep
 
 _Group = TypeVar("_Group")
@@ -67,7 +66,8 @@ def command(example: str) -> Callable[[Callable[..., None]], Command]:
 
     The parameters of the function are groups of options, which become separate options on the
     command line. ``Annotated[Group, without("field")]`` excludes options, whose fields then have
-    their defaults. A parameter of type ``typer.Context`` gets typer's context. The help ends with
+    their defaults; ``only("field")`` excludes all others. A parameter of type ``typer.Context``
+    gets typer's context. The help ends with
     the example call.
     """
 
@@ -79,19 +79,20 @@ def command(example: str) -> Callable[[Callable[..., None]], Command]:
             if hint is typer.Context:
                 parameters.append(_parameter(name, inspect.Parameter.empty, hint))
             elif name != "return":
-                group_class, *excluded = get_args(hint) or (hint,)
+                group_class, *selections = get_args(hint) or (hint,)
                 included_parameters = [
                     parameter
-                    for parameter in _group_parameters(group_class)
-                    if parameter.name not in frozenset().union(*excluded)
+                    for field_name, parameter in _group_parameters(group_class)
+                    if all(is_included(field_name) for is_included in selections)
                 ]
-                groups[name] = (group_class, [parameter.name for parameter in included_parameters])
+                make_group = _ROW_GROUPS.get(group_class, group_class)
+                groups[name] = (make_group, [parameter.name for parameter in included_parameters])
                 parameters += included_parameters
 
         @wraps(function)
         def run(**values: Any) -> None:
-            for name, (group_class, names) in groups.items():
-                values[name] = group_class(**{key: values.pop(key) for key in names})
+            for name, (make_group, names) in groups.items():
+                values[name] = make_group(**{key: values.pop(key) for key in names})
             function(**values)
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -123,11 +124,18 @@ def group(cls: type[_Group]) -> type[_Group]:
 
 
 @cache
-def _group_parameters(group_class: type) -> tuple[inspect.Parameter, ...]:
-    """Return the options of a group as parameters of a command, in the order of its fields."""
+def _group_parameters(group_class: type) -> tuple[tuple[str, inspect.Parameter], ...]:
+    """Return the field and the parameter of each option of a group, in the order of the help."""
+    if group_class in _ROW_GROUPS:
+        return tuple(_row_parameters(group_class))
     hints = get_type_hints(group_class)
     return tuple(
-        _parameter(entry.name, entry.default, Annotated[hints[entry.name], entry.metadata["typer"]])
+        (
+            entry.name,
+            _parameter(
+                entry.name, entry.default, Annotated[hints[entry.name], entry.metadata["typer"]]
+            ),
+        )
         for entry in fields(group_class)
     )
 
@@ -138,9 +146,14 @@ def _parameter(name: str, default: object, hint: object) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
-def without(*names: str) -> frozenset[str]:
-    """Return the names of fields to exclude from a group, for the group's `Annotated` type."""
-    return frozenset(names)
+def only(*names: str) -> Callable[[str], bool]:
+    """Return which fields to include of a group, for the group's `Annotated` type."""
+    return frozenset(names).__contains__
+
+
+def without(*names: str) -> Callable[[str], bool]:
+    """Return which fields remain of a group, for the group's `Annotated` type."""
+    return lambda name: name not in names
 
 
 def option(default: object, spelling: str, text: str, **typer_options: Any) -> Any:
@@ -504,68 +517,9 @@ class CostOptions:
 
 
 @group
-class CommitOptions:
-    """Options of commits, which write replaced state to storage."""
+class ConstraintOptions:
+    """Files of user-defined constraints and objectives."""
 
-    commit: bool = limit_option(
-        False,
-        "--commit",
-        "Write all state that a step replaces to storage in every step, so that no state is lost "
-        "in a power cut.",
-    )
-    commit_every: int | None = limit_option(
-        None,
-        "--commit-every N",
-        "Write the state in every N-th step, at 1/N of the cost; with N above 1 the state stays "
-        "in RAM.",
-        parser=integer_parser(),
-    )
-
-    @property
-    def steps_to_commit(self) -> int | None:
-        """Number of steps from one commit to the next; None without commits."""
-        return self.commit_every or (1 if self.commit else None)
-
-
-@group
-class LimitOptions(CommitOptions):
-    """Limits of a step, the minimized quantity, and the allowed decisions."""
-
-    ram: str | None = limit_option(
-        None,
-        "--ram SIZE",
-        "RAM budget: 256KiB, 1.5MB, or 50% of the keep-all peak. Default: the device's.",
-    )
-    aux: str | None = limit_option(
-        None,
-        "--aux SIZE",
-        "Storage for paged tensors. Default: the device's, else unlimited.",
-    )
-    deadline: str | None = limit_option(
-        None,
-        "--deadline TIME",
-        "Time limit of a step: 1.5s, 20ms, or 110% of a single pass over all nodes.",
-    )
-    deadline_counts: DeadlineCounts | None = limit_option(
-        None,
-        "--deadline-counts",
-        "Time that the deadline limits. Default: by the device's storage mode, else serial.",
-    )
-    minimize: Quantity | None = limit_option(
-        None, "--minimize", "What to minimize. Default: energy, or the objective of --constraints."
-    )
-    energy_budget: str | None = limit_option(
-        None,
-        "--energy-budget ENERGY",
-        "Energy limit of a step: 2.5J, 1.2Wh, or 105% of the baseline.",
-    )
-    no_paging: bool = limit_option(False, "--no-paging", "Do not page; only recompute.")
-    no_recompute: bool = limit_option(False, "--no-recompute", "Do not recompute; only page.")
-    count_parameters: bool = limit_option(
-        False,
-        "--count-parameters",
-        "Count parameters, gradients and optimizer state in the RAM budget.",
-    )
     constraints: list[str] | None = limit_option(
         None,
         "--constraints FILE",
@@ -574,123 +528,90 @@ class LimitOptions(CommitOptions):
     )
 
     @property
-    def changed_options(self) -> list[str]:
-        """Names of the options that differ from their defaults, such as ``--ram``."""
-        return [
-            "--" + entry.name.replace("_", "-")
-            for entry in fields(self)
-            if getattr(self, entry.name) not in (entry.default, [])
-        ]
-
-    @property
-    def stated(self) -> Limits:
-        """The limits that the options state, without those of ``--constraints``."""
-        return Limits(
-            ram=self.ram,
-            deadline=self.deadline,
-            deadline_counts=self.deadline_counts,
-            aux_bytes=self.aux,
-            recompute=not self.no_recompute,
-            paging=not self.no_paging,
-            minimize=self.minimize,
-            energy_budget=self.energy_budget,
-            count_parameters=self.count_parameters,
-            commit=self.steps_to_commit,
-        )
-
-    def build_problem(
-        self,
-        graph: Graph,
-        costs: Costs,
-        *,
-        ram: str | int | None = None,
-        deadline: float | None = None,
-        energy_budget: float | None = None,
-    ) -> Problem:
-        """Return the problem with these limits, and with user-defined constraints and objective.
-
-        `ram` [B, or text], `deadline` [s] and `energy_budget` [J] override the options unless None.
-        The default RAM is that of the device. Raises `InputError` for invalid limits, files or
-        costs, for a missing RAM without a device, and for two objectives (``--minimize`` is one).
-        """
-        stated = replace(
-            self.stated,
-            ram=self.ram if ram is None else ram,
-            deadline=self.deadline if deadline is None else deadline,
-            energy_budget=self.energy_budget if energy_budget is None else energy_budget,
-        )
-        problem = Problem.from_limits(graph, costs, stated)
-        if not self.constraints:
-            return problem
-        from poetmodel.problem.io import load_constraints
-
-        objective_source = None if self.minimize is None else f"--minimize {self.minimize}"
-        for file in self.constraints:
-            constrained_problem = load_constraints(file, problem)
-            if constrained_problem.user_objective != problem.user_objective:
-                if objective_source is not None:
-                    raise InputError(
-                        f"{objective_source}: {file} states an objective, too; leave out one"
-                    )
-                objective_source = file
-            problem = constrained_problem
-        return problem
+    def files(self) -> tuple[str, ...]:
+        """The paths."""
+        return tuple(self.constraints or ())
 
 
-@group
-class SearchOptions:
-    """Options of the search for a schedule."""
+# -- limits and search: the rows of `poetmodel.case` as options --------------------------------
 
-    method: str = solve_option(
-        DEFAULT,
-        "--method NAME",
-        "Method: optimal; an earlier method for comparison, such as checkpoint-all, chen-sqrt, "
-        "rotor or dtr; or FILE.py:FUNCTION, a user-defined method.",
-        parser=_parse_method,
+_TYPES: Final[dict[str, Any]] = {
+    "--commit-every": int | None,
+    "--deadline-counts": DeadlineCounts | None,
+    "--minimize": Quantity | None,
+    "--formulation": FormulationName | None,
+    "--solver-option": list[str] | None,
+}
+"""Type of an option; by default that of the field's default, str for None."""
+_PARSERS: Final[dict[str, Callable[..., Any]]] = {
+    "--commit-every": integer_parser(),
+    "--method": _parse_method,
+    "--backend": parse_backend_name,
+    "--time-limit": parse_seconds,
+    "--gap": number_parser("a fraction from 0, such as 0.01 for 1 %", positive=False),
+    "--threads": integer_parser(MAX_THREADS),
+}
+"""Parsers of options other than texts."""
+
+
+def _row_parameters(group_class: type) -> Iterator[tuple[str, inspect.Parameter]]:
+    """Yield the field and the parameter of each row of `Limits` or `SearchOptions`."""
+    rows, make_option = (
+        (LIMIT_ROWS, limit_option) if group_class is Limits else (SEARCH_ROWS, solve_option)
     )
-    formulation: FormulationName | None = solve_option(
-        None, "--formulation", "The formulation to solve. Default: lazy."
-    )
-    backend: str = solve_option(
-        backend_names()[0],
-        f"--backend <{'|'.join(backend_names())}>",
-        "The solver.",
-        parser=parse_backend_name,
-        autocompletion=_complete_backend,
-    )
-    time_limit: float = solve_option(
-        60.0,
-        "--time-limit TIME",
-        "Wall-clock limit for building and solving: seconds, or a time such as 5min.",
-        parser=parse_seconds,
-    )
-    gap: float = solve_option(
-        1e-4,
-        "--gap FRACTION",
-        "Gap tolerance, as a fraction of the overhead in the minimized quantity: stop when the gap "
-        "is at most this.",
-        parser=number_parser("a fraction from 0, such as 0.01 for 1 %", positive=False),
-    )
-    threads: int = solve_option(
-        1,
-        "--threads N",
-        "Threads. With 2 or more, `lazy` runs a primal worker in parallel with the proof.",
-        parser=integer_parser(MAX_THREADS),
-    )
-    solver_option: list[str] | None = solve_option(
-        None,
-        "--solver-option NAME=VALUE",
-        "An option of the solver by its own name, such as mip_heuristic_effort=0.2 of HiGHS; may "
-        "be repeated.",
-    )
+    defaults: dict[str, Any] = {entry.name: entry.default for entry in fields(group_class)}
+    for row in rows:
+        default: Any = False if row.states is not None else defaults[row.field]
+        default = None if default is MISSING else default
+        hint: Any = str | None if default is None else type(default)
+        spelling, more = row.spelling, {}
+        if row.option in _PARSERS:
+            more["parser"] = _PARSERS[row.option]
+        if row.option == "--backend":
+            spelling = f"--backend <{'|'.join(backend_names())}>"
+            more["autocompletion"] = _complete_backend
+        entry = make_option(default, spelling, row.text, **more)
+        hint = _TYPES.get(row.option, hint)
+        annotation: Any = Annotated[hint, entry.metadata["typer"]]
+        yield row.field, _parameter(row.parameter, default, annotation)
 
-    @property
-    def solver_options(self) -> dict[str, bool | int | float | str]:
-        """Options of the solver, by name, with values parsed by `_parse_option_value`.
 
-        Raises `InputError` for options other than ``NAME=VALUE``, and for repeated names.
-        """
-        return collect_unique("--solver-option", map(_parse_option, self.solver_option or ()))
+def make_limits(**values: Any) -> Limits:
+    """Return the limits that the parameters of `LIMIT_ROWS` state."""
+    return Limits(**_stated_fields(LIMIT_ROWS, values))
+
+
+def changed_options(limits: Limits, own: ConstraintOptions) -> list[str]:
+    """Return the options of limits that differ from their defaults, such as ``--ram``."""
+    names = [row.option for row, _ in stated_options(limits)]
+    return [*names, "--constraints"] if own.files else names
+
+
+def make_search(**values: Any) -> SearchOptions:
+    """Return the options of a search that the parameters of `SEARCH_ROWS` state."""
+    return SearchOptions(**_stated_fields(SEARCH_ROWS, values))
+
+
+def _stated_fields(rows: Iterable[Row], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields by name; a later row of a field replaces an earlier one."""
+    stated: dict[str, Any] = {}
+    for row in rows:
+        value = values.get(row.parameter)
+        if row.states is not None:
+            if value:
+                stated[row.field] = row.states
+        elif isinstance(value, list):
+            stated[row.field] = collect_unique(row.option, map(_parse_option, value))
+        elif value is not None:
+            stated[row.field] = value.value if isinstance(value, StrEnum) else value
+    return stated
+
+
+_ROW_GROUPS: Final[dict[type, Callable[..., object]]] = {
+    Limits: make_limits,
+    SearchOptions: make_search,
+}
+"""Functions that make the groups whose options are rows."""
 
 
 @group

@@ -29,7 +29,7 @@ from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.device.ram import DeviceRam
 from poetmodel.errors import BudgetError, InputError, PlanError, ScheduleError, VerificationError
 from poetmodel.plan.alignment import ALIGNMENT
-from poetmodel.problem import DeadlineCounts, Problem
+from poetmodel.problem import DeadlineCounts, Limits, Problem
 from poetmodel.problem.objective import transfer_mode
 from poetmodel.report.presenter import (
     Fact,
@@ -46,6 +46,7 @@ from poetmodel.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from poetmodel.budgets import Budget
     from poetmodel.graph import Graph
     from poetmodel.plan import Arena, ArenaCheck, Plan, PlanCheck
     from poetmodel.result import SolveResult
@@ -133,7 +134,7 @@ def plan(
         stated_problem = document.problem
         if stated_problem is not None:
             costs = replace(costs, commit=stated_problem.commit)
-        limits = resolve_ram(source, options.LimitOptions(ram=request.ram))
+        limits = resolve_ram(source, Limits(ram=request.ram))
         budget = _tensor_ram_bytes(document, graph, costs, limits.ram)
         mode, mode_warnings = default_mode(
             costs.device, None if stated_problem is None else stated_problem.deadline_counts
@@ -180,7 +181,7 @@ def _cost_notes(document: ScheduleDocument, graph: Graph, costs: Costs) -> list[
 
 
 def _tensor_ram_bytes(
-    document: ScheduleDocument, graph: Graph, costs: Costs, ram: str | None
+    document: ScheduleDocument, graph: Graph, costs: Costs, ram: str | int | Budget | None
 ) -> int | None:
     """Return the RAM budget of tensors [B]: of the option, else of the file, else of the device.
 

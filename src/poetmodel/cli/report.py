@@ -18,6 +18,7 @@ from poetmodel.cli.inputs import (
 from poetmodel.cli.output import fact_table, live_line, print_json, print_written, show
 from poetmodel.cli.plan import PlanResult, default_mode
 from poetmodel.errors import InputError, PlanError, ScheduleError
+from poetmodel.problem import Limits
 from poetmodel.report.presenter import Fact, text_fact
 from poetmodel.units import format_bytes
 
@@ -120,7 +121,9 @@ def _read_subject(
 
     try:
         document = parse_document(read_text(path), source="")
-        verified = verify_document(document, named_graph.graph, costing)
+        verified = verify_document(
+            document, named_graph.graph, costing, Limits(), options.ConstraintOptions()
+        )
         plan_result, notes = _plan_schedule(verified)
     except ScheduleError as error:
         raise error.with_prefix(str(path)) from None

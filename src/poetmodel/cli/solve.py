@@ -32,7 +32,9 @@ from poetmodel.cli.job import JobOptions, JobResult, make_job_result
 from poetmodel.cli.output import fact_table, live_line, print_json, print_written, show
 from poetmodel.cli.plan import arena_facts, default_mode, save_plan_and_map
 from poetmodel.errors import InputError, MethodNotApplicableError
+from poetmodel.problem import Limits
 from poetmodel.report.presenter import to_json_object
+from poetmodel.solver.request import SearchOptions
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -99,18 +101,21 @@ def solve(
     context: typer.Context,
     source: options.GraphOptions,
     costing: options.CostOptions,
-    limits: options.LimitOptions,
+    limits: Limits,
+    own: options.ConstraintOptions,
     job_options: JobOptions,
-    search: options.SearchOptions,
+    search: SearchOptions,
     files: FileOptions,
     output: SolveOutputOptions,
 ) -> None:
     """Find the training schedule with minimum energy (or --minimize) within the limits."""
+    from poetmodel.problem.io import state_problem
+
     start_s = context.obj or time.monotonic()
     if files.arena and files.plan is None:
         raise InputError("--arena: addresses are part of a plan; give --plan FILE too")
     requested_tile = source.tile
-    auto_tiles = find_auto_tiles(source, costing, limits)
+    auto_tiles = find_auto_tiles(source, costing, limits, own.files)
     limits = resolve_ram(source, limits)
     graph = read_graph(source) if auto_tiles is None else auto_tiles.candidates[0][1].graph
     _check_nodes(graph)
@@ -118,12 +123,8 @@ def solve(
 
     @cache
     def make_problem(graph: Graph) -> Problem:
-        return limits.build_problem(
-            graph,
-            read_costs(graph, costing),
-            deadline=None if job is None else job.deadline_s(graph),
-            energy_budget=None if job is None else job.energy_budget_j(graph),
-        )
+        costs = read_costs(graph, costing)
+        return state_problem(graph, costs, limits.with_job(job, graph), own.files)
 
     problem = make_problem(graph)
     check_outputs(
@@ -135,13 +136,13 @@ def solve(
             source.graph,
             costing.device,
             costing.profile,
-            *(limits.constraints or ()),
+            *own.files,
         ),
     )
     if problem.costs.device is not None:
         print_warnings(device_warnings(problem.costs.device))
     read_s = time.monotonic() - start_s
-    chosen_tiles, limit_s = None, search.time_limit
+    chosen_tiles, limit_s = None, search.time_limit_s
     if auto_tiles is not None:
         chosen_tiles, limit_s = _choose_tiles(
             auto_tiles, make_problem, search, show_progress=not output.json
@@ -155,7 +156,7 @@ def solve(
         problem, tile_result, search, limit_s, arena=files.arena, show_progress=not output.json
     )
     if chosen_tiles is not None:
-        result = replace(result, time_limit_s=search.time_limit)
+        result = replace(result, time_limit_s=search.time_limit_s)
     if output.verbose and result.log:
         print(result.log.rstrip(), file=sys.stderr)
     if result.reduction:
@@ -194,7 +195,7 @@ def _check_nodes(graph: Graph) -> None:
 def _choose_tiles(
     auto_tiles: AutoTiles,
     make_problem: Callable[[Graph], Problem],
-    search: options.SearchOptions,
+    search: SearchOptions,
     *,
     show_progress: bool,
 ) -> tuple[ChosenTiles, float]:
@@ -209,7 +210,7 @@ def _choose_tiles(
     from poetmodel.solver.request import Request
     from poetmodel.solver.tile_trials import find_cheapest_tiles
 
-    clock = Request(time_limit_s=search.time_limit, gap=search.gap)
+    clock = Request(time_limit_s=search.time_limit_s, gap=search.gap)
 
     def solve_trial(
         problem: Problem, *, time_limit: float, on_progress: OnProgress, **_: object
@@ -231,7 +232,7 @@ def _choose_tiles(
 def _solve_problem(
     problem: Problem,
     known_result: SolveResult | None,
-    search: options.SearchOptions,
+    search: SearchOptions,
     limit_s: float,
     *,
     arena: bool,
@@ -299,7 +300,7 @@ def _fit_hints(
 
 def _fit_arena(
     problem: Problem,
-    search: options.SearchOptions,
+    search: SearchOptions,
     limit_s: float,
     *,
     show_progress: bool,
@@ -327,7 +328,7 @@ def _fit_arena(
 
 def _run_method(
     problem: Problem,
-    search: options.SearchOptions,
+    search: SearchOptions,
     limit_s: float,
     *,
     show_progress: bool,
@@ -351,7 +352,7 @@ def _run_method(
 
             callback = update_line if on_progress is None else report_progress
             keywords: SolveKeywords = {
-                "formulation": None if search.formulation is None else search.formulation.value,
+                "formulation": search.formulation,
                 "backend": search.backend,
                 "time_limit": limit_s,
                 "gap": search.gap,

@@ -15,8 +15,9 @@ from poetmodel.cli.failures import ExitStatus, print_errors, print_warnings
 from poetmodel.cli.output import listing, print_json, progress_bar, show
 from poetmodel.errors import InputError, join_names
 from poetmodel.files import read_text
-from poetmodel.problem import DeadlineCounts
+from poetmodel.problem import Limits
 from poetmodel.report.presenter import ValueFormatter, format_yes_no
+from poetmodel.solver.request import SearchOptions
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -72,11 +73,6 @@ class GridOptions:
         "--deadline TIME,...",
         "Deadlines, such as none,110%. Default: none.",
         show_default=False,
-    )
-    deadline_counts: DeadlineCounts | None = options.limit_option(
-        None,
-        "--deadline-counts MODE",
-        "Time that the deadline limits: compute, serial, overlap.",
     )
     constraints: Path | None = options.limit_option(
         None,
@@ -136,10 +132,8 @@ def sweep(
     graph_options: Annotated[
         options.FileGraphOptions, options.without("graph", "batch", "image", "sequence")
     ],
-    commits: options.CommitOptions,
-    search: Annotated[
-        options.SearchOptions, options.without("method", "formulation", "backend", "solver_option")
-    ],
+    limits: Annotated[Limits, options.only("commit", "deadline_counts")],
+    search: Annotated[SearchOptions, options.only("time_limit_s", "gap", "threads")],
     run_options: RunOptions,
     output: options.OutputOptions,
 ) -> None:
@@ -147,9 +141,8 @@ def sweep(
     from poetmodel import sweeps
 
     _check_picture(run_options.plot)
-    commit = commits.steps_to_commit
     grid_runs = _grid_runs(
-        problems, graph_options.variant, search, seed=run_options.seed, commit=commit
+        problems, graph_options.variant, limits, replace(search, seed=run_options.seed)
     )
     if run_options.shard is not None:
         try:
@@ -251,10 +244,8 @@ def _write_and_show_records(
 def _grid_runs(
     problems: GridOptions,
     variant: Variant,
-    search: options.SearchOptions,
-    *,
-    seed: int,
-    commit: int | None,
+    limits: Limits,
+    search: SearchOptions,
 ) -> Sequence[Run]:
     """Return the runs of all combinations of the options' values, as `sweeps.grid` orders them.
 
@@ -263,15 +254,14 @@ def _grid_runs(
     from poetmodel import sweeps
     from poetmodel.sweeps.runs import CONSTRAINTS_PREFIX
 
-    deadline_counts = problems.deadline_counts
     settings = sweeps.Settings(
-        deadline_counts=None if deadline_counts is None else str(deadline_counts),
-        time_limit_s=search.time_limit,
+        deadline_counts=limits.deadline_counts,
+        time_limit_s=search.time_limit_s,
         gap=search.gap,
         threads=search.threads,
-        seed=seed,
+        seed=search.seed,
         constraints=None if problems.constraints is None else read_text(problems.constraints),
-        commit=commit,
+        commit=limits.commit,
     )
     try:
         return sweeps.grid(

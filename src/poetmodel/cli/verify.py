@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -27,7 +28,7 @@ from poetmodel.device.ram import DeviceRam
 from poetmodel.errors import InputError, PlanError, ScheduleError
 from poetmodel.files import decode_text, read_bytes
 from poetmodel.plan.simulation import check_identity
-from poetmodel.problem import Problem
+from poetmodel.problem import Limits, Problem
 from poetmodel.problem.rows import is_within
 from poetmodel.report.presenter import (
     Fact,
@@ -74,7 +75,8 @@ def verify(
     file_argument: FileArgument,
     source: options.FileGraphOptions,
     costing: options.CostOptions,
-    limits: Annotated[options.LimitOptions, options.without("minimize")],
+    limits: Annotated[Limits, options.without("minimize")],
+    own: options.ConstraintOptions,
     output: options.OutputOptions,
 ) -> None:
     """Simulate a schedule or a plan; check rules of execution, limits, and stated metrics.
@@ -87,7 +89,7 @@ def verify(
     verify_file = _verify_plan if is_plan(content) else _verify_schedule
     with live_line(enabled=not output.json, activity="verifying"):
         facts, title, device_ram = verify_file(
-            content, file_argument.schedule, source, costing, limits
+            content, file_argument.schedule, source, costing, limits, own
         )
         values = to_json_object(facts)
     print_warnings(values["notes"])
@@ -95,7 +97,9 @@ def verify(
         print_json(values)
     else:
         _print_verdict(
-            title.partition(" ")[0].lower(), values["violations"], limits.changed_options
+            title.partition(" ")[0].lower(),
+            values["violations"],
+            options.changed_options(limits, own),
         )
         show(fact_table(title, facts))
     print_device_ram_warnings(device_ram)
@@ -145,7 +149,8 @@ def _verify_schedule(
     path: Path,
     source: options.FileGraphOptions,
     costing: options.CostOptions,
-    limits: options.LimitOptions,
+    limits: Limits,
+    own: options.ConstraintOptions,
 ) -> tuple[list[Fact], str, DeviceRam | None]:
     """Verify a schedule; return its facts, the title of their table, and its use of device RAM.
 
@@ -159,7 +164,7 @@ def _verify_schedule(
     graph = resolve_graph(source, document.schedule.identity, source=path).graph
     limits = resolve_ram(source, limits)
     try:
-        verified = verify_document(document, graph, costing, limits)
+        verified = verify_document(document, graph, costing, limits, own)
     except ScheduleError as error:
         raise error.with_prefix(str(path)) from None
     return list(_schedule_facts(verified)), f"Schedule for {graph.name}", verified.device_ram
@@ -225,7 +230,8 @@ def _verify_plan(
     path: Path,
     source: options.FileGraphOptions,
     costing: options.CostOptions,
-    limits: options.LimitOptions,
+    limits: Limits,
+    own: options.ConstraintOptions,
 ) -> tuple[list[Fact], str, DeviceRam | None]:
     """Verify a plan; return its facts, the title of their table, and its use of device RAM.
 
@@ -246,7 +252,7 @@ def _verify_plan(
     except InputError as error:
         raise error.with_prefix(str(path)) from None
     costs, notes = costs_for_verification(plan.device, graph, costing)
-    budget_bytes, problem = plan.ram_budget_bytes, _plan_problem(graph, costs, limits)
+    budget_bytes, problem = plan.ram_budget_bytes, _plan_problem(graph, costs, limits, own)
     if limits.ram is not None:
         budget_bytes = problem.usable_ram_bytes
     if budget_bytes is None:
@@ -256,7 +262,7 @@ def _verify_plan(
         costs,
         plan,
         ram_budget_bytes=budget_bytes,
-        aux_bytes=None if limits.aux is None else problem.aux_limit_bytes,
+        aux_bytes=None if limits.aux_bytes is None else problem.aux_limit_bytes,
     )
     is_late = check.makespan_s is not None and not is_within(check.makespan_s, problem.deadline_s)
     arena = document.arena
@@ -304,26 +310,26 @@ def _read_plan(
         raise error.with_prefix(str(path)) from None
 
 
-def _plan_problem(graph: Graph, costs: Costs | None, limits: options.LimitOptions) -> Problem:
+def _plan_problem(
+    graph: Graph, costs: Costs | None, limits: Limits, own: options.ConstraintOptions
+) -> Problem:
     """Return the problem of a plan with the RAM, storage limit and deadline of the options.
 
     Without ``--ram`` the RAM is unlimited; without ``--aux`` the storage limit is the device's, if
     any. Without costs, all times and energies are 0. Raises `InputError` for other limits, which do
     not apply to plans, for invalid limits, and for a deadline without costs.
     """
-    unsupported_options = [name for name in limits.changed_options if name not in _PLAN_LIMITS]
+    unsupported_options = [
+        name for name in options.changed_options(limits, own) if name not in _PLAN_LIMITS
+    ]
     if unsupported_options:
         raise InputError(
             f"{', '.join(unsupported_options)}: does not apply to a plan; verify its schedule file"
         )
     if costs is None and limits.deadline is not None:
         raise InputError(NO_COSTS)
-    return Problem(
-        graph,
-        costs or zero_costs(graph),
-        ram=limits.ram or MAX_BYTES,
-        aux_bytes=limits.aux,
-        deadline=limits.deadline,
+    return Problem.from_limits(
+        graph, costs or zero_costs(graph), replace(limits, ram=limits.ram or MAX_BYTES)
     )
 
 

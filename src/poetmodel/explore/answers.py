@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.case.case import Case
 from poetmodel.errors import PlanError, VerificationError
 from poetmodel.explore.tasks import (
     Frame,
@@ -69,33 +69,31 @@ def point_commands(job: dict[str, Any], context: JobContext, subject: Subject) -
     """
     from poetmodel.export.deployment import parse_stack, reserved_bytes
 
-    prepared, search, deadline_s = (
-        load_prepared_problem(job, context),
-        job["search"],
-        job["deadline_s"],
-    )
+    prepared = load_prepared_problem(job, context)
     lowered_step, settings = prepared.source.step, prepared.settings
     device, profile = context.catalogue.cost_options(settings)
-    if lowered_step is None or settings.minimize != "energy" or device is None:
+    if lowered_step is None:
         return list(reproduction_commands(subject))
     reserved_stack_bytes = parse_stack(None, commit=settings.commit is not None)
-    values_by_option = {
-        "--device": device,
-        "--profile": profile,
-        "--ram": job["ram_bytes"]
-        + reserved_bytes(replace(lowered_step, inference=None), reserved_stack_bytes),
-        "--tile": settings.tile or "none",
-        "--commit-every": settings.commit,
-        "--deadline": None if deadline_s is None else f"{deadline_s!r}s",
-        "--time-limit": search["time_limit"],
-        "--gap": search["gap"],
-        "--out": f"{file_stem(prepared.source.graph.name)}-c",
-    }
-    arguments = [
-        f"{word}" for pair in values_by_option.items() if pair[1] is not None for word in pair
-    ]
-    flags = [f"--no-{name}" for name in ("paging", "recompute") if not getattr(settings, name)]
-    return [shlex.join(["poetmodel", "export", prepared.source.name, *arguments, *flags])]
+    extra_bytes = reserved_bytes(replace(lowered_step, inference=None), reserved_stack_bytes)
+    limits = replace(
+        settings.limits,
+        ram=job["ram_bytes"] + extra_bytes,
+        deadline=job["deadline_s"],
+        minimize=None if settings.minimize == "energy" else settings.minimize,
+    )
+    case = Case(
+        source=prepared.source.name,
+        shape=replace(settings.variant, tile=None),
+        device=device,
+        profile=profile,
+        limits=limits,
+        search=job["search"],
+    )
+    if device is None or not case.is_exportable:
+        return list(reproduction_commands(subject))
+    folder = f"{file_stem(prepared.source.graph.name)}-c"
+    return [case.command("export", out=folder, options={"--tile": settings.tile or "none"})]
 
 
 def verified_result(job: dict[str, Any], context: JobContext) -> tuple[SolveResult, Verdict]:
@@ -123,10 +121,10 @@ def verified_result(job: dict[str, Any], context: JobContext) -> tuple[SolveResu
         objective_bound=min(objective.baseline + bound, objective.value_of(verdict.simulation)),
         overhead_bound_j=bound if problem.minimize == Quantity.ENERGY else 0.0,
         formulation="lazy",
-        backend=search["backend"],
-        solver_options=search.get("solver_options") or {},
-        time_limit_s=search["time_limit"],
-        requested_gap=search["gap"],
+        backend=search.backend,
+        solver_options=search.solver_options,
+        time_limit_s=search.time_limit_s,
+        requested_gap=search.gap,
         build_s=proof["build_s"],
         solve_s=proof["solve_s"],
         versions=proof["versions"],

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from poetmodel.explore.settings import ExplorerSettings
     from poetmodel.explore.store import PointStore
     from poetmodel.explore.tasks import Frame
+    from poetmodel.solver.request import SearchOptions
 
 MAX_CACHED_PROBLEMS: Final = 64
 """Number of problems in memory, those of sessions included, above which unused problems are
@@ -96,7 +97,7 @@ class Coordinator:
         *,
         solve_workers: WorkerPool,
         quick_workers: WorkerPool,
-        search: dict[str, Any],
+        search: SearchOptions,
         drawing_version: str,
     ) -> None:
         """Create the coordinator without sessions; `start` starts its workers.

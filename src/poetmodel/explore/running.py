@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from poetmodel.explore.guard import Guard
     from poetmodel.explore.settings import Catalogue
+    from poetmodel.solver.request import SearchOptions
 
 SOLVING_NICENESS: Final = 15
 DRAWING_NICENESS: Final = 5
@@ -50,7 +51,7 @@ def serve(
     store: Path,
     catalogue: Catalogue,
     initial: Mapping[str, Any],
-    search: dict[str, Any],
+    search: SearchOptions,
     workers: int | None = None,
     on_ready: Callable[[str], None] = lambda _: None,
 ) -> None:
@@ -58,7 +59,7 @@ def serve(
 
     In the main thread, the handlers of both signals are replaced and not restored: after this call,
     Ctrl-C raises no `KeyboardInterrupt` either. `listener` is a bound socket. `initial` has the
-    settings and sliders of a new page, and `search` the keywords of `solve`. `workers` is the
+    settings and sliders of a new page, and `search` the options of all solves. `workers` is the
     number of processes that solve, None for one per core. Raises `InputError` if the store cannot
     be used; otherwise the store is closed at the end. Raises `WorkersLostError`, after a logged
     error, if a worker does not start.
@@ -133,7 +134,7 @@ def open_explorer(
     store: Path,
     catalogue: Catalogue,
     initial: Mapping[str, Any],
-    search: dict[str, Any],
+    search: SearchOptions,
     workers: int | None = None,
 ) -> Explorer:
     """Open a store and return an explorer with it; workers start when the server starts.

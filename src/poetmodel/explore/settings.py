@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from dataclasses import fields as dataclass_fields
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -23,7 +24,7 @@ from poetmodel.graph.catalogue import (
     model_names,
 )
 from poetmodel.graph.zoo.state import STATES
-from poetmodel.problem import Problem
+from poetmodel.problem import Limits, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,6 +67,22 @@ class ExplorerSettings(BaseModel):
     aux_bytes: Annotated[int, Field(ge=0)] | None = None
     count_parameters: bool = False
     commit: PositiveInt | None = None
+
+    @classmethod
+    def of_limits(cls, limits: Limits) -> dict[str, Any]:
+        """Return the settings that are limits, by name; settings that are not stated are absent."""
+        values = {entry.name: getattr(limits, entry.name) for entry in dataclass_fields(Limits)}
+        return {
+            name: value
+            for name, value in values.items()
+            if name in cls.model_fields and value is not None
+        }
+
+    @property
+    def limits(self) -> Limits:
+        """All limits but RAM and deadline, which the sliders set."""
+        names = {entry.name for entry in dataclass_fields(Limits)}
+        return Limits(**{name: value for name, value in self if name in names})
 
     @property
     def variant(self) -> Variant:
@@ -194,18 +211,8 @@ class Catalogue:
         Without a device, the budget is the keep-all peak plus `Problem.resident_bytes`. Raises
         `InputError` if the problem refuses a setting or the costs.
         """
-        return Problem(
-            graph,
-            costs,
-            ram="100%" if costs.device is None else None,
-            deadline_counts=settings.deadline_counts,
-            aux_bytes=settings.aux_bytes,
-            recompute=settings.recompute,
-            paging=settings.paging,
-            minimize=settings.minimize,
-            count_parameters=settings.count_parameters,
-            commit=settings.commit,
-        )
+        ram = "100%" if costs.device is None else None
+        return Problem.from_limits(graph, costs, replace(settings.limits, ram=ram))
 
     def _ram_bytes(self, name: str) -> int | None:
         device = self.profiles[name][1] if name in self.profiles else self.devices.get(name, name)

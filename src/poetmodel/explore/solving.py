@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from poetmodel.explore.store import PointStore
     from poetmodel.explore.tasks import Frame
+    from poetmodel.solver.request import SearchOptions
 
 SAVE_EVERY_S: Final = 1.0
 """Minimum interval between writes of bounds without a new schedule [s]."""
@@ -43,13 +44,13 @@ class SolveManager:
         *,
         solve_workers: WorkerPool,
         quick_workers: WorkerPool,
-        search: dict[str, Any],
+        search: SearchOptions,
         notify: Notify,
     ) -> None:
         """Create a manager without running solves.
 
         `solve_workers` are the processes of long solves, `quick_workers` those of short tasks, such
-        as first schedules. `search` has the keywords of `poetmodel.solver.facade.solve`.
+        as first schedules. `search` has the options of all solves.
         """
         self.store = store
         self.solve_workers = solve_workers
@@ -114,7 +115,7 @@ class SolveManager:
         point.bound = min(point.bound, neighbour.value)
         point.proof = {**NO_PROOF, **neighbour.proof, "termination": "interrupted"}
         # The bound proves the schedule optimal, so no solve is needed.
-        if relative_gap(neighbour.value, point.bound) <= self.search["gap"]:
+        if relative_gap(neighbour.value, point.bound) <= self.search.gap:
             point.state, point.status, point.provisional = "done", "optimal", False
             point.proof["termination"] = "proved"
         point.set_schedule(metrics, schedule)

@@ -23,7 +23,7 @@ from poetmodel.planner import verify
 from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.report.charts import graph_chart
 from poetmodel.schedule import Schedule, Simulation
-from poetmodel.solver.facade import solve as solve_problem
+from poetmodel.solver.facade import execute
 from poetmodel.solver.outcome import is_gap_closed
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from poetmodel.problem import Problem
     from poetmodel.solver import SolveProgress
+    from poetmodel.solver.request import SearchOptions
 
 MAX_CACHED_GRAPHS: Final = 12
 """Maximum number of graphs with costs in a worker's cache."""
@@ -279,19 +280,19 @@ def solve_point(job: dict[str, Any], context: JobContext) -> Frame:
     has no metrics and no body, and its bound is that of the job.
     """
     problem = load_job_problem(job, context)
-    search = job["search"]
+    search: SearchOptions = job["search"]
     start = unpack_schedule(context.body) if context.body else None
     if start is not None and not verify(problem, start).valid:
         start = None
-    progress = _Progress(problem, context, search["gap"], job["bound"])
-    result = solve_problem(problem, start=start, on_progress=progress, **search)
+    progress = _Progress(problem, context, search.gap, job["bound"])
+    result = execute(problem, search.start(progress), start)
     status = result.status
     bound = progress.start_bound
     if result.simulation is not None:
         overhead = problem.objective.overhead_of(result.simulation)
         bound = max(bound, result.proven_bound - problem.objective.baseline)
         bound = min(bound, overhead)
-        if is_gap_closed(problem, overhead, bound, search["gap"]):
+        if is_gap_closed(problem, overhead, bound, search.gap):
             status = "optimal"  # type: ignore[assignment]
     reply = {
         "status": str(status),

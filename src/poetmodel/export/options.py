@@ -44,6 +44,8 @@ class ExportKeywords(TypedDict, total=False):
     recompute: bool
     minimize: str
     deadline: str | float | None
+    deadline_counts: str | None
+    aux_bytes: str | int | None
     time_limit: float
     gap: float
     commit: bool
@@ -104,6 +106,8 @@ class ExportOptions:
         recompute: bool = True,
         minimize: str = "energy",
         deadline: str | float | None = None,
+        deadline_counts: str | None = None,
+        aux_bytes: str | int | None = None,
         time_limit: float = 60.0,
         gap: float = 0.01,
         commit: bool = False,
@@ -150,6 +154,10 @@ class ExportOptions:
             Objective of the schedule.
         deadline : str or float, optional
             Time limit of a step: seconds, ``20ms``, or ``150%`` of one computation of every node.
+        deadline_counts : {'compute', 'serial', 'overlap'}, optional
+            The time that the deadline limits, as for `poetmodel.Problem`.
+        aux_bytes : str or int, optional
+            Storage for paged-out tensors and state on storage. Default: the device's.
         time_limit : float
             Limit on the wall time of all solves, plans and offsets, those of forward passes
             included; files are written after it [s]. The best result within it is exported.
@@ -230,7 +238,14 @@ class ExportOptions:
             raise InputError(f"replay: device {board.name} has no storage for samples")
         tile_choice = parse_tile(tile)
         limits = Limits(
-            ram=ram, deadline=deadline, recompute=recompute, paging=paging, minimize=minimize
+            ram=ram,
+            deadline=deadline,
+            deadline_counts=deadline_counts,
+            aux_bytes=aux_bytes,
+            recompute=recompute,
+            paging=paging,
+            minimize=minimize,
+            commit=commit_every if commit else None,
         )
         limits.check()
         return cls(
@@ -271,17 +286,8 @@ class ExportOptions:
 
         `paging` is whether tensors may be paged: False also for a device without storage.
         """
-        limits = self.limits
-        return Problem(
-            step.graph,
-            self.costs(step.graph),
-            ram=ram_bytes,
-            deadline=limits.deadline,
-            recompute=limits.recompute,
-            paging=paging,
-            minimize=limits.minimize or "energy",
-            commit=self.commit_every if self.commit else None,
-        )
+        limits = replace(self.limits, ram=ram_bytes, paging=paging)
+        return Problem.from_limits(step.graph, self.costs(step.graph), limits)
 
     def check_ram(self) -> None:
         """Raise `BudgetError` if stack and runtime use all of a RAM limit in bytes."""

@@ -17,6 +17,7 @@ from poetmodel.errors import InputError, convert_errors, quote, suggest_names
 from poetmodel.files import format_location, parse_toml, read_text, unknown_key_message
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem.objective import USER_OBJECTIVE
+from poetmodel.problem.problem import Problem
 from poetmodel.problem.totals import (
     CONSTANT,
     KEYS,
@@ -33,10 +34,12 @@ from poetmodel.problem.totals import (
 from poetmodel.units import parse_energy, parse_size, parse_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from poetmodel.problem.problem import Problem
+    from poetmodel.device import Costs
+    from poetmodel.graph import Graph
+    from poetmodel.problem.limits import Limits
 
 _TABLES: Final = ("constraint", "objective")
 """Keys at the top of a file."""
@@ -67,6 +70,27 @@ def load_constraints(path: str | Path, problem: Problem) -> Problem:
         makespan with idle power.
     """
     return parse_constraints(read_text(path), problem, source=str(path))
+
+
+def state_problem(
+    graph: Graph, costs: Costs, limits: Limits, constraint_files: Sequence[str] = ()
+) -> Problem:
+    """Return the problem of stated limits and of files of user-defined constraints.
+
+    Raises `InputError` for invalid limits, files or costs, and for two objectives.
+    """
+    problem = Problem.from_limits(graph, costs, limits)
+    objective_source = None if limits.minimize is None else f"--minimize {limits.minimize}"
+    for file in constraint_files:
+        constrained_problem = load_constraints(file, problem)
+        if constrained_problem.user_objective != problem.user_objective:
+            if objective_source is not None:
+                raise InputError(
+                    f"{objective_source}: {file} states an objective, too; leave out one"
+                )
+            objective_source = file
+        problem = constrained_problem
+    return problem
 
 
 def parse_constraints(text: str, problem: Problem, *, source: str) -> Problem:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.backends.registry import backend_class, backend_names
+from poetmodel.case.case import Case
 from poetmodel.device.ram import device_ram_metrics
 from poetmodel.files import installed_version
 from poetmodel.problem import USER_OBJECTIVE, Problem
@@ -22,6 +23,7 @@ from poetmodel.schedule.decisions import (
     saved_in_place_bytes,
 )
 from poetmodel.schedule.metrics import Display, Group, metrics_at
+from poetmodel.solver.request import SearchOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -296,54 +298,32 @@ def reproduction_commands(subject: Subject) -> Iterator[str]:
         return
     sources, stated_problem = subject.sources, subject.document.problem
     device = sources.device if sources.device is not None else subject.document.device
-    cost_arguments = [*_option("--device", device), *_option("--profile", sources.profile)]
     if stated_problem is not None and subject.costs is not None:
-        if _has_user_sums(stated_problem):
+        case = _stated_case(sources, stated_problem, device)
+        if case.constraint_files:
             lines = "\n".join(_constraint_lines(stated_problem))
-            yield f"cat > {shlex.quote(_constraints_file(sources))} <<'TOML'\n{lines}\nTOML"
-        yield shlex.join(_solve_command(sources, stated_problem, cost_arguments))
+            yield f"cat > {shlex.quote(case.constraint_files[0])} <<'TOML'\n{lines}\nTOML"
+        yield case.command("solve", out=sources.schedule)
+    cost_arguments = [*_option("--device", device), *_option("--profile", sources.profile)]
     verify_arguments = ["poetmodel", "verify", sources.schedule, "--graph", sources.graph]
     yield shlex.join([*verify_arguments, *sources.shape.options, *cost_arguments])
 
 
-def _solve_command(sources: Sources, stated: ProblemEntry, cost_arguments: list[str]) -> list[str]:
-    """Return the command that solves the stated problem again, as a list of name and arguments.
-
-    The command reads `_constraints_file` if there are user-defined sums, and overwrites the
-    schedule file. `cost_arguments` are the options that state device and profile.
-    """
-    deadline = None if stated.deadline_s is None else f"{stated.deadline_s!r}s"
-    energy_budget = None if stated.energy_budget_j is None else f"{stated.energy_budget_j!r}J"
-    flags = {
-        "--no-recompute": not stated.recompute,
-        "--no-paging": not stated.paging,
-        "--count-parameters": stated.count_parameters,
-    }
-    return [
-        *("poetmodel", "solve", sources.graph, *sources.shape.options, *cost_arguments),
-        *_option("--ram", stated.ram_budget_bytes),
-        *_option("--aux", stated.aux_bytes),
-        *_option("--deadline", deadline),
-        *_option("--deadline-counts", stated.deadline_counts),
-        *_option(
-            "--minimize", None if stated.minimize in ("energy", USER_OBJECTIVE) else stated.minimize
+def _stated_case(sources: Sources, stated: ProblemEntry, device: str | None) -> Case:
+    """Return the case of a stated problem; a constraints file has its user-defined sums."""
+    search_names = {entry.name for entry in fields(SearchOptions)}
+    minimize = None if stated.minimize in ("energy", USER_OBJECTIVE) else stated.minimize
+    return Case(
+        source=sources.graph,
+        shape=sources.shape,
+        device=device,
+        profile=sources.profile,
+        limits=replace(stated.limits(), minimize=minimize),
+        constraint_files=(_constraints_file(sources),) if _has_user_sums(stated) else (),
+        search=SearchOptions(
+            **{name: value for name, value in stated if name in search_names and value is not None}
         ),
-        *_option("--commit-every", stated.commit),
-        *_option("--constraints", _constraints_file(sources) if _has_user_sums(stated) else None),
-        *_option("--energy-budget", energy_budget),
-        *(flag for flag, is_set in flags.items() if is_set),
-        *_option("--method", None if stated.method == "optimal" else stated.method),
-        *_option("--formulation", stated.formulation or None),
-        *_option("--backend", stated.backend or None),
-        *_option("--time-limit", stated.time_limit_s),
-        *_option("--gap", stated.gap),
-        *(
-            argument
-            for name, value in stated.solver_options.items()
-            for argument in ("--solver-option", f"{name}={value}")
-        ),
-        *("--out", sources.schedule),
-    ]
+    )
 
 
 def _constraints_file(sources: Sources) -> str:

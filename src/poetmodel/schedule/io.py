@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar
 
@@ -21,7 +22,7 @@ from poetmodel.clock import infrequent_gc
 from poetmodel.errors import InputError, ScheduleError, convert_errors, quote
 from poetmodel.files import format_location, parse_json, read_text
 from poetmodel.headers import WRITTEN_BY, check_version, describe_writer, ignored_keys_note
-from poetmodel.problem import USER_OBJECTIVE, Constraint, Problem
+from poetmodel.problem import USER_OBJECTIVE, Constraint, Limits, Problem
 from poetmodel.problem.parse import user_sum_faults
 from poetmodel.problem.totals import UNITS, is_finite_number
 from poetmodel.schedule.identity import RELATIONS, VERSION, GraphIdentity
@@ -178,6 +179,16 @@ class ProblemEntry(Strict):
     """Gap tolerance of the solve."""
     solver_options: dict[str, bool | int | Finite | str] = {}
 
+    def limits(self) -> Limits:
+        """Return the limits that the file states, without its constraints."""
+        names = {entry.name for entry in fields(Limits)} - {"constraints"}
+        return Limits(
+            **{name: value for name, value in self if name in names},
+            ram=self.ram_budget_bytes,
+            deadline=self.deadline_s,
+            energy_budget=self.energy_budget_j,
+        )
+
     def to_problem(self, graph: Graph, costs: Costs) -> Problem:
         """Return the problem for the graph and costs that it was stated for.
 
@@ -196,20 +207,12 @@ class ProblemEntry(Strict):
                 faults.append("weights: missing, but minimize is 'own'")
             if faults:
                 raise InputError(faults)
-        return Problem(
+        limits = self.limits()
+        unlimited = MAX_BYTES if limits.aux_bytes is None else limits.aux_bytes
+        return Problem.from_limits(
             graph,
             costs,
-            ram=self.ram_budget_bytes,
-            deadline=self.deadline_s,
-            deadline_counts=self.deadline_counts,
-            aux_bytes=MAX_BYTES if self.aux_bytes is None else self.aux_bytes,
-            recompute=self.recompute,
-            paging=self.paging,
-            minimize=self.minimize,
-            energy_budget=self.energy_budget_j,
-            count_parameters=self.count_parameters,
-            commit=self.commit,
-            constraints=rows,
+            replace(limits, aux_bytes=unlimited, constraints=rows),
             user_objective=tuple(self.weights.items()),
         )
 

@@ -32,7 +32,7 @@ from poetmodel.problem import Limits, Problem
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity
 from poetmodel.solver import solve
-from poetmodel.solver.request import Request
+from poetmodel.solver.request import Request, SearchOptions
 from poetmodel.solver.tile_trials import ChosenTiles, TileTrial, find_cheapest_tiles
 from poetmodel.tiling.choice import candidate_tiles, choose_tiles, needed_bytes, parse_tile
 from poetmodel.torch.capturing.inputs import find_loss, positional_inputs, takes_keywords
@@ -225,9 +225,48 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
     frozen (for example for batched products). Then the bound is the sum of all scores, and
     `Choice.note` explains it.
     """
-    stated = Limits(**limits)
-    _check_options(scores, per, device, profile, tile, stated)
-    Request(backend=backend, time_limit_s=time_limit, gap=gap, threads=threads, seed=seed)
+    return choose_layers(
+        model,
+        loss_fn,
+        inputs,
+        scores=scores,
+        batch=batch,
+        per=per,
+        device=device,
+        profile=profile,
+        optimizer=optimizer,
+        name=name,
+        tile=tile,
+        limits=Limits(**limits),
+        search=SearchOptions(
+            backend=backend,
+            time_limit_s=time_limit,
+            gap=gap,
+            threads=threads,
+            seed=seed,
+            solver_options=dict(solver_options or {}),
+        ),
+    )
+
+
+def choose_layers(  # noqa: PLR0913 - those of `choose`
+    model: torch.nn.Module,
+    loss_fn: Loss,
+    inputs: Sequence[Any],
+    *,
+    scores: Mapping[str, float] | str | Path,
+    batch: Sequence[Any] | None,
+    per: str,
+    device: str | Device | None,
+    profile: str | Path | Costs | None,
+    optimizer: torch.optim.Optimizer | None,
+    name: str | None,
+    tile: str | int | TileChoice | None,
+    limits: Limits,
+    search: SearchOptions,
+) -> Choice:
+    """Choose layers as `choose` does."""
+    _check_options(scores, per, device, profile, tile, limits)
     if isinstance(model, torch.nn.Module) and scores != GRADIENT_NORM:
         stated_scores, source = _stated_scores(scores)
         _check_not_quantized(stated_scores, model, source)
@@ -242,31 +281,24 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
     if optimizer is None:
         optimizer = make_optimizer("sgd", model, loss_fn)
     whole_step = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
-    request = Request(
-        backend=backend,
-        time_limit_s=time_limit,
-        gap=gap,
-        threads=threads,
-        seed=seed,
-        solver_options=dict(solver_options or {}),
-    )
-    find_backend(backend).check_options(request.solver_options)
-    tiles, stated = _choose_tiles(whole_step, parse_tile(tile), device, profile, stated, request)
-    elapsed_s = time_limit if tiles.is_interrupted else request.elapsed_s()
+    request = search.start()
+    find_backend(request.backend).check_options(request.solver_options)
+    tiles, limits = _choose_tiles(whole_step, parse_tile(tile), device, profile, limits, request)
+    elapsed_s = request.time_limit_s if tiles.is_interrupted else request.elapsed_s()
     tile_bytes, step = tiles.tile_bytes, tiles.step
     freezable = Freezable(step=step)
     layers = group_by_layer(freezable.parameters, per)
     scores_by_layer = _layer_scores(
         scores, layers, model, loss_fn, inputs if batch is None else batch
     )
-    problem = Problem.from_limits(step.graph, _step_costs(step, device, profile), stated)
+    problem = Problem.from_limits(step.graph, _step_costs(step, device, profile), limits)
     request = replace(request, started_s=now_s() - elapsed_s)
     selection = select_layers(
         freezable,
         problem,
         layers,
         scores_by_layer,
-        request=replace(request, time_limit_s=SELECTION_RATIO * time_limit),
+        request=replace(request, time_limit_s=SELECTION_RATIO * request.time_limit_s),
     )
     chosen_parameters = tuple(name for layer in selection.layers for name in layers[layer])
     if not chosen_parameters:

@@ -68,7 +68,8 @@ def export(
         ``pm_restore_best``.
     **options
         As for `poetmodel.export.options.ExportOptions.parse`: ``ram``, ``device``, ``profile``,
-        ``stack``, ``tile``, ``paging``, ``recompute``, ``minimize``, ``deadline``, ``time_limit``,
+        ``stack``, ``tile``, ``paging``, ``recompute``, ``minimize``, ``deadline``,
+        ``deadline_counts``, ``aux_bytes``, ``time_limit``,
         ``gap``, ``commit``, ``commit_every``, ``checksum``, ``replay``, ``migrate_from``,
         ``byte_inputs``, ``prefix``, ``weights``, ``shared_kernels``, ``command``, ``on_progress``.
         The default ``command`` is Python code that repeats this export.

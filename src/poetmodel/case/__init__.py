@@ -1,0 +1,1 @@
+"""Cases: a graph, a device, limits and options of a search, as a command line states them."""
