@@ -144,3 +144,53 @@ def test_a_place_shows_the_metrics_that_name_it():
         assert set(shown) == {m for m in METRICS if place in m.files | m.tables}
         parts = [metric for group in Group for metric in metrics_at(place, group)]
         assert sorted(m.key for m in parts) == sorted(m.key for m in shown)
+
+
+SHOWN = {
+    Display.FILE: (
+        "energy_j bound_j baseline_energy_j overhead_j overhead_bound_j gap "
+        "peak_ram_bytes written_bytes steps_until_worn compute_s transfer_s makespan_s "
+        "build_s solve_s primal_integral_s"
+    ),
+    Display.SWEEP: (
+        "energy_j baseline_energy_j overhead_j overhead_bound_j gap peak_ram_bytes "
+        "compute_s transfer_s makespan_s build_s solve_s primal_integral_s"
+    ),
+    Display.SOLVE: (
+        "energy_j overhead_j peak_ram_bytes steps_until_worn compute_s transfer_s makespan_s"
+    ),
+    Display.PLAN_FILE: ("makespan_s stall_s transfer_s compute_s energy_j peak_ram_bytes"),
+    Display.PLAN: (
+        "makespan_s compute_s transfer_s stall_s energy_j peak_ram_bytes aux_used_bytes"
+    ),
+    Display.VERIFY: (
+        "energy_j baseline_energy_j overhead_j peak_ram_bytes written_bytes read_bytes "
+        "aux_used_bytes steps_until_worn compute_s transfer_s time_s makespan_s"
+    ),
+    Display.VERIFY_PLAN: (
+        "makespan_s stall_s energy_j compute_s transfer_s peak_ram_bytes written_bytes "
+        "read_bytes aux_used_bytes"
+    ),
+    Display.DIFF: (
+        "energy_j overhead_j peak_ram_bytes written_bytes read_bytes compute_s transfer_s time_s"
+    ),
+    Display.EXPLAIN: ("energy_j overhead_j peak_ram_bytes time_s"),
+    Display.REPORT: (
+        "aux_used_bytes solve_s energy_j baseline_energy_j overhead_j peak_ram_bytes "
+        "written_bytes read_bytes steps_until_worn compute_s transfer_s makespan_s "
+        "build_s primal_integral_s"
+    ),
+    Display.PAGE: (
+        "aux_used_bytes energy_j bound_j baseline_energy_j overhead_j overhead_bound_j "
+        "peak_ram_bytes written_bytes read_bytes steps_until_worn compute_s transfer_s "
+        "makespan_s build_s solve_s primal_integral_s"
+    ),
+}
+"""Metrics of each display, in order."""
+
+
+def test_displays_keep_their_metrics_and_order():
+    """Files, tables and pages of earlier releases."""
+    assert {
+        place: " ".join(metric.key for metric in metrics_at(place)) for place in Display
+    } == SHOWN

@@ -95,56 +95,41 @@ def _make_metric(
     unit: MetricUnit,
     meaning: str,
     group: Group,
+    cells: str,
     *,
     is_claimed: bool = False,
     **other_fields: Any,
 ) -> Metric:
     """Return a metric with the value of attribute `key` of a simulation.
 
-    With `is_claimed`, only a solve claims the metric, and no simulation computes it. `other_fields`
-    are the remaining fields of the `Metric`.
+    `cells` has one word for each `Display`, in order: ``J`` for its JSON or file, ``T`` for its
+    table or page, ``JT`` for both, ``-`` for neither. With `is_claimed`, only a solve claims the
+    metric, and no simulation computes it. `other_fields` are the remaining fields of the `Metric`.
     """
-    getter = None if is_claimed else attrgetter(key)
+    words = dict(zip(Display, cells.split(), strict=True))
     return Metric(
-        key=key, name=name, unit=unit, meaning=meaning, group=group, value_of=getter, **other_fields
+        key=key,
+        name=name,
+        unit=unit,
+        meaning=meaning,
+        group=group,
+        value_of=None if is_claimed else attrgetter(key),
+        files=frozenset(display for display, word in words.items() if "J" in word),
+        tables=frozenset(display for display, word in words.items() if "T" in word),
+        **other_fields,
     )
 
 
-_SCHEDULES: Final = frozenset(
-    {
-        Display.FILE,
-        Display.SWEEP,
-        Display.VERIFY,
-        Display.DIFF,
-        Display.EXPLAIN,
-        Display.REPORT,
-    }
-)
-"""Files and JSON documents about schedules."""
-_PLANS: Final = frozenset({Display.PLAN_FILE, Display.VERIFY_PLAN})
-"""Files and JSON documents about plans."""
-_COMMANDS: Final = frozenset({Display.VERIFY, Display.VERIFY_PLAN, Display.DIFF, Display.REPORT})
-"""JSON documents of ``verify``, ``diff`` and ``report``."""
-_TABLES: Final = frozenset(
-    {
-        Display.SOLVE,
-        Display.PLAN,
-        Display.VERIFY,
-        Display.VERIFY_PLAN,
-        Display.PAGE,
-    }
-)
-"""Tables and pages that display most metrics."""
-
 METRICS: Final[tuple[Metric, ...]] = (
+    # The last line of an entry has a cell for each display:
+    #    file, sweep, solve, plan file, plan, verify, verify of a plan, diff, explain, report, page
     _make_metric(
         "energy_j",
         "energy",
         MetricUnit.JOULES,
         "energy of a training step, idle power included",
         Group.ENERGY,
-        files=_SCHEDULES | _PLANS,
-        tables=_TABLES | {Display.DIFF, Display.EXPLAIN},
+        "J  J  T  J  T  JT JT JT JT J  T",
         page_name="energy of a step",
     ),
     _make_metric(
@@ -153,8 +138,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.JOULES,
         "proven lower bound on the energy of every schedule of the problem",
         Group.PROOF,
-        files=frozenset({Display.FILE}),
-        tables=frozenset({Display.PAGE}),
+        "J  -  -  -  -  -  -  -  -  -  T",
         page_name="proven bound on the energy",
         is_claimed=True,
     ),
@@ -164,8 +148,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.JOULES,
         "energy of a single pass, which computes every node once",
         Group.ENERGY,
-        files=_SCHEDULES - {Display.DIFF, Display.EXPLAIN},
-        tables=frozenset({Display.PAGE}),
+        "J  J  -  -  -  J  -  -  -  J  T",
         page_name="baseline: a single pass",
     ),
     _make_metric(
@@ -174,8 +157,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.JOULES,
         "energy beyond the baseline",
         Group.ENERGY,
-        files=_SCHEDULES,
-        tables=frozenset({Display.SOLVE, Display.DIFF, Display.PAGE}),
+        "J  J  T  -  -  J  -  JT J  J  T",
         exactness_key="energy_j",
     ),
     _make_metric(
@@ -184,8 +166,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.JOULES,
         "proven lower bound on the overhead of every schedule of the problem",
         Group.PROOF,
-        files=frozenset({Display.FILE, Display.SWEEP}),
-        tables=frozenset({Display.PAGE}),
+        "J  J  -  -  -  -  -  -  -  -  T",
         is_claimed=True,
     ),
     _make_metric(
@@ -194,7 +175,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.FRACTION,
         "distance between the energy overhead and its bound, relative to the overhead",
         Group.PROOF,
-        files=frozenset({Display.FILE, Display.SWEEP}),
+        "J  J  -  -  -  -  -  -  -  -  -",
         is_claimed=True,
     ),
     _make_metric(
@@ -203,8 +184,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.BYTES,
         "maximum RAM use, without resident bytes",
         Group.MEMORY,
-        files=_SCHEDULES | _PLANS,
-        tables=_TABLES | {Display.DIFF},
+        "J  J  T  J  T  JT JT JT J  J  T",
     ),
     _make_metric(
         "written_bytes",
@@ -212,8 +192,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.BYTES,
         "bytes paged out, each transfer counted, and those that commits write",
         Group.STORAGE,
-        files=_COMMANDS | {Display.FILE},
-        tables=_COMMANDS - {Display.REPORT} | {Display.PAGE},
+        "J  -  -  -  -  JT JT JT -  J  T",
     ),
     _make_metric(
         "read_bytes",
@@ -221,8 +200,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.BYTES,
         "bytes paged in, each transfer counted, first reads of state on storage included",
         Group.STORAGE,
-        files=_COMMANDS,
-        tables=_COMMANDS - {Display.REPORT} | {Display.PAGE},
+        "-  -  -  -  -  JT JT JT -  J  T",
     ),
     _make_metric(
         "aux_used_bytes",
@@ -230,8 +208,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.BYTES,
         "sizes of state on storage and of paged-out tensors, except samples and replacements",
         Group.STORAGE,
-        files=_COMMANDS - {Display.DIFF},
-        tables=_TABLES - {Display.SOLVE},
+        "-  -  -  -  T  JT JT -  -  J  T",
     ),
     _make_metric(
         "steps_until_worn",
@@ -239,8 +216,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.STEPS,
         "training steps that the storage endures, with ideal wear levelling",
         Group.WEAR,
-        files=frozenset({Display.FILE, Display.VERIFY, Display.REPORT}),
-        tables=frozenset({Display.SOLVE, Display.VERIFY, Display.PAGE}),
+        "J  -  T  -  -  JT -  -  -  J  T",
         page_name="steps until the storage is worn",
     ),
     _make_metric(
@@ -249,8 +225,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "compute time of a training step",
         Group.WORK,
-        files=_SCHEDULES - {Display.EXPLAIN} | _PLANS,
-        tables=_TABLES,
+        "J  J  T  J  T  JT JT J  -  J  T",
     ),
     _make_metric(
         "transfer_s",
@@ -258,8 +233,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "transfer time of a training step, commits included",
         Group.WORK,
-        files=_SCHEDULES - {Display.EXPLAIN} | _PLANS,
-        tables=_TABLES,
+        "J  J  T  J  T  JT JT J  -  J  T",
     ),
     _make_metric(
         "time_s",
@@ -267,8 +241,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "time of a training step that the deadline limits",
         Group.STEP,
-        files=frozenset({Display.VERIFY, Display.DIFF, Display.EXPLAIN}),
-        tables=frozenset({Display.DIFF}),
+        "-  -  -  -  -  J  -  JT J  -  -",
     ),
     _make_metric(
         "makespan_s",
@@ -276,8 +249,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "time of a training step from begin to end",
         Group.STEP,
-        files=_SCHEDULES - {Display.DIFF, Display.EXPLAIN} | _PLANS,
-        tables=_TABLES,
+        "J  J  T  J  T  JT JT -  -  J  T",
     ),
     _make_metric(
         "stall_s",
@@ -285,8 +257,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "time that the core waits for the bus",
         Group.STEP,
-        files=_PLANS,
-        tables=frozenset({Display.PLAN}),
+        "-  -  -  J  T  -  J  -  -  -  -",
     ),
     _make_metric(
         "build_s",
@@ -294,8 +265,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "time to build and compile models",
         Group.EFFORT,
-        files=frozenset({Display.FILE, Display.SWEEP, Display.REPORT}),
-        tables=frozenset({Display.PAGE}),
+        "J  J  -  -  -  -  -  -  -  J  T",
         is_claimed=True,
     ),
     _make_metric(
@@ -304,8 +274,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "all other wall time of the solve",
         Group.EFFORT,
-        files=frozenset({Display.FILE, Display.SWEEP, Display.REPORT}),
-        tables=frozenset({Display.PAGE}),
+        "J  J  -  -  -  -  -  -  -  J  T",
         is_claimed=True,
     ),
     _make_metric(
@@ -314,8 +283,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "primal gap to the schedule found, integrated over the solve",
         Group.EFFORT,
-        files=frozenset({Display.FILE, Display.SWEEP, Display.REPORT}),
-        tables=frozenset({Display.PAGE}),
+        "J  J  -  -  -  -  -  -  -  J  T",
         is_claimed=True,
     ),
 )
