@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
+from poetmodel.case.checked_plan import CheckedPlan, blocking_warnings
 from poetmodel.cli import options
 from poetmodel.cli.failures import (
     ExitStatus,
@@ -25,12 +26,10 @@ from poetmodel.cli.inputs import (
     resolve_ram,
 )
 from poetmodel.cli.output import fact_table, live_line, print_json, print_text, print_written, show
-from poetmodel.device import Costs, Device, StorageMode
-from poetmodel.device.ram import DeviceRam
+from poetmodel.device import Costs, StorageMode
 from poetmodel.errors import BudgetError, InputError, PlanError, ScheduleError, VerificationError
 from poetmodel.plan.alignment import ALIGNMENT
-from poetmodel.problem import DeadlineCounts, Limits, Problem
-from poetmodel.problem.objective import transfer_mode
+from poetmodel.problem import Limits, Problem
 from poetmodel.report.presenter import (
     Fact,
     device_ram_facts,
@@ -41,16 +40,15 @@ from poetmodel.report.presenter import (
     text_fact,
 )
 from poetmodel.schedule.metrics import Display, Group
-from poetmodel.units import format_bytes
+from poetmodel.units import MAX_BYTES, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from poetmodel.budgets import Budget
     from poetmodel.graph import Graph
-    from poetmodel.plan import Arena, ArenaCheck, Plan, PlanCheck
+    from poetmodel.plan import Arena
     from poetmodel.result import SolveResult
-    from poetmodel.schedule import Schedule
     from poetmodel.schedule.document import ScheduleDocument
     from poetmodel.solver import Fitted
 
@@ -131,106 +129,91 @@ def plan(
     try:
         check_identity(graph, document.schedule)
         costs, notes = read_file_costs(document.device, graph, costing)
-        stated_problem = document.problem
-        if stated_problem is not None:
-            costs = replace(costs, commit=stated_problem.commit)
         limits = resolve_ram(source, Limits(ram=request.ram))
-        budget = _tensor_ram_bytes(document, graph, costs, limits.ram)
-        mode, mode_warnings = default_mode(
-            costs.device, None if stated_problem is None else stated_problem.deadline_counts
-        )
+        problem, has_budget = _plan_problem(document, graph, costs, limits.ram)
         print_warnings(
             [
                 *document.notes,
                 *(note + MEASURED_COSTS for note in notes),
-                *_cost_notes(document, graph, costs),
-                *(mode_warnings if request.mode is None else ()),
+                *_cost_notes(document, problem),
+                *(blocking_warnings(problem) if request.mode is None else ()),
             ]
         )
         with live_line(enabled=not output.json, activity="planning"):
-            plan_result = PlanResult.from_schedule(
-                graph,
-                costs,
+            planned = CheckedPlan.of_schedule(
+                problem,
                 document.schedule,
-                mode=request.mode or mode,
-                ram_budget_bytes=budget,
-                aux_bytes=None if stated_problem is None else stated_problem.aux_bytes,
+                mode=request.mode,
+                ram_budget_bytes=problem.usable_ram_bytes if has_budget else None,
                 alignment=alignment if request.arena else None,
-                may_delay_transfers=stated_problem is None
-                or stated_problem.deadline_counts != "overlap",
+                may_delay_transfers=document.problem is None or not problem.is_overlapping,
             )
     except (ScheduleError, PlanError) as error:
         raise error.with_prefix(str(path)) from None
-    if plan_result.violations:
-        print_errors(plan_result.violations)
+    if planned.violations:
+        print_errors(planned.violations)
         raise typer.Exit(ExitStatus.INFEASIBLE)
-    _save_and_print(plan_result, request, json=output.json)
+    _save_and_print(planned, request, json=output.json)
 
 
-def _cost_notes(document: ScheduleDocument, graph: Graph, costs: Costs) -> list[str]:
+def _cost_notes(document: ScheduleDocument, problem: Problem) -> list[str]:
     """Return the notes of `ScheduleDocument.compare_claims`; none if the file has no problem."""
     from poetmodel.planner import verify
 
-    if document.problem is None:
-        return []
-    problem = document.problem.to_problem(graph, costs)
-    if document.costs_sha256 == problem.costs_sha256:
+    if document.problem is None or document.costs_sha256 == problem.costs_sha256:
         return []
     verdict = verify(problem, document.schedule)
     return list(document.compare_claims(problem, verdict.simulation, document.claims))
 
 
-def _tensor_ram_bytes(
+def _plan_problem(
     document: ScheduleDocument, graph: Graph, costs: Costs, ram: str | int | Budget | None
-) -> int | None:
-    """Return the RAM budget of tensors [B]: of the option, else of the file, else of the device.
+) -> tuple[Problem, bool]:
+    """Return the problem of a file with another RAM budget, and whether anything states a budget.
 
-    Resident bytes of the graph are subtracted from any of these three if the problem of the file
-    counts them. Return None if none of the three states a budget. Raises `BudgetError` if the
-    budget is invalid, or if resident bytes leave no RAM for tensors.
+    The budget is that of the option, else of the file, else of the device. Raises `BudgetError` if
+    resident bytes leave no RAM for tensors.
     """
     stated_problem = document.problem
-    if ram is None and stated_problem is None and costs.device is None:
-        return None
-    problem = Problem(
-        graph,
-        costs,
-        ram=ram if ram is not None or stated_problem is None else stated_problem.ram_budget_bytes,
-        count_parameters=stated_problem is not None and stated_problem.count_parameters,
-    )
+    if stated_problem is None:
+        has_budget = ram is not None or costs.device is not None
+        problem = Problem(graph, costs, ram=ram if has_budget else MAX_BYTES)
+    else:
+        has_budget, problem = True, stated_problem.to_problem(graph, costs)
+        problem = problem if ram is None else replace(problem, ram=ram)
     if problem.usable_ram_bytes < 1:
         raise BudgetError(
             f"ram: {problem.ram_budget_bytes:,} B leave no RAM for tensors: "
             f"{graph.total_resident_bytes:,} bytes are resident"
         )
-    return problem.usable_ram_bytes
+    return problem, has_budget
 
 
-def _save_and_print(plan_result: PlanResult, request: PlanOptions, *, json: bool) -> None:
+def _save_and_print(planned: CheckedPlan, request: PlanOptions, *, json: bool) -> None:
     """Write the plan and its picture to the given files; print JSON, text or a table.
 
     With `json` prints JSON. Otherwise prints the listing or the trace events if one of them is the
     format and ``--out`` is not given, else a table. Warns if the plan does not fit the device.
     """
     if request.out is not None:
-        plan_result.save(request.out, request.plan_format)
+        _save_plan(planned, request.out, request.plan_format)
         print_written(request.out)
     if request.plot is not None:
         from poetmodel.report.drawing import draw_plan
 
-        draw_plan(plan_result.graph, plan_result.plan, plan_result.check, request.plot)
+        draw_plan(planned.graph, planned.plan, planned.check, request.plot)
         print_written(request.plot)
     if json:
-        print_json(plan_result.plan.to_dict(plan_result.check, plan_result.arena))
+        print_json(planned.plan.to_dict(planned.check, planned.arena))
     elif request.plan_format in {PlanFormat.TEXT, PlanFormat.TRACE} and request.out is None:
-        print_text(*plan_result.format_lines(request.plan_format))
+        print_text(*_format_lines(planned, request.plan_format))
     else:
-        facts = (*_plan_facts(plan_result), *device_ram_facts(plan_result.device_ram))
-        show(fact_table(f"Plan for {plan_result.graph.name}", facts))
-    print_device_ram_warnings(plan_result.device_ram)
+        facts = (*_plan_facts(planned), *device_ram_facts(planned.device_ram))
+        show(fact_table(f"Plan for {planned.graph.name}", facts))
+    print_device_ram_warnings(planned.device_ram)
 
 
-def _plan_facts(plan_result: PlanResult) -> Iterator[Fact]:
+def _plan_facts(planned: CheckedPlan) -> Iterator[Fact]:
     """Yield instructions, transfer mode, metrics, addresses, state and binary size of a plan.
 
     Metrics of storage follow the addresses. Addresses and state are omitted if there are none.
@@ -238,12 +221,12 @@ def _plan_facts(plan_result: PlanResult) -> Iterator[Fact]:
     from poetmodel.plan import Op, encode
     from poetmodel.plan.listing import describe_homes
 
-    plan, check = plan_result.plan, plan_result.check
+    plan, check = planned.plan, planned.check
     op_counts = dict.fromkeys(Op, 0)
     for op, _ in plan.program:
         op_counts[op] += 1
     count_nouns = (
-        (op_counts[Op.COMPUTE] - len(plan_result.graph.nodes), "recomputation"),
+        (op_counts[Op.COMPUTE] - len(planned.graph.nodes), "recomputation"),
         (op_counts[Op.PAGE_OUT], "page-out"),
         (op_counts[Op.PAGE_IN], "page-in"),
     )
@@ -260,17 +243,15 @@ def _plan_facts(plan_result: PlanResult) -> Iterator[Fact]:
     yield from group_facts(
         *groups, unlisted_keys=() if plan.mode == StorageMode.DMA else ("stall_s",)
     )
-    if plan_result.arena is not None:
-        yield from arena_facts(plan_result.arena)
+    if planned.arena is not None:
+        yield from arena_facts(planned.arena)
     yield from group_facts(Group.STORAGE)
-    homes = describe_homes(plan_result.graph, plan)
+    homes = describe_homes(planned.graph, plan)
     if homes:
-        n_first_reads = len(plan.first_reads(plan_result.graph))
+        n_first_reads = len(plan.first_reads(planned.graph))
         first_reads_text = f", {format_count(n_first_reads)}first reads" if n_first_reads else ""
-        yield text_fact(
-            "state", format_bytes(plan_result.graph.state_bytes), homes + first_reads_text
-        )
-    size_text = f"{format_count(len(encode(plan, plan_result.graph)))}B"
+        yield text_fact("state", format_bytes(planned.graph.state_bytes), homes + first_reads_text)
+    size_text = f"{format_count(len(encode(plan, planned.graph)))}B"
     yield text_fact("binary size", size_text, "with --format binary")
 
 
@@ -298,164 +279,29 @@ _MODE_NOTES: Final = {
 # -- plans for commands ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanResult:
-    """A plan, its addresses if requested, and the verifier's checks of both."""
+def _format_lines(planned: CheckedPlan, plan_format: PlanFormat) -> list[str]:
+    """Return the lines of trace events for the format TRACE, else of a readable listing."""
+    from poetmodel.plan.listing import plan_listing
+    from poetmodel.plan.trace import trace_events, trace_text
 
-    graph: Graph
-    device: Device | None
-    plan: Plan
-    check: PlanCheck
-    arena: Arena | None = None
-    arena_check: ArenaCheck | None = None
-    """Check of the addresses; None without addresses."""
-
-    @classmethod
-    def from_schedule(
-        cls,
-        graph: Graph,
-        costs: Costs,
-        schedule: Schedule,
-        *,
-        mode: StorageMode,
-        ram_budget_bytes: int | None,
-        aux_bytes: int | None,
-        alignment: int | None = None,
-        may_delay_transfers: bool = False,
-    ) -> PlanResult:
-        """Plan a schedule, with addresses if an alignment is given; verify plan and addresses.
-
-        The result contains the violations of limits. `ram_budget_bytes` is for tensors, None for no
-        limit; `aux_bytes` limits the storage, None for that of the device. With
-        `may_delay_transfers`, transfers that overlap computation may start later if the addresses
-        exceed the budget otherwise. Raises `PlanError` if the schedule violates a rule of
-        execution, or the alignment [B] is no power of two.
-        """
-        from poetmodel.planner import make_plan
-
-        if alignment is None:
-            plan = make_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=ram_budget_bytes)
-            return cls.from_plan(graph, costs, plan, None, aux_bytes=aux_bytes)
-        from poetmodel.solver.fitting import plan_and_place
-
-        plan, arena = plan_and_place(
-            graph,
-            costs,
-            schedule,
-            mode=mode,
-            ram_budget_bytes=ram_budget_bytes,
-            alignment=alignment,
-            may_delay_transfers=may_delay_transfers,
-        )
-        return cls.from_plan(graph, costs, plan, arena, aux_bytes=aux_bytes)
-
-    @classmethod
-    def from_plan(
-        cls,
-        graph: Graph,
-        costs: Costs,
-        plan: Plan,
-        arena: Arena | None,
-        *,
-        aux_bytes: int | None,
-    ) -> PlanResult:
-        """Verify a plan and its addresses, if any, and return both with the checks.
-
-        RAM is checked against the plan's own budget. `aux_bytes` limits the storage, None for that
-        of the device.
-        """
-        from poetmodel.plan import check_arena, check_plan
-
-        return cls(
-            graph=graph,
-            device=costs.device,
-            plan=plan,
-            check=check_plan(graph, costs, plan, aux_bytes=aux_bytes),
-            arena=arena,
-            arena_check=None if arena is None else check_arena(graph, plan, arena),
-        )
-
-    def with_addresses(self) -> PlanResult:
-        """Return the result with new addresses, aligned to `ALIGNMENT`, and their `arena_check`.
-
-        The plan and its check stay. A result whose plan has violations is returned unchanged.
-        """
-        if self.check.violations:
-            return self
-        from poetmodel.placement import place
-        from poetmodel.plan import check_arena
-
-        arena = place(self.graph, self.plan)
-        return replace(self, arena=arena, arena_check=check_arena(self.graph, self.plan, arena))
-
-    @property
-    def violations(self) -> tuple[str, ...]:
-        """Violations of the plan; if it has none, those of its addresses.
-
-        For addresses beyond the budget, a single violation states the excess and a remedy.
-        """
-        if self.check.violations or self.arena_check is None or self.arena is None:
-            return self.check.violations
-        budget = self.plan.ram_budget_bytes
-        if budget is None or self.arena.bytes <= budget:
-            return self.arena_check.violations
-        return (
-            f"arena: {self.arena.bytes:,} B are {format_bytes(self.arena.bytes - budget)} above "
-            f"the {budget:,} B that tensors may use; 'poetmodel solve' with --plan FILE --arena "
-            "searches for another schedule, or give a larger --ram",
-        )
-
-    @property
-    def device_ram(self) -> DeviceRam | None:
-        """Device RAM that the plan uses; None without a device."""
-        return DeviceRam.compare(self.device, self.graph, self.check.peak_ram_bytes)
-
-    def format_lines(self, plan_format: PlanFormat) -> list[str]:
-        """Return the lines of trace events for the format TRACE, else of a readable listing."""
-        from poetmodel.plan.listing import plan_listing
-        from poetmodel.plan.trace import trace_events, trace_text
-
-        if plan_format == PlanFormat.TRACE:
-            return trace_text(trace_events(self.graph, self.plan, self.check)).splitlines()
-        return plan_listing(self.graph, self.plan, self.check, self.arena).splitlines()
-
-    def save(self, path: Path, plan_format: PlanFormat) -> None:
-        """Write the plan in a format; JSON and listings include its addresses, if it has any.
-
-        A plan with violations is written, too. Raises `InputError` if the file cannot be written.
-        """
-        from poetmodel.files import write_bytes, write_text
-        from poetmodel.plan import encode
-
-        if plan_format == PlanFormat.BINARY:
-            write_bytes(path, encode(self.plan, self.graph))
-        elif plan_format in {PlanFormat.TEXT, PlanFormat.TRACE}:
-            write_text(
-                path,
-                "".join(f"{escape_controls(line)}\n" for line in self.format_lines(plan_format)),
-            )
-        else:
-            self.plan.save(path, self.check, self.arena)
+    graph = planned.graph
+    if plan_format == PlanFormat.TRACE:
+        return trace_text(trace_events(graph, planned.plan, planned.check)).splitlines()
+    return plan_listing(graph, planned.plan, planned.check, planned.arena).splitlines()
 
 
-def default_mode(
-    device: Device | None, deadline_counts: str | None
-) -> tuple[StorageMode, list[str]]:
-    """Return the storage mode of a device, or the mode that a deadline implies; and warnings.
+def _save_plan(planned: CheckedPlan, path: Path, plan_format: PlanFormat) -> None:
+    """Write a plan in a format; JSON and listings include its addresses, if it has any."""
+    from poetmodel.files import write_bytes, write_text
+    from poetmodel.plan import encode
 
-    Without a device or its storage, the mode follows from `deadline_counts`, the time that the
-    deadline limits: DMA for ``overlap``, else BLOCKING. There is a warning if that time assumes
-    overlap, but the device does not overlap transfers.
-    """
-    mode = transfer_mode(device, deadline_counts)
-    counts_overlap = deadline_counts == DeadlineCounts.OVERLAP
-    if device is None or mode == StorageMode.DMA or not counts_overlap:
-        return mode, []
-    return mode, [
-        "the time of this schedule assumes that transfers overlap computation, but the core of "
-        f"{device.short_name} waits for each transfer, and so does the plan; 'poetmodel "
-        "plan --mode dma' makes a plan with overlap"
-    ]
+    if plan_format == PlanFormat.BINARY:
+        write_bytes(path, encode(planned.plan, planned.graph))
+    elif plan_format in {PlanFormat.TEXT, PlanFormat.TRACE}:
+        lines = _format_lines(planned, plan_format)
+        write_text(path, "".join(f"{escape_controls(line)}\n" for line in lines))
+    else:
+        planned.plan.save(path, planned.check, planned.arena)
 
 
 def save_plan_and_map(
@@ -471,7 +317,7 @@ def save_plan_and_map(
     plan is that of `fitted`, with addresses; if there is none, the schedule is planned without
     addresses. Without a schedule no file is written. If the schedule has violations, a warning is
     printed in place of the plan, and the map is written. If a plan is made, the warnings of
-    `default_mode` are printed. Raises `VerificationError` if the plan has violations, and
+    `blocking_warnings` are printed. Raises `VerificationError` if the plan has violations, and
     `InputError` if a file cannot be written.
     """
     problem = result.problem
@@ -480,31 +326,21 @@ def save_plan_and_map(
     if plan is not None and result.violations:
         print_warnings([f"{plan} was not written: the schedule violates a rule or a limit"])
     elif plan is not None:
-        mode, mode_warnings = default_mode(problem.costs.device, problem.deadline_counts)
-        print_warnings(mode_warnings)
+        print_warnings(blocking_warnings(problem))
         if fitted is not None and fitted.plan is not None:
-            plan_result = PlanResult.from_plan(
-                problem.graph,
-                problem.costs,
-                fitted.plan,
-                fitted.arena,
-                aux_bytes=problem.aux_limit_bytes,
-            )
+            planned = CheckedPlan.of_plan(problem, fitted.plan, fitted.arena)
         else:
             planned_ram_bytes = (
                 None if result.simulation is None else result.simulation.planned_ram_bytes
             )
-            plan_result = PlanResult.from_schedule(
-                problem.graph,
-                problem.costs,
+            planned = CheckedPlan.of_schedule(
+                problem,
                 result.schedule,
-                mode=mode,
                 ram_budget_bytes=planned_ram_bytes or problem.usable_ram_bytes,
-                aux_bytes=problem.aux_limit_bytes,
             )
-        if plan_result.violations:
-            raise VerificationError(plan_result.violations)
-        plan_result.save(plan, PlanFormat.JSON)
+        if planned.violations:
+            raise VerificationError(planned.violations)
+        _save_plan(planned, plan, PlanFormat.JSON)
         yield plan
     if plot is not None:
         from poetmodel.report.drawing import draw_stages

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.case.checked_plan import CheckedPlan, blocking_warnings
 from poetmodel.cli import options
 from poetmodel.cli.failures import print_device_ram_warnings, print_warnings
 from poetmodel.cli.inputs import (
@@ -16,7 +17,6 @@ from poetmodel.cli.inputs import (
     verify_document,
 )
 from poetmodel.cli.output import fact_table, live_line, print_json, print_written, show
-from poetmodel.cli.plan import PlanResult, default_mode
 from poetmodel.errors import InputError, PlanError, ScheduleError
 from poetmodel.problem import Limits
 from poetmodel.report.presenter import Fact, text_fact
@@ -124,7 +124,7 @@ def _read_subject(
         verified = verify_document(
             document, named_graph.graph, costing, Limits(), options.ConstraintOptions()
         )
-        plan_result, notes = _plan_schedule(verified)
+        planned, notes = _plan_schedule(verified)
     except ScheduleError as error:
         raise error.with_prefix(str(path)) from None
     verified_values = {
@@ -140,35 +140,29 @@ def _read_subject(
             device=costing.device,
             profile=costing.profile,
         ),
-        plan=None if plan_result is None else plan_result.plan,
-        check=None if plan_result is None else plan_result.check,
-        arena_check=None if plan_result is None else plan_result.arena_check,
+        plan=None if planned is None else planned.plan,
+        check=None if planned is None else planned.check,
+        arena_check=None if planned is None else planned.arena_check,
     )
 
 
-def _plan_schedule(verified: VerifiedSchedule) -> tuple[PlanResult | None, list[str]]:
-    """Plan a schedule, with addresses; return the plan and the warnings of `default_mode`.
+def _plan_schedule(verified: VerifiedSchedule) -> tuple[CheckedPlan | None, list[str]]:
+    """Plan a schedule, with addresses; return the plan and notes.
 
-    Return (None, []) without costs, and for a schedule that violates a rule of execution. If no
-    plan can be made, return None and a note with the reason. If resident bytes use up the budget,
-    the plan has no RAM budget.
+    There is no plan without costs, and of a schedule that violates a rule of execution. If resident
+    bytes use up the budget, the plan has no RAM budget.
     """
-    costs, stated_problem = verified.costs, verified.document.problem
-    if costs is None or verified.simulation.violations:
+    if verified.costs is None or verified.simulation.violations:
         return None, []
-    mode, mode_warnings = default_mode(
-        costs.device, None if stated_problem is None else stated_problem.deadline_counts
-    )
-    budget = verified.budget_bytes
+    problem, budget = verified.problem, verified.budget_bytes
+    if verified.document.problem is None:
+        problem = replace(problem, aux_bytes=None)  # that of the device
     try:
-        plan_result = PlanResult.from_schedule(
-            verified.graph,
-            costs,
+        planned = CheckedPlan.of_schedule(
+            problem,
             verified.document.schedule,
-            mode=mode,
             ram_budget_bytes=budget if budget is None or budget > 0 else None,
-            aux_bytes=None if stated_problem is None else stated_problem.aux_bytes,
         ).with_addresses()
     except PlanError as error:
         return None, [f"there is no plan: {error}"]
-    return plan_result, mode_warnings
+    return planned, blocking_warnings(problem)

@@ -30,7 +30,7 @@ from poetmodel.cli.inputs import (
 )
 from poetmodel.cli.job import JobOptions, JobResult, make_job_result
 from poetmodel.cli.output import fact_table, live_line, print_json, print_written, show
-from poetmodel.cli.plan import arena_facts, default_mode, save_plan_and_map
+from poetmodel.cli.plan import arena_facts, save_plan_and_map
 from poetmodel.errors import InputError, MethodNotApplicableError
 from poetmodel.problem import Limits
 from poetmodel.report.presenter import to_json_object
@@ -322,7 +322,7 @@ def _fit_arena(
             arena_problem, search, time_limit, show_progress=show_progress, start=start
         )
 
-    mode, _ = default_mode(problem.costs.device, problem.deadline_counts)
+    mode = problem.transfer_mode
     return fit_arena(problem, mode=mode, solve=solve_problem, time_limit=limit_s, start=start)
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.case.case import Case
+from poetmodel.case.checked_plan import CheckedPlan
 from poetmodel.errors import PlanError, VerificationError
 from poetmodel.explore.tasks import (
     Frame,
@@ -17,10 +18,9 @@ from poetmodel.explore.tasks import (
     unpack_schedule,
 )
 from poetmodel.graph import Phase
-from poetmodel.planner import make_plan, verify
+from poetmodel.planner import verify
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import infeasibility_reasons
-from poetmodel.problem.objective import transfer_mode
 from poetmodel.report.charts import gauge_chart, map_chart
 from poetmodel.report.facts import decision_rows, reproduction_commands, schedule_facts
 from poetmodel.report.folding import decision_table
@@ -141,39 +141,30 @@ def make_subject(
     plan has none and the solve of the point has finished, addresses are chosen and checked if
     `with_addresses`. Raises `VerificationError` if the schedule is invalid.
     """
-    from poetmodel.placement import place
-    from poetmodel.plan import check_arena, check_plan
-
     result, verdict = verified_result(job, context)
     problem, schedule = result.problem, result.require_schedule()
-    graph, costs = problem.graph, problem.costs
     prepared = load_prepared_problem(job, context)
-    notes, plan, check, arena_check = [], None, None, None
+    notes, planned = [], None
     try:
-        plan = make_plan(
-            graph,
-            costs,
-            schedule,
-            mode=transfer_mode(costs.device, problem.deadline_counts),
-            ram_budget_bytes=problem.usable_ram_bytes,
+        planned = CheckedPlan.of_schedule(
+            problem, schedule, ram_budget_bytes=problem.usable_ram_bytes
         )
-        check = check_plan(graph, costs, plan, aux_bytes=problem.aux_limit_bytes)
-        if with_addresses and job["proof"]["final"] and not check.violations:
-            arena_check = check_arena(graph, plan, place(graph, plan))
+        if with_addresses and job["proof"]["final"]:
+            planned = planned.with_addresses()
     except PlanError as error:
         notes.append(f"there is no plan: {error}")
     return Subject(
         document=make_document(result),
         schedule=schedule,
         problem=problem,
-        costs=costs,
+        costs=problem.costs,
         verdict=verdict,
         notes=tuple(notes),
         label=LABEL,
         sources=command_line_sources(prepared, context.catalogue),
-        plan=plan,
-        check=check,
-        arena_check=arena_check,
+        plan=None if planned is None else planned.plan,
+        check=None if planned is None else planned.check,
+        arena_check=None if planned is None else planned.arena_check,
     )
 
 

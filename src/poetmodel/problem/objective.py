@@ -9,7 +9,6 @@ from itertools import chain
 from operator import neg
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from poetmodel.device import Device, StorageMode
 from poetmodel.problem.rows import (
     RELATIVE_TOLERANCE,
     ROUNDING_ERROR,
@@ -61,17 +60,6 @@ class DeadlineCounts(StrEnum):
     """Compute plus transfer time, for storage that blocks the core."""
     OVERLAP = "overlap"
     """The makespan, with one DMA channel that transfers tensors while the core computes."""
-
-
-def transfer_mode(device: Device | None, deadline_counts: str | None) -> StorageMode:
-    """Return the transfer mode of the device's storage.
-
-    Without storage, ``dma`` if the deadline counts ``overlap``, else ``blocking``.
-    """
-    if device is not None and device.storage is not None:
-        return device.storage.mode
-    overlaps = deadline_counts == DeadlineCounts.OVERLAP
-    return StorageMode.DMA if overlaps else StorageMode.BLOCKING
 
 
 class TimeSum(NamedTuple):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from poetmodel.device import StorageMode
 from poetmodel.device.costs import digest_costs
 from poetmodel.errors import quote
 from poetmodel.graph import Floor, Graph, checkpoint_all_peak_bytes, floor
@@ -469,6 +470,18 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
     def is_overlapping(self) -> bool:
         """Whether the counted time is the makespan of a plan."""
         return self.deadline_counts == DeadlineCounts.OVERLAP
+
+    @property
+    def transfer_mode(self) -> StorageMode:
+        """How plans transfer: as the device's storage or, without it, as the counted time implies.
+
+        Without storage ``dma`` if the deadline counts ``overlap``, else ``blocking``.
+        """
+        device = self.costs.device
+        if device is not None and device.storage is not None:
+            return device.storage.mode
+        overlaps = self.deadline_counts == DeadlineCounts.OVERLAP
+        return StorageMode.DMA if overlaps else StorageMode.BLOCKING
 
     @property
     def time_sum(self) -> TimeSum:
