@@ -2,6 +2,7 @@
 
 import shlex
 from dataclasses import fields, replace
+from inspect import signature
 
 import pytest
 import typer
@@ -9,9 +10,10 @@ from typer.testing import CliRunner
 
 from kit.worked import bench_device, even_costs, skip_graph
 from poetmodel.case.case import Case
-from poetmodel.case.spelling import LIMIT_ROWS, SEARCH_ROWS
+from poetmodel.case.spelling import EXPORTED_LIMITS, LIMIT_ROWS, SEARCH_ROWS
 from poetmodel.cli import options
 from poetmodel.explore.settings import Catalogue, ExplorerSettings
+from poetmodel.export.options import ExportKeywords, ExportOptions
 from poetmodel.problem import Limits, Problem
 from poetmodel.schedule.io import ProblemEntry
 from poetmodel.solver.request import SearchOptions
@@ -126,6 +128,13 @@ def test_files_and_the_explorer_hand_each_limit_on():
     assert {name: getattr(problem, name) for name in asked} == {
         name: getattr(LIMITS, name) for name in asked
     }
+
+
+def test_exports_name_their_keywords():
+    """The typed keywords are those that are parsed, and state all limits that the row table has."""
+    parsed = set(signature(ExportOptions.parse).parameters)
+    assert set(ExportKeywords.__annotations__) == parsed - {"folder", "infer", "evaluate"}
+    assert set(EXPORTED_LIMITS) <= parsed
 
 
 def test_a_new_limit_reaches_problems():

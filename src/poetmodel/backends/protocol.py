@@ -29,7 +29,7 @@ _MAX_TOLERANCE: Final = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class CallLimits:
     """Stopping criteria and settings of one solve.
 
     Examples
@@ -98,6 +98,10 @@ class Limits:
         ]
         if errors:
             raise InputError(errors)
+
+
+Limits = CallLimits
+"""Public name of `CallLimits`; the limits of a problem are `poetmodel.problem.Limits`."""
 
 
 def _is_integer_in_range(value: object, min_value: int, max_value: int) -> bool:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from poetmodel.solver.request import SearchOptions
 
 
-class Row(NamedTuple):
+class OptionRow(NamedTuple):
     """The spelling of a field on a command line."""
 
     field: str
@@ -40,54 +40,54 @@ class Row(NamedTuple):
 
 
 LIMIT_ROWS: Final = (
-    Row(
+    OptionRow(
         "commit",
         "--commit",
         "Write all state that a step replaces to storage in every step, so that no state is lost "
         "in a power cut.",
         states=1,
     ),
-    Row(
+    OptionRow(
         "commit",
         "--commit-every N",
         "Write the state in every N-th step, at 1/N of the cost; with N above 1 the state stays "
         "in RAM.",
     ),
-    Row(
+    OptionRow(
         "ram",
         "--ram SIZE",
         "RAM budget: 256KiB, 1.5MB, or 50% of the keep-all peak. Default: the device's.",
     ),
-    Row(
+    OptionRow(
         "aux_bytes",
         "--aux SIZE",
         "Storage for paged tensors. Default: the device's, else unlimited.",
     ),
-    Row(
+    OptionRow(
         "deadline",
         "--deadline TIME",
         "Time limit of a step: 1.5s, 20ms, or 110% of a single pass over all nodes.",
         unit="s",
     ),
-    Row(
+    OptionRow(
         "deadline_counts",
         "--deadline-counts",
         "Time that the deadline limits. Default: by the device's storage mode, else serial.",
     ),
-    Row(
+    OptionRow(
         "minimize",
         "--minimize",
         "What to minimize. Default: energy, or the objective of --constraints.",
     ),
-    Row(
+    OptionRow(
         "energy_budget",
         "--energy-budget ENERGY",
         "Energy limit of a step: 2.5J, 1.2Wh, or 105% of the baseline.",
         unit="J",
     ),
-    Row("paging", "--no-paging", "Do not page; only recompute.", states=False),
-    Row("recompute", "--no-recompute", "Do not recompute; only page.", states=False),
-    Row(
+    OptionRow("paging", "--no-paging", "Do not page; only recompute.", states=False),
+    OptionRow("recompute", "--no-recompute", "Do not recompute; only page.", states=False),
+    OptionRow(
         "count_parameters",
         "--count-parameters",
         "Count parameters, gradients and optimizer state in the RAM budget.",
@@ -102,33 +102,33 @@ EXPORTED_LIMITS: Final = (
 """The limits that ``poetmodel export`` states as other commands do; its RAM includes the stack."""
 
 SEARCH_ROWS: Final = (
-    Row(
+    OptionRow(
         "method",
         "--method NAME",
         "Method: optimal; an earlier method for comparison, such as checkpoint-all, chen-sqrt, "
         "rotor or dtr; or FILE.py:FUNCTION, a user-defined method.",
     ),
-    Row("formulation", "--formulation", "The formulation to solve. Default: lazy."),
-    Row("backend", "--backend", "The solver.", is_always_stated=True),
-    Row(
+    OptionRow("formulation", "--formulation", "The formulation to solve. Default: lazy."),
+    OptionRow("backend", "--backend", "The solver.", is_always_stated=True),
+    OptionRow(
         "time_limit_s",
         "--time-limit TIME",
         "Wall-clock limit for building and solving: seconds, or a time such as 5min.",
         is_always_stated=True,
     ),
-    Row(
+    OptionRow(
         "gap",
         "--gap FRACTION",
         "Gap tolerance, as a fraction of the overhead in the minimized quantity: stop when the gap "
         "is at most this.",
         is_always_stated=True,
     ),
-    Row(
+    OptionRow(
         "threads",
         "--threads N",
         "Threads. With 2 or more, `lazy` runs a primal worker in parallel with the proof.",
     ),
-    Row(
+    OptionRow(
         "solver_options",
         "--solver-option NAME=VALUE",
         "An option of the solver by its own name, such as mip_heuristic_effort=0.2 of HiGHS; may "
@@ -138,7 +138,7 @@ SEARCH_ROWS: Final = (
 """All fields of `SearchOptions` but the seed."""
 
 
-def stated_options(stated: Limits | SearchOptions) -> Iterator[tuple[Row, tuple[str, ...]]]:
+def stated_options(stated: Limits | SearchOptions) -> Iterator[tuple[OptionRow, tuple[str, ...]]]:
     """Yield the row and the arguments of each option that a command line needs.
 
     Options with their default, and without a value (None, "" or an empty mapping), are left out,
@@ -159,7 +159,7 @@ def stated_options(stated: Limits | SearchOptions) -> Iterator[tuple[Row, tuple[
             yield row, (row.option,)
 
 
-def _arguments(row: Row, value: Any) -> Iterator[str]:
+def _arguments(row: OptionRow, value: Any) -> Iterator[str]:
     """Yield option and value, all digits of a number; once for each entry of a mapping."""
     if isinstance(value, dict):
         for name, entry in value.items():

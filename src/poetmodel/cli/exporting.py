@@ -49,7 +49,7 @@ class ExportTarget(StrEnum):
 
 
 @options.group
-class ExportOptions:
+class ExportArguments:
     """The step to export, its target and file, and options of the capture and of the exported C."""
 
     step_source: str = options.argument(
@@ -207,7 +207,7 @@ class DeviceOptions:
 @options.command("poetmodel export train:step --ram 256KiB --out firmware")
 def export(
     context: typer.Context,
-    request: ExportOptions,
+    request: ExportArguments,
     onnx: options.OnnxOptions,
     device_options: DeviceOptions,
     limits: Annotated[Limits, options.only(*EXPORTED_LIMITS)],
@@ -249,9 +249,9 @@ def export(
     }
     parsed = None
     if request.target == ExportTarget.C and has_capture:
-        from poetmodel.export.options import ExportOptions as ParsedOptions
+        from poetmodel.export.options import ExportOptions
 
-        parsed = ParsedOptions.parse(request.out, **export_keywords)
+        parsed = ExportOptions.parse(request.out, **export_keywords)
         parsed.check_ram()
     elif has_capture:
         from poetmodel.lowered.tables import parse_byte_inputs
@@ -283,11 +283,11 @@ def export(
     from poetmodel.export.flash import flash_warning, ram_warning
 
     if parsed is None:
-        from poetmodel.export.options import ExportOptions as ParsedOptions
+        from poetmodel.export.options import ExportOptions
 
         left_s = export_keywords["time_limit"] - (time.monotonic() - start_s)
         export_keywords["time_limit"] = max(left_s, 1.0)
-        parsed = ParsedOptions.parse(request.out, **export_keywords)
+        parsed = ExportOptions.parse(request.out, **export_keywords)
     command = shlex.join(["poetmodel", *sys.argv[1:]])
     with live_line(enabled=show_progress, activity="solving, planning and placing") as on_progress:
         deployment = export_with(step, replace(parsed, command=command, on_progress=on_progress))
@@ -377,7 +377,7 @@ def _check_target_options(context: typer.Context, target: ExportTarget) -> None:
 
 def _write_program(
     context: typer.Context,
-    request: ExportOptions,
+    request: ExportArguments,
     onnx: OnnxStep,
     device_options: DeviceOptions,
     output: options.OutputOptions,

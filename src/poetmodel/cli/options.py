@@ -26,7 +26,7 @@ import typer
 
 from poetmodel.backends.registry import backend_names
 from poetmodel.baselines.lookup import method
-from poetmodel.case.spelling import LIMIT_ROWS, SEARCH_ROWS, Row, stated_options
+from poetmodel.case.spelling import LIMIT_ROWS, SEARCH_ROWS, OptionRow, stated_options
 from poetmodel.cli.completion import COMPLETERS
 from poetmodel.cli.output import set_quiet
 from poetmodel.errors import InputError, UserMethodError
@@ -592,7 +592,7 @@ def make_search(**values: Any) -> SearchOptions:
     return SearchOptions(**_stated_fields(SEARCH_ROWS, values))
 
 
-def _stated_fields(rows: Iterable[Row], values: Mapping[str, Any]) -> dict[str, Any]:
+def _stated_fields(rows: Iterable[OptionRow], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return fields by name; a later row of a field replaces an earlier one."""
     stated: dict[str, Any] = {}
     for row in rows:
