@@ -62,32 +62,11 @@ def add_covers(
 ) -> StandardForm | None:
     """Return a form with a cover cut for each of `rows` that a point violates; None without a cut.
 
-    `x` is the point; its values are rounded. The cuts are appended to the rows of `form`, in the
-    order of `rows`, with the name ``cover``.
-
-    `rows` are the indices of rows ``sum of coefficient * column <= limit``. Their columns have
-    integer values in every schedule; in rows without an exact limit, only those with positive
-    coefficients must, and all further columns have an upper bound. A row gets no cut if no point
-    satisfies it, or if one of these integer columns can exceed 1.
-
-    A row counts as violated if its excess is above rounding errors (see `MIN_EXCESS_RATIO`). If
-    the verifier rejected the point (`is_rejected`), the point violates a limit. Then, if no row has
-    such an excess, any excess above 0 counts.
-
-    Notes
-    -----
-    A solver meets rows to an absolute tolerance. If a row mixes tensors of 100 MB and of 4 B, an
-    excess of ten bytes is within the tolerance. Let ``C`` be a smallest set of columns that are 1
-    at the point and together exceed the limit. Then ``sum of C <= |C| - 1`` holds for every
-    schedule, and no tolerance permits the point again. Columns whose coefficient is at least the
-    largest in ``C`` are added to the sum. Limits that a model states in bytes, times or energies
-    are compared in these units. All sums are exact. In an exact limit, a column ``x`` with
-    coefficient ``-c`` counts as the literal ``1 - x`` with coefficient ``c``, and the limit rises
-    by ``c``.
-
-    References
-    ----------
-    E. Balas, Facets of the knapsack polytope, Mathematical Programming 8, 1975.
+    Solvers meet rows to a tolerance, so a few bytes too many can pass; a cover cut forbids the
+    point `x`, rounded, exactly (see docs/concepts/lazy.md, "Numbers"). `is_rejected` says that the
+    verifier rejected the point: then, if no row has an excess above rounding errors, any excess
+    counts. A row gets no cut if no point satisfies it, or if one of its integer columns can exceed
+    1.
     """
     covers = []
     for min_excess_ratio in (MIN_EXCESS_RATIO, Fraction(0)) if is_rejected else (MIN_EXCESS_RATIO,):
@@ -120,11 +99,9 @@ def _find_cover(
 ) -> tuple[list[_Literal], int] | None:
     """Return the literals of a cover cut, ordered by column, and its right-hand side.
 
-    The cover consists of literals that are 1 at the point `x` and together exceed the limit: as few
-    as possible, consecutive by size, and the smallest of these sets. All of `literals` of at least
-    its largest size, 0 or 1 at `x`, join the cut. The right-hand side is that of a sum of columns,
-    in which complements count as ``-column``. Returns None if the point, rounded, meets the limit,
-    if the limit is negative, or if the column of any of `literals` can exceed 1.
+    The cover is as few literals as possible that are 1 at `x` and together exceed the limit, and of
+    these sets the smallest. Literals of at least its largest size join the cut. None if the point
+    meets the limit, or no such cut is valid.
     """
     sorted_literals = sorted(literals, key=lambda literal: -literal.size)
     true_literals = [literal for literal in sorted_literals if literal.is_one(x)]
@@ -149,13 +126,9 @@ def _exact_row(
 ) -> tuple[list[_Literal], Fraction]:
     """Return the literals of a row, and the largest sum of them that is no violation.
 
-    If the label of the row has an exact limit, both are in its unit. A negative coefficient makes
-    a complement, and raises the limit. The largest sum is the limit if that is stated as an int;
-    otherwise, `min_excess_ratio` times the limit is added.
-
-    Without an exact limit, both are in the units of the form, and `min_excess_ratio` itself is
-    added, because models scale the rows of a form. Columns with negative coefficients count at
-    their upper bounds and are no literals.
+    With an exact limit, both are in its unit, and a negative coefficient makes a complement.
+    Without one, both are in the units of the form, and columns with negative coefficients count at
+    their upper bounds.
     """
     label, layout = form.rows[row], form.layout
     exact_limit = layout.limits.get(label) if layout and isinstance(label, Label) else None

@@ -119,10 +119,8 @@ class ModelTask(Task):
     def planned_problem(self) -> Problem:
         """The problem against which plans are verified: by default, the problem of the task.
 
-        If added rows or an added objective have variables of page-outs, it
-        is a surrogate with `rewards_page_outs`. If time is a makespan, no row of the surrogate
-        limits the transfer time alone (`Problem.deadline_sums`), because plans may omit page-outs
-        that no page-in needs.
+        Plans may omit page-outs that no page-in needs. If additions count page-outs, no row may
+        limit the transfer time alone.
         """
         if added_families(self.model) & PAGE_OUT_FAMILIES:
             return restate(self.problem, rewards_page_outs=True)

@@ -208,9 +208,8 @@ class TransferWeightSearch:
     ) -> tuple[Search, bool]:
         """Solve the surrogate of `problem`, by default the stated one, for one transfer weight.
 
-        The solve starts from the best schedule so far or, without one, from `start`. It takes at
-        most the fraction `time_ratio` of the remaining time, by default `SURROGATE_RATIO`. Return
-        its search, and whether the plan of its schedule meets all limits.
+        Takes at most the fraction `time_ratio` of the remaining time. Return its search, and
+        whether the plan of its schedule meets all limits.
         """
         request, best = self.search.request, self.search.best
         time_ratio = SURROGATE_RATIO if time_ratio is None else time_ratio
@@ -234,8 +233,7 @@ class TransferWeightSearch:
     def _raise_bound(self, weight: float, bound: float) -> None:
         """Raise the bound on all plans to the one that the bound of a surrogate implies.
 
-        Each bound is on the value minus the baseline of its own problem. The bound of the
-        relaxation (weight 0) holds directly. Bounds of other surrogates imply one only if time is
+        The bound of the relaxation (weight 0) holds directly. Others imply one only if time is
         minimized and plans execute all transfers: then no makespan is below the mean of compute and
         transfer time with weights 1 and `weight`.
         """
@@ -256,16 +254,10 @@ class TransferWeightSearch:
         *,
         weight: float = 0.0,
     ) -> bool:
-        """Verify a schedule with its plan, and store it if it is the best.
+        """Verify a schedule with its plan; keep it if it is the best; return whether it is valid.
 
-        Return whether schedule and plan are valid within all limits. Reports a new best schedule if
-        `_is_timed`. If the verifier finds violations although the simulation is valid, lowers
-        `min_late_makespan_s` to the makespan.
-
-        `model_objective` is the schedule's user-defined objective, with the bound of the surrogate
-        with transfer weight `weight`. At weight 0, this bound is stored as `model_bound`, and it
-        replaces the bounds of later surrogates, because it holds for every plan. A schedule with
-        `model_objective` replaces a `best` without one. Raises the errors of `_make_candidate`.
+        `model_objective` has the bound of the surrogate with transfer weight `weight`: that of
+        weight 0 holds for every plan, and replaces those of later surrogates.
         """
         if model_objective is not None:
             self.model_bound = model_objective.bound if weight == 0 else self.model_bound
@@ -299,12 +291,7 @@ class TransferWeightSearch:
             self.min_late_makespan_s = makespan_s
 
     def _make_candidate(self, schedule: Schedule) -> Candidate:
-        """Verify a schedule with its plan; return the candidate, with the violations of both.
-
-        The plan has no overlapping transfers if the remaining time plus `GRACE_S` does not suffice
-        to plan. Raises `TooLargeError` if the spans of the schedule (`Span`) that contain invalid
-        (stage, tensor) pairs have more than `MAX_PAIRS` pairs, and the errors of `make_candidate`.
-        """
+        """Verify a schedule with its plan, without overlap if no time remains to plan."""
         planning_s = self.search.request.remaining_s() + GRACE_S
         return make_candidate(self.problem, schedule, planning_s=planning_s)
 
@@ -341,13 +328,7 @@ class TransferWeightSearch:
         return report
 
     def _end_search(self, termination: Termination | None = None) -> None:
-        """End the search after all solves so far.
-
-        The statistics are those of the first solve, with all tried weights as ``transfer_weights``.
-        By default, the termination is the first that applies: INTERRUPTED if a solve was
-        interrupted, TIME_LIMIT if no time remains, PROVED if the gap is closed, TIME_LIMIT if a
-        solve reached its limit, STALLED. It is STALLED without a solve, too.
-        """
+        """End the search after all solves so far, by default as these ended."""
         search, surrogates = self.search, [surrogate for _, surrogate in self.surrogates]
         terminations = {surrogate.termination for surrogate in surrogates}
         if termination is not None:

@@ -309,12 +309,7 @@ class ModelProof:
         return schedule_from_columns(self.arrays, lambda column: bool(values[column] > HALF))
 
     def _problem_bound(self, bound: float | None) -> float | None:
-        """Convert the model's bound to one on the problem, in the unit of the minimized quantity.
-
-        The solver's error is subtracted, and both bounds exclude the baseline. The result is at
-        least the bound known without a solve. Return None without a bound, or if the model is not
-        exact or minimizes another objective.
-        """
+        """Convert the model's bound to one on the problem; None if it is none of the problem."""
         if bound is None or not (self.arrays.exact and self.is_problem_objective):
             return None
         problem = self.search.problem

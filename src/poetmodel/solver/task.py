@@ -285,12 +285,7 @@ def _segment_candidate(problem: Problem, request: Request) -> Candidate | None:
 
 
 def _greedy_candidate(problem: Problem, request: Request) -> Candidate | None:
-    """Return the better schedule of keep-all and `construct`; None if neither is valid.
-
-    `construct` is not called if keep-all reaches the bound known without a solve. Its schedule is
-    ignored if `TooLargeError` is raised, or if construction and verification together take longer
-    than both `GRACE_S` and `max_greedy_time_ratio` of the remaining time.
-    """
+    """Return the better schedule of keep-all and `construct`; None if neither is valid."""
     policy = request.policy
     keep_all = make_valid_candidate(problem, keep_all_if_within_budgets(problem))
     if keep_all is not None and is_tight(problem, keep_all.value, problem.objective.known_bound):

@@ -43,14 +43,8 @@ def add_cuts(
 ) -> LinearSolution:
     """Solve a linear relaxation and add violated cuts to it, until its value stops rising.
 
-    The value has stopped rising after `Policy.rounds_without_gain` rounds without a gain. Ends
-    also when no cut is violated, after `Policy.cut_rounds` rounds, when a solve is not optimal
-    or returns no point, and when the session is done. Each solve starts from the basis of the last
-    one, and raises the session's bound. After each solve that does not end the loop, calls
-    `on_cut_point` with the point, then removes cuts with slack at the point, then searches for cuts
-    that exclude it. Returns the last point and the largest value of all solves; no point and
-    `is_infeasible` if the relaxation is infeasible. Raises `TimeLimitError` if the time limit
-    passes.
+    Each solve starts from the last basis and raises the proven bound. After each solve but the
+    last, calls `on_cut_point`, then removes cuts with slack, then adds cuts that exclude the point.
     """
     policy = session.policy
     n_idle_rounds = 0
@@ -109,20 +103,12 @@ def add_rows(
     on_solution: Callable[[Relaxation, NDArray[Any]], None] | None = None,
     on_cut_point: Callable[[Relaxation, NDArray[Any]], None] | None = None,
 ) -> tuple[Relaxation, LinearSolution]:
-    """Enforce more rows, beginning with those of `grouping`, while that raises the linear bound.
+    """Enforce more stage rows than those of `grouping` while that raises the linear bound.
 
-    New rows are stage rows: those of the worst stage of each sequence of stages with violated rows,
-    the worst first. In a relaxation of more than `Policy.large_columns` columns, they alternate
-    with the rows of stages that are tight at the incumbent, which may be tight at the optimum. Ends
-    when all worst stages are enforced, after `Policy.rounds_without_gain` rounds without a
-    gain, without a point, and when the session is done.
-
-    Few rows are added at a time, because finer groups have more columns. The number is doubled
-    after each round without a gain. Calls `on_solution` with each solution before rows are added,
-    and `on_cut_point` in each call of `add_cuts`. Returns the relaxation of the last round with a
-    gain, or the first one, and its solution: more rows would only make the integer problem harder.
-    Returns the infeasible relaxation if there is one. Raises `TimeLimitError` if the time limit
-    passes.
+    Few rows are added at a time, because finer groups have more columns: the worst first and, in
+    large relaxations, alternately those that are tight at the best schedule. Calls `on_solution`
+    before rows are added. Returns the relaxation of the last round with a gain: more rows would
+    only make the integer problem harder. Returns an infeasible relaxation if there is one.
     """
     policy = session.policy
     relaxation = session.build_relaxation(grouping)
@@ -191,15 +177,12 @@ def _tight_stages(session: Session) -> list[int]:
 def kept_spans(
     relaxation: Relaxation, x: NDArray[np.float64]
 ) -> Iterator[tuple[int, list[tuple[int, int, float]]]]:
-    """Yield each tensor that has readers, with the spans of stages in which a point keeps it.
+    """Yield each tensor with readers, and the spans (begin, end, level) in which a point keeps it.
 
-    In a span (begin, end, level), the fraction `level` of the tensor stays in RAM across the ends
-    of stages begin..end-1. The level is 1 from the tensor's node to the last reader in the group of
-    the node. From there, for each later group with an event of the tensor, it is the value of the
-    keep into the group (1 for a free keep), up to the first reader in the group; between the first
-    and the last reader, `_restored_level` is added, up to a sum of 1. In a group without readers,
-    it is the value of the keep up to the group's end. Recomputations that read the tensor are
-    ignored. Empty spans and spans of level 0 are omitted.
+    The fraction `level` stays in RAM across the ends of stages begin..end-1. It is 1 up to the last
+    reader in the group of the tensor's node; in later groups, it is the value of the keep into the
+    group and, between its first and last reader, that of restorations, too. Recomputations that
+    read the tensor are ignored.
     """
     graph, grouping, events = (
         relaxation.problem.working_graph,
@@ -241,11 +224,8 @@ def kept_spans(
 def stage_loads(relaxation: Relaxation, x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Estimate the RAM at the last step of each stage for a fractional point [B], shape (stages,).
 
-    This is `Graph.step_bytes` of the stage's node (inputs, outputs and workspace), plus the bytes
-    of other tensors in the spans of `kept_spans` across the end of the stage, times their levels.
-    An input in such a span adds only the bytes that the node saves by overwriting it, an output
-    none. State with a column for its home in RAM adds its bytes times the value of that column,
-    except where `Graph.step_bytes` includes the state.
+    The node's own inputs, outputs and workspace count fully, other tensors by the levels of
+    `kept_spans`, and resident state by its column.
     """
     graph = relaxation.problem.working_graph
     sizes = graph.tensor_bytes

@@ -31,11 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class PrimalHeuristic:
-    """Searches for schedules near the solutions of relaxations and near the incumbent.
+    """Searches for schedules near the solutions of relaxations and near the best schedule.
 
-    Schedules of disaggregated solutions are repaired, also if they violate no limit, and a large
-    neighbourhood search continues from these or the incumbent. The heuristic never changes the
-    bound.
+    The heuristic never changes the bound.
     """
 
     session: Session
@@ -82,7 +80,7 @@ class PrimalHeuristic:
         """Search around the best schedule until enough iterations bring nothing; offer the best.
 
         Enough is `idle_iterations_per_column` times the columns of the largest relaxation; the
-        factor is adapted afterwards. Stops early at a time limit, when the session is done, or when
+        factor is adapted afterwards. Stops early at a time limit, when the search is done, or when
         `should_stop` says so. A search that ended idle counts as all of its maximum time.
         """
         session, neighbourhood, started_s = self.session, self.neighbourhood, now_s()

@@ -64,7 +64,7 @@ class PrimalWorker:
     """The proof's side of the worker process, which executes the primal heuristic.
 
     As a context manager, it starts the process `worker_start_s` after entry, and ends it on exit.
-    Schedules that the process finds are offered to the session.
+    Schedules that the process finds are offered to the search.
 
     If the process cannot be started or is killed, for example when memory is short, the solve
     continues without it and logs the event. If the search fails, or the progress callback fails for
@@ -105,9 +105,7 @@ class PrimalWorker:
     def _supervise(self) -> None:
         """Start the process, send updates until the search ends or the context exits, then end it.
 
-        The start is delayed by `worker_start_s`; if the context exits before, no process is
-        started. Logs a process that cannot be started or is killed; the solve continues. After
-        other errors, stops the solve and stores the error for `raise_error`.
+        The solve continues without a process that cannot be started or is killed.
         """
         session = self.session
         if self._close_event.wait(session.policy.worker_start_s):
@@ -133,7 +131,7 @@ class PrimalWorker:
     def _send_updates(self, process: WorkerProcess, search_future: Future[None]) -> None:
         """Send changed states of the proof until the search ends or the context exits.
 
-        The state is compared every `UPDATE_INTERVAL_S`. Log a process that ended before the session
+        The state is compared every `UPDATE_INTERVAL_S`. Log a process that ended before the search
         was done, and raise `BackendError` if the search failed.
         """
         sent_state = None
@@ -177,7 +175,7 @@ class PrimalWorker:
         )
 
     def _receive(self, found: FoundSchedule) -> None:
-        """Offer a schedule of the process to the session; store an error of the offer.
+        """Offer a schedule of the process to the search; store an error of the offer.
 
         An error, such as one of the progress callback, is stored for `raise_error`, and stops the
         solve and the process. Lowers `_best_value` to the value that the process reports.
@@ -223,7 +221,7 @@ class PrimalSearch:
         self._best_value = float("inf")
 
     def search_until_done(self) -> None:
-        """Repair the latest new solution, otherwise search locally, until the session is done.
+        """Repair the latest new solution, otherwise search locally, until the search is done.
 
         Without the heuristic ``local_search``, wait `UPDATE_INTERVAL_S` for a new solution.
         """
@@ -266,12 +264,7 @@ class PrimalSearch:
 
 
 def search_schedules(job: WorkerJob, problem: Problem, request: Request, state: ProofState) -> None:
-    """Search for schedules in the worker process, from `state`, until its session is done.
-
-    The process has a `Session` of its own, which is done when its gap is closed or the time of
-    `request` is up. Reads later states of the proof from the messages of `job`, and sends each
-    better schedule as a progress message.
-    """
+    """Search for schedules in the worker process, from `state`, until its own search is done."""
     with infrequent_gc():
         search = PrimalSearch(job, problem, request)
         search.update(state)

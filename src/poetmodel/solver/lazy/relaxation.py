@@ -177,12 +177,7 @@ class Relaxation:
         self.cuts = [cut for cut in self.cuts if cut.violation(x) >= -MAX_TIGHT_SLACK]
 
     def restate_cuts(self, coarser_relaxation: Relaxation) -> None:
-        """Replace the cuts by those of `coarser_relaxation`, in the columns of this relaxation.
-
-        Cuts of a family without a separator here, cuts that the separator does not restate, and
-        cuts with the terms of an earlier one are omitted. Raises `TimeLimitError` if the time limit
-        passes.
-        """
+        """Replace the cuts by those of `coarser_relaxation`, in the columns of this relaxation."""
         cuts_by_terms: dict[tuple[tuple[float, int], ...], Cut] = {}
         for cut in coarser_relaxation.cuts:
             check_time_limit()
@@ -269,11 +264,7 @@ class Relaxation:
     def schedule_point(self, schedule: Schedule) -> NDArray[np.float64] | None:
         """Return the point of a schedule; None if that violates a row or bound of `form`.
 
-        Violations up to `MAX_START_VIOLATION` are permitted, and cuts are not checked. None also if
-        the schedule does not decide all columns.
-
-        If RAM is minimized, raises `TimeLimitError` if the time limit passes, and `TooLargeError`
-        if the spans of the schedule that contain an invalid pair have more than `MAX_PAIRS` pairs.
+        Cuts are not checked. None also if the schedule does not decide all columns.
         """
         events, grouping = self.events, self.grouping
         group_of = grouping.group_of

@@ -142,14 +142,10 @@ class RowGeneration:
         return None if solution.is_infeasible else relaxation
 
     def _solve_relaxation(self, relaxation: Relaxation) -> RawSolution | None:
-        """Solve an integer relaxation below the cutoff, if any, and raise the session's bound.
+        """Solve an integer relaxation below the cutoff, if any, and raise the proven bound.
 
-        Starts from the incumbent, if the relaxation can represent it. The solver stops at the first
-        solution whose gap to the proven bound is at most half the gap tolerance; if the session
-        `_has_wide_gap`, also after a fraction of the remaining time, or if it is idle at its root.
-        Adds 1 to `n_rounds`; sets `_last_gain_s` and `_max_root_idle_s` for `_is_idle_at_root`.
-        Returns a result without ``x`` if the solver found no solution, and None if no time remains
-        or the session was stopped.
+        The solver stops at the first solution whose gap is at most half the gap tolerance; with a
+        wide gap, also after a fraction of the remaining time, or if it is idle at its root.
         """
         session, policy = self.session, self.session.policy
         extra_limits = session.cutoff_limits(relaxation)
@@ -183,10 +179,8 @@ class RowGeneration:
     def _handle_progress(self, relaxation: Relaxation, progress: BackendProgress) -> bool:
         """Raise the bound and offer better solutions during an integer solve.
 
-        A solution is better if its value is below the incumbent's. With ``repair_on_the_way``,
-        repairs a better solution whose schedule does not become the incumbent. Sets `_last_gain_s`
-        if the progress has a solution, or if bound or incumbent changed. Return False, to stop the
-        solve, if the session is done or the solve is idle at its root (`_is_idle_at_root`).
+        With ``repair_on_the_way``, repairs a better solution whose schedule does not become the
+        best. Return False to stop the solve.
         """
         session, best_known_before = self.session, self.session.search.best_known()
         if progress.bound is not None:
@@ -219,7 +213,7 @@ class RowGeneration:
         """Return whether an infeasible relaxation proves that the problem has no schedule.
 
         It is no proof if there is an incumbent or any finite ceiling, because either may have been
-        the cutoff of the relaxation, or if the session was stopped.
+        the cutoff of the relaxation, or if the search was stopped.
         """
         search = self.session.search
         return search.upper_value() is None and search.stop_reason is None
@@ -231,11 +225,7 @@ class RowGeneration:
     ) -> Relaxation:
         """Return a relaxation that also enforces some of `violated_rows`, with cuts.
 
-        These are the first stages and steps, up to `_max_rows_to_add` of each, and all user limits.
-        The relaxation counts as easy (`is_easy`) if `raw`, its result, is complete and reports
-        at most one node. Sets `grouping`; `add_cuts` adds the cuts and raises the bound. Return
-        `relaxation` itself if the session is done. Raises `TimeLimitError` if the time limit
-        passes.
+        A relaxation whose result `raw` took at most one node counts as easy: the next may be finer.
         """
         session = self.session
         if session.search.is_done():
@@ -255,11 +245,8 @@ class RowGeneration:
     def _max_rows_to_add(self, n_groups: int, *, is_easy: bool) -> int | None:
         """Return the maximum number of rows to add, fewer after a larger gain; None for all.
 
-        The gain is the rise of the bound since the last call, relative to the bound; infinite in
-        the first call. Above `single_row_gain_ratio`, the maximum is 1; otherwise `wide_gap_rows`
-        with a wide gap, `few_rows` above half that ratio, else None. `is_easy` is whether the last
-        relaxation, with `n_groups`, was solved without branching; a maximum is then at least
-        `easy_growth_ratio` times `n_groups`. Stores the bound for the next call.
+        The gain is the rise of the bound since the last call, relative to the bound; infinite at
+        first.
         """
         policy, bound = self.session.policy, self.session.search.bound
         gain, self._bound_before_rows = bound - self._bound_before_rows, bound
@@ -294,9 +281,7 @@ class RowGeneration:
     ) -> None:
         """Repair a relaxation's solution and search near it, in the primal worker if that runs.
 
-        Otherwise this thread repairs the solution, and a local search follows if `search_locally`
-        and the gap is not small. A worker that does not run yet receives the latest solution at
-        its start. Raises `TimeLimitError` if the time limit passes.
+        A worker that does not run yet receives the latest solution at its start.
         """
         if self.worker is not None:
             self.worker.send_solution(solution)

@@ -97,12 +97,7 @@ class Session:
         return relaxation
 
     def cutoff_limits(self, relaxation: Relaxation) -> dict[str, float]:
-        """Return the cutoff with which a solver searches only for better schedules.
-
-        Better schedules have values below `Search.upper_value`. The result is the field
-        ``objective_cutoff`` of `Limits`: `upper_value` divided by the relaxation's unit, raised by
-        `CUTOFF_MARGIN`; {} if `upper_value` is None.
-        """
+        """Return the limit of a search for better schedules only; {} without a known value."""
         upper = self.search.upper_value()
         if upper is None:
             return {}
@@ -112,10 +107,9 @@ class Session:
     def to_problem_bound(self, relaxation: Relaxation, bound: float) -> float:
         """Convert a bound of an integer solve to the unit of the problem, limited to `upper_value`.
 
-        `safe_bound` reduces the bound first. The solve's cutoff is above `Search.upper_value`
-        by `CUTOFF_MARGIN`. If no point is below the cutoff, the proof holds up to `upper_value`
-        only. A bound more than twice the margin above `upper_value` is not limited, so that a
-        contradiction to the incumbent is detected.
+        If no point is below the cutoff, which is `CUTOFF_MARGIN` above `upper_value`, the proof
+        holds up to `upper_value` only. A much larger bound contradicts the best schedule, and is
+        not limited.
         """
         value = safe_bound(self.search.problem, bound) * relaxation.unit
         upper = self.search.upper_value()
@@ -143,14 +137,10 @@ class Session:
     ) -> RawSolution | None:
         """Solve the form of a relaxation with one thread, within the remaining time and `max_s`.
 
-        `extra_limits` are further fields of `Limits`. During the solve, reports the session's bound
-        and incumbent. Before each report, calls `progress_callback`, which may raise the bound; if
-        it returns False, this solver call ends, but not the session. If the back end solves again,
-        the bound is first reset to that before this call. Updates `max_columns`, `max_rows`,
-        `n_nodes`, `log` and, before the first integer model, `root_bound`. The caller raises the
-        bound to that of the result. Returns None if no time remains or the session was stopped.
-        May set `stop_reason`, as `is_done` does. Raises the errors of the solver and of the
-        callbacks.
+        Reports the search during the solve. Before each report, calls `progress_callback`, which
+        may raise the bound; if it returns False, this call ends, but not the search. The caller
+        raises the bound to that of the result. Returns None if no time remains or the search was
+        stopped.
         """
         search, request = self.search, self.search.request
         wall_s = request.remaining_wall_s()

@@ -77,11 +77,7 @@ def solve_with_counts(
     """Solve a relaxation, with counters of interchangeable decisions unless the gap is small.
 
     The solution has the columns of `form`; points of progress reports may have counters after
-    these. `extra_limits` are fields of `Limits`; an ``objective_cutoff`` also bounds the number of
-    counters. `settings` are further arguments of `Session.solve_form`. Up to a session's gap of
-    `Policy.small_gap_ratio`, counters would only add columns. A `start` with more decisions of
-    a class than counters is ignored. Returns None if no time remains or the session was stopped.
-    Changes the session, and raises errors, as `Session.solve_form` does.
+    these. `settings` are further arguments of `Session.solve_form`.
     """
     policy, counted_form = session.policy, None
     if session.search.gap() > policy.small_gap_ratio:
@@ -168,12 +164,9 @@ def counted_limit_rows(form: StandardForm) -> list[int]:
 def _symmetry_classes(
     form: StandardForm, limit_rows: list[int], cutoff: float | None, min_use_ratio: float
 ) -> list[tuple[NDArray[np.int64], int]]:
-    """Return classes of binary columns, with the maximum number that can be 1.
+    """Return classes of binary columns with equal costs and uses of limits, and how many can be 1.
 
-    Columns of a class have the same cost and the same coefficients in `limit_rows`, the limits. The
-    cutoff, the limits and the size of the class bound that number. Skips columns that use at
-    most `min_use_ratio` of every limit and of the cutoff, columns without an equal one, and columns
-    that cannot be 1. Returns [] if a limit has a negative coefficient or is infinite.
+    Returns [] if a limit has a negative coefficient or is infinite.
     """
     coefficients = form.matrix[limit_rows].toarray()
     limit_values = form.row_upper[limit_rows]
