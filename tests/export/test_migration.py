@@ -16,6 +16,7 @@ from poetmodel.export.exporting import export_step
 from poetmodel.export.migration import describe_samples, match_samples
 from poetmodel.export.replay import create_replay
 from poetmodel.lowered.io import load_step
+from poetmodel.lowered.step import Operation
 
 CUTS = 900
 PARTS = 8
@@ -122,18 +123,14 @@ NOT_TAKEN = {"fewer classes", "another front"}
 
 def changed(step, way):
     """Return a step with weight decay and, for some ways, other classes or another front."""
-    calls = []
-    for its in step.calls:
-        decayed = (call.with_arguments(decay=0.01) if "decay" in call else call for call in its)
-        calls.append(
-            tuple(
-                replace(call, index_range=(0, 3))
-                if way == "fewer classes" and call.index_range is not None
-                else call
-                for call in decayed
-            )
-        )
-    step = step.with_nodes(step.graph.nodes, calls)
+
+    def change(call):
+        if way == "fewer classes" and call.index_range is not None:
+            return replace(call, index_range=(0, 3))
+        return call.with_arguments(decay=0.01) if "decay" in call else call
+
+    operations = (Operation(node, tuple(map(change, calls))) for node, calls in step.operations)
+    step = step.with_operations(operations)
     if way == "another front":
         values = {n: x * 2 if n.endswith("0.weight") else x for n, x in step.values.items()}
         step = replace(step, values=values)

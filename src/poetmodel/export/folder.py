@@ -260,6 +260,7 @@ def _is_needed(name: str, deployment: Deployment) -> bool:
         "src/pm_commit.c": deployment.commit,
         "src/pm_replay.c": deployment.replay,
         "src/pm_migrate.c": deployment.migration,
+        "src/pm_groups.h": deployment.replay or deployment.migration,
         "examples/Train/storage.c": deployment.uses_storage,
         "examples/Train/flash.c": deployment.copies_to_flash,
     }

@@ -398,6 +398,4 @@ int pm_restore_best(void)
 }
 #endif
 
-#else
-typedef int pm_commit_is_not_used;
 #endif
