@@ -328,8 +328,7 @@ class ProgramSource:
         state follow `_begin_generation_lines`. The loss is checked and stored, and the gradients
         that the step returns are paged out, after the first computation only. Counts the
         computation, and registers the kernels of calls, offsets of paged-in state
-        (`state_offsets`), and whether state is updated. Raises `InputError` if memory-mapped
-        storage cannot hold a new value, `BudgetError` if the stack is too small for an update.
+        (`state_offsets`), and whether state is updated.
         """
         node = self.graph.nodes[k]
         self._computation_counts[k] += 1
@@ -368,9 +367,7 @@ class ProgramSource:
         The call is ``calls[call_index]``; `calls` are all calls of node `node_name`, which replaces
         the state `replaced_names`. Constant and already checked indices get no check. The driver
         writes new values of mapped state. With rotating state, an update has no statement if all
-        its new values are already written. Raises `InputError` if new mapped state is part of a
-        larger tensor, or is copied in another order of elements, and `BudgetError` if the stack is
-        too small for an update.
+        its new values are already written.
         """
         call = calls[call_index]
         for indices in find_index_operands(call):
@@ -489,8 +486,7 @@ class ProgramSource:
     def _storage_copy_line(self, node_name: str, call: Call) -> str:
         """Return the driver call for a kernel that copies a new value to memory-mapped state.
 
-        Adds the state to `_written_state`. Raises `InputError`, which names the node, unless the
-        copy is of contiguous elements in the same order.
+        Adds the state to `_written_state`.
         """
         sizes, *strides = table_columns(call["shape"])
         if len(sizes) == 1 and (sizes == (1,) or strides == [(1,), (1,)]):
@@ -679,8 +675,7 @@ class ProgramSource:
 
         Each call updates the windows of one output channel for some input channels. Their number
         divides that of all input channels; it is the largest whose windows have at most
-        `_CHUNK_ELEMENTS` elements, or 1. Marks the weight as written. Raises `BudgetError` if the
-        stack is too small for a window.
+        `_CHUNK_ELEMENTS` elements, or 1. Marks the weight as written.
         """
         sizes = ConvolutionSizes(*call["shape"])
         channels = sizes.group_channels
@@ -717,8 +712,7 @@ class ProgramSource:
         expression for the elements of one call, `texts` the C arguments of a call by parameter.
         Calls update copies of the weight in an array on the stack. All writes of this array except
         the last have `_CHUNK_ELEMENTS` elements, whatever the size of a call, so that each begins
-        at a write unit of flash. Marks the weight as written. Raises `BudgetError` if
-        `max_elements` exceeds `_CHUNK_ELEMENTS` and the stack is too small.
+        at a write unit of flash. Marks the weight as written.
         """
         weight, arguments = call["w"], {**texts, "w": "piece + held"}
         needed_bytes = _OTHER_STACK_BYTES + DataType.REAL.itemsize * (

@@ -380,9 +380,8 @@ def _solve_and_place(
     """Solve a problem, and return (result, plan, arena), which are all verified.
 
     Uses at most the fraction `ratio` of the remaining time. The search begins from the schedule
-    `start`, if any. Raises `NoScheduleError` if no schedule is found, `VerificationError` if a
-    plan or arena is missing or invalid. The message of a failure recommends at most
-    `available_bytes` of RAM for tensors [B]; None: the default of `fit_arena`.
+    `start`, if any. The message of a failure recommends at most `available_bytes` of RAM for
+    tensors [B]; None: the default of `fit_arena`.
     """
     limit_s = max(ratio * request.remaining_s(), 1e-3)
     result, plan, arena = fit_arena(

@@ -150,8 +150,7 @@ def _measure_instructions(
 
     The keys are the names of all nodes except those of state. QEMU executes the step with the batch
     of `_make_random_batch`. The folder of the export is temporary. `time_limit_s` limits the build,
-    and again the execution [s]. Raises the errors of `export_step` and `build_program`, and
-    `ToolchainError` if the execution fails or exceeds its time limit.
+    and again the execution [s].
     """
     with tempfile.TemporaryDirectory(prefix="poetmodel-profile-") as folder_name:
         folder = Path(folder_name)

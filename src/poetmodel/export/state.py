@@ -91,10 +91,7 @@ def load_state_tensors(
 
 
 def _parse_tensor(entry: Mapping[str, Any]) -> ExportedTensor:
-    """Parse a state tensor of a manifest.
-
-    Raises `ValueError` or `TypeError` for an invalid type or shape, `KeyError` for a missing field.
-    """
+    """Parse a state tensor of a manifest."""
     if entry["dtype"] not in _FILE_DTYPES:
         raise ValueError(entry["dtype"])
     shape = tuple(entry["shape"])

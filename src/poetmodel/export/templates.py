@@ -44,8 +44,7 @@ def fill_template(text: str, values: TemplateValues) -> str:
 def _resolve_blocks(text: str, values: TemplateValues) -> str:
     """Return a text without the marks of blocks, and without blocks whose condition is false.
 
-    Resolves nested blocks, too. Raises `KeyError` if a condition outside of removed blocks has no
-    value.
+    Resolves nested blocks, too.
     """
 
     def replace_block(match: re.Match[str]) -> str:

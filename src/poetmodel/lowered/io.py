@@ -216,9 +216,6 @@ def _step_from_json(document: _StepFile, outer_values: Collection[str] = ()) -> 
     """Convert a parsed document to a step.
 
     `outer_values` are the buffers with values in the enclosing step and its earlier passes.
-
-    Raises `InputError` with the errors of the graph, all contradictions of the step, the error of
-    the first invalid values, or the errors of the first invalid forward pass.
     """
     step = LoweredStep(
         graph=Graph.from_dict(document.graph, source="graph"),
@@ -487,10 +484,7 @@ def _format_argument(argument: Argument) -> str:
 
 
 def _decode_values(step: LoweredStep, name: str, base64_text: str) -> np.ndarray:
-    """Decode the elements of buffer `name` from base64 to a flat, read-only array.
-
-    Raises `InputError` if the text is invalid, or its size is not that of the buffer.
-    """
+    """Decode the elements of buffer `name` from base64 to a flat, read-only array."""
     buffer = step.buffers[name]
     try:
         content = base64.b64decode(base64_text, validate=True)

@@ -163,8 +163,7 @@ def _add_lookup(
     """Return a step in which input `name` has bytes, converted by a node before its first reader.
 
     Returns `step` itself if it has no such input. All readers then read the output of this node.
-    `table` is the new buffer of the lookup table, whose values the caller adds. Raises `InputError`
-    if `channels`, the rows of the table, do not fit the shape of the input.
+    `table` is the new buffer of the lookup table, whose values the caller adds.
     """
     byte_tensor = next((tensor for tensor in step.inputs if tensor.name == name), None)
     if byte_tensor is None:
@@ -210,7 +209,7 @@ def _make_lookup_shape(name: str, shape: Numbers, channels: int) -> Numbers:
     innermost first, has its size, then its strides. `name` and `shape` are those of the input,
     `channels` is the number of rows of the lookup table. The channels of the input are the first
     dimension of a vector, the first or else second of three dimensions, and otherwise the second
-    dimension. Raises `InputError` if `channels` is neither 1 nor the size of such a dimension.
+    dimension.
     """
     candidate_dimensions = {1: (0,), _IMAGE_RANK: (0, 1)}.get(len(shape), (1,))
     fitting_dimensions = (

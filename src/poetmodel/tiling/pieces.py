@@ -257,8 +257,7 @@ class Expansion:
 
         Slices on the last axis vary fastest, those on the axes of results slowest. A call without
         an axis is executed once for the axis: for its first slice if the call precedes those with
-        the axis, else for its last slice. Raises `UnsliceableError` if a call cannot be divided, or
-        if a call without an axis is between calls with the axis.
+        the axis, else for its last slice.
         """
         calls_of_axis = {
             axis: [
@@ -300,8 +299,7 @@ class Expansion:
     def _find_writers(self) -> dict[str, list[int]]:
         """Return the ascending indices of the pieces that write each slice of results.
 
-        A slice that no piece writes is assigned to the last piece. Raises `UnsliceableError` if
-        several pieces write one slice of state.
+        A slice that no piece writes is assigned to the last piece.
         """
         writers: dict[str, list[int]] = {result_slice: [] for result_slice in self._result_slices}
         for piece_index, piece in enumerate(self._piece_calls):
@@ -321,7 +319,6 @@ class Expansion:
         """Return the name of the content of a result slice after a piece.
 
         From the last writer on, it is the name of the slice; before, that of a partial result.
-        Raises `UnsliceableError` if no piece up to `piece_index` writes the slice.
         """
         writers = self._writers[result_slice]
         writers_so_far = [writer for writer in writers if writer <= piece_index]
@@ -373,8 +370,7 @@ class Expansion:
         """Return the node and the calls of a piece; `flops` are the FLOP of the piece.
 
         In a chain, each piece except the first begins with a copy of the previous partial result.
-        Adds the buffers of partial results to `Slices.partial_results`. Raises `UnsliceableError`
-        as `make_pieces`.
+        Adds the buffers of partial results to `Slices.partial_results`.
         """
         node, piece = self._node, self._piece_calls[piece_index]
         versioned_names = {

@@ -343,8 +343,7 @@ class _Tiling:
     def _split_dimensions(self, channel_loops: ChannelLoops) -> tuple[ChannelLoops, dict[int, int]]:
         """Return loops, divided if needed, with a dimension for each sliceable tensor's channels.
 
-        Also returns this dimension by the index of the tensor. Raises `UnsliceableError` if a
-        tensor has no such dimension.
+        Also returns this dimension by the index of the tensor.
         """
         for index, ref in enumerate(channel_loops.loops.refs):
             if ref.buffer in self._sliceable:
@@ -411,8 +410,7 @@ class _Tiling:
         """Yield (buffer, slices) of groups with fixed slices or a tensor above `tile_bytes`.
 
         Yields one pair for each buffer of a group, all with the same slices. Without fixed slices,
-        omits groups with too few channels for two slices. Raises `UnsliceableError` if the fixed
-        slices of a group differ.
+        omits groups with too few channels for two slices.
         """
         members = defaultdict(list)
         for name in sorted(self._sliceable):
@@ -470,10 +468,7 @@ class _Tiling:
         )
 
     def _tile_forward_pass(self, forward_pass: LoweredStep) -> LoweredStep:
-        """Return a forward pass in tiles, with the same slices of state as this step.
-
-        Raises `UnsliceableError` if some buffers must also stay undivided.
-        """
+        """Return a forward pass in tiles, with the same slices of state as this step."""
         return _Tiling(
             forward_pass, self._tile_bytes, self._undivided_names, training_tiling=self
         ).make_step()
@@ -481,8 +476,7 @@ class _Tiling:
     def _make_pieces(self, slices: Slices, k: int) -> Iterator[Piece]:
         """Yield the pieces that replace a node, in order; one for a node without divided tensors.
 
-        Divided state has one piece without calls per slice. Raises `UnsliceableError` if the calls
-        of the node cannot be divided.
+        Divided state has one piece without calls per slice.
         """
         node, calls = self.graph.nodes[k], self.undivided_step.calls[k]
         if node.is_state and node.outputs[0].name in self.slice_ranges:
@@ -507,10 +501,7 @@ class _Tiling:
             yield Piece(node_index=k, node=node, calls=calls)
 
     def _slice_call(self, call: Call, channel_loops: ChannelLoops | None) -> SlicedCall | None:
-        """Return a call with its divided tensors; None if it has no loops or no divided tensor.
-
-        Raises `UnsliceableError` if one dimension would need the slices of several groups.
-        """
+        """Return a call with its divided tensors; None if it has no loops or no divided tensor."""
         if channel_loops is None or not self.slice_ranges.keys() & {*call.buffers}:
             return None
         split_loops, dimensions = self._split_dimensions(channel_loops)

@@ -164,8 +164,7 @@ def _capture_forward(
     `step_name` is the name in messages and in the graph.
 
     Quantized fronts replace converted modules. `model` and a loss module are in evaluation mode
-    only during the capture. Raises `CaptureError` if the pass draws random numbers; otherwise as
-    for `lower`.
+    only during the capture.
     """
     model = with_fronts(model)
     with ExitStack() as stack:

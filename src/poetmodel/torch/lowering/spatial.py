@@ -83,11 +83,7 @@ def _lower_convolution(op: Lowering) -> None:
 
 @lowers(aten.convolution_backward.default)
 def _lower_convolution_backward(op: Lowering) -> None:
-    """Lower each requested gradient that is an output to a call: of bias, then input, then weight.
-
-    Raises `CaptureError` for a bias gradient that is not contiguous, and for the other two unless
-    the convolution has one or two spatial dimensions.
-    """
+    """Lower each requested gradient that is an output to a call: bias, then input, then weight."""
     dy, x, w = (op.value(argument) for argument in op.args[:3])
     transposed, output_mask = op.args[7], op.args[10]
     # The mask is checked, too: PyTorch's kernel also returns gradients that were not requested.

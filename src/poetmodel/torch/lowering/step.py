@@ -256,8 +256,6 @@ class StepLowering:
         """Return the view of the value of a node; messages call the node `description`.
 
         A value that is in none of the training graph's storages is a view of the loss's gradient.
-        Raises `CaptureError` if exported code does not have the type of the value, or if its
-        storage has another type.
         """
         kind = self._exported_type(value.dtype, description)
         storage_indices = self.training_graph.find_reads((node,)).storages
@@ -296,22 +294,14 @@ class StepLowering:
         yield _LOSS_GRADIENT, Buffer(elements=1, type=DataType.REAL)
 
     def _make_buffer(self, storage: TensorStorage) -> Buffer:
-        """Return the buffer of a storage: its number of elements, and its type.
-
-        Raises `CaptureError` if the layouts of the storage have several types, or a type that
-        exported code does not have.
-        """
+        """Return the buffer of a storage: its number of elements, and its type."""
         dtype = self._element_type(storage)
         return Buffer(
             elements=storage.bytes // dtype.itemsize, type=self._exported_type(dtype, storage.name)
         )
 
     def _element_type(self, storage: TensorStorage, *view_types: torch.dtype) -> torch.dtype:
-        """Return the type of a storage's elements; torch.uint8 for torch.bool.
-
-        Raises `CaptureError` if the layouts of the storage and `view_types`, the types of its
-        views, are several types.
-        """
+        """Return the type of a storage's elements; torch.uint8 for torch.bool."""
         dtypes = (*(layout.dtype for layout in storage.layouts), *view_types)
         types = {torch.uint8 if dtype is torch.bool else dtype for dtype in dtypes}
         if len(types) > 1:
@@ -326,8 +316,7 @@ class StepLowering:
     ) -> Iterator[NamedTensor]:
         """Yield inputs or state tensors by name; of several tensors in one buffer, only the first.
 
-        Skips tensors without a view. Raises `CaptureError` for boolean inputs and tensors that are
-        not contiguous.
+        Skips tensors without a view.
         """
         seen_buffers: set[str] = set()
         for argument in arguments:
@@ -594,10 +583,7 @@ def _missing_kernel_messages(operations: Sequence[Operation]) -> Iterator[str]:
 
 
 def _to_exported_array(value: torch.Tensor, kind: DataType, name: str) -> np.ndarray:
-    """Return a copy of a tensor as a NumPy array of the type that represents `kind`.
-
-    Raises `CaptureError`, with the `name` of the tensor, for integers outside the range of int32.
-    """
+    """Return a copy of a tensor as a NumPy array of the type that represents `kind`."""
     if kind is DataType.INT32 and value.numel():
         limits = torch.iinfo(torch.int32)
         if int(value.min()) < limits.min or int(value.max()) > limits.max:
