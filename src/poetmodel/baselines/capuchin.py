@@ -24,7 +24,6 @@ from poetmodel.baselines.paging import (
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import checkpoint_all_profile
-from poetmodel.problem import DeadlineCounts, Problem
 from poetmodel.schedule import Schedule, simulate
 from poetmodel.units import format_bytes
 
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from numpy.typing import NDArray
+
+    from poetmodel.problem import Problem
 
 MAX_ROUNDS: Final = 6
 """Maximum number of rounds that keep more recomputed tensors in RAM."""
@@ -142,10 +143,9 @@ class _EvictionPlanner:
         self.node_end_s = list(accumulate(problem.table.compute_time_s))
         """End of each node on the timeline of keep-all [s]."""
         self.rule = rule
-        deadline_counts = (
-            DeadlineCounts.OVERLAP if rule == CostRule.PUBLISHED else problem.deadline_counts
+        self.hides_transfers = rule == CostRule.PUBLISHED or (
+            rule != CostRule.ENERGY and problem.is_overlapping
         )
-        self.hides_transfers = rule != CostRule.ENERGY and deadline_counts == DeadlineCounts.OVERLAP
         """Whether the rule counts transfers as hidden by computations."""
         self.compute_costs, self.page_in_costs, self.page_out_costs = eviction_costs(problem, rule)
         self.busy_times: list[tuple[float, float]] = []

@@ -14,7 +14,7 @@ from poetmodel.baselines.paging import StorageSpace, transfer_costs
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError
 from poetmodel.heuristics.execution import Execution, StagedExecution, last_possible_reads
-from poetmodel.problem import DeadlineCounts, Problem, Quantity
+from poetmodel.problem import Problem, Quantity
 from poetmodel.schedule.instructions import Instruction, Op
 from poetmodel.units import format_bytes
 
@@ -106,7 +106,7 @@ def dtr_paging(problem: Problem) -> Schedule:
     execution is tried with several homes of state (`schedule_with_best_homes`). The best schedule
     is returned. Raises `MethodNotApplicableError` if no execution fits in RAM.
     """
-    overlaps = problem.deadline_counts == DeadlineCounts.OVERLAP
+    overlaps = problem.is_overlapping
     transfer_modes = (False, True) if overlaps and problem.minimize == Quantity.TIME else (False,)
     rules = [
         partial(

@@ -21,7 +21,7 @@ from poetmodel.baselines.homes import mark_forward_only, use_homes_of
 from poetmodel.baselines.paging import CostRule, eviction_costs, require_within_budget
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
-from poetmodel.problem import DeadlineCounts, Quantity
+from poetmodel.problem import Quantity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -497,9 +497,7 @@ def build_layers(problem: Problem, chain: ChainMemory, rule: CostRule) -> Iterat
     ``time`` for a problem whose transfers overlap computations. Otherwise they have a cost.
     """
     compute_costs, page_in_costs, page_out_costs = eviction_costs(problem, rule)
-    overlaps = rule == CostRule.PUBLISHED or (
-        rule == CostRule.TIME and problem.deadline_counts == DeadlineCounts.OVERLAP
-    )
+    overlaps = rule == CostRule.PUBLISHED or (rule == CostRule.TIME and problem.is_overlapping)
     state_before: Collection[int] = ()
     for s, step in enumerate(chain.steps):
         activation = step.tape | step.state

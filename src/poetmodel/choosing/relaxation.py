@@ -17,7 +17,6 @@ from poetmodel.choosing.pebbling import PebbleGame
 from poetmodel.device import Costs
 from poetmodel.device.cost import FREE
 from poetmodel.graph import Graph, Phase, floor
-from poetmodel.problem import DeadlineCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -414,10 +413,10 @@ class _Program:
         if problem.deadline_s is not None:
             row, upper = self._time_row()
             self._add_recomputation_costs(row, self.relaxation.min_costs[0])
-            if problem.deadline_counts == DeadlineCounts.SERIAL:
+            if problem.counts_transfers:
                 self._add_paging_costs(row, table.page_in_time_s, table.page_out_time_s)
             self._add_row(row, upper, problem.deadline_s or 1.0)
-            if problem.deadline_counts == DeadlineCounts.OVERLAP:
+            if problem.is_overlapping:
                 transfers = self._transfer_costs(table.page_in_time_s, table.page_out_time_s)
                 self._add_paging_costs(transfers, table.page_in_time_s, table.page_out_time_s)
                 self._add_row(transfers, problem.deadline_s, problem.deadline_s or 1.0)
@@ -455,7 +454,7 @@ class _Program:
         """
         table, transfers = self.problem.table, dict[int, float]()
         remaining_s = self.problem.deadline_s or 0.0
-        if self.problem.deadline_counts == DeadlineCounts.SERIAL:
+        if self.problem.counts_transfers:
             transfers = self._transfer_costs(
                 table.page_in_time_s, table.page_out_time_s, excluded_layers
             )
