@@ -6,7 +6,7 @@
 #include "pm.h"
 #define PM_FLASH_DRIVER
 #include "port/pm_pages.h"
-#define FLASH_BYTES PM_STORED_BYTES
+#define FLASH_BYTES (PM_STORED_BYTES * (uint32_t)(sizeof(pm_real) / 4u))
 #define FLASH_UNIT PM_STORAGE_UNIT
 #define FLASH_BLOCK PM_STORAGE_BLOCK
 #include "cut_flash.h"
@@ -154,12 +154,12 @@ static int run(uint32_t offers, uint32_t cut_at, uint32_t kind)
 
 static int cuts(uint32_t first, uint32_t count)
 {
-    memset(flash, 0xFF, PM_STORED_BYTES);
+    memset(flash, 0xFF, FLASH_BYTES);
     if (run(OFFERS, 0, 0) || power->bad) return 3;
     const uint32_t operations = power->operations;
     for (uint32_t trial = first; trial < first + count; trial++) {
         const char *what = 0;
-        memset(flash, trial % 3u ? 0xFF : 0x5A, PM_STORED_BYTES);
+        memset(flash, trial % 3u ? 0xFF : 0x5A, FLASH_BYTES);
         power->random = trial * 2654435761u, power->bad = 0;
         for (uint32_t more = 1u + trial % 3u; more; more--) (void)run(OFFERS, 1u + number() % operations, number() % 4u);
         /* What is there now, and then all of it, without a cut. */
@@ -187,7 +187,7 @@ static int cuts(uint32_t first, uint32_t count)
 static int expect(void)
 {
     uint32_t index;
-    memset(flash, 0xFF, PM_STORED_BYTES);
+    memset(flash, 0xFF, FLASH_BYTES);
     if (pm_init()) return 1;
     for (uint32_t k = 0; k < OFFERS; k++) {
         batch(k);

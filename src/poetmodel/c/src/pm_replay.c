@@ -245,7 +245,8 @@ static int end_group(void)
     const pm_group_t *const header = &writing.header;
     const uint32_t end = least(header->samples, (header->group + 1u) * PM_GROUP_SAMPLES);
     for (uint32_t k = writing.sample + 1u; k < end; k++) PM_TRY(copy_sample(k));
-    if (writing.end % PM_CHUNK) PM_TRY(write_chunk());
+    if (SEAL_PLACE >= PM_COMMIT_BLOCK) PM_TRY(put(0, SEAL_PLACE - writing.end)); /* a block is erased where it begins */
+    else if (writing.end % PM_CHUNK) PM_TRY(write_chunk());
     pm_group_seal(header, seal);
     memcpy(chunk.bytes, seal, sizeof seal);
     PM_TRY_PAGE(pm_page_write(writing.slot, SEAL_PLACE, chunk.bytes, PM_GROUP_SEAL_BYTES));
