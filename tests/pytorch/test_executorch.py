@@ -3,6 +3,8 @@
 These tests run in the environment that `tox -e executorch` makes.
 """
 
+import random
+import time
 from functools import cache, partial
 
 import pytest
@@ -273,6 +275,46 @@ def test_what_executorch_has_not_is_refused(case, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=f"^{told}"):
         pmt.to_executorch(model, functional.cross_entropy, BATCH, **given)
     assert list(tmp_path.iterdir()) == []
+
+
+class Changing(nn.Module):
+    """A layer, and what a function does with its result."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.layer, self.function, self.n = nn.Linear(4, 3), function, 0
+
+    def forward(self, x):
+        """Return logits."""
+        return self.function(self, self.layer(x))
+
+
+def count(model, y):
+    """Count in an attribute."""
+    model.n += 1
+    return y / model.n
+
+
+CHANGING = {
+    "counter": (count, r"forward changes n from 0 to 1 at .*\(model\.n \+= 1\)"),
+    "draw": (lambda _, y: y * random.random(), "draws from Python's random"),  # noqa: S311
+    "clock": (lambda _, y: y * time.time(), r"time\.time.* at .*test_executorch\.py:"),
+    "seed": (
+        lambda _, y: (torch.manual_seed(0), y * torch.rand(()))[1],
+        r"is seeded at .*test_executorch\.py:",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CHANGING)
+def test_what_a_program_cannot_follow_is_refused(case, tmp_path):
+    """State, draws, the clock and seeding would be constants of the program."""
+    function, told = CHANGING[case]
+    model, path = Changing(function), tmp_path / "step.pte"
+    with pytest.raises(pmt.CaptureError, match=f"^Changing: .*{told}"):
+        pmt.to_executorch(model, functional.cross_entropy, BATCH, ram="100%", path=path)
+    assert not path.exists()
+    assert model.n == 0
 
 
 @pytest.mark.parametrize(

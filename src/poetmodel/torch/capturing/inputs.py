@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     Inputs = Sequence[Any] | Mapping[str, Any]
     Builder = Callable[[Iterator[torch.Tensor]], Any]
     """Returns a value, given an iterator over the tensors in it."""
-    Leaves = list[tuple[str, torch.Tensor]]
-    """(path in the output, tensor) of each tensor."""
+    Access = tuple[tuple[bool, Any], ...]
+    """Steps to a value in an output: (whether by attribute, name, key or position)."""
+    Leaves = list[tuple[str, Access, torch.Tensor]]
+    """(path in the output, steps to it, tensor) of each tensor."""
 
 
 def _convert_mappings(inputs: Any) -> Any:
@@ -373,6 +375,8 @@ class OutputStructure:
 
     names: tuple[str, ...]
     """Path in the output of each tensor besides the loss, such as ``hidden_states[0]``."""
+    accesses: tuple[Access, ...]
+    """Steps from the output to each tensor of `names`."""
     _positions: tuple[int, ...]
     """For each tensor in the output: 0 for the loss, or 1 + its index in `names`."""
     _builder: Builder
@@ -390,16 +394,18 @@ class OutputStructure:
         builder = _collect_tensors(output, "", leaves)
         further_leaves: Leaves = []
         positions = []
-        for path, tensor in leaves:
+        for leaf in leaves:
+            tensor = leaf[-1]
             if tensor is not loss:
-                further_leaves.append((path, tensor))
+                further_leaves.append(leaf)
             positions.append(0 if tensor is loss else len(further_leaves))
         structure = cls(
-            names=tuple(path for path, _ in further_leaves),
+            names=tuple(path for path, _, _ in further_leaves),
+            accesses=tuple(access for _, access, _ in further_leaves),
             _positions=tuple(positions),
             _builder=builder,
         )
-        return structure, [tensor for _, tensor in further_leaves]
+        return structure, [tensor for *_, tensor in further_leaves]
 
     def build(self, loss: torch.Tensor, other_tensors: Sequence[torch.Tensor]) -> Any:
         """Return an output of this structure with `loss` and other tensors.
@@ -419,23 +425,31 @@ class OutputStructure:
         names = ("", *self.names)
         return {
             names[position]: tensor
-            for position, (_, tensor) in zip(self._positions, leaves, strict=True)
+            for position, (*_, tensor) in zip(self._positions, leaves, strict=True)
         }
 
 
-def _collect_tensors(value: Any, path: str, leaves: Leaves) -> Builder:
-    """Append (path, tensor) of a value's tensors to `leaves`; return the value's builder.
+def follow(output: Any, access: Access) -> Any:
+    """Return the value in an output to which steps lead."""
+    for is_attribute, key in access:
+        output = getattr(output, key) if is_attribute else output[key]
+    return output
 
-    `path` is that of the value in the output, empty for the output itself. From an iterator over
-    new tensors, the builder makes the value again by the rules of `OutputStructure`.
+
+def _collect_tensors(value: Any, path: str, leaves: Leaves, access: Access = ()) -> Builder:
+    """Append a value's tensors, with path and steps, to `leaves`; return the value's builder.
+
+    `path` and `access` are those of the value in the output, empty for the output itself. From an
+    iterator over new tensors, the builder makes the value again by the rules of `OutputStructure`.
     """
     if isinstance(value, torch.Tensor):
-        leaves.append((path or "tensor", value))
+        leaves.append((path or "tensor", access, value))
         return next
     if isinstance(value, _CONSTANT_TYPES):
         return lambda _: value
     kind = type(value)
     items: dict[Any, Any]
+    is_attribute = is_dataclass(value) or not isinstance(value, Mapping | tuple | list)
     if is_dataclass(value):
         items = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
         build: Callable[[dict[Any, Any]], Any] = lambda attributes: kind(**attributes)  # noqa: E731
@@ -456,7 +470,12 @@ def _collect_tensors(value: Any, path: str, leaves: Leaves) -> Builder:
     else:
         return lambda _: None
     builders = {
-        key: _collect_tensors(item, path_format.format(path, key).removeprefix("."), leaves)
+        key: _collect_tensors(
+            item,
+            path_format.format(path, key).removeprefix("."),
+            leaves,
+            (*access, (is_attribute, key)),
+        )
         for key, item in items.items()
     }
     return lambda values: build({key: builder(values) for key, builder in builders.items()})

@@ -129,12 +129,14 @@ class ModuleSnapshot:
             and all(container.is_unchanged() for container in self._containers)
         )
 
-    def restore(self, *, is_capturing: bool = False) -> tuple[tuple[str, str], ...]:
+    def restore(
+        self, *, is_capturing: bool = False, keeps_new: bool = False
+    ) -> tuple[tuple[str, str], ...]:
         """Restore the snapshot; return (path, attribute) of each discarded content with a tensor.
 
         The content is the value of an attribute, or all items of a container to which it refers.
         The pairs are sorted. Attributes that every module has, or that modules derive from
-        parameters, are omitted.
+        parameters, are omitted. With `keeps_new`, new attributes without tensors remain.
 
         With `is_capturing`, a forward pass of a capture begins, for which PyTorch has replaced
         parameters and buffers and may have set hooks. Then the replacements are retained. Hooks of
@@ -152,7 +154,7 @@ class ModuleSnapshot:
         for container in self._containers:
             if is_first_pass:
                 container.record_first_pass()
-            changes += container.restore(is_capturing=is_capturing)
+            changes += container.restore(is_capturing=is_capturing, keeps_new=keeps_new)
         tensor_keys = {(path, key) for path, key, value in changes if tensors_in(value)}
         return tuple(
             sorted(
@@ -194,7 +196,7 @@ class _Container:
         if self.key in OWN_ATTRIBUTES:
             self._first_pass_content = copy_content(self.value)
 
-    def restore(self, *, is_capturing: bool) -> list[tuple[str, str, Any]]:
+    def restore(self, *, is_capturing: bool, keeps_new: bool = False) -> list[tuple[str, str, Any]]:
         """Restore the snapshot; return (path, attribute, replaced value or content) of each change.
 
         With `is_capturing`, parameters and buffers are left unchanged, and other attributes that
@@ -220,7 +222,7 @@ class _Container:
         for key in keys:
             if key in content:
                 self.value[key] = content[key]
-            else:
+            elif not keeps_new or tensors_in(self.value[key]):
                 del self.value[key]
         return [(self.path, key, current_content.get(key)) for key in keys]
 

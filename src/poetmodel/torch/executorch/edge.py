@@ -50,6 +50,7 @@ from poetmodel.torch.capturing.inputs import (
 )
 from poetmodel.torch.capturing.joint import LOSS
 from poetmodel.torch.capturing.replay import temporary_setting
+from poetmodel.torch.capturing.snapshots import check_snapshot
 from poetmodel.torch.errors import CaptureError, convert_exceptions, suppress_warnings
 from poetmodel.torch.graph.tensors import fake_value
 
@@ -96,6 +97,7 @@ def capture_edge_program(
     begins error messages.
     """
     refuse(name, step_errors(model, loss_fn, inputs))
+    check_snapshot(name, model, loss_fn, inputs)
     with (
         suppress_warnings(),
         infrequent_gc(),

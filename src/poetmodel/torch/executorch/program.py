@@ -155,8 +155,9 @@ def to_executorch(
         If the budget is invalid, or too small: the message then states the smallest budget known to
         suffice.
     CaptureError
-        If the step is invalid or cannot be exported, or an operator has no kernel; the message
-        names the operator.
+        If the step is invalid or cannot be exported, or an operator has no kernel; if forward
+        changes Python state that it reads, draws from another generator than PyTorch's, seeds, or
+        does what TorchDynamo does not trace. The message names the operator or the line.
     InputError
         If an option is invalid, the file cannot be written, the optimizer is not supported, or
         paging is requested.

@@ -1,0 +1,485 @@
+"""Captures of a training step by TorchDynamo, and calls under their guards.
+
+TorchDynamo traces a function of its own code object, so that its captures belong to one step. It
+guards what the trace depends on, and replays side effects of the model after a call. The function
+that a capture calls raises while the step is only captured or selected: then nothing is executed,
+no side effect occurs, and the next call uses the capture again.
+"""
+
+from __future__ import annotations
+
+import linecache
+import logging
+import re
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import torch
+
+from poetmodel.torch.capturing.front_private import (
+    DYNAMO_ERROR,
+    MAX_CAPTURES,
+    capture_settings,
+    example_value,
+    explain,
+    failed_guards,
+    frames_in,
+)
+from poetmodel.torch.capturing.front_readings import (
+    Reading,
+    ReadingCheck,
+    Readings,
+    empty_readings,
+    find_readings,
+    mark_reading,
+)
+from poetmodel.torch.capturing.inputs import find_loss, follow
+from poetmodel.torch.errors import (
+    FOREIGN_ERRORS,
+    CaptureError,
+    CodeOrigin,
+    code_origin,
+    exception_chain,
+    format_source_line,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import fx
+
+    from poetmodel.torch.capturing.front_readings import Values
+    from poetmodel.torch.capturing.inputs import Access
+
+    Execute = Callable[["Capture", Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+    """Executes a step on the tensors of a call; returns a value for each output of the graph."""
+
+_STANCE: Final = "fail_on_recompile"
+
+
+class Changed(Exception):  # noqa: N818 - a state, which callers convert
+    """No capture is valid for a call; `reasons` has a text for each failed guard."""
+
+    def __init__(self, reasons: Sequence[str] = (), *, captured: Capture | None = None) -> None:
+        super().__init__("; ".join(reasons))
+        self.reasons = tuple(reasons)
+        self.captured = captured
+        """A capture that is valid, but not compiled yet; otherwise None."""
+
+
+class _Selected(Exception):  # noqa: N818 - ends a call without effect
+    """Ends the call of a capture before anything is executed."""
+
+    def __init__(self, capture: Capture, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self.capture, self.tensors = capture, tensors
+
+
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator, unused-ignore]
+def mark_result(result: torch.Tensor, index: int) -> torch.Tensor:  # noqa: ARG001
+    """Return a result of a step; its node in a graph of Dynamo has its index: 0 for the loss."""
+    return result
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Capture:
+    """A graph of Dynamo for one set of shapes and Python values."""
+
+    graph_module: fx.GraphModule
+    tensors: tuple[torch.Tensor, ...]
+    """The inputs of the graph at its capture: parameters, buffers, inputs, and other tensors."""
+    result_positions: tuple[int, ...]
+    """Position among the outputs of the graph of the loss, then of further outputs of the model."""
+    stored_positions: tuple[int, ...]
+    """Positions of the outputs that forward stores in attributes, dicts or globals."""
+    readings: tuple[Reading, ...]
+    """Values that Python read of inputs, buffers and, at the end of a step, parameters."""
+    check: ReadingCheck
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of outputs of the graph."""
+        return len(self.graph_module.graph.output_node().args[0])
+
+    def fresh_inputs(self, tensors: Sequence[torch.Tensor]) -> list[fx.Node]:
+        """Return the placeholders whose tensor is another object in a further call.
+
+        For unchanged inputs and parameters, these are tensors that Python made for the call.
+        """
+        placeholders = self.graph_module.graph.find_nodes(op="placeholder")
+        return [
+            node
+            for node, old, new in zip(placeholders, self.tensors, tensors, strict=True)
+            if old is not new
+        ]
+
+
+class Front:
+    """Captures a step for sets of shapes and values, and calls it under the guards of these.
+
+    Parameters
+    ----------
+    name : str
+        Name of the step in messages.
+    model, loss_fn
+        As for `poetmodel.torch.compile`.
+    uses_keywords : bool
+        Whether the model gets the items of its only argument, a mapping, by name.
+    accesses : sequence
+        Steps to each further output of the model, which a call returns detached, after the loss.
+    assigned_buffers : sequence
+        (module, name) of each buffer to which forward assigns a new tensor. Its value is copied
+        into the old tensor.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: torch.nn.Module,
+        loss_fn: Callable[..., torch.Tensor] | None,
+        *,
+        uses_keywords: bool = False,
+        accesses: Sequence[Access] = (),
+        assigned_buffers: Sequence[tuple[torch.nn.Module, str]] = (),
+    ) -> None:
+        """Make the function that Dynamo traces; nothing is captured yet."""
+        self.name, self.model, self.loss_fn = name, model, loss_fn
+        self.values: Values | None = None
+        """Values that Python reads of tensors, by kind; None as long as nothing is read."""
+        self.captures: list[Capture] = []
+        """All captures, oldest first."""
+        self._execute: Execute | None = None
+        """Called by a capture whose guards hold; None to end the call without effect."""
+        self._stance: Any = None
+        self._uses_keywords, self._accesses = uses_keywords, tuple(accesses)
+        self._assigned_buffers = tuple(assigned_buffers)
+        self._make_function()
+
+    def _make_function(self) -> None:
+        """Make the function that Dynamo traces, with readings if there are any."""
+        self._function = _make_step_function(self)
+        self._compiled = torch.compile(
+            self._function, backend=self._add_capture, fullgraph=True, dynamic=False
+        )
+
+    def execute_eagerly(self, batch: Sequence[Any]) -> None:
+        """Execute forward pass and loss in eager mode."""
+        _make_step_function(self, with_readings=False)(*batch)
+
+    def record_readings(self, batch: Sequence[Any]) -> None:
+        """Record what Python reads in an eager forward pass, whose effects the caller undoes.
+
+        Later captures and calls are those for the recorded values. The first call of this method
+        invalidates captures without readings.
+        """
+        recorded: Values = empty_readings()
+        old_values, self.values = self.values, recorded
+        try:
+            _make_step_function(self)(*batch)
+        finally:
+            self.values = old_values
+        if old_values is not None:  # the function that Dynamo traces refers to these lists
+            for kind, values in recorded.items():
+                old_values[kind][:] = values
+        else:
+            self.values = recorded
+            self._make_function()
+
+    def capture(self, batch: Sequence[Any]) -> Capture:
+        """Return the capture that is valid for a batch, captured now if there is none.
+
+        Executes nothing, and changes no state. Raises `CaptureError` with Dynamo's reason and the
+        line if the step cannot be captured.
+        """
+        self._execute = None
+        try:
+            # An error that is raised need not be logged with its traceback too.
+            with (
+                capture_settings(),
+                _quiet_logger("torch._dynamo"),
+                _quiet_logger("torch._guards"),
+                warnings.catch_warnings(action="ignore"),
+            ):
+                self._compiled(*batch)
+        except _Selected as selected:
+            return selected.capture
+        except FOREIGN_ERRORS as error:
+            self._refuse(error)
+        raise CaptureError(f"{self.name}: the step has no operation of PyTorch, so no graph")
+
+    def find(self, batch: Sequence[Any]) -> tuple[Capture, Sequence[torch.Tensor]]:
+        """Return (capture whose guards hold for a batch, current inputs of its graph).
+
+        Executes nothing, and changes no state. Raises `Changed` if there is none.
+        """
+        try:
+            self._call(batch, None)
+        except _Selected as selected:
+            if change := selected.capture.check.find_change(selected.tensors):
+                raise Changed([change]) from None
+            return selected.capture, selected.tensors
+        raise CaptureError(f"{self.name}: the step has no operation of PyTorch, so no graph")
+
+    def call(self, batch: Sequence[Any], execute: Execute) -> tuple[torch.Tensor, ...]:
+        """Execute a step by `execute` on the capture whose guards hold; return loss and outputs.
+
+        Afterwards Dynamo replays the side effects of the model. Raises `Changed` if no capture is
+        valid, and the errors of `execute`.
+        """
+        results: tuple[torch.Tensor, ...] = self._call(batch, execute)[0]
+        return results
+
+    def _call(self, batch: Sequence[Any], execute: Execute | None) -> Any:
+        self._execute = execute
+        self._stance = torch.compiler.set_stance(_STANCE)
+        try:
+            return self._compiled(*batch)
+        except (RuntimeError, DYNAMO_ERROR) as error:
+            if _STANCE not in str(error):
+                raise
+            raise Changed(self._describe_guards(str(error), batch)) from None
+        finally:
+            self._release_stance()
+
+    def _release_stance(self) -> None:
+        """End the stance, which holds for all threads, as soon as the guards are evaluated."""
+        stance, self._stance = self._stance, None
+        if stance is not None:
+            stance.__exit__(None, None, None)
+
+    def _add_capture(
+        self, graph_module: fx.GraphModule, tensors: Sequence[torch.Tensor]
+    ) -> Callable[..., Sequence[torch.Tensor]]:
+        """Add a capture; the back end of Dynamo. Returns the function that its calls execute."""
+        if len(self.captures) >= MAX_CAPTURES:
+            raise CaptureError(
+                f"{self.name}: the step was captured {MAX_CAPTURES} times; Python values that "
+                "decide it change too often"
+            )
+        graph = graph_module.graph
+        marks = {node.args[1]: node for node in graph.nodes if node.target is mark_result}
+        results = [marks[index].args[0] for index in range(len(marks))]
+        for node in marks.values():
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+        symbolic_types = (torch.SymInt, torch.SymFloat, torch.SymBool)
+        for node in reversed(list(graph.nodes)):  # numbers that are only logged
+            if not node.users and node.target == "item":
+                graph.erase_node(node)
+        for node in graph.nodes:
+            if isinstance(example_value(node), symbolic_types):
+                line = find_line(node)
+                where = f" at {line}" if line else ""
+                raise _Unread(
+                    f"{self.name}: a number that is read from a tensor{where} decides "
+                    "shapes or values; select with torch.where, or compute it outside of the step"
+                )
+        graph_module.recompile()
+        returned = list(graph.output_node().args[0])
+        readings = find_readings(
+            self.name, graph_module, tensors, self.values or {}, innermost_line
+        )
+        reading_nodes = [node for node in graph.nodes if node.target is mark_reading]
+        stored = [
+            position
+            for position, node in enumerate(returned)
+            if node not in results and node not in reading_nodes
+        ]
+        capture = Capture(
+            graph_module=graph_module,
+            tensors=tuple(tensors),
+            result_positions=tuple(returned.index(node) for node in results),
+            stored_positions=tuple(stored),
+            readings=readings,
+            check=ReadingCheck(graph_module, readings),
+        )
+        self.captures.append(capture)
+
+        def execute(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+            self._release_stance()
+            if self._execute is None:
+                raise _Selected(capture, tensors)
+            if change := capture.check.find_change(tensors):
+                raise Changed([change])
+            return self._execute(capture, tensors)
+
+        return execute
+
+    def _refuse(self, error: BaseException) -> NoReturn:
+        """Raise the error of a capture as `CaptureError`, with its reason and the user's line."""
+        for link in exception_chain(error):
+            if isinstance(link, CaptureError):
+                raise link from None
+        inner = getattr(error, "inner_exception", None) or error
+        frames = frames_in(str(error).partition("from user code")[2])
+        line = innermost_line(frames)
+        where = f" at {line}" if line else ""
+        raise CaptureError(f"{self.name}: {explain(inner)}{where}") from error
+
+    def _describe_guards(self, text: str, batch: Sequence[Any]) -> list[str]:
+        """Return a text for each failed guard in a message of Dynamo."""
+        guards = failed_guards(text)
+        if not guards:  # PyTorch 2.9 does not name them
+            guards = failed_guards(self._recompile_message(batch))
+        frames = frames_in(text)
+        scope: dict[str, Any] = {"model": self.model, "loss_fn": self.loss_fn}
+        scope |= {"batch": tuple(batch), "values": self.values}
+        scope |= {"G": self._function.__globals__, "L": dict(scope)}
+        return [
+            _describe_guard(guard, _guard_line(file, line, frames), scope)
+            for guard, file, line in guards
+        ]
+
+    def _recompile_message(self, batch: Sequence[Any]) -> str:
+        """Return Dynamo's message for a call that no capture is valid for."""
+        self._release_stance()
+        with (
+            torch.compiler.set_stance("default"),
+            torch._dynamo.config.patch(  # noqa: SLF001
+                error_on_recompile=True
+            ),
+        ):
+            try:
+                self._compiled(*batch)
+            except FOREIGN_ERRORS as error:
+                return str(error)
+        return ""
+
+
+class _Unread(CaptureError):  # noqa: N818 - internal
+    """A value that Python reads is not recorded yet."""
+
+
+def _make_step_function(front: Front, *, with_readings: bool = True) -> Callable[..., Any]:
+    """Return the function that Dynamo traces. Its closure variables name guards in messages."""
+    name, model, loss_fn, values = front.name, front.model, front.loss_fn, front.values
+    uses_keywords, accesses = front._uses_keywords, front._accesses  # noqa: SLF001
+    buffers = front._assigned_buffers  # noqa: SLF001
+
+    def execute(model: Any, loss_fn: Any, buffers: Any, batch: Any) -> tuple[torch.Tensor, ...]:
+        """Execute model and loss; return the loss and the further outputs, detached.
+
+        The arguments have the names of the closure variables, by which guards are displayed.
+        """
+        old_buffers = [getattr(module, key) for module, key in buffers]
+        for (module, key), buffer in zip(buffers, old_buffers, strict=True):
+            setattr(module, key, buffer.detach().clone())
+        arguments = batch if loss_fn is None else batch[:-1]
+        output = model(**arguments[0]) if uses_keywords else model(*arguments)
+        loss = find_loss(name, output if loss_fn is None else loss_fn(output, batch[-1]))
+        for (module, key), buffer in zip(buffers, old_buffers, strict=True):
+            with torch.no_grad():
+                buffer.copy_(getattr(module, key))
+            setattr(module, key, buffer)
+        outputs = [follow(output, access).detach() for access in accesses]
+        return tuple([mark_result(result, index) for index, result in enumerate([loss, *outputs])])
+
+    def step(*batch: Any) -> Any:
+        return execute(model, loss_fn, buffers, batch), {}
+
+    def step_with_readings(*batch: Any) -> Any:
+        tensors = empty_readings()
+        with Readings(values or {}, tensors):
+            results = execute(model, loss_fn, buffers, batch)
+        return results, tensors
+
+    function = step if values is None or not with_readings else step_with_readings
+    # A code object of its own: Dynamo stores captures and counts them by code.
+    function.__code__ = function.__code__.replace(co_name=f"step_of_{type(model).__name__}")
+    return function
+
+
+class _quiet_logger:  # noqa: N801 - used as a function
+    """Context manager in which a logger, and those below it, log nothing."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+
+    def __enter__(self) -> None:
+        self._level = self._logger.level
+        self._logger.setLevel(logging.CRITICAL + 1)
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.setLevel(self._level)
+
+
+# -- lines and values in messages ----------------------------------------------------------------
+
+
+def innermost_line(frames: Sequence[tuple[str, int]]) -> str:
+    """Return the innermost line of the user's or a library's code; "" if there is none."""
+    for path, line in reversed(frames):
+        if code_origin(path) in (CodeOrigin.USER, CodeOrigin.LIBRARY):
+            return format_source_line(path, line)
+    return ""
+
+
+def find_line(node: fx.Node) -> str:
+    """Return the line of the user's or a library's code that made a node; "" if unknown."""
+    return innermost_line(frames_in(node.meta.get("stack_trace")))
+
+
+def _guard_line(file: str, line: int, frames: Sequence[tuple[str, int]]) -> str:
+    """Return the line of a guard, whose file is known by the end of its path."""
+    paths = dict.fromkeys(path for path, _ in reversed(frames) if path.endswith(file))
+    path = next(iter(paths), None) or next(
+        (path for path in linecache.cache if file and path.endswith(file)), file
+    )
+    return format_source_line(path, line) if file else ""
+
+
+_REPLACEMENTS: Final = (
+    (re.compile(r"^G\['__import_(\w+)'\]\."), r"\1."),
+    (re.compile(r"^G\['(\w+)'\]"), r"\1"),
+    (re.compile(r"\._(?:modules|buffers|parameters)\['(\w+)'\]"), r".\1"),
+    (re.compile(r"\.__dict__\['(\w+)'\]"), r".\1"),
+    (re.compile(r"^model\."), ""),
+)
+
+
+def _display_name(expression: str) -> str:
+    """Return an expression of a guard as its user would write it, below the model."""
+    for pattern, replacement in _REPLACEMENTS:
+        expression = pattern.sub(replacement, expression)
+    return expression
+
+
+def _describe_guard(guard: str, line: str, scope: dict[str, Any]) -> str:
+    """Return a text for a failed guard: what it tests, the old and the new value, and the line."""
+    text = f"Dynamo's guard {guard} fails"
+    for pattern, old_format in _GUARD_FORMS:
+        match = pattern.fullmatch(guard)
+        if match is None:
+            continue
+        with suppress(*FOREIGN_ERRORS):
+            now = _brief(eval(match["path"], scope))  # noqa: S307 - an expression of Dynamo
+            old = old_format.format(**match.groupdict())
+            text = f"{_display_name(match['path'])} was {old} and is {now}"
+        break
+    missing = re.fullmatch(r"(?:KeyError|getattr failed) on (?:source )?(.*)", guard)
+    if missing is not None:
+        text = f"{_display_name(missing[1])} is missing now"
+    return text + (f", read at {line}" if line else "")
+
+
+_GUARD_FORMS: Final = (
+    (
+        re.compile(r"___check_type_id\((?P<path>.*), \d+\), type=<class '(?P<old>[^']+)'>.*"),
+        "a {old}",
+    ),
+    (re.compile(r"___check_obj_id\((?P<path>.*), \d+\).*"), "another object"),
+    (re.compile(r"(?P<path>.*) is None"), "None"),
+    (re.compile(r"(?P<path>.*) is not None"), "not None"),
+    (re.compile(r"(?P<path>.*) (?:==|!=) (?P<old>.*)"), "{old}"),
+    (re.compile(r"not (?P<path>[\w.\[\]']+)"), "empty or false"),
+    (re.compile(r"(?P<path>[\w.\[\]']+)"), "not empty or true"),
+)
+"""Forms of guards: pattern with the expression that is tested, and text for the old value."""
+
+
+def _brief(value: Any) -> str:
+    """Return a value as text of one line, shortened."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."  # noqa: PLR2004 - about one line

@@ -1,0 +1,129 @@
+"""What the front uses of PyTorch that is not public: settings, nodes and messages of TorchDynamo.
+
+A test names what a release of PyTorch has moved.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch._dynamo import config as dynamo_config
+from torch._dynamo import exc as dynamo_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import fx
+
+MAX_CAPTURES: Final = 64
+"""Maximum number of captures of one step, one for each set of shapes and Python values."""
+
+SETTINGS: Final = {
+    "accumulated_recompile_limit": 2**16,
+    "allow_rnn": True,
+    "capture_scalar_outputs": True,
+    "recompile_limit": 2 * MAX_CAPTURES,
+    "skip_nnmodule_hook_guards": False,
+    "specialize_float": True,
+    "use_numpy_random_stream": True,
+}
+"""Dynamo's settings during a capture: hooks are guarded, recurrent layers and ``.item()`` captured,
+floats are constants, and draws of NumPy are refused rather than replaced by PyTorch's."""
+
+LOGGING_SETTINGS: Final = ("ignore_logging_functions", "ignore_logger_methods")
+"""Names of the setting with logging calls that a capture leaves out, newest release first."""
+
+_LOGGING_METHODS: Final = ("warning_once", "warning", "info", "debug", "error")
+
+CHECKPOINT: Final = torch.ops.higher_order.tag_activation_checkpoint
+"""The operator in a graph for a function inside ``torch.utils.checkpoint``."""
+
+DYNAMO_ERROR: Final = dynamo_errors.TorchDynamoException
+RECOMPILE_ERROR: Final = dynamo_errors.RecompileError
+
+
+@contextmanager
+def capture_settings() -> Iterator[None]:
+    """Context manager with `SETTINGS`, which hold for the whole process."""
+    methods = [getattr(logging.Logger, name, None) for name in _LOGGING_METHODS]
+    # A tuple: PyTorch 2.11 cannot sort a set of functions for its logs.
+    calls = tuple(method for method in methods if method is not None)
+    settings: dict[str, Any] = SETTINGS | dict.fromkeys(LOGGING_SETTINGS[:1], calls)
+    if not hasattr(dynamo_config, LOGGING_SETTINGS[0]):
+        settings[LOGGING_SETTINGS[1]] = settings.pop(LOGGING_SETTINGS[0])
+    known_settings = {key: settings[key] for key in settings if hasattr(dynamo_config, key)}
+    with dynamo_config.patch(known_settings), _plain_cudnn_flags():
+        yield
+
+
+@contextmanager
+def _plain_cudnn_flags() -> Iterator[None]:
+    """Context manager in which ``torch.backends.cudnn.flags`` has no effect, as on the CPU.
+
+    Dynamo cannot trace it, and ``torch.compiler.substitute_in_graph`` refuses functions of PyTorch.
+    """
+    flags = torch.backends.cudnn.flags
+    torch.backends.cudnn.flags = _no_flags
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.flags = flags
+
+
+@contextmanager
+def _no_flags(*_: Any, **__: Any) -> Iterator[None]:
+    """Context manager without effect."""
+    yield
+
+
+def example_value(node: fx.Node) -> Any:
+    """Return the fake value of a node in a graph of Dynamo; None if it has none."""
+    return node.meta.get("example_value")
+
+
+def calling_modules(node: fx.Node) -> list[int]:
+    """Return the ``id`` of each module that is being called where a node was made, outermost first.
+
+    Keys of Dynamo's stack are these numbers as text, in some releases with an ending.
+    """
+    keys = (str(key) for key in node.meta.get("nn_module_stack") or ())
+    matches = (re.match(r"\d+", key) for key in keys)
+    return [int(match[0]) for match in matches if match is not None]
+
+
+_GUARD: Final = re.compile(r"- \d+/\d+: (?P<guard>.*)")
+_GUARD_LINE: Final = re.compile(r"(?P<guard>.*?)\s+# (?P<code>.*?)\s+# (?P<file>\S+):(?P<line>\d+)")
+_FRAME: Final = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+), in')
+
+
+def failed_guards(text: str) -> list[tuple[str, str, int]]:
+    """Return (guard, end of the file's path, line) of each failed guard in a message of Dynamo.
+
+    The path is "" and the line 0 if the message has none.
+    """
+    guards = []
+    for match in _GUARD.finditer(text):
+        guard = match["guard"].strip()
+        located = _GUARD_LINE.match(guard)
+        if located is None:
+            guards.append((guard, "", 0))
+        else:
+            guards.append((located["guard"].strip(), located["file"], int(located["line"])))
+    return [guard for guard in guards if not guard[0].startswith(("User stack trace", "File "))]
+
+
+def frames_in(text: str | None) -> list[tuple[str, int]]:
+    """Return (path, line) of each frame in the text of a traceback, outermost first."""
+    return [(match["path"], int(match["line"])) for match in _FRAME.finditer(text or "")]
+
+
+def explain(error: BaseException) -> str:
+    """Return a sentence of Dynamo's explanation of an error; without one, its first line."""
+    text = str(error)
+    explanation = re.search(r"Explanation: (.*)", text)
+    reason = explanation[1] if explanation else text.strip().split("\n")[0]
+    return re.split(r"(?<=\w)\. ", reason.replace("`", ""))[0].strip().rstrip(".")

@@ -1,0 +1,410 @@
+"""Values that Python code reads of tensors: constants of a capture, checked before steps.
+
+While Dynamo traces a step, a torch function mode answers what Python reads (``.item()``, ``if
+mask.all():``, a shape that depends on a mask) from recorded values, which Dynamo guards. The
+tensors that were read become outputs of the graph. Readings of inputs and buffers are computed
+again before each step. Whether numbers are finite depends on parameters, so that no reading before
+a step can tell: such a test is answered as recorded, and checked at the end of the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import fx
+from torch.overrides import TorchFunctionMode
+
+from poetmodel.torch.capturing.front_private import frames_in
+from poetmodel.torch.errors import FOREIGN_ERRORS, CaptureError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Values = dict[str, list[Any]]
+    """Recorded values by kind, in the order of reading."""
+    Tensors = dict[str, list[torch.Tensor]]
+
+KINDS: Final = ("flag", "number", "list", "count")
+"""Kinds of readings. Each has a list of its own, because libraries read less while they are traced:
+a reading that is left out must not shift those of other kinds."""
+
+_DESCRIPTIONS: Final = {"count": "number that decides a shape"}
+
+
+def empty_readings() -> dict[str, list[Any]]:
+    """Return lists without readings, by kind."""
+    return {kind: [] for kind in KINDS}
+
+
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator, unused-ignore]
+def mark_reading(tensor: torch.Tensor, kind: str, index: int) -> torch.Tensor:  # noqa: ARG001
+    """Return a copy of a tensor that Python reads; its node in a graph of Dynamo marks it."""
+    return tensor.detach().clone()
+
+
+_READERS: Final = {
+    torch.Tensor.item,
+    torch.Tensor.__bool__,
+    torch.Tensor.__int__,
+    torch.Tensor.__float__,
+    torch.Tensor.__index__,
+}
+_COMPARISONS: Final = ("ge", "gt", "le", "lt", "eq", "ne")
+_COMBINATIONS: Final = ("logical_or", "logical_and", "logical_not", "isfinite", "isnan", "isinf")
+_REDUCTIONS: Final = ("all", "any")
+_FLAG_FUNCTIONS: Final = {
+    getattr(owner, name)
+    for owner in (torch, torch.Tensor)
+    for name in (*_COMPARISONS, *_COMBINATIONS, *_REDUCTIONS)
+} | {getattr(torch.Tensor, f"__{name}__") for name in (*_COMPARISONS, "or", "and", "invert")}
+"""Functions whose result of one Boolean element Python may test."""
+_FINITE_TESTS: Final = {"isfinite", "isnan", "isinf"}
+
+
+def _read(values: Values, tensors: Tensors, tensor: torch.Tensor, kind: str) -> Any:
+    """Return the recorded value of a tensor; in an eager pass, record it first."""
+    index = len(tensors[kind])
+    tensors[kind].append(mark_reading(tensor, kind, index))
+    if index == len(values[kind]):
+        values[kind].append(tensor.detach().cpu().numpy().tolist())
+    return values[kind][index]
+
+
+class Flag:
+    """A tensor of one Boolean element, whose value Python may read; functions get the tensor."""
+
+    def __init__(self, tensor: torch.Tensor, values: Values, tensors: Tensors) -> None:
+        self.tensor, self.values, self.tensors = tensor, values, tensors
+
+    def __bool__(self) -> bool:
+        return bool(_read(self.values, self.tensors, self.tensor, "flag"))
+
+    def item(self) -> bool:
+        """Return the value."""
+        return bool(_read(self.values, self.tensors, self.tensor, "flag"))
+
+    def __invert__(self) -> Flag:
+        return Flag(self.tensor.logical_not(), self.values, self.tensors)
+
+    def __or__(self, other: Any) -> Flag:
+        return Flag(self.tensor | _plain(other), self.values, self.tensors)
+
+    def __and__(self, other: Any) -> Flag:
+        return Flag(self.tensor & _plain(other), self.values, self.tensors)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tensor, name)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*[_plain(value) for value in args], **(kwargs or {}))
+
+
+def _plain(value: Any) -> Any:
+    return value.tensor if isinstance(value, Flag) else value
+
+
+class Readings(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
+    """Answers what Python reads in a forward pass, and collects the tensors that were read.
+
+    Parameters
+    ----------
+    values : dict
+        Recorded values by kind; a pass in eager mode records those that are missing.
+    tensors : dict
+        Gets the tensors that are read, by kind.
+    """
+
+    def __init__(self, values: Values, tensors: Tensors) -> None:
+        super().__init__()
+        self.values, self.tensors = values, tensors
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Answer a reading; otherwise call the function, and wrap its result in a `Flag`."""
+        keywords = kwargs or {}
+        answer = _ANSWERS.get(func)
+        if answer is not None:
+            value = answer(self, *args, **keywords)
+            if value is not NotImplemented:
+                return value
+        result = func(*args, **keywords)
+        if (
+            func in _FLAG_FUNCTIONS
+            and isinstance(result, torch.Tensor)
+            and result.dim() == 0
+            and result.dtype == torch.bool
+        ):
+            return Flag(result, self.values, self.tensors)
+        return result
+
+    def read(self, tensor: torch.Tensor, kind: str) -> Any:
+        """Return the recorded value of a tensor."""
+        return _read(self.values, self.tensors, tensor, kind)
+
+
+def _answer_number(mode: Readings, tensor: torch.Tensor) -> Any:
+    return mode.read(tensor.reshape(()), "number")
+
+
+def _answer_list(mode: Readings, tensor: torch.Tensor) -> Any:
+    return mode.read(tensor, "list")
+
+
+def _answer_equal(mode: Readings, a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and bool(mode.read((a == b).all(), "flag"))
+
+
+def _answer_item(mode: Readings, tensor: torch.Tensor, index: Any) -> Any:
+    if isinstance(index, torch.Tensor) and index.dtype == torch.bool:
+        return tensor[_answer_nonzero(mode, index).unbind(1)]
+    if isinstance(index, tuple) and any(map(_has_tensors, index)):
+        return tensor[tuple([_plain_slice(mode, item) for item in index])]
+    return NotImplemented
+
+
+def _has_tensors(index: Any) -> bool:
+    """Return whether an index is a slice with a tensor as a bound."""
+    if not isinstance(index, slice):
+        return False
+    return any(isinstance(bound, torch.Tensor) for bound in (index.start, index.stop, index.step))
+
+
+def _plain_slice(mode: Readings, index: Any) -> Any:
+    """Return an index; a slice with numbers in place of tensors."""
+    if not _has_tensors(index):
+        return index
+    bounds = [
+        mode.read(bound, "number") if isinstance(bound, torch.Tensor) else bound
+        for bound in (index.start, index.stop, index.step)
+    ]
+    return slice(*bounds)
+
+
+def _answer_select(mode: Readings, tensor: torch.Tensor, mask: torch.Tensor) -> Any:
+    shape = torch.broadcast_shapes(tensor.shape, mask.shape)
+    return tensor.expand(shape)[_answer_nonzero(mode, mask.expand(shape)).unbind(1)]
+
+
+def _answer_nonzero(mode: Readings, tensor: torch.Tensor, **keywords: Any) -> Any:
+    """Return the indices of elements that are not zero; their number is read."""
+    if keywords:
+        return NotImplemented
+    return torch.nonzero_static(tensor, size=mode.read((tensor != 0).sum(), "count"))
+
+
+def _answer_where(mode: Readings, condition: torch.Tensor, *branches: Any, **keywords: Any) -> Any:
+    if branches or keywords:
+        return NotImplemented
+    return _answer_nonzero(mode, condition).unbind(1)
+
+
+def _answer_repeat(
+    mode: Readings, tensor: torch.Tensor, repeats: Any = None, dim: Any = None, **keywords: Any
+) -> Any:
+    if not isinstance(repeats, torch.Tensor) or keywords:
+        return NotImplemented
+    size = mode.read(repeats.sum(), "count")
+    return torch.repeat_interleave(tensor, repeats, dim, output_size=size)
+
+
+_ANSWERS: Final[dict[Any, Callable[..., Any]]] = {
+    **dict.fromkeys(_READERS, _answer_number),
+    torch.Tensor.tolist: _answer_list,
+    torch.equal: _answer_equal,
+    torch.Tensor.equal: _answer_equal,
+    torch.Tensor.__getitem__: _answer_item,
+    torch.masked_select: _answer_select,
+    torch.Tensor.masked_select: _answer_select,
+    torch.nonzero: _answer_nonzero,
+    torch.Tensor.nonzero: _answer_nonzero,
+    torch.where: _answer_where,
+    torch.repeat_interleave: _answer_repeat,
+    torch.Tensor.repeat_interleave: _answer_repeat,
+}
+"""Functions that answer for functions of PyTorch, or return NotImplemented."""
+
+
+# -- readings of a capture -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Reading:
+    """A value that Python read in a capture."""
+
+    node: fx.Node
+    position: int
+    """Position of its tensor among the outputs of the graph."""
+    value: Any
+    kind: str
+    line: str
+    """Line of code that reads the value; empty if unknown."""
+    is_late: bool
+    """Whether it is a test for finite numbers, which is checked at the end of the step."""
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The value as a tensor, which no code of the model reads."""
+        return torch.as_tensor(self.value)
+
+    @property
+    def description(self) -> str:
+        """Description of the value, for display."""
+        return _DESCRIPTIONS.get(self.kind, "value that is read")
+
+    @property
+    def subject(self) -> str:
+        """Description with the line, for messages."""
+        return f"the {self.description}" + (f" at {self.line}" if self.line else "")
+
+    def describe_change(self, value: Any) -> str:
+        """Return the old and the new value as text."""
+        return f"{self.subject} was {self.value} and is {value}"
+
+
+def find_readings(
+    name: str,
+    graph_module: fx.GraphModule,
+    tensors: Sequence[Any],
+    values: Values,
+    find_line: Callable[[Any], str],
+) -> tuple[Reading, ...]:
+    """Return the readings of a graph that inputs, buffers or parameters decide.
+
+    Raises `CaptureError` for a reading of a random number, and for one that depends on parameters
+    and is no test for finite numbers. `find_line` returns the line of the user's code, given the
+    frames of a stack.
+    """
+    graph = graph_module.graph
+    placeholders = graph.find_nodes(op="placeholder")
+    trained = {
+        node
+        for node, tensor in zip(placeholders, tensors, strict=True)
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad
+    }
+    readings = []
+    returned = list(graph.output_node().args[0])
+    for node in graph.nodes:
+        if node.target is not mark_reading:
+            continue
+        _, kind, index = node.args
+        needed = _ancestors(graph, node)
+        line = find_line(frames_in(node.meta.get("stack_trace")))
+        where = f" at {line}" if line else ""
+        if any(map(_is_random, needed)):
+            raise CaptureError(
+                f"{name}: a random number is read{where} (an if, .item(), float(), ...), and a "
+                "compiled step would always repeat the decision of the capture; turn the random "
+                "choice off, or draw it outside of the step and pass it as an input"
+            )
+        is_late = not needed.isdisjoint(trained)
+        if is_late and not any(_name(ancestor) in _FINITE_TESTS for ancestor in needed):
+            raise CaptureError(
+                f"{name}: Python{where} reads a tensor's value (an if, .item(), float(), ...) and "
+                "cannot be captured: it depends on parameters; select with torch.where, or compute "
+                "the value outside of the step"
+            )
+        if is_late or not needed.isdisjoint(placeholders):
+            readings.append(
+                Reading(
+                    node=node,
+                    position=returned.index(node),
+                    value=values[kind][index],
+                    kind=kind,
+                    line=line,
+                    is_late=is_late,
+                )
+            )
+    return tuple(readings)
+
+
+def _name(node: fx.Node) -> str:
+    return getattr(node.target, "__name__", str(node.target))
+
+
+def _is_random(node: fx.Node) -> bool:
+    """Return whether a node draws random numbers."""
+    name = _name(node).strip("_")
+    return node.op != "placeholder" and (
+        name in _RANDOM_FUNCTIONS or name.removesuffix("_like") in _RANDOM_FUNCTIONS
+    )
+
+
+_RANDOM_FUNCTIONS: Final = frozenset(
+    ("bernoulli", "cauchy", "dropout", "exponential", "geometric", "log_normal", "multinomial",
+     "normal", "poisson", "rand", "randint", "randn", "random", "randperm", "uniform")
+)  # fmt: skip
+
+
+def _is_in_place(node: fx.Node) -> bool:
+    """Return whether a node changes its first argument."""
+    name = _name(node)
+    return node.op.startswith("call") and (
+        name in _IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__"))
+    )
+
+
+_IN_PLACE_OPERATORS: Final = frozenset(
+    ("setitem", *(f"i{n}" for n in ("add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or",
+                                    "xor", "pow")))
+)  # fmt: skip
+
+
+def _ancestors(graph: fx.Graph, node: fx.Node) -> set[fx.Node]:
+    """Return the nodes that decide a value, with earlier changes in place of any of them."""
+    needed: set[fx.Node] = set()
+    pending = [node]
+    while pending:
+        current = pending.pop()
+        if current not in needed:
+            needed.add(current)
+            pending += current.all_input_nodes
+    for earlier in graph.nodes:
+        if earlier is node:
+            break
+        inputs = earlier.all_input_nodes
+        if _is_in_place(earlier) and inputs and inputs[0] in needed and earlier not in needed:
+            needed |= {earlier} | _ancestors(graph, earlier)
+    return needed
+
+
+class ReadingCheck:
+    """Computes readings of inputs and buffers before a step."""
+
+    def __init__(self, graph_module: fx.GraphModule, readings: Sequence[Reading]) -> None:
+        """Copy the part of the graph that the readings need; those at the end are left out."""
+        self._readings = [reading for reading in readings if not reading.is_late]
+        source, graph = graph_module.graph, fx.Graph()
+        needed: set[fx.Node] = set()
+        for reading in self._readings:
+            needed |= _ancestors(source, reading.node)
+        self._changes_inputs = any(map(_is_in_place, needed))
+        copies: dict[fx.Node, fx.Node] = {}
+        for node in source.nodes:
+            if node.op == "placeholder" or node in needed:
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+        graph.output([copies[reading.node] for reading in self._readings])
+        self._module = fx.GraphModule(graph_module, graph)
+
+    def find_change(self, tensors: Sequence[torch.Tensor]) -> str:
+        """Return a text for the first reading that has changed; "" if there is none.
+
+        `tensors` are the current inputs of the graph.
+        """
+        if not self._readings:
+            return ""
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                inputs = [t.clone() for t in tensors] if self._changes_inputs else tensors
+                values = [value.tolist() for value in self._module(*inputs)]
+        except FOREIGN_ERRORS:
+            reading = self._readings[0]
+            where = f" at {reading.line}" if reading.line else ""
+            return (
+                f"the {reading.description}{where} was {reading.value}, and cannot be computed now"
+            )
+        for reading, value in zip(self._readings, values, strict=True):
+            if repr(value) != repr(reading.value):
+                return reading.describe_change(value)
+        return ""

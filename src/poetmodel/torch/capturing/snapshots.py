@@ -1,0 +1,132 @@
+"""Whether one graph of a step, captured now, stands for all later steps."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from poetmodel.torch.capturing.front import Changed, Front, find_line
+from poetmodel.torch.capturing.inputs import copy_inputs, flatten, takes_keywords, unflatten
+from poetmodel.torch.capturing.modules import GeneratorStates, ModuleSnapshot
+from poetmodel.torch.capturing.state_changes import WrittenTensors
+from poetmodel.torch.capturing.surroundings import refuse_seeding
+from poetmodel.torch.errors import CaptureError, convert_exceptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from poetmodel.torch.capturing.inputs import Inputs
+
+_MAX_PASSES: Final = 2
+"""Number of further passes in which what forward reads must be as the pass before left it."""
+
+
+def check_snapshot(
+    name: str,
+    model: torch.nn.Module,
+    loss_fn: Callable[..., torch.Tensor] | None,
+    inputs: Inputs,
+) -> None:
+    """Raise `CaptureError` if one graph of a step does not compute what later steps compute.
+
+    The message has a line: of state that forward changes in each pass and reads, of a draw of
+    Python's or NumPy's generators, of the clock, of seeding, or of what TorchDynamo does not trace.
+    State that settles in the first pass, such as a flag or a table, is accepted. Executes forward
+    passes; restores modules, tensors and random generators, but no other Python objects.
+    """
+    flat_inputs, spec = flatten(inputs)
+    batch = unflatten(flat_inputs, spec)
+    arguments = inputs if loss_fn is None or isinstance(inputs, Mapping) else inputs[:-1]
+    front = Front(
+        name,
+        model,
+        loss_fn,
+        uses_keywords=takes_keywords(model, arguments),
+    )
+    parts = [part for part in (model, loss_fn) if isinstance(part, torch.nn.Module)]
+    passes = _Passes(name, torch.nn.ModuleList(parts))
+
+    def copies() -> tuple[Any, ...]:
+        return unflatten(list(copy_inputs(tuple(flat_inputs))), spec)
+
+    def forward() -> None:
+        front.execute_eagerly(copies())
+
+    refusal = None
+    try:
+        try:
+            front.capture(batch)
+        except CaptureError as error:
+            refusal = error
+        if refusal is not None:
+            # What the first pass computes once, such as a cached property, need not be traced.
+            passes.execute(forward)
+            passes.snapshot.restore(keeps_new=True)
+            passes.execute(lambda: front.record_readings(copies()))
+            passes.snapshot.restore(keeps_new=True)
+        capture = front.capture(batch)
+        if foreign := capture.fresh_inputs(front.find(batch)[1]):
+            line = find_line(foreign[0])
+            where = f" at {line}" if line else ""
+            raise CaptureError(
+                f"{name}: Python computes a number{where} anew in each step, and one graph has "
+                "that of its capture; make it an input or a buffer"
+            )
+        _check_settled(name, front, batch, lambda: passes.execute(forward))
+    finally:
+        passes.snapshot.restore(keeps_new=refusal is not None)
+
+
+def _check_settled(
+    name: str, front: Front, batch: Sequence[Any], execute_pass: Callable[[], None]
+) -> None:
+    """Raise `CaptureError` if each forward pass changes what it reads."""
+    reasons: tuple[str, ...] = ()
+    for _ in range(_MAX_PASSES):
+        last = front.captures[-1]
+        execute_pass()
+        try:
+            capture = front.find(batch)[0]
+        except Changed as change:
+            reasons = reasons or change.reasons
+            front.capture(batch)
+        else:
+            if capture is last:
+                return
+    change_text = re.sub(
+        r" was (.*?) and is (.*?), read at ", r" from \1 to \2 at ", reasons[0], count=1
+    )
+    raise CaptureError(
+        f"{name}: forward changes {change_text}, and one graph cannot follow; make it a buffer or "
+        "an input, or leave the change out"
+    )
+
+
+class _Passes:
+    """Executes forward passes in eager mode, and undoes what they write to tensors and draw."""
+
+    def __init__(self, name: str, module: torch.nn.Module) -> None:
+        self._name = name
+        self.snapshot = ModuleSnapshot(module)
+        self._generator_states = GeneratorStates(name, self.snapshot)
+        self._written_tensors = WrittenTensors(module.buffers())
+
+    def execute(self, function: Callable[[], object]) -> None:
+        """Execute a function; raise `CaptureError` for a draw, for seeding, and if it fails."""
+        try:
+            with (
+                torch.random.fork_rng(devices=[]),
+                self._generator_states.restore_at_end(),
+                warnings.catch_warnings(action="ignore"),
+                convert_exceptions(self._name),
+                refuse_seeding(),
+                self._written_tensors,
+            ):
+                function()
+                self._generator_states.check()
+        finally:
+            self._written_tensors.restore()
