@@ -122,7 +122,7 @@ def test_every_component_is_on_the_page_and_in_the_reference():
 
 
 # -- sizes -----------------------------------------------------------------------------------------
-WORDS = {"README.md": 1_400, "CHANGELOG.md": 520}
+WORDS = {"README.md": 1_400, "CHANGELOG.md": 600}
 """Maximum words of a page outside ``docs/``, as `wc` counts them."""
 DOCS = sorted(ROOT.glob("docs/**/*.md"))
 ROWS = 25
