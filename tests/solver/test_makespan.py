@@ -30,6 +30,8 @@ from poetmodel.solver.outcome import make_candidate
 from poetmodel.solver.sensitivity import find_limits
 
 CLOSE = 1e-6
+SEEDS_OF_BRANCHES = (18, 31)
+MORE_BRANCHES = pytest.param(range(100, 160), marks=pytest.mark.seeds)
 
 
 def slow_storage(page_s=2.0, **limits):
@@ -180,6 +182,42 @@ def test_makespans_are_those_of_plans():
     assert "makespan found is 11 s" in result.reason
     result = solve(slow_storage(deadline=10), on_progress=lambda _: False)
     assert result.termination in (Termination.INTERRUPTED, Termination.PROVED)
+
+
+def random_branches(seed):
+    """Draw the costs, sizes and RAM of a training step of two branches, as `two_branches` has."""
+    rng = make_rng(f"branches/{seed}")
+    heads, loss = {"p0": ("t0", "t1"), "p1": ("t2", "t3")}, ("p0", "p1")
+    ends = {"ga": ("l", "t0", "t1"), "gb": ("l", "t2", "t3", "ga")}
+    inputs = {**{f"t{i}": () for i in range(4)}, **heads, "l": loss, **ends}
+    nodes = tuple(
+        operation(
+            name,
+            output_bytes=rng.randint(5, 64),
+            inputs=read,
+            phase="loss" if name == "l" else "backward" if name in ends else "forward",
+            workspace_bytes=rng.choice((0, 27)) if name in ("p0", "gb") else 0,
+            recomputable=name not in ("p0", "p1", "gb"),
+        )
+        for name, read in inputs.items()
+    )
+    graph = Graph(name="branches", nodes=nodes)
+    costs = random_costs(rng, graph, mode="dma", idle=False, zero_cost=False)
+    low, high = floor(graph).bytes, checkpoint_all_peak_bytes(graph)
+    ram = rng.randint(low, max(low, high - 1))
+    return Problem(graph, costs, ram=ram, deadline_counts="overlap", minimize="time")
+
+
+@pytest.mark.parametrize("seeds", [SEEDS_OF_BRANCHES, MORE_BRANCHES])
+def test_the_least_time_of_two_branches_is_a_deadline_that_is_met(seeds):
+    """Whatever is minimized within the deadline."""
+    for seed in seeds:
+        problem = random_branches(seed)
+        least = solve(problem)
+        if least.schedule is None:
+            continue
+        result = solve(replace(problem, minimize="energy", deadline=least.simulation.time_s))
+        assert result.schedule is not None, (seed, result.reason)
 
 
 @pytest.mark.parametrize("minimize", ["energy", "time", "ram", "writes"])
