@@ -189,6 +189,15 @@ def test_a_bound_of_a_model_without_baseline_is_stated():
     assert "objective 'obj' of the model has the bound -1" in found.text
 
 
+@pytest.mark.parametrize("name", ["obj", None])
+def test_an_own_objective_without_a_bound_is_not_proven(name):
+    """Of an unbounded variable or a solver's time limit, there is a value alone."""
+    facts = schedule_facts(subject(skip_problem()))
+    objective = {"minimize": "own", "name": name, "value": 1.0, "bound": None}
+    found = schedule_answers(facts | {"status": "feasible", "gap": 1.0, "objective": objective})[1]
+    assert (found.word, found.mood) == ("Not proven", "warn")
+
+
 def test_without_costs_nothing_is_said_of_energy():
     """Unknown stays unknown.
 
