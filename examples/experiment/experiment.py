@@ -45,16 +45,19 @@ def write_table(rows: list[dict], path: Path) -> None:
 
 
 def draw_front(rows: list[dict], path: Path) -> None:
-    """Draw overhead against RAM; no schedule is in the shaded area, which bounds prove."""
+    """Draw overhead against RAM; bounds prove that no schedule is in the shaded area.
+
+    A schedule also fits more RAM, and a bound also holds for less.
+    """
     _, axes = plt.subplots(figsize=(6, 3.5))
     for method in dict.fromkeys(row["method"] for row in rows):
         solved = [row for row in rows if row["method"] == method and row["overhead_j"] is not None]
         ram = [row["ram_budget_bytes"] / 1024 for row in solved]
         overheads = [1e3 * row["overhead_j"] for row in solved]
-        axes.plot(ram, overheads, "o-", label=LABELS.get(Path(method).name, method))
+        axes.step(ram, overheads, "o-", where="post", label=LABELS.get(Path(method).name, method))
         if method == "optimal":
             bounds = [1e3 * row["axis_bound_j"] for row in solved]
-            axes.fill_between(ram, bounds, color="0.85", label="proved impossible")
+            axes.fill_between(ram, bounds, step="pre", color="0.85", label="proved impossible")
     axes.set_yscale("symlog", linthresh=0.1)
     axes.set(xlabel="RAM [KiB]", ylabel="energy beyond a single pass [mJ]")
     axes.legend(frameon=False)
