@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final, TypedDict
 
 from poetmodel.clock import now_s, wall_end_s
 from poetmodel.errors import InputError
-from poetmodel.result import relative_gap
 from poetmodel.solver.policy import Policy
 
 if TYPE_CHECKING:
@@ -58,6 +57,8 @@ class SolveProgress:
         """Gap between overhead and bound, as a fraction of the overhead; None if either is None."""
         if self.overhead is None or self.overhead_bound is None:
             return None
+        from poetmodel.result import relative_gap  # The command line starts without results.
+
         return relative_gap(self.overhead, self.overhead_bound)
 
 
