@@ -178,6 +178,7 @@ def test_costs_are_measured_with_the_threads_that_run():
             ({"ram": "100%", "accumulate": count}, "accumulate: expected 1 or more steps")
             for count in (0, -1, 2.0, True, "2")
         ),
+        ({"ram": "100%", "steps": 0}, "steps: expected 1 or more steps"),
         ({"ram": "100%", "dynamic": "maybe"}, "dynamic: expected error or retrace"),
         ({"ram": "100%", "paging": True}, "paging: needs a folder"),
         ({"ram": "many", "device": "rpi4b"}, "ram: expected"),
