@@ -16,7 +16,7 @@ from poetmodel.export.exporting import export_step
 from poetmodel.export.migration import describe_samples, match_samples
 from poetmodel.export.replay import create_replay
 from poetmodel.lowered.io import load_step
-from poetmodel.lowered.step import Operation
+from poetmodel.lowered.step import LoweredNode
 
 CUTS = 900
 PARTS = 8
@@ -129,7 +129,7 @@ def changed(step, way):
             return replace(call, index_range=(0, 3))
         return call.with_arguments(decay=0.01) if "decay" in call else call
 
-    operations = (Operation(node, tuple(map(change, calls))) for node, calls in step.operations)
+    operations = (LoweredNode(node, tuple(map(change, calls))) for node, calls in step.operations)
     step = step.with_operations(operations)
     if way == "another front":
         values = {n: x * 2 if n.endswith("0.weight") else x for n, x in step.values.items()}

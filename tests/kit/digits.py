@@ -21,7 +21,7 @@ from poetmodel.export.exporting import export_step
 from poetmodel.graph import Graph, Node, Phase, Tensor
 from poetmodel.lowered.calls import Buffer, Call, DataType, NamedTensor, Ref, ScaledLearningRate
 from poetmodel.lowered.io import load_step
-from poetmodel.lowered.step import LoweredStep, Operation
+from poetmodel.lowered.step import LoweredNode, LoweredStep
 
 STEP = Path(__file__).parents[2] / "docs" / "digits.step.json"
 """File of the tutorial's step."""
@@ -87,7 +87,7 @@ def freeze_front(step):
             continue
         nodes.append(replace(node, inputs=tuple(x for x in node.inputs if x not in frozen)))
         calls.append(its)
-    return step.with_operations(map(Operation, nodes, calls))
+    return step.with_operations(map(LoweredNode, nodes, calls))
 
 
 def digit_batches(count, *, seed):
@@ -154,7 +154,7 @@ def linear_step():
         values={"w": np.linspace(-1, 1, sizes["w"], dtype="<f4")},
         learning_rate=0.1,
     )
-    return step.with_operations(map(Operation, nodes, calls))
+    return step.with_operations(map(LoweredNode, nodes, calls))
 
 
 SOURCES = Path(poetmodel.__file__).parent / "c"

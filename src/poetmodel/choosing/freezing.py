@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.graph import Graph, Node, Phase
 from poetmodel.lowered.instructions import estimate_instructions
-from poetmodel.lowered.step import Operation, defer_updates
+from poetmodel.lowered.step import LoweredNode, defer_updates
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -72,7 +72,7 @@ class Freezable:
         operators for frozen parameters.
         """
         nodes = _capture_order(self.restricted_nodes(names))
-        ordered = defer_updates((Operation(node, ()) for node in nodes), self.step.loss.buffer)
+        ordered = defer_updates((LoweredNode(node, ()) for node in nodes), self.step.loss.buffer)
         return replace(self.graph, nodes=tuple(operation.node for operation in ordered))
 
     def step_for(self, names: Collection[str]) -> LoweredStep:
@@ -82,7 +82,7 @@ class Freezable:
         for node in _capture_order(self.restricted_nodes(names)):
             outputs = {tensor.name for tensor in node.outputs}
             calls = tuple(self._calls_for(index_of[node.name], outputs))
-            operations.append(Operation(node, calls))
+            operations.append(LoweredNode(node, calls))
         return self.step.with_operations(operations)
 
     def padded_graph(self, names: Collection[str]) -> Graph:

@@ -10,7 +10,7 @@ import numpy as np
 from poetmodel.graph import Tensor
 from poetmodel.lowered.calls import Buffer, Call, DataType, Ref
 from poetmodel.lowered.loops import table_columns
-from poetmodel.lowered.step import Operation
+from poetmodel.lowered.step import LoweredNode
 from poetmodel.lowered.tables import INT8_LOOKUP_KERNEL, LOOKUP_KERNEL
 
 if TYPE_CHECKING:
@@ -221,5 +221,5 @@ def _fuse_pair(
         for buffer_name, array in step.values.items()
         if buffer_name not in removed_names
     } | {name: int8_rows}
-    replacements = {k: [], reader: [Operation(fused_node, (call,))]}
+    replacements = {k: [], reader: [LoweredNode(fused_node, (call,))]}
     return step.edit(replacements, buffers=buffers, values=values)

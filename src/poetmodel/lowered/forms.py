@@ -109,7 +109,9 @@ class ProductForm(Form):
 class _Values(dict[str, Any]):
     """Numbers by the names that terms use; those of `ConvolutionSizes` and lists as needed."""
 
-    def __missing__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Any:
+        if name in self:
+            return super().__getitem__(name)
         if name.startswith("shape."):
             return getattr(ConvolutionSizes(*self["shape"]), name.removeprefix("shape."))
         if name == "single":

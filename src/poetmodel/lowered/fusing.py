@@ -13,7 +13,7 @@ from poetmodel.graph import Node, Phase, Tensor
 from poetmodel.lowered.calls import Buffer, Call, ConvolutionSizes, DataType, Ref
 from poetmodel.lowered.catalogue import CATALOGUE
 from poetmodel.lowered.kernels import find_kernel
-from poetmodel.lowered.step import Operation
+from poetmodel.lowered.step import LoweredNode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -45,7 +45,7 @@ def fuse_updates(step: LoweredStep) -> LoweredStep:
     if not gradient_nodes:
         return step
     graph = step.graph
-    replacements: dict[int, list[Operation]] = {k: [] for k in gradient_nodes.values()}
+    replacements: dict[int, list[LoweredNode]] = {k: [] for k in gradient_nodes.values()}
     gradients = {graph.nodes[k].outputs[0].name for k in replacements}
     for update, k in gradient_nodes.items():
         node, gradient_node = graph.nodes[update], graph.nodes[k]
@@ -56,7 +56,7 @@ def fuse_updates(step: LoweredStep) -> LoweredStep:
             flops=gradient_node.flops + node.flops,
             bytes_moved=None,
         )
-        replacements[update] = [Operation(fused_node, (_make_fused_call(step, k, update),))]
+        replacements[update] = [LoweredNode(fused_node, (_make_fused_call(step, k, update),))]
     buffers = {name: buffer for name, buffer in step.buffers.items() if name not in gradients}
     return step.edit(replacements, buffers=buffers)
 
@@ -69,7 +69,7 @@ def split_fused_updates(step: LoweredStep) -> LoweredStep:
     update and ``.gradient``. Always returns a new step.
     """
     buffers = dict(step.buffers)
-    replacements: dict[int, Iterable[Operation]] = {}
+    replacements: dict[int, Iterable[LoweredNode]] = {}
     for k, (node, calls) in enumerate(step.operations):
         if len(calls) != 1 or CATALOGUE[calls[0].kernel].fuses is None:
             continue
@@ -81,7 +81,8 @@ def split_fused_updates(step: LoweredStep) -> LoweredStep:
         nodes = _split_node(node, state, gradient, count)
         split_calls = _split_call(fused_call, name, count)
         replacements[k] = [
-            Operation(new_node, (call,)) for new_node, call in zip(nodes, split_calls, strict=True)
+            LoweredNode(new_node, (call,))
+            for new_node, call in zip(nodes, split_calls, strict=True)
         ]
     return step.edit(replacements, buffers=buffers)
 

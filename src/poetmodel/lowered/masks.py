@@ -17,7 +17,7 @@ from poetmodel.graph import Node, Phase, Tensor
 from poetmodel.lowered.calls import Buffer, Call, DataType, Ref
 from poetmodel.lowered.kernels import find_kernel
 from poetmodel.lowered.loops import table_columns
-from poetmodel.lowered.step import ALIGNMENT, Operation
+from poetmodel.lowered.step import ALIGNMENT, LoweredNode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -237,7 +237,7 @@ def _use_outputs(step: LoweredStep) -> LoweredStep:
             y, loop = output_and_loop
             new_call = call.with_arguments(x=y, shape=loop.make_table(0, 1, 2))
             new_node = _replace_input(node, x.buffer, y.buffer)
-            replacements[k] = [Operation(new_node, (new_call,))]
+            replacements[k] = [LoweredNode(new_node, (new_call,))]
     return step.edit(replacements)
 
 
@@ -273,8 +273,8 @@ def _add_bit_masks(step: LoweredStep) -> LoweredStep:
     another tensor already has the name of the mask, ``TENSOR.mask``.
     """
     graph, buffers = step.graph, dict(step.buffers)
-    gradients: dict[int, Operation] = {}
-    masks: dict[int, Operation] = {}
+    gradients: dict[int, LoweredNode] = {}
+    masks: dict[int, LoweredNode] = {}
     for i, tensor in enumerate(graph.tensors):
         slopes = _find_slopes(step, tensor.name)
         name, producer_index = f"{tensor.name}.mask", graph.node_of[i]
@@ -295,7 +295,7 @@ def _add_bit_masks(step: LoweredStep) -> LoweredStep:
             flops=elements,
         )
         buffers[name] = bit_buffer
-        masks[producer_index] = Operation(mask, (mask_calls.pop(),))
+        masks[producer_index] = LoweredNode(mask, (mask_calls.pop(),))
         for k, slope in slopes.items():
             call = Call.by_name(
                 slope.apply_kernel,
@@ -306,7 +306,7 @@ def _add_bit_masks(step: LoweredStep) -> LoweredStep:
                 **slope.factor,
             )
             new_node = _replace_input(graph.nodes[k], tensor.name, name)
-            gradients[k] = Operation(new_node, (call,))
+            gradients[k] = LoweredNode(new_node, (call,))
     replacements = {k: [operation] for k, operation in gradients.items()}
     for k, mask_operation in masks.items():
         replacements[k] = [gradients.get(k, step.operations[k]), mask_operation]
@@ -324,7 +324,7 @@ def _draw_dropout_bits(step: LoweredStep) -> LoweredStep:
     mask other than to apply it to all elements, or if the elements are not in memory order.
     """
     graph, buffers = step.graph, dict(step.buffers)
-    replacements: dict[int, list[Operation]] = {}
+    replacements: dict[int, list[LoweredNode]] = {}
     for k, node in enumerate(graph.nodes):
         call = _find_only_call(step, k, "pm_dropout")
         if call is None or call["mask"].offset:
@@ -360,13 +360,13 @@ def _draw_dropout_bits(step: LoweredStep) -> LoweredStep:
             node, inputs=(*node.inputs, name), outputs=other_outputs, bytes_moved=None
         )
         replacements[k] = [
-            Operation(mask, (mask_call,)),
-            Operation(applying_node, (_apply_bits(call, loop.make_table(0, 2)),)),
+            LoweredNode(mask, (mask_call,)),
+            LoweredNode(applying_node, (_apply_bits(call, loop.make_table(0, 2)),)),
         ]
         for user, user_call, user_loop in applications:
             bits_call = _apply_bits(user_call, user_loop.make_table(0, 1))
             new_node = replace(graph.nodes[user], bytes_moved=None)
-            replacements[user] = [Operation(new_node, (bits_call,))]
+            replacements[user] = [LoweredNode(new_node, (bits_call,))]
     return step.edit(replacements, buffers=buffers)
 
 
@@ -386,7 +386,7 @@ def _store_byte_positions(step: LoweredStep) -> LoweredStep:
     than a gradient of the pool reads the positions.
     """
     graph, buffers = step.graph, dict(step.buffers)
-    replacements: dict[int, list[Operation]] = {}
+    replacements: dict[int, list[LoweredNode]] = {}
     for k, node in enumerate(graph.nodes):
         call = _find_only_call(step, k, "pm_max_pool2d")
         if call is None or "indices" not in call.pointers:
@@ -408,10 +408,10 @@ def _store_byte_positions(step: LoweredStep) -> LoweredStep:
             for tensor in node.outputs
         )
         new_node = replace(node, outputs=outputs, bytes_moved=None)
-        replacements[k] = [Operation(new_node, (_count_in_window(call, call),))]
+        replacements[k] = [LoweredNode(new_node, (_count_in_window(call, call),))]
         for user, gradient_call in zip(users, gradient_calls, strict=True):
             new_node = replace(graph.nodes[user], bytes_moved=None)
-            replacements[user] = [Operation(new_node, (_count_in_window(gradient_call, call),))]
+            replacements[user] = [LoweredNode(new_node, (_count_in_window(gradient_call, call),))]
     return step.edit(replacements, buffers=buffers)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from poetmodel.lowered.calls import Buffer, Call, NamedTensor, Ref
 
 
-class Operation(NamedTuple):
+class LoweredNode(NamedTuple):
     """A node with the calls that compute it."""
 
     node: Node
@@ -85,11 +85,11 @@ class LoweredStep:
         return frozenset((self.loss.buffer, *gradients))
 
     @property
-    def operations(self) -> tuple[Operation, ...]:
+    def operations(self) -> tuple[LoweredNode, ...]:
         """The nodes with their calls."""
-        return tuple(map(Operation, self.graph.nodes, self.calls))
+        return tuple(map(LoweredNode, self.graph.nodes, self.calls))
 
-    def with_operations(self, operations: Iterable[Operation], **changes: Any) -> LoweredStep:
+    def with_operations(self, operations: Iterable[LoweredNode], **changes: Any) -> LoweredStep:
         """Return the step with other operations, and instructions estimated from their calls.
 
         Nodes that replace state follow the node of the loss where `defer_updates` permits, so that
@@ -101,7 +101,9 @@ class LoweredStep:
         nodes = with_instructions((operation.node for operation in ordered), calls)
         return replace(self, graph=replace(self.graph, nodes=nodes), calls=calls, **changes)
 
-    def edit(self, replacements: Mapping[int, Iterable[Operation]], **changes: Any) -> LoweredStep:
+    def edit(
+        self, replacements: Mapping[int, Iterable[LoweredNode]], **changes: Any
+    ) -> LoweredStep:
         """Return the step with operations in place of some of its own, by their index.
 
         `changes` are other fields. Buffers of removed results stay, unless `changes` has others.
@@ -125,7 +127,7 @@ def _output_names(node: Node) -> set[str]:
     return {tensor.name for tensor in node.outputs}
 
 
-def defer_updates(operations: Iterable[Operation], loss: str) -> list[Operation]:
+def defer_updates(operations: Iterable[LoweredNode], loss: str) -> list[LoweredNode]:
     """Move operations that replace state behind that of the loss.
 
     Such an operation stays in two cases. First, it makes the loss, or a later one that stays reads
@@ -135,8 +137,8 @@ def defer_updates(operations: Iterable[Operation], loss: str) -> list[Operation]
     all_operations = list(operations)
     loss_nodes = (k for k, (node, _) in enumerate(all_operations) if loss in _output_names(node))
     loss_index = next(loss_nodes, -1)
-    deferred: list[Operation] = []
-    earlier: list[Operation] = []
+    deferred: list[LoweredNode] = []
+    earlier: list[LoweredNode] = []
     read_names: set[str | None] = {loss}
     replaced_names: set[str | None] = set()
     for operation in reversed(all_operations[: loss_index + 1]):
@@ -210,7 +212,7 @@ def with_stored_state(forward_pass: LoweredStep, stored_names: Collection[str]) 
     tensor, and an input of all nodes whose calls do. All other state is read from its home, like
     constants.
     """
-    operations: list[Operation] = []
+    operations: list[LoweredNode] = []
     earlier_names: set[str] = set()
     for node, calls in forward_pass.operations:
         refs = (ref for call in calls for ref in call.refs)
@@ -218,9 +220,9 @@ def with_stored_state(forward_pass: LoweredStep, stored_names: Collection[str]) 
             name for name in dict.fromkeys(r.buffer for r in refs) if name in stored_names
         ]
         new_names = [name for name in read_names if name not in earlier_names]
-        operations += (Operation(_make_stored_node(forward_pass, name), ()) for name in new_names)
+        operations += (LoweredNode(_make_stored_node(forward_pass, name), ()) for name in new_names)
         earlier_names.update(read_names)
-        operations.append(Operation(replace(node, inputs=(*node.inputs, *read_names)), calls))
+        operations.append(LoweredNode(replace(node, inputs=(*node.inputs, *read_names)), calls))
     return forward_pass.with_operations(operations)
 
 

@@ -15,7 +15,7 @@ from poetmodel.errors import InputError, join_names
 from poetmodel.graph import Node, Phase, Tensor
 from poetmodel.lowered.calls import Buffer, Call, DataType, NamedTensor, Ref
 from poetmodel.lowered.loops import merge_dimensions
-from poetmodel.lowered.step import Operation
+from poetmodel.lowered.step import LoweredNode
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -182,13 +182,13 @@ def _add_lookup(
         outputs=(Tensor(name=real_buffer, bytes=elements * DataType.REAL.itemsize),),
         flops=elements,
     )
-    replacements: dict[int, list[Operation]] = {}
+    replacements: dict[int, list[LoweredNode]] = {}
     for k, (node, calls) in enumerate(step.operations):
         if any(byte_buffer in one.buffers for one in calls):
-            lookup = [] if replacements else [Operation(lookup_node, (call,))]
+            lookup = [] if replacements else [LoweredNode(lookup_node, (call,))]
             reader = replace(node, inputs=(*node.inputs, real_buffer))
             real_calls = tuple(one.with_buffers({byte_buffer: real_buffer}) for one in calls)
-            replacements[k] = [*lookup, Operation(reader, real_calls)]
+            replacements[k] = [*lookup, LoweredNode(reader, real_calls)]
     buffers = {
         **step.buffers,
         byte_buffer: Buffer(elements=elements, type=byte_type),

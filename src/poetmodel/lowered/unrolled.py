@@ -24,7 +24,7 @@ from poetmodel.lowered.loops import (
     make_shape_table,
     table_columns,
 )
-from poetmodel.lowered.step import Operation
+from poetmodel.lowered.step import LoweredNode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -591,13 +591,13 @@ class _Rewriter:
         }
         self.aliases: dict[str, tuple[str, np.ndarray]] = {}
         """(buffer, element indices) that replace a copied piece, by name of the piece."""
-        self.early_nodes: list[Operation] = []
+        self.early_nodes: list[LoweredNode] = []
         """Nodes to execute as soon as their inputs are computed, in the order of this list."""
-        self.late_nodes: dict[str, Operation] = {}
+        self.late_nodes: dict[str, LoweredNode] = {}
         """Nodes to execute right before the first reader of their result, by result.
 
         A node that reads state precedes the replacement of that state, too."""
-        self.fixed_nodes: dict[int, Operation] = {}
+        self.fixed_nodes: dict[int, LoweredNode] = {}
         """Nodes that retain the order of the old step, by their position in it."""
         self.ready_after: dict[str, int] = {}
         """Position in the old step after which each tensor can be computed; -1 if at once."""
@@ -650,7 +650,7 @@ class _Rewriter:
             self.ready_after[name] = max(
                 (self.ready_after.get(read_name, -1) for read_name in read_names), default=-1
             )
-            new_node = Operation(
+            new_node = LoweredNode(
                 node=replace(
                     node,
                     name=_make_piece_name(node.name, t),
@@ -790,7 +790,7 @@ class _Rewriter:
             for name in node.inputs
             if name in outputs or (name in self.ready_after and name in accessed_names)
         )
-        self.fixed_nodes[k] = Operation(
+        self.fixed_nodes[k] = LoweredNode(
             node=replace(
                 node,
                 inputs=tuple(dict.fromkeys((*earlier_inputs, *accessed_inputs))),
@@ -838,7 +838,7 @@ class _Rewriter:
             needs_workspace = any(WORKSPACE in call.buffers for call in calls)
             self.buffers[name] = self.old_step.buffers[result.name]
             self.early_nodes.append(
-                Operation(
+                LoweredNode(
                     node=replace(
                         node,
                         name=node.name if is_last else _make_piece_name(node.name, link[0][1]),
@@ -881,7 +881,7 @@ class _Rewriter:
 
     # -- order -------------------------------------------------------------------------------------
 
-    def _order_nodes(self) -> Iterator[Operation]:
+    def _order_nodes(self) -> Iterator[LoweredNode]:
         """Yield fixed nodes in the order of the old step, with early and late nodes between them.
 
         After each fixed node follow early nodes, until no early node is left whose inputs can be
@@ -892,13 +892,13 @@ class _Rewriter:
         computed: set[str] = set()
         pending_nodes = list(self.early_nodes)
 
-        def is_ready(new_node: Operation) -> bool:
+        def is_ready(new_node: LoweredNode) -> bool:
             return all(
                 name in computed or (name in self.late_nodes and is_ready(self.late_nodes[name]))
                 for name in new_node.node.inputs
             )
 
-        def yield_with_inputs(new_node: Operation) -> Iterator[Operation]:
+        def yield_with_inputs(new_node: LoweredNode) -> Iterator[LoweredNode]:
             for name in new_node.node.inputs:
                 if name in self.late_nodes:
                     yield from yield_with_inputs(self.late_nodes.pop(name))
@@ -962,7 +962,7 @@ def _fuse_gradient_sums(step: LoweredStep) -> LoweredStep:
     """
     graph = step.graph
     returned_names = step.returned_buffers
-    operations: list[Operation] = []
+    operations: list[LoweredNode] = []
     position_of: dict[str, int] = {}
     removed_names: set[str] = set()
     for k, (node, calls) in enumerate(step.operations):
@@ -993,10 +993,10 @@ def _fuse_gradient_sums(step: LoweredStep) -> LoweredStep:
                 bytes_moved=None,
                 in_place=((out, earlier_sum),),
             )
-            operations[position_of[product]] = Operation(fused_node, (copy_call, adding_call))
+            operations[position_of[product]] = LoweredNode(fused_node, (copy_call, adding_call))
         else:
             position_of.update((tensor.name, len(operations)) for tensor in node.outputs)
-            operations.append(Operation(node, calls))
+            operations.append(LoweredNode(node, calls))
     if not removed_names:
         return step
     buffers = {name: buffer for name, buffer in step.buffers.items() if name not in removed_names}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.graph import Phase, Tensor
 from poetmodel.lowered.calls import WORKSPACE, Call, Ref
 from poetmodel.lowered.fusing import fuse_updates, split_fused_updates
-from poetmodel.lowered.step import Operation
+from poetmodel.lowered.step import LoweredNode
 from poetmodel.lowered.tables import LOOKUP_KERNEL
 from poetmodel.plan.alignment import round_up
 from poetmodel.tiling.pieces import (
@@ -459,7 +459,7 @@ class _Tiling:
             for forward_pass in (undivided_step.inference, undivided_step.evaluation)
         )
         return undivided_step.with_operations(
-            [Operation(piece.node, piece.calls) for piece in pieces],
+            [LoweredNode(piece.node, piece.calls) for piece in pieces],
             buffers=slices.all_buffers(),
             states=tuple(map(slices.divide_tensor, undivided_step.states)),
             values=dict(slices.slice_values()),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
 from torch import fx
@@ -19,7 +19,6 @@ from poetmodel.errors import InputError
 from poetmodel.torch.graph.operators import module_path, operator_name
 from poetmodel.torch.int8.front import QuantizedFront, QuantizedLayer, Wire
 from poetmodel.torch.int8.levels import Levels, to_float32
-from poetmodel.torch.int8.patterns import PATTERNS
 from poetmodel.torch.int8.training import ROUNDINGS, QuantizedNetwork, TrainedLayer
 from poetmodel.torch.int8.values import (
     INPUT,
@@ -28,6 +27,9 @@ from poetmodel.torch.int8.values import (
     QuantizedValue,
     arguments_with_defaults,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 NAMESPACE: Final = "quantized_decomposed"
 """Namespace of PT2E's operators that quantize and dequantize."""
@@ -79,6 +81,8 @@ class Reader:
     label: str
     """Name of the module in messages."""
     training: Training
+    patterns: Mapping[Any, Callable[[Reader, fx.Node], Any]]
+    """The function that converts each operator between dequantize and quantize to a value."""
     values: dict[fx.Node, Any] = field(default_factory=dict)
     """Results of `_convert_node`, by node."""
     layers: dict[str, QuantizedLayer] = field(default_factory=dict)
@@ -126,7 +130,7 @@ class Reader:
             if not varying_nodes.intersection(node.all_input_nodes):
                 continue
             varying_nodes.add(node)
-            has_pattern = is_quantizing(node) or node.target in PATTERNS
+            has_pattern = is_quantizing(node) or node.target in self.patterns
             is_size = isinstance(node.meta.get("val"), int | torch.SymInt)
             if node.op == "call_function" and node in ancestors and not has_pattern and not is_size:
                 self.refuse(node, self._no_kernel_message(node))
@@ -168,7 +172,7 @@ class Reader:
             return None  # a size, such as the batch size
         if is_quantizing(node):
             return self._convert_quantization(node)
-        convert = PATTERNS.get(node.target)
+        convert = self.patterns.get(node.target)
         if convert is None:
             self.refuse(node, self._no_kernel_message(node))
         return convert(self, node)

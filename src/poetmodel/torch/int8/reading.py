@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import fx, nn
 
+from poetmodel.torch.int8.patterns import PATTERNS
 from poetmodel.torch.int8.reader import Reader, Training, is_quantizing
 
 if TYPE_CHECKING:
@@ -56,12 +57,12 @@ def convert_front(
     module: nn.Module, *, label: str = "quantized front", training: Training | None = None
 ) -> QuantizedFront:
     """Convert a PT2E module to a front, or to a `QuantizedNetwork` if `training` has nodes."""
-    return Reader(module, label, training or Training(frozenset())).convert()
+    return Reader(module, label, training or Training(frozenset()), PATTERNS).convert()
 
 
 def check_operators(module: nn.Module, *, label: str, training: Training) -> None:
     """Raise `InputError` if the result of a prepared module needs an operator without a kernel."""
-    Reader(module, label, training).check_operators()
+    Reader(module, label, training, PATTERNS).check_operators()
 
 
 def _front_label(path: str) -> str:
