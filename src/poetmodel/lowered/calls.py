@@ -218,11 +218,7 @@ class Call:
         return tuple(dict.fromkeys(ref.buffer for ref in (*self.refs, *counters)))
 
     def with_buffers(self, names: Mapping[str, str]) -> Call:
-        """Return the call with buffers renamed in its arguments, but not in its condition.
-
-        `names` has the new name of a buffer by its old name; buffers without an entry are
-        unchanged.
-        """
+        """Return the call with buffers renamed, old name to new, but not those in its condition."""
         arguments = (
             Ref(names.get(argument.buffer, argument.buffer), argument.offset)
             if isinstance(argument, Ref)

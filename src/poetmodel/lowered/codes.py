@@ -26,10 +26,7 @@ _MIN_INT8, _MAX_INT8 = -128, 127
 def fuse_byte_quantization(step: LoweredStep) -> LoweredStep:
     """Return a step that maps byte inputs to int8 by one lookup if possible, in all its passes.
 
-    A node that only looks up real numbers, and its only reader, if that only quantizes them,
-    become one node with a table of quantized numbers. Pairs whose loops do not fit the fused kernel
-    are unchanged, as are lookups whose real numbers the step returns. Results have the same bits,
-    and the tensor of real numbers between both nodes is removed.
+    Results have the same bits; the tensor of real numbers between lookup and quantization goes.
     """
     fused_step = _fuse_pairs(step, step.values, {})
     passes: list[LoweredStep | None] = []
@@ -65,10 +62,8 @@ def _fuse_pairs(
 ) -> LoweredStep:
     """Return the training step, or a forward pass, with all pairs of `_find_fusible_pairs` fused.
 
-    `tables` are the values of the training step before its pairs are fused, which forward passes
-    read, too. `shared_values` are its values afterwards, whose tables a forward pass can share; {}
-    for the training step itself. A new table has the name of a table in `shared_values` only if
-    both have equal values and the same old table.
+    `tables` are the training step's values before fusion, `shared_values` those after it, whose
+    equal tables a forward pass shares ({} for the training step itself).
     """
     while (pair := next(_find_fusible_pairs(step), None)) is not None:
         step = _fuse_pair(step, *pair, tables, shared_values)
@@ -78,8 +73,7 @@ def _fuse_pairs(
 def _find_fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int, dict[str, int]]]:
     """Yield (index of lookup node, of quantizing node, `_make_fused_arguments`) of fusible pairs.
 
-    Each node has a single call. Only the quantization reads the real numbers, and the step does not
-    return them. Pairs are in the order of the lookups.
+    Only the quantization may read the real numbers, and the step must not return them.
     """
     graph = step.graph
     for k, calls in enumerate(step.calls):
@@ -105,11 +99,7 @@ def _find_fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int, dict[str,
 def _make_fused_arguments(lookup_call: Call, quantize_call: Call) -> dict[str, int] | None:
     """Return the numeric arguments of the fused kernel; None if they cannot describe both calls.
 
-    They can if all offsets of the lookup are 0, it writes each element of a dense output once, the
-    input has one stride per dimension, and the table differs at most by channel. The arguments are
-    the numbers of images, channels and elements of a plane, the strides of the input between
-    images, channels and elements, and the stride of the table between channels [elements]. A stride
-    of a dimension of size 1 is 0.
+    Strides are in elements, and 0 for dimensions of size 1.
     """
     batch, channels, plane = (quantize_call[name] for name in ("batch", "channels", "plane"))
     refs, (sizes, *lookup_strides) = (
@@ -170,10 +160,8 @@ def _fuse_pair(
 ) -> LoweredStep:
     """Return a step in which one node with a new table replaces nodes `k` and `reader`.
 
-    Node `k` looks up real numbers, and node `reader` quantizes them. The new node has the name and
-    the position of `reader`, and the FLOP of `k`. The buffer of the real numbers is removed, as is
-    the old table if no other call of the step reads it. `fused_arguments` are those of
-    `_make_fused_arguments`; `tables` and `shared_values` are those of `_fuse_pairs`, and unchanged.
+    The new node has the name and the position of `reader`, and the FLOP of `k`. The old table goes
+    if no other call reads it. `tables` and `shared_values` are those of `_fuse_pairs`.
     """
     graph = step.graph
     (lookup_call,), (quantize_call,) = step.calls[k], step.calls[reader]

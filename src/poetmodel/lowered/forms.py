@@ -189,8 +189,7 @@ MASK: Final = "bits"
 class TableForm(Form):
     """Loops of the table ``shape``, with a column for each tensor but masks of bits.
 
-    The bits of a mask are contiguous in the order of the loops, with strides in bits. Loops cannot
-    be written if too many dimensions are left.
+    The bits of a mask are contiguous in the order of the loops, with strides in bits.
     """
 
     def read(self, call: Call) -> Loops:
@@ -213,10 +212,7 @@ class TableForm(Form):
 
 
 class SumForm(Form):
-    """Loops over the results of the table ``outer``, then over the elements of ``inner``.
-
-    Loops whose stride in the result is 0 are summed.
-    """
+    """Loops over the results of the table ``outer``, then over the summed elements of ``inner``."""
 
     def read(self, call: Call) -> Loops:
         """Return the loops of a call."""
@@ -280,7 +276,7 @@ UPDATE: Final = _make_form(
 
 
 def make_plane_form(*tensors: str, rank: int) -> ProductForm:
-    """Return loops over batch, channels, and `rank` dimensions of a plane.
+    """Return loops over batch, channels and a plane of `rank` dimensions.
 
     The list ``steps`` has the strides of `tensors`; others have one number for each channel.
     """
@@ -332,8 +328,7 @@ def make_convolution_form(
 ) -> ProductForm:
     """Return the loops of a convolution or its gradient with dense planes.
 
-    `tensors` are its input, its output and its weights, or gradients of these; `can_add` is the
-    summed loop that can be divided.
+    `tensors` are its input, output and weights, or their gradients; loop `can_add` can be divided.
     """
     x, y, w = tensors
     strides: dict[str, tuple[Term, ...]] = {
@@ -372,7 +367,7 @@ def make_depthwise_form(*tensors: str, out_step: str = "out_step") -> ProductFor
 
 
 def make_strided_form(*tensors: str, can_add: int | None = None) -> ProductForm:
-    """Return the loops of a convolution or its gradient whose list ``strides`` has all strides.
+    """Return the loops of a convolution or its gradient with the list ``strides`` of all strides.
 
     `tensors` are in the order of the list: ``x`` or ``dx``, ``out`` or ``dy``, ``w`` or ``dw``.
     """
@@ -530,9 +525,8 @@ Q8_CONVOLUTION_DW: Final = _make_form(
 def make_channel_gradient_form(**tensors: str) -> ProductForm:
     """Return the loops of a gradient of an int8 depthwise layer or pool.
 
-    They are over batch, channels, elements of a window, and pixels. `tensors` are ``weights``,
-    ``input``, ``output``, or a parameter with the stride of the pixels: of an input ``x_step``, of
-    an output ``y_step``.
+    They are over batch, channels, window and pixels. `tensors` maps to ``weights``, ``input``,
+    ``output``, or the parameter with the stride of pixels: ``x_step`` (input), ``y_step`` (output).
     """
     strides_by_kind: dict[str, tuple[Term, ...]] = {
         "weights": (0, 1, "tap_step", 0),

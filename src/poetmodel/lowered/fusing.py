@@ -31,15 +31,10 @@ _UPDATE_KERNELS: Final = frozenset(update for _, update in _FUSED_KERNELS)
 def fuse_updates(step: LoweredStep) -> LoweredStep:
     """Return a step in which each SGD update computes its weight gradient itself, if possible.
 
-    That is possible for the weight of a matrix product or a convolution, if one call writes the
-    whole gradient in the layout of the weight, only the update reads the gradient, the step does
-    not return it, and no state that the call reads is replaced before or by the update. The fused
-    node has the name and position of the update, so the gradient's operands stay in memory until
-    then. Updates of float convolutions are fused only if the gradient is at least as large as each
-    operand. Otherwise fusion would only remove a stage, and with the stage an opportunity to
-    recompute, since a stage computes a node once. For int8 weights that is no condition, because
-    their gradients are four times as large as the weights. Returns `step` itself if no update is
-    fused.
+    The gradient's operands stay in memory until the update. Float convolutions are fused only if
+    the gradient has at least the bytes of each operand: otherwise fusion only removes a stage, and
+    so a chance to recompute. int8 weights need no such condition: gradients have 4 times their
+    bytes.
     """
     gradient_nodes = dict(_find_fusible_pairs(step))
     if not gradient_nodes:
@@ -64,9 +59,8 @@ def fuse_updates(step: LoweredStep) -> LoweredStep:
 def split_fused_updates(step: LoweredStep) -> LoweredStep:
     """Return a step in which a separate node computes the gradient of each fused update.
 
-    The gradient is then a tensor, so that weights can be divided together with their gradients.
-    `fuse_updates` can fuse the pieces again. The new node and its tensor have the name of the
-    update and ``.gradient``. Always returns a new step.
+    Weights can then be divided together with their gradients; `fuse_updates` can fuse the pieces.
+    The new node and its tensor are named after the update: ``UPDATE.gradient``.
     """
     buffers = dict(step.buffers)
     replacements: dict[int, Iterable[LoweredNode]] = {}
@@ -90,7 +84,7 @@ def split_fused_updates(step: LoweredStep) -> LoweredStep:
 def _split_call(fused_call: Call, gradient: str, count: int) -> tuple[Call, Call]:
     """Split a fused call into the call that writes buffer `gradient`, and the update that reads it.
 
-    The gradient has `count` elements. Neither call has a condition, even if `fused_call` has one.
+    Neither call has a condition, even if `fused_call` has one.
     """
     gradient_kernel, update_kernel = CATALOGUE[fused_call.kernel].fuses or ("", "")
     known = fused_call.named_arguments
@@ -128,10 +122,7 @@ def _split_node(
 ) -> tuple[Node, Node]:
     """Split a fused node into the node of a gradient and the node of the update of `state`.
 
-    The update reads `state` and the gradient, the node of the gradient all other inputs. The update
-    has `UPDATE_FLOPS` for each of `count` elements, at most all FLOP of the node; the gradient has
-    the remaining FLOP. All other fields of the update are those of `node`; the node of the gradient
-    is a backward ``mm`` with the only output `gradient`, without workspace.
+    The update has `UPDATE_FLOPS` for each of `count` elements, at most all FLOP of the node.
     """
     flops = min(node.flops, UPDATE_FLOPS * count)
     gradient_node = Node(
@@ -148,7 +139,8 @@ def _split_node(
 def _find_fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int]]:
     """Yield the node indices (update, gradient) of each update that can compute its gradient.
 
-    Pairs are in the order of the updates; `fuse_updates` states the conditions.
+    The step must not return the gradient, only the update may read it, and state that its call
+    reads must not be replaced before or by the update.
     """
     graph = step.graph
     returned_names = step.returned_buffers
@@ -173,10 +165,8 @@ def _find_fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int]]:
 def _is_fusible_gradient(step: LoweredStep, k: int, gradient: str, weight: str, count: int) -> bool:
     """Return whether node `k` only computes the whole gradient of a weight, in the weight's layout.
 
-    The node must consist of one call of a supported kernel, with one output, no workspace and no
-    in-place pairs. The buffers of gradient and weight must have `count` elements, those of the
-    update. The gradient of a float convolution must also have at least the bytes of each tensor
-    that the node reads.
+    The gradient of a float convolution must also have at least the bytes of each tensor that the
+    node reads.
     """
     node = step.graph.nodes[k]
     if len(node.outputs) != 1 or node.workspace_bytes or node.in_place:
@@ -203,7 +193,7 @@ def _is_fusible_gradient(step: LoweredStep, k: int, gradient: str, weight: str, 
 def is_gradient_largest(step: LoweredStep, k: int) -> bool:
     """Return whether the outputs of node `k` together have at least the bytes of each input tensor.
 
-    Inputs of the step and constants are no tensors. Raises `ValueError` if the node reads none.
+    Inputs of the step and constants are no tensors; the node must read a tensor.
     """
     graph = step.graph
     return graph.nodes[k].output_bytes >= max(graph.tensor_bytes[i] for i in graph.inputs_of[k])
@@ -217,10 +207,7 @@ def _reads_replaced_state(step: LoweredStep, k: int, update_index: int) -> bool:
 
 
 def _make_fused_call(step: LoweredStep, k: int, update_index: int) -> Call:
-    """Return the call that computes the gradient of node `k` and updates the weight with it.
-
-    It replaces the only calls of node `k` and of the update, node `update_index`.
-    """
+    """Return the call that computes the gradient of node `k` and updates the weight with it."""
     (gradient_call,), (update,) = step.calls[k], step.calls[update_index]
     state = {"w", "residual", "scale", "first", "count", "lr", "sign", "decay"}
     known = {**update.named_arguments, **gradient_call.named_arguments}

@@ -16,18 +16,11 @@ if TYPE_CHECKING:
 
 
 def step_identity(step: LoweredStep) -> str:
-    """Return the SHA-256 of the computation of a step, as hexadecimal digits.
+    """Return the SHA-256 of the computation of a step before tiling, in hexadecimal.
 
-    Steps with one identity compute the same losses and the same new state from the same state,
-    inputs, learning rate and random numbers. The identity covers the calls with all their numbers,
-    the values of constants that calls read (frozen weights, class weights, tables of byte inputs),
-    and the names of replaced state. It excludes the initial values of replaced state, the forward
-    passes in evaluation mode, the name of the graph, and the names of other tensors.
-
-    Parameters
-    ----------
-    step : LoweredStep
-        The step before tiling; tiling changes calls, but no bit of a result.
+    Steps with one identity compute equal losses and new state from equal state, inputs, learning
+    rate and random numbers. Values of constants count; initial values of replaced state, passes in
+    evaluation mode, and the names of the graph and of its other tensors do not.
     """
     return _StepEncoder(step).digest()
 
@@ -35,12 +28,10 @@ def step_identity(step: LoweredStep) -> str:
 def front_identity(
     step: LoweredStep, *, nodes: Iterable[int], outputs: Sequence[str], inputs: Sequence[int]
 ) -> str:
-    """Return the SHA-256 of a front's calls and of the form of a stored sample's tensors.
+    """Return the SHA-256 of a front's calls and of the form of a stored sample's tensors, in hex.
 
-    It is in hexadecimal digits. The front has the `nodes` of these indices. A sample has outputs of
-    the front, then inputs of the step such as labels. Values of constants count. The outputs count
-    by the order of first use in the front's calls, the inputs by their index in the step, both by
-    size and type, inputs also by shape. The number of classes does not count.
+    A sample has outputs of the front, then inputs of the step such as labels. Values of constants
+    count; the number of classes does not.
     """
     encoder = _StepEncoder(step)
     calls = [encoder.encode_call(call) for k in sorted(nodes) for call in step.calls[k]]
@@ -86,12 +77,7 @@ class _StepEncoder:
         return argument
 
     def _canonical_name(self, buffer: str) -> str:
-        """Return the canonical name of a buffer; register its elements and type in `_buffers`.
-
-        An input is named by its index, the workspace by its own name, any other buffer by
-        `_new_name` in the first call; later calls return the same name. The workspace is not
-        registered.
-        """
+        """Return the canonical name of a buffer; register its elements and type in `_buffers`."""
         if buffer == WORKSPACE:
             return buffer
         if buffer not in self._names:
@@ -103,8 +89,7 @@ class _StepEncoder:
     def _new_name(self, buffer: str) -> str:
         """Return the canonical name of a buffer that has none yet.
 
-        State that the step replaces is named by its own name. Any other buffer with values is a
-        constant, named by its type and the hash of its values. Other buffers are tensors, named by
+        Replaced state keeps its name, constants are named by the hash of their values, tensors by
         number.
         """
         if buffer in self._replaced_names:

@@ -30,20 +30,14 @@ OTHER_KERNELS: Final = "other"
 
 @cache
 def load_table() -> dict[str, dict[str, float]]:
-    """Return the instructions per repeated unit, by key of `count_work` and unit.
-
-    All calls return the same dictionary.
-    """
+    """Return the instructions per repeated unit, by key of `count_work` and unit; do not modify."""
     text = (files("poetmodel.lowered") / TABLE_FILE).read_text(encoding="utf-8")
     costs: dict[str, dict[str, float]] = json.loads(text)
     return costs
 
 
 def with_instructions(nodes: Iterable[Node], calls: Iterable[tuple[Call, ...]]) -> tuple[Node, ...]:
-    """Return the nodes of a step, each with its `estimate_instructions` for one computation.
-
-    `calls` has the calls of each node. Nodes that hold state (`Node.is_state`) are unchanged.
-    """
+    """Return the nodes of a step, each with its `estimate_instructions` for one computation."""
     return tuple(
         node
         if node.is_state
@@ -53,10 +47,7 @@ def with_instructions(nodes: Iterable[Node], calls: Iterable[tuple[Call, ...]]) 
 
 
 def estimate_instructions(node: Node, calls: Iterable[Call]) -> int:
-    """Return the estimated instructions of the calls that compute a node, rounded.
-
-    Copies for in-place outputs count 0, as in `find_computing_calls`.
-    """
+    """Return the estimated instructions of calls that compute a node, without in-place copies."""
     return round(sum(map(estimate_call_instructions, find_computing_calls(node, calls))))
 
 
@@ -74,11 +65,7 @@ def _copied_buffers(call: Call) -> tuple[str, str] | None:
 
 
 def estimate_call_instructions(call: Call) -> float:
-    """Return the estimated instructions of a call, as if its condition, if any, were true.
-
-    The costs are those of the key that `count_work` returns, otherwise of the kernel, otherwise of
-    `OTHER_KERNELS`. Units without a cost count 0.
-    """
+    """Return the estimated instructions of a call, as if its condition, if any, were true."""
     name, counts = count_work(call)
     costs = load_table()
     unit_costs = next(costs[key] for key in (name, call.kernel, OTHER_KERNELS) if key in costs)
@@ -88,9 +75,8 @@ def estimate_call_instructions(call: Call) -> float:
 def count_work(call: Call) -> tuple[str, Counter[str]]:
     """Return the table key of a call, and the number of each repeated unit; ``call`` is 1.
 
-    The key is the name of the kernel. If the argument `decay` is not 0 or `sign` is not 1, it is
-    the name and ``, decay``: for updates with weight decay, updates that maximize, and minima. The
-    table may lack this key.
+    The key is the kernel, with ``, decay`` behind it for updates with weight decay, updates that
+    maximize, and minima. The table may lack this key.
     """
     arguments = call.named_arguments
     counts = Counter({"call": 1})

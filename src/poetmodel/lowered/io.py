@@ -110,10 +110,7 @@ class _PassEntry(_StepFile):
 
 
 def save_step(step: LoweredStep, path: str | Path) -> None:
-    """Write a step to a ``*.step.json`` file, with values in base64.
-
-    An existing file is replaced. Raises `InputError` if the file cannot be written.
-    """
+    """Write a step to a ``*.step.json`` file, with values in base64; replace an existing file."""
     header = {"format": STEP_FORMAT, "version": VERSION, WRITTEN_BY: THIS_VERSION}
     document = header | _make_document(step)
     write_text(path, json.dumps(document, allow_nan=False) + "\n")
@@ -175,8 +172,7 @@ def _call_to_json(call: Call) -> dict[str, object]:
 def _argument_to_json(argument: Argument) -> object:
     """Return the JSON value of an argument, which `_argument_from_json` reads.
 
-    Finite numbers are unchanged, tuples become lists. Pointers, learning rates, infinity and NaN
-    become dictionaries, such as ``{"real": "inf"}``.
+    Pointers, learning rates, infinity and NaN become dictionaries, such as ``{"real": "inf"}``.
     """
     if isinstance(argument, Ref):
         return {"buffer": argument.buffer, "offset": argument.offset}
@@ -201,8 +197,7 @@ def _tensor_to_json(tensor: NamedTensor) -> dict[str, object]:
 def load_step(path: str | Path) -> LoweredStep:
     """Read a ``*.step.json`` file; raise `InputError` if it cannot be read or is not valid.
 
-    The instructions of nodes are estimated again, and nodes that replace state are moved behind the
-    node of the loss where `defer_updates` permits, as by `LoweredStep.edit`.
+    The instructions of nodes are estimated again, and updates are deferred as by `defer_updates`.
     """
     text = read_text(path)
     with convert_errors(InputError, str(path)):
@@ -213,9 +208,9 @@ def load_step(path: str | Path) -> LoweredStep:
 
 
 def _step_from_json(document: _StepFile, outer_values: Collection[str] = ()) -> LoweredStep:
-    """Convert a parsed document to a step.
+    """Convert a document to a step.
 
-    `outer_values` are the buffers with values in the enclosing step and its earlier passes.
+    `outer_values` are the buffers with values in enclosing steps.
     """
     step = LoweredStep(
         graph=Graph.from_dict(document.graph, source="graph"),
@@ -297,10 +292,8 @@ def _find_step_errors(
 ) -> Iterator[str]:
     """Yield an error for each contradiction between graph, buffers, values and calls of a step.
 
-    Tensors of the graph need buffers of their size, state needs values, values need buffers; named
-    tensors and calls are checked, too, but not forward passes. `values` are the buffers with values
-    in this step, `outer_values` those in the enclosing step and its earlier passes, which calls may
-    read.
+    Forward passes are not checked. Calls may read `values` and `outer_values`: the buffers with
+    values in this step, and in the enclosing step and its earlier passes.
     """
     for tensor in step.graph.tensors:
         name = tensor.replaces or tensor.name
@@ -325,9 +318,7 @@ def _find_step_errors(
 def _find_call_errors(step: LoweredStep, constant_names: Collection[str]) -> Iterator[str]:
     """Yield an error if `calls` has not one list for each node, then the errors of all calls.
 
-    Surplus lists, which belong to no node, are not checked. Calls may read the tensors of their
-    node, the output of a forward pass, and the buffers `constant_names`; they may write the outputs
-    of their node and that output.
+    Surplus lists, which belong to no node, are not checked.
     """
     if len(step.calls) != len(step.graph.nodes):
         yield f"calls: expected {len(step.graph.nodes)} lists, one a node, got {len(step.calls)}"
@@ -342,10 +333,7 @@ def _find_call_errors(step: LoweredStep, constant_names: Collection[str]) -> Ite
 
 
 def _find_tensor_errors(step: LoweredStep) -> Iterator[str]:
-    """Yield the errors of inputs, states, gradients, output and loss, each with its key in front.
-
-    They are those of `_find_named_tensor_errors`, and for the loss those of `_find_ref_errors`.
-    """
+    """Yield errors of inputs, states, gradients, output and loss, each with its key in front."""
     tensors = [(key, value) for key in _TENSOR_LISTS for value in getattr(step, key)]
     for key, value in [*tensors, *([] if step.output is None else [("output", step.output)])]:
         for error in _find_named_tensor_errors(step, value):
@@ -357,8 +345,7 @@ def _find_tensor_errors(step: LoweredStep) -> Iterator[str]:
 def _find_named_tensor_errors(step: LoweredStep, tensor: NamedTensor) -> Iterator[str]:
     """Yield contradictions between a named tensor and its buffers in pieces, type, strides or size.
 
-    If a piece is outside its buffer, or the buffer is missing, only these errors are yielded. A
-    buffer's size counts from the offset of the piece. A single buffer may be larger than the
+    A buffer's size counts from the offset of the piece. A single buffer may be larger than the
     tensor; several must add up to its size.
     """
     errors = [error for ref in tensor.pieces for error in _find_ref_errors(step, ref)]
@@ -403,12 +390,7 @@ def _find_ref_errors(step: LoweredStep, ref: Ref) -> Iterator[str]:
 def _find_argument_errors(
     step: LoweredStep, call: Call, writable_names: Collection[str], readable_names: Collection[str]
 ) -> Iterator[str]:
-    """Yield the errors of a call's condition, index range and arguments, in this order.
-
-    The arguments must match the kernel's parameters, and the call may only write the buffers
-    `writable_names` and read `readable_names`. For an unknown kernel, only that error is yielded. A
-    wrong number of arguments is an error in place of those of single arguments.
-    """
+    """Yield the errors of a call's condition, index range and arguments, in this order."""
     if call.kernel not in kernel_names():
         yield "there is no such kernel"
         return
@@ -451,11 +433,8 @@ def _find_condition_errors(
 def _is_accepted(step: LoweredStep, parameter_type: str, argument: Argument) -> bool:
     """Return whether a kernel's parameter accepts an argument.
 
-    A pointer parameter accepts buffers of its element type, the workspace, buffers that the step
-    does not have, which `_find_ref_errors` reports, and the integer 0 as null pointer. In addition,
-    a ``const uint8_t *`` accepts int8 buffers, and a ``const int32_t *`` a tuple of integers. A
-    parameter that is no pointer accepts integers, and a ``pm_real`` also floats and learning rates.
-    Integers must be below 2**31 in magnitude.
+    Buffers that the step lacks are accepted, because `_find_ref_errors` reports them. The integer 0
+    is a null pointer. Integers must be below 2**31 in magnitude.
     """
     is_pointer = parameter_type.endswith("*")
     if isinstance(argument, Ref):

@@ -77,8 +77,5 @@ def find_kernel(name: str) -> Kernel:
 
 
 def find_prototypes(source: str) -> list[str]:
-    """Return the prototypes of the functions ``void pm_...`` and ``int pm_...`` of a C source.
-
-    Functions that are static, only declared, or return another type are omitted.
-    """
+    """Return the prototypes of non-static functions ``void pm_...`` and ``int pm_...`` in C."""
     return _PROTOTYPE.findall(source)

@@ -46,8 +46,8 @@ class Loops:
     def with_elements(self, index: int, buffer: str, element_indices: np.ndarray) -> Loops | None:
         """Return loops in which tensor `index` is replaced by elements of a buffer.
 
-        `element_indices` has the shape of the result of the method `element_indices`. Returns None
-        if no constant strides reach these elements.
+        `element_indices` has the shape that `Loops.element_indices` returns. None if no constant
+        strides reach these elements.
         """
         first, strides = int(element_indices.flat[0]), []
         for dimension, stride in enumerate(self.strides[index]):
@@ -63,11 +63,10 @@ class Loops:
     def select_iterations(
         self, dimension: int, phase: int, *, group_size: int, period: int
     ) -> Loops:
-        """Return loops over the iterations with ``(i // group_size) % period == phase``.
+        """Return loops over iterations with ``(i // group_size) % period == phase``.
 
-        Here `i` is the iteration of `dimension`. If several groups of several iterations are
-        selected, `dimension` becomes two dimensions: the iterations in a group, then the groups.
-        Its size must be a multiple of ``group_size * period``.
+        Here `i` is the iteration of `dimension`, whose size must be a multiple of ``group_size *
+        period``. It becomes two dimensions if several groups of several iterations are selected.
         """
         n_rounds = self.sizes[dimension] // (group_size * period)
         new_dimensions = [(group_size, 1)] if n_rounds == 1 else [(n_rounds, group_size * period)]
@@ -93,8 +92,7 @@ class Loops:
 def table_columns(table: Argument) -> list[Numbers]:
     """Return the sizes, then the strides of each tensor, of a shape table as in ``pm_each.h``.
 
-    Each is a tuple over the dimensions, the innermost first. Raises `TypeError` if the argument is
-    no tuple.
+    Each is a tuple over the dimensions, the innermost first.
     """
     if not isinstance(table, tuple):
         raise TypeError(table)
@@ -106,9 +104,8 @@ def table_columns(table: Argument) -> list[Numbers]:
 def merge_dimensions(columns: Sequence[Numbers]) -> list[list[int]]:
     """Return the rows of a shape table without dimensions of size 1, contiguous dimensions merged.
 
-    `columns` are the sizes, the innermost first, then the strides of each tensor. A row has the
-    size and the strides of one dimension. Two dimensions are merged if the outer loop continues the
-    inner loop in all tensors. Returns [] if all sizes are 1.
+    `columns` are the sizes, the innermost first, then the strides of each tensor. [] if all sizes
+    are 1.
     """
     rows: list[list[int]] = []
     for size, *strides in zip(*columns, strict=True):
@@ -123,8 +120,7 @@ def make_shape_table(columns: Sequence[Numbers]) -> Numbers | None:
     """Return a shape table with merged dimensions; None if more than `MAX_RANK` are left.
 
     `columns` are the sizes, the innermost first, then the strides of each tensor. The table has the
-    number of dimensions, then the size and the strides of each dimension, the innermost first. If
-    all sizes are 1, the table has one dimension.
+    number of dimensions (at least 1), then the size and the strides of each.
     """
     rows = merge_dimensions(columns) or [[1] * len(columns)]
     return (

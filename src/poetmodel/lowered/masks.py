@@ -39,13 +39,10 @@ _MAX_WINDOW: Final = 2**8
 
 
 def mask_activations(step: LoweredStep) -> LoweredStep:
-    """Return a step whose gradients read masks in place of activations where possible.
+    """Return a step whose gradients read masks in place of activations where that saves memory.
 
-    Some gradients read the output of an activation in place of its input (`_use_outputs`). Masks of
-    dropout become bits, too, and positions of maxima bytes. A mask of bits is the output of a
-    separate node, which a schedule may recompute; positions of maxima remain an output of their
-    pool. An activation has no mask if a gradient, such as that of a weight, reads its values, or if
-    the mask is not smaller.
+    A mask of bits is the output of a separate node, which a schedule may recompute; byte positions
+    of maxima remain an output of their pool.
     """
     for rewrite in (_use_outputs, _add_bit_masks, _draw_dropout_bits, _store_byte_positions):
         step = rewrite(step)
@@ -94,10 +91,7 @@ def _is_smaller(new: Buffer, old: Tensor) -> bool:
 
 
 def _bits_save_memory(step: LoweredStep, tensor: str, shape: Argument) -> bool:
-    """Return whether a mask takes less memory than a tensor.
-
-    The mask has one bit per iteration of the loops of the shape table `shape`.
-    """
+    """Return whether a mask, one bit per iteration of the shape table, is smaller than a tensor."""
     old = step.graph.tensors[step.graph.tensor_index[tensor]]
     return _is_smaller(_make_bit_buffer(_LoopTable.parse(shape).elements), old)
 
@@ -193,8 +187,7 @@ def _parse_slope(call: Call | None) -> _Slope | None:
 def _find_slopes(step: LoweredStep, tensor: str) -> dict[int, _Slope]:
     """Find the `_Slope` of each backward node that reads a forward tensor, by index of the node.
 
-    The result is empty if the tensor is not of the forward pass or loss, or unless each of these
-    nodes has a single call, which uses the tensor only for one comparison.
+    Empty unless each of these nodes uses the tensor only for one comparison.
     """
     graph = step.graph
     i = graph.tensor_index.get(tensor)
@@ -217,11 +210,8 @@ def _find_slopes(step: LoweredStep, tensor: str) -> dict[int, _Slope]:
 def _use_outputs(step: LoweredStep) -> LoweredStep:
     """Return a step whose gradients read outputs of activations in place of their inputs.
 
-    Applies to hardtanh and leaky ReLU where output and input select equal slopes, and no gradient
-    reads values of the input. If several gradients compare the input, applies only if a mask is
-    smaller than the input: `_add_bit_masks` can then replace the input in gradients that do not
-    read the output. The next layer often saves the output for the gradient of its weights; then the
-    input need not be saved.
+    Applies to hardtanh and leaky ReLU. The next layer often saves the output for the gradient of
+    its weights; then the input need not be saved.
     """
     replacements = {}
     for k, node in enumerate(step.graph.nodes):
@@ -244,9 +234,7 @@ def _use_outputs(step: LoweredStep) -> LoweredStep:
 def _find_output(step: LoweredStep, gradient_call: Call) -> tuple[Ref, _LoopTable] | None:
     """Return the output of an activation, and the loop of its gradient over it in place of x.
 
-    The activation is the first forward node whose only call is the kernel of `_FORWARD_KERNELS`
-    with the x, the numbers, and the loop sizes and strides of x of `gradient_call`. None if there
-    is no such node, or if a negative slope reverses the order of values.
+    None also if a negative slope reverses the order of values.
     """
     graph, x, loop = step.graph, gradient_call["x"], _LoopTable.parse(gradient_call["shape"])
     kernel = _FORWARD_KERNELS[gradient_call.kernel]
@@ -269,8 +257,6 @@ def _add_bit_masks(step: LoweredStep) -> LoweredStep:
     """Return a step with a node for each mask of one bit per element, which gradients read.
 
     A tensor has a mask if gradients only compare it, all in the same way, and the mask is smaller.
-    Only the first output of a node that meets these conditions has one. A tensor has no mask if
-    another tensor already has the name of the mask, ``TENSOR.mask``.
     """
     graph, buffers = step.graph, dict(step.buffers)
     gradients: dict[int, LoweredNode] = {}
@@ -319,9 +305,7 @@ def _add_bit_masks(step: LoweredStep) -> LoweredStep:
 def _draw_dropout_bits(step: LoweredStep) -> LoweredStep:
     """Return a step in which a separate node draws the mask of each dropout, one bit per element.
 
-    The mask node has no inputs, and draws the same mask if a step recomputes it. Forward and
-    backward passes apply the mask with the same kernel. A dropout is unchanged if a node reads its
-    mask other than to apply it to all elements, or if the elements are not in memory order.
+    The mask node has no inputs, and draws the same mask if a step recomputes it.
     """
     graph, buffers = step.graph, dict(step.buffers)
     replacements: dict[int, list[LoweredNode]] = {}
@@ -382,8 +366,8 @@ def _apply_bits(call: Call, shape: tuple[int, ...]) -> Call:
 def _store_byte_positions(step: LoweredStep) -> LoweredStep:
     """Return a step with the positions of maxima as bytes, counted within the window.
 
-    A pool is unchanged if it has windows of more than `_MAX_WINDOW` elements, or if a node other
-    than a gradient of the pool reads the positions.
+    Unchanged are pools with windows of over `_MAX_WINDOW` elements, or positions that other nodes
+    than gradients of the pool read.
     """
     graph, buffers = step.graph, dict(step.buffers)
     replacements: dict[int, list[LoweredNode]] = {}

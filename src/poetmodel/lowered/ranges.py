@@ -37,10 +37,9 @@ class Indices:
     """One more permitted index; `low` if there is none."""
 
     def implies(self, other: Indices) -> bool:
-        """Return whether it is certain that `other` indices are valid if these are.
+        """Return whether valid indices imply that `other` indices are valid.
 
-        True if both have equal `ref` and `shape`, the range of `other` contains this range, and
-        ``self.ignored`` is in this range or equal to ``other.ignored``; False otherwise.
+        False if not certain.
         """
         has_same_elements = (self.ref, self.shape) == (other.ref, other.shape)
         is_inside = other.low <= self.low and self.high <= other.high
@@ -49,10 +48,9 @@ class Indices:
 
 
 def find_index_operands(call: Call) -> Iterator[Indices]:
-    """Yield the index operands of a call that have elements; none if the call has no `index_range`.
+    """Yield the nonempty index operands of a call; none if the call has no `index_range`.
 
-    For embedding bags, these include the start offsets of bags, whose `high` is the number of
-    indices plus 1.
+    The start offsets of embedding bags are included; their `high` is the number of indices plus 1.
     """
     if call.index_range is None:
         return
@@ -74,11 +72,9 @@ def find_index_operands(call: Call) -> Iterator[Indices]:
 def _make_canonical_indices(
     ref: Argument | None, sizes: Numbers, strides: Numbers, index_range: tuple[int, int, int]
 ) -> Iterator[Indices]:
-    """Yield one `Indices` of the elements that loops from `ref` on access.
+    """Yield one `Indices` of the elements that loops from `ref` on access; none without elements.
 
-    `Indices.ref` is the lowest element, `Indices.shape` the table of `_find_canonical_elements`.
-    Yields none if the argument `ref` is no `Ref` or a size is 0. `index_range` has the fields low,
-    high and ignored of `Indices`.
+    `index_range` has the fields low, high and ignored of `Indices`.
     """
     if isinstance(ref, Ref) and 0 not in sizes:
         first, shape = _find_canonical_elements(ref.offset, sizes, strides)
@@ -89,10 +85,8 @@ def _make_canonical_indices(
 def _find_canonical_elements(offset: int, sizes: Numbers, strides: Numbers) -> tuple[int, Numbers]:
     """Return (lowest element, canonical shape table) of the elements that loops access.
 
-    The loops start at element `offset`. The table has the number of dimensions, then the size and
-    the stride of each; strides are positive and ascending. Dimensions of size 1 or stride 0 are
-    omitted, contiguous dimensions merged. If none is left, the table has one of size 1 and stride
-    0.
+    Strides of the table are positive and ascending, without sizes of 1 or strides of 0; contiguous
+    dimensions are merged. If none is left, the table has one of size 1 and stride 0.
     """
     first = offset + sum(
         (size - 1) * stride for size, stride in zip(sizes, strides, strict=True) if stride < 0
@@ -111,9 +105,8 @@ def _find_canonical_elements(offset: int, sizes: Numbers, strides: Numbers) -> t
 def trace_copies(indices: Indices, writers: Mapping[str, Iterable[Call]]) -> Indices:
     """Return the original source of copied indices, following chains of ``pm_copy_int`` calls.
 
-    The permitted range is that of `indices`. Returns `indices` itself unless `writers` has a single
-    call for their buffer, which copies exactly these elements. `writers` has, by buffer, the calls
-    that read or write the buffer in the node that computes it.
+    The permitted range stays. `writers` has, by buffer, the calls that read or write the buffer in
+    the node that computes it.
     """
     calls = list(writers.get(indices.ref.buffer, ()))
     if len(calls) != 1 or calls[0].kernel != "pm_copy_int":
@@ -152,10 +145,7 @@ def find_real_inputs(step: LoweredStep) -> Iterator[NamedTensor]:
 
 
 def number_check_instructions(step: LoweredStep) -> int:
-    """Return the estimated instructions of the checks that the inputs of a step are finite.
-
-    No node of the graph has them.
-    """
+    """Return the estimated instructions of checks that inputs are finite; no node includes them."""
     checks = (
         Call("pm_finite", (Ref(tensor.pieces[0].buffer), tensor.elements))
         for tensor in find_real_inputs(step)

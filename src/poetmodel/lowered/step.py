@@ -34,10 +34,9 @@ class LoweredNode(NamedTuple):
 class LoweredStep:
     """A training step that can be exported.
 
-    Tensors of the graph, except replacements, are buffers with the same names. A replacement is
-    written to the buffer of the state that it replaces, and calls refer to that buffer. The caller
-    owns the inputs. Constants are values that no step changes: they are read from the program's
-    storage and, like inputs, are no tensors of the graph.
+    Tensors of the graph are buffers of the same names, but a replacement is written to the buffer
+    of the state that it replaces. The caller owns the inputs. Inputs and constants (values that no
+    step changes) are no tensors of the graph.
     """
 
     graph: Graph
@@ -90,10 +89,10 @@ class LoweredStep:
         return tuple(map(LoweredNode, self.graph.nodes, self.calls))
 
     def with_operations(self, operations: Iterable[LoweredNode], **changes: Any) -> LoweredStep:
-        """Return the step with other operations, and instructions estimated from their calls.
+        """Return the step with other operations, their instructions estimated, and other fields.
 
-        Nodes that replace state follow the node of the loss where `defer_updates` permits, so that
-        a step whose loss is not finite can return with unchanged state. `changes` are other fields.
+        Updates are deferred (`defer_updates`), so that a step whose loss is not finite can return
+        with unchanged state.
         """
         loss = changes.get("loss", self.loss)
         ordered = defer_updates(operations, loss.buffer)
@@ -104,9 +103,9 @@ class LoweredStep:
     def edit(
         self, replacements: Mapping[int, Iterable[LoweredNode]], **changes: Any
     ) -> LoweredStep:
-        """Return the step with operations in place of some of its own, by their index.
+        """Return the step with operations in place of some of its own, by index, and other fields.
 
-        `changes` are other fields. Buffers of removed results stay, unless `changes` has others.
+        Buffers of removed results stay, unless `changes` has others.
         """
         operations = (
             new
@@ -130,9 +129,8 @@ def _output_names(node: Node) -> set[str]:
 def defer_updates(operations: Iterable[LoweredNode], loss: str) -> list[LoweredNode]:
     """Move operations that replace state behind that of the loss.
 
-    Such an operation stays in two cases. First, it makes the loss, or a later one that stays reads
-    one of its outputs. Second, a later one that stays replaces state that it reads. Operations
-    behind that of the loss do not move; without that operation, none moves.
+    Such an operation stays if it makes the loss, if a later one that stays reads one of its
+    outputs, or if a later one that stays replaces state that it reads.
     """
     all_operations = list(operations)
     loss_nodes = (k for k, (node, _) in enumerate(all_operations) if loss in _output_names(node))
@@ -177,11 +175,9 @@ class Weights:
 
     @classmethod
     def from_step(cls, step: LoweredStep) -> Weights:
-        """Return the values of a step, and the constants of its forward passes.
+        """Return the values of a step and the constants of its forward passes.
 
-        `data` has one buffer per state tensor or constant, in the order of `DataType`; each begins
-        at a multiple of `ALIGNMENT`. State tensors of the training graph whose bytes are all 0 are
-        omitted; constants and all other state are included.
+        One buffer per state tensor or constant, each at a multiple of `ALIGNMENT`.
         """
         steps = (step, *step.forward_passes)
         values_of_steps = [
@@ -205,12 +201,10 @@ class Weights:
 
 
 def with_stored_state(forward_pass: LoweredStep, stored_names: Collection[str]) -> LoweredStep:
-    """Return a forward pass in evaluation mode whose graph can page some state tensors.
+    """Return a forward pass in evaluation mode whose graph can page the state `stored_names`.
 
-    Each tensor in `stored_names` that is an argument of a call becomes the output of a new node
-    whose tensors begin on storage (`Node.on_aux`), in front of the first node whose calls read the
-    tensor, and an input of all nodes whose calls do. All other state is read from its home, like
-    constants.
+    Each such tensor becomes the output of a node (`Node.on_aux`) before its first reader. All other
+    state is read from its home, like constants.
     """
     operations: list[LoweredNode] = []
     earlier_names: set[str] = set()

@@ -40,8 +40,7 @@ _TYPES: Final = {str(kind): kind for kind in (DataType.UINT8, DataType.INT8)}
 def find_tables(step: LoweredStep, tensor: NamedTensor) -> tuple[str, ...]:
     """Return the buffers of the tables that convert an input, in the order of their first use.
 
-    Empty if no call of `step` converts the input by a table. The `forward_passes` of the step are
-    not searched.
+    The `forward_passes` of the step are not searched.
     """
     tables: dict[str, None] = {}
     for call in (call for calls in step.calls for call in calls):
@@ -66,12 +65,10 @@ class ByteInput:
 
     @classmethod
     def parse(cls, text: str, *, field: str) -> ByteInput:
-        """Parse ``TYPE[:SCALE[:OFFSET]]``.
+        """Parse ``TYPE[:SCALE[:OFFSET]]``; `field` is the prefix of errors.
 
-        TYPE is ``uint8`` or ``int8``. SCALE and OFFSET are each one finite number, or one for each
-        channel, separated by commas; their defaults are 1 and 0. `field` is the prefix of errors.
-
-        Raises `InputError` for other texts, also for different numbers of channels.
+        TYPE is ``uint8`` or ``int8``. SCALE (1) and OFFSET (0) are each one finite number, or one
+        for each channel: ``uint8:0.01,0.02,0.01:-1.5``.
         """
         type_name, *parameter_texts = str(text).split(":")
         try:
@@ -112,7 +109,7 @@ class ByteInput:
 def parse_byte_inputs(texts: Mapping[str, str]) -> dict[str, ByteInput]:
     """Parse the text of each byte input, by input name.
 
-    Raises `InputError` for the first invalid text, or if `texts` is no mapping.
+    Raise `InputError` for the first invalid one.
     """
     if not isinstance(texts, Mapping):
         raise InputError(f"byte_inputs: expected texts by the names of inputs, got {texts!r}")
@@ -125,13 +122,8 @@ def with_byte_inputs(step: LoweredStep, texts: Mapping[str, str]) -> LoweredStep
     """Return a step in which the inputs named in `texts` are bytes, also in its forward passes.
 
     A node in front of the first reader converts each input to real numbers, by a table that is a
-    new constant of the step. Returns `step` itself if `texts` is empty.
-
-    Raises
-    ------
-    InputError
-        If `texts` is no mapping, an input does not exist or has no real numbers, or a text does not
-        have the format ``TYPE[:SCALE[:OFFSET]]`` or does not fit the channels of the input.
+    new constant of the step. Raises `InputError` for a text that is invalid or does not fit its
+    input.
     """
     for name, byte_input in parse_byte_inputs(texts).items():
         field = f"byte_inputs: {name}"
@@ -162,8 +154,7 @@ def _add_lookup(
 ) -> LoweredStep:
     """Return a step in which input `name` has bytes, converted by a node before its first reader.
 
-    Returns `step` itself if it has no such input. All readers then read the output of this node.
-    `table` is the new buffer of the lookup table, whose values the caller adds.
+    Returns `step` itself if it has no such input. The caller adds the values of buffer `table`.
     """
     byte_tensor = next((tensor for tensor in step.inputs if tensor.name == name), None)
     if byte_tensor is None:
@@ -205,11 +196,8 @@ def _add_lookup(
 def _make_lookup_shape(name: str, shape: Numbers, channels: int) -> Numbers:
     """Return the shape table of a lookup, with the strides of output, input and lookup table.
 
-    The table begins with the number of dimensions, merged if possible; each dimension, the
-    innermost first, has its size, then its strides. `name` and `shape` are those of the input,
-    `channels` is the number of rows of the lookup table. The channels of the input are the first
-    dimension of a vector, the first or else second of three dimensions, and otherwise the second
-    dimension.
+    Channels are the first dimension of a vector, the first or else second of three dimensions, and
+    otherwise the second dimension.
     """
     candidate_dimensions = {1: (0,), _IMAGE_RANK: (0, 1)}.get(len(shape), (1,))
     fitting_dimensions = (

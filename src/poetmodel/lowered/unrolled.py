@@ -37,9 +37,7 @@ def unroll_weight_gradients(step: LoweredStep) -> LoweredStep:
     """Return a step that sums gradients of weights by time step, without stacks of all time steps.
 
     A stack remains if its division saves no memory or is impossible, and for nodes that read it
-    whole. Operators on all time steps at once (gates from inputs, gradients of inputs) are divided
-    into one per time step if time steps read their results. A product that is added to the gradient
-    of a shared weight is summed in the memory of that gradient. Returns `step` itself if unchanged.
+    whole. Gradients of shared weights are summed in one memory. Returns `step` itself if unchanged.
     """
     rewritten = split_fused_updates(step)
     division = _Division(rewritten)
@@ -72,9 +70,7 @@ class _Pieces:
     def find_only_piece(self, loops: Loops, index: int) -> tuple[int, Loops] | None:
         """Return (piece index, loops over the piece) if loops access one piece of tensor `index`.
 
-        `index` is that of the tensor in ``loops.refs``. The returned loops retain the name of the
-        buffer; the offset of the tensor is relative to the piece. Returns None if `loops` access
-        several pieces, or elements of the piece that no constant strides reach.
+        The loops retain the name of the buffer; the tensor's offset is relative to the piece.
         """
         indices = loops.element_indices(index)
         inner_rows = indices // self.inner
@@ -88,8 +84,8 @@ class _Pieces:
     def split_loops(self, loops: Loops, index: int) -> Iterator[tuple[int, list[Loops]]]:
         """Yield (dimension, loops of each piece) for dimensions that may separate the pieces.
 
-        The pieces are those of the tensor at `index` in ``loops.refs``. Only sizes and strides are
-        compared: callers check that the loops of each piece access that piece alone.
+        Only sizes and strides are compared: callers check that the loops of each piece access that
+        piece alone.
         """
         for d, (size, stride) in enumerate(zip(loops.sizes, loops.strides[index], strict=True)):
             group_size, remainder = divmod(self.inner, stride) if stride > 0 else (0, 1)
@@ -136,11 +132,7 @@ def _read_loops(call: Call) -> Loops | None:
 
 
 def _restrict_to_piece(loops: Loops, pieces: Mapping[str, _Pieces]) -> _PieceCall | None:
-    """Return the call of loops that access at most one piece of each divided tensor.
-
-    `pieces` has the division of tensors by name. Returns None if the loops access several pieces of
-    a tensor, or if no strides or no kernel support the loops over a piece.
-    """
+    """Return the call of loops that access at most one piece of each divided tensor, or None."""
     piece_of: dict[str, int] = {}
     for index, ref in enumerate(loops.refs):
         if ref.buffer in pieces:
@@ -158,8 +150,7 @@ def _restrict_to_piece(loops: Loops, pieces: Mapping[str, _Pieces]) -> _PieceCal
 def _divide_call(call: Call, pieces: Mapping[str, _Pieces]) -> _DividedCall | None:
     """Divide a call by the pieces of its tensors; None if it cannot be divided.
 
-    A call that accesses at most one piece of each tensor stays one call. `pieces` has the division
-    of tensors by name.
+    A call that accesses at most one piece of each tensor stays one call.
     """
     if not pieces.keys() & set(call.buffers):
         return _DividedCall(piece_calls=(_PieceCall(call=call),))
@@ -187,11 +178,6 @@ class _Division:
     """The tensors of a step to divide into pieces, and the divided calls of nodes that use them."""
 
     def __init__(self, step: LoweredStep) -> None:
-        """Find the tensors to divide, and divide the calls of the nodes that use them.
-
-        `pieces` gets the tensors of `_propose_stacks`, except those that `_divide_nodes` removes.
-        The divided calls are in `producer_calls` and `consumer_calls`.
-        """
         self.step = step
         self.graph = step.graph
         self._returned_buffers = step.returned_buffers
@@ -225,10 +211,10 @@ class _Division:
     # -- tensors to divide -----------------------------------------------------------------------
 
     def _is_divisible(self, name: str) -> bool:
-        """Return whether a tensor may be divided.
+        """Return whether a tensor of the graph may be divided.
 
-        It must have real numbers, be used by a call, not be returned, not be state, and be the only
-        output of a recomputable node without workspace. False for names that are not in the graph.
+        It must be real, used by a call, not returned, no state, and the only output of a
+        recomputable node without workspace.
         """
         i = self.graph.tensor_index.get(name)
         if i is None or name in self._returned_buffers or name not in self._accessing_nodes:
@@ -238,11 +224,10 @@ class _Division:
         return is_plain and not node.is_state and self.step.buffers[name].type is DataType.REAL
 
     def _propose_stacks(self) -> None:
-        """Add stacks to `pieces`, then tensors whose first reader accesses a slice.
+        """Add stacks that save memory to `pieces`, then tensors that a first reader slices.
 
-        A stack is the result of a node that copies equal pieces one after the other; it is added
-        only if `_saves_memory`. The number of slices of a tensor must be that of the pieces of an
-        added tensor. `_propose_tensor` adds each with the divisible tensors in the same loops.
+        A stack is the result of a node that copies equal pieces one after the other. The number of
+        slices of a tensor must be that of the pieces of an added tensor.
         """
         for k in range(len(self.graph.nodes)):
             name, pieces = self._parse_stack(k)
@@ -257,8 +242,7 @@ class _Division:
     def _parse_stack(self, k: int) -> tuple[str, _Pieces | None]:
         """Return (result, division) if the calls of node `k` stack pieces in a divisible result.
 
-        There must be several calls, all copies: call `t` writes piece `t`, and all pieces have
-        equal size. Otherwise, the division is None, and the name of the result may be "".
+        Otherwise, the division is None, and the name of the result may be "".
         """
         node, calls = self.graph.nodes[k], self.step.calls[k]
         if len(calls) <= 1 or len(node.outputs) != 1 or not self.is_copy(k):
@@ -277,8 +261,7 @@ class _Division:
     def _saves_memory(self, name: str, pieces: _Pieces) -> bool:
         """Return whether all sums over the pieces of a stack together have fewer bytes than it.
 
-        A sum (`_sums_pieces`) counts, with the bytes of the buffer of its result, if it is the only
-        call of its node; without any, returns False.
+        False without a sum that is the only call of its node.
         """
         sums = {
             call["out"]
@@ -290,7 +273,7 @@ class _Division:
         return 0 < sum(sum_bytes) < self.step.buffers[name].bytes
 
     def _sums_pieces(self, call: Call, name: str, pieces: _Pieces) -> bool:
-        """Return whether a call sums `pieces` of tensor `name`, or their products with another one.
+        """Return whether a call sums pieces of a tensor, or their products with another tensor.
 
         The other tensor must not be state.
         """
@@ -304,10 +287,9 @@ class _Division:
         )
 
     def _propose_tensor(self, name: str, pieces: _Pieces) -> None:
-        """Add tensor `name`, divided into `pieces`, to ``self.pieces``.
+        """Add tensor `name`, and transitively divisible tensors in the same loops, to `pieces`.
 
-        Adds divisible tensors in the same loops (`_find_tensors_in_same_loop`), too, transitively,
-        but retains the division of those added earlier.
+        The division of tensors added earlier stays.
         """
         pieces_of_tensors = {name: pieces}
         while pieces_of_tensors:
@@ -324,11 +306,8 @@ class _Division:
     def _find_sliced_pieces(self, name: str, counts: set[int]) -> list[_Pieces]:
         """Return, in a list, the division of a tensor by a slice that its first reader accesses.
 
-        The slice has contiguous sequences of equal length and distance: the length is `inner` of
-        the division, distance / length the number of pieces, size of the tensor / distance `outer`;
-        both ratios must be whole. Only the first node that reads the tensor counts, and of its
-        accesses the first whose division has one of `counts` as its number of pieces. Returns []
-        without such an access.
+        The number of pieces is one of `counts`; a slice has contiguous sequences of equal length
+        (`inner`) and distance.
         """
         elements = self.step.buffers[name].elements
         readers = [k for k in self._accessing_nodes[name] if k != self._find_producer(name)]
@@ -353,10 +332,8 @@ class _Division:
     def _divide_nodes(self) -> bool:
         """Divide the calls of all nodes that use divided tensors; return whether that succeeded.
 
-        Sets `producer_calls`, `consumer_calls` and `undivided_stacks` anew. At the first failure,
-        removes tensors from `pieces` and ends, and the caller tries again: a result that cannot be
-        computed in pieces, or all divided inputs of a node that cannot read pieces; after all
-        nodes, the tensors whose pieces only the node that makes them accesses.
+        Sets `producer_calls`, `consumer_calls` and `undivided_stacks` anew. A failure removes
+        tensors from `pieces`, and the caller tries again.
         """
         self.undivided_stacks, self.consumer_calls, self.producer_calls = set(), {}, {}
         accessed_names: set[str] = set()
@@ -381,10 +358,8 @@ class _Division:
     ) -> bool:
         """Add the divided calls of node `k` to `divided_calls`; return whether that is possible.
 
-        `divided_calls` is `producer_calls`, with `outputs` the result to compute in pieces, or
-        `consumer_calls`, with no `outputs`. If a division by all tensors is impossible, tries one
-        that leaves the stacks among the inputs undivided; if that succeeds, adds these to
-        `undivided_stacks`.
+        `outputs` is the result to compute in pieces, empty for a consumer. Stacks among the inputs
+        that must stay undivided are added to `undivided_stacks`.
         """
         other_outputs = {tensor.name for tensor in self.graph.nodes[k].outputs} - outputs
         accessed_names = [
@@ -443,10 +418,9 @@ class _Division:
         return self.is_copy(self._find_producer(name))
 
     def _divide_calls(self, k: int, names: Sequence[str]) -> list[_DividedCall] | None:
-        """Return a `_DividedCall` for each call of node `k`, divided by the pieces of tensors.
+        """Return the calls of node `k` divided by the pieces of tensors `names`.
 
-        `names` are the tensors, which must be in `pieces`. Returns None if a call cannot be divided
-        by them.
+        None if impossible.
         """
         key = (k, tuple((name, self.pieces[name]) for name in names))
         if key not in self._division_cache:
@@ -459,10 +433,8 @@ class _Division:
     def _can_divide(self, k: int, piece_calls: list[_DividedCall]) -> bool:
         """Return whether a node with an undivided result can use `piece_calls`.
 
-        It can if no call is divided. Otherwise, it must be recomputable, with one output and no
-        workspace. If a divided call is a sum over pieces, it must be the only call, and not add to
-        earlier values. Without a sum, divided calls need all pieces at once, so they may access
-        only pieces of stacks: results of nodes that copy (`is_copy`).
+        Without a sum over pieces, divided calls need all pieces at once, so they may access only
+        pieces of stacks: results of nodes that copy (`is_copy`).
         """
         divided_calls = [call for call in piece_calls if len(call.piece_calls) > 1]
         if not divided_calls:
@@ -492,10 +464,8 @@ _SUMS: Final = ("pm_mm", "pm_sum")
 def _find_contiguous_sequence(pairs: Iterable[tuple[int, int]], elements: int) -> tuple[int, int]:
     """Return (length of a contiguous sequence, distance to the next) in a buffer [elements].
 
-    `pairs` are the (stride, size) of loops over the buffer, sorted by stride. A stride equal to the
-    length multiplies the length by the loop's size; the first larger stride is the distance.
-    Smaller strides, and loops of size 1, are skipped. Without a larger stride, the distance is
-    `elements`, the size of the buffer.
+    `pairs` are the (stride, size) of loops over the buffer, sorted by stride. The distance is
+    `elements`, the buffer's size, if no stride is larger than the length.
     """
     length = 1
     for stride, size in pairs:
@@ -511,11 +481,8 @@ def _find_tensors_in_same_loop(
 ) -> Iterator[tuple[str, _Pieces]]:
     """Yield (tensor, division) of other tensors that a call accesses in the loop over `pieces`.
 
-    `pieces` is the division of tensor `name`. From one iteration of that loop to the next, the
-    access to the other tensor must advance by a positive distance, the `inner` of the yielded
-    division. The `count` is that of `pieces`, and the size of the other tensor must be a multiple
-    of `count` times `inner`. Yields none if the call accesses only one piece of `name`, or cannot
-    be divided by `pieces`. State is not excluded.
+    State is not excluded. From one iteration to the next, access to the other tensor advances by
+    `inner` of its division.
     """
     loops = _read_loops(call)
     if (
@@ -553,10 +520,9 @@ def _measure_piece_distance(piece_loops: Sequence[Loops], name: str) -> int:
 def _writes_each_piece(
     piece_calls: Sequence[_DividedCall], pieces: Mapping[str, _Pieces], outputs: set[str]
 ) -> bool:
-    """Return whether `outputs` is one tensor, and the calls together write each piece of it.
+    """Return whether `outputs` is one tensor, and the calls of a node write each piece of it.
 
-    `piece_calls` are all calls of a node. Every call must access a piece of the tensor; within one
-    divided call, no piece may occur twice, as it would in a sum over pieces of an input.
+    Within one divided call, no piece may occur twice, as it would in a sum over pieces of an input.
     """
     if len(outputs) != 1:
         return False
@@ -577,10 +543,6 @@ class _Rewriter:
     """Builds the step with divided tensors, and nodes in a new order."""
 
     def __init__(self, division: _Division) -> None:
-        """Start without nodes, and with the old step's buffers that are needed undivided.
-
-        `make_step` adds the nodes and the buffers of pieces.
-        """
         self.division = division
         self.old_step = division.step
         self.graph = division.graph
@@ -605,7 +567,7 @@ class _Rewriter:
     def make_step(self) -> LoweredStep:
         """Return the new step: new nodes replace divided ones and readers of pieces.
 
-        Nodes are ordered by `_order_nodes`. Call this once: it removes nodes from `late_nodes`.
+        Call this once: it removes nodes from `late_nodes`.
         """
         for k, node in enumerate(self.graph.nodes):
             if k in self.division.producer_calls:
@@ -621,8 +583,7 @@ class _Rewriter:
         """Add a node and buffer for each piece of the result of node `k`, or an alias instead.
 
         The node joins `early_nodes` if it is of the backward pass and reads a piece of another
-        tensor, otherwise `late_nodes`. Sets `ready_after` of the piece to the maximum of those of
-        the node's inputs, -1 without any; a piece with an alias has no entry.
+        tensor, otherwise `late_nodes`. A piece with an alias has no `ready_after`.
         """
         node, (result,) = self.graph.nodes[k], self.graph.nodes[k].outputs
         pieces = self.division.pieces[result.name]
@@ -675,11 +636,8 @@ class _Rewriter:
     ) -> tuple[str, np.ndarray] | None:
         """Return the (buffer, element indices) that can replace a copied piece, or None.
 
-        The indices are those of the piece's elements in the buffer. Readers are not checked. None
-        unless one copy writes the whole piece from a suitable buffer. State is unsuitable,
-        because updates overwrite it, and so are tensors of another size than the piece. Inputs of
-        the step and constants of any size are suitable: they stay in memory until the end of the
-        step.
+        State is unsuitable, because updates overwrite it. Inputs of the step and constants of any
+        size are suitable: they stay in memory until the end of the step. Readers are not checked.
         """
         if len(piece_calls) != 1 or piece_calls[0].call.kernel != "pm_copy":
             return None
@@ -704,11 +662,9 @@ class _Rewriter:
     def _rename_pieces(
         self, piece_calls: Sequence[_PieceCall]
     ) -> tuple[tuple[Call, ...], dict[str, None]]:
-        """Return the calls with the new names of pieces, and the names of the accessed buffers.
+        """Return the calls with new names of pieces, and the buffers accessed in order, as keys.
 
-        The names are those in the returned calls: of inputs, results and workspace, as keys of a
-        dict in the order of access. A piece that is an alias has the name of the buffer that it
-        aliases.
+        A piece that is an alias has the name of the buffer that it aliases.
         """
         calls = []
         for piece_call in piece_calls:
@@ -720,10 +676,9 @@ class _Rewriter:
         return tuple(calls), dict.fromkeys(name for call in calls for name in call.buffers)
 
     def _resolve_loops(self, piece_call: _PieceCall) -> Loops | None:
-        """Return the loops of a call on pieces, with the new buffer of each piece.
+        """Return the loops of a call on pieces, with the new (or aliased) buffer of each piece.
 
-        A piece that is an alias is accessed in the buffer that it aliases. None if the call
-        accesses no pieces, or its kernel cannot access the aliased elements.
+        None if the call accesses no pieces, or its kernel cannot access the aliased elements.
         """
         loops = piece_call.loops
         for name, t in piece_call.piece_of.items():
@@ -738,8 +693,8 @@ class _Rewriter:
     def _find_in_place_pair(self, out: str, calls: Sequence[Call]) -> tuple[tuple[str, str], ...]:
         """Return ((output, input),) for the first input that the only call may overwrite, or ().
 
-        The call must be elementwise. The input must be a tensor of the graph other than state, with
-        equal size and type, accessed once and in the same order.
+        The call must be elementwise; the input, a tensor of the graph but no state, must have equal
+        size and type, and be accessed once and in the same order.
         """
         loops = (
             _read_loops(calls[0])
@@ -766,11 +721,7 @@ class _Rewriter:
         return ()
 
     def _add_consumer(self, k: int) -> None:
-        """Replace node `k` by a node that reads pieces, or by a chain of nodes that sum pieces.
-
-        The chain replaces a node whose call sums pieces; see `_add_sum_chain`. Any other new node
-        is stored as ``fixed_nodes[k]``, with one or more calls for each old call.
-        """
+        """Replace node `k` by a node that reads pieces, or by a chain of nodes that sum pieces."""
         node, piece_calls = self.graph.nodes[k], self.division.consumer_calls[k]
         if any(len(call.piece_calls) > 1 and call.is_sum for call in piece_calls):
             self._add_sum_chain(k, piece_calls[0].piece_calls)
@@ -803,9 +754,8 @@ class _Rewriter:
     def _add_sum_chain(self, k: int, piece_calls: Sequence[_PieceCall]) -> None:
         """Replace node `k`, a sum over pieces, by a chain of nodes; add them to `early_nodes`.
 
-        Each node of the chain adds the pieces that are ready after one position of the old step
-        (`ready_after`) to the previous sum, and has a buffer for its sum. The positions ascend. The
-        last node has the name and result of node `k`.
+        Each node adds the pieces that are ready after one position of the old step to the previous
+        sum. The last node has the name and result of node `k`.
         """
         node, (result,) = self.graph.nodes[k], self.graph.nodes[k].outputs
         terms = []
@@ -859,9 +809,8 @@ class _Rewriter:
     def _make_addition_calls(self, call: Call, result_name: str, out: str) -> list[Call]:
         """Return calls that add the result of `call`, a product or sum, to buffer `out`.
 
-        A product accumulates in `out`. A ``pm_sum`` of single, unscaled elements becomes one
-        addition if the loops fit a shape table. Any other sum is written to a workspace of
-        the size of buffer `result_name`, which a second call adds.
+        A sum that is no single addition goes through a workspace of the size of buffer
+        `result_name`.
         """
         if call.kernel == "pm_mm":
             return [call.with_arguments(out=Ref(out), accumulate=1)]
@@ -884,10 +833,9 @@ class _Rewriter:
     def _order_nodes(self) -> Iterator[LoweredNode]:
         """Yield fixed nodes in the order of the old step, with early and late nodes between them.
 
-        After each fixed node follow early nodes, until no early node is left whose inputs can be
-        computed. A late node comes right before its first reader, or before an earlier replacement
-        of state that it reads, also if the late node has no reader. Other late nodes without a
-        reader are omitted. Removes the yielded nodes from `late_nodes`.
+        An early node comes as soon as its inputs can be computed, a late node right before its
+        first reader or a replacement of state that it reads. Removes the yielded nodes from
+        `late_nodes`.
         """
         computed: set[str] = set()
         pending_nodes = list(self.early_nodes)
@@ -929,10 +877,7 @@ def _rename_buffer(loops: Loops | None, name: str, new: str) -> Loops | None:
 
 
 def _resolve_alias(loops: Loops | None, name: str, alias: tuple[str, np.ndarray]) -> Loops | None:
-    """Return loops that access `alias`, (buffer, element indices), in place of a piece of `name`.
-
-    None if `loops` is None, or if the kernel cannot access these elements.
-    """
+    """Return loops that access `alias`, (buffer, element indices), in place of piece `name`."""
     for index, ref in enumerate(loops.refs if loops else ()):
         if loops is not None and ref.buffer == name:
             loops = loops.with_elements(index, alias[0], alias[1][loops.element_indices(index)])
@@ -954,11 +899,8 @@ def _divide_flops(total_flops: int, index: int, count: int) -> int:
 def _fuse_gradient_sums(step: LoweredStep) -> LoweredStep:
     """Fuse products with their addition to an earlier gradient, in the memory of that gradient.
 
-    The gradients of a weight in two time steps are an example. The product must be a whole weight
-    gradient that only the addition reads and the step does not return; the node of the earlier
-    gradient must end with a product (`_ends_with_gradient_product`). The fused node has the
-    position of the product, and the name and output of the addition. Returns `step` itself if
-    unchanged.
+    The gradients of a weight in two time steps are an example. The fused node has the position of
+    the product, and the name and output of the addition. Returns `step` itself if unchanged.
     """
     graph = step.graph
     returned_names = step.returned_buffers
@@ -1006,9 +948,8 @@ def _fuse_gradient_sums(step: LoweredStep) -> LoweredStep:
 def _is_weight_gradient(calls: Sequence[Call], name: str, elements: int) -> bool:
     """Return whether the calls are one matrix product that computes the whole tensor `name`.
 
-    The tensor has `elements` elements. The product must not add to earlier values. As in the
-    gradient of a weight, the first factor is the transpose of a matrix with contiguous rows, and
-    the second factor has contiguous rows.
+    The product must not add to earlier values. The first factor is the transpose of a matrix with
+    contiguous rows, and the second factor has contiguous rows.
     """
     if len(calls) != 1 or not _is_gradient_product(calls[0]):
         return False
@@ -1036,7 +977,7 @@ def _is_gradient_product(call: Call) -> bool:
 def _ends_with_gradient_product(node: Node, calls: Sequence[Call]) -> bool:
     """Return whether a node is of the backward pass and its last call is a matrix product.
 
-    The factors must have the layouts of `_is_weight_gradient`. The product may write only some
-    elements of the result, or add to earlier values.
+    The factors have the layouts of `_is_weight_gradient`. The product may write only some elements
+    of the result, or add to earlier values.
     """
     return bool(calls) and _is_gradient_product(calls[-1]) and node.phase == Phase.BACKWARD

@@ -21,9 +21,8 @@ _MOMENTUM: Final = "pm_momentum"
 def check_values(step: LoweredStep) -> None:
     """Raise `InputError` if parameters, buffers, constants or optimizer state are not finite.
 
-    There are three exceptions: values that the step does not replace may contain minus infinity, as
-    attention masks do; tables of byte inputs may contain any value; and a momentum buffer before
-    the first step may consist of NaN. Also checks `LoweredStep.forward_passes`.
+    Allowed are minus infinity in values that the step does not replace (attention masks), any value
+    in tables of byte inputs, and a new momentum buffer of NaN. Checks forward passes, too.
     """
     steps = (step, *step.forward_passes)
     require_all_finite(
@@ -32,10 +31,7 @@ def check_values(step: LoweredStep) -> None:
 
 
 def require_all_finite(step_name: str, nonfinite_names: Iterable[str]) -> None:
-    """Raise `InputError` that lists `nonfinite_names`, each once; return if there are none.
-
-    They are the names of tensors of step `step_name` that are not finite.
-    """
+    """Raise `InputError` that lists `nonfinite_names`, each once, unless there are none."""
     unique_names = [*dict.fromkeys(nonfinite_names)]
     if unique_names:
         verb = "hold" if len(unique_names) > 1 else "holds"
@@ -47,12 +43,7 @@ def require_all_finite(step_name: str, nonfinite_names: Iterable[str]) -> None:
 
 
 def _find_nonfinite(step: LoweredStep) -> Iterator[str]:
-    """Yield the names of the tensors of a step that must be finite but are not.
-
-    These are names in `LoweredStep.states`, or of buffers. Three kinds are not yielded: tables of
-    byte inputs; a momentum that is all NaN, because it is new; and values that the step does not
-    replace and that are finite apart from minus infinity.
-    """
+    """Yield the names of the tensors of a step that must be finite but are not (`check_values`)."""
     graph = step.graph
     replaced_names = {graph.tensors[old].name for old in graph.replacement_of}
     state_names = {tensor.pieces[0].buffer: tensor.name for tensor in step.states}

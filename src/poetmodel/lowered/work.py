@@ -59,10 +59,7 @@ def count_vectors(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
 
 
 def count_reduction(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count the results of the table ``outer``, and the rows and elements that they are made of.
-
-    These are in the table ``inner``, in ``rows`` and ``columns``, or a sequence of ``n``.
-    """
+    """Count the results of the table ``outer``, and the rows and elements that they are made of."""
     n_outputs = math.prod(_loop_sizes(arguments["outer"]))
     if "inner" in arguments:
         inner_sizes = _loop_sizes(arguments["inner"])
@@ -86,9 +83,8 @@ def _loop_sizes(shape: tuple[int, ...]) -> list[int]:
 def count_planes(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count planes, their rows and elements and, if stated, elements of ``x`` and of windows.
 
-    A plane is one channel of one sample. Windows are those of pooling kernels; their rows and
-    elements (``seen``) are counted by `_sum_window_sizes`. If there is an argument ``plane``, the
-    elements of a plane, count only planes, their elements, and the channels as ``result``.
+    A plane is one channel of one sample. ``seen`` counts by `_sum_window_sizes`. With an argument
+    ``plane``, the elements of a plane, count planes, elements, and the channels as ``result``.
     """
     planes = arguments["batch"] * arguments.get("channels", arguments.get("count", 1))
     counts.update(plane=planes)
@@ -111,10 +107,7 @@ def count_planes(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
 def _sum_window_sizes(arguments: Mapping[str, Any], axis: str) -> int:
     """Return the number of rows or columns that a window visits, summed over all windows.
 
-    `axis` is ``row`` or ``column``. With an argument ``row_step``, ``rows`` and ``columns`` have
-    begin and exclusive end of each window, which visits every ``row_step``-th row and every
-    ``column_step``-th column. Otherwise, a third number, which is ignored, follows each end, and
-    windows visit all.
+    `axis` is ``row`` or ``column``.
     """
     window_limits, n_limits = arguments[f"{axis}s"], 2 if "row_step" in arguments else 3
     starts, ends, stride = (
@@ -131,8 +124,8 @@ def _sum_window_sizes(arguments: Mapping[str, Any], axis: str) -> int:
 def count_product(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count the blocks of a matrix product, and the steps along `k` of each kind of block.
 
-    Steps of 4x4 and 1x4 blocks have the order of `_find_product_order` in their name. For
-    ``k == 1``, count rows and elements of the outer product instead.
+    Steps of 4x4 and 1x4 blocks have the order of `_find_product_order` in their name. For ``k ==
+    1``, count rows and elements of the outer product instead.
     """
     m, k, n, batch = (arguments.get(name, 1) for name in ("m", "k", "n", "batch"))
     if k == 1:
@@ -152,10 +145,9 @@ def count_product(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
 
 
 def _find_product_order(arguments: Mapping[str, Any]) -> str:
-    """Return the order in which a product reads its factors; orders combine cases of ``pm_mm.h``.
+    """Return the order in which a product reads its factors.
 
-    ``rows`` if both factors are contiguous along `k`, ``columns`` if rows of `b` are contiguous,
-    otherwise ``steps``.
+    Orders combine cases of ``pm_mm.h``.
     """
     if arguments["a_column"] == 1 and arguments["b_row"] == 1:
         return "rows"
@@ -174,19 +166,15 @@ def _find_taps_inside(start: int, size: int, n_taps: int, tap_stride: int) -> ra
 
 
 class _Axis:
-    """One axis of a correlation.
+    """One axis of a correlation: position `k` reads taps from ``start + k * stride`` on.
 
-    `tap_counts` has the number of taps inside the input for each output position.
+    `tap_counts` has the number of taps inside the input for each output position; taps are
+    `tap_stride` apart, and `window` is their number.
     """
 
     def __init__(
         self, n_positions: int, start: int, stride: int, size: int, n_taps: int, tap_stride: int
     ) -> None:
-        """Count the taps inside the input for each of `n_positions` positions, in `tap_counts`.
-
-        Position `k` reads `n_taps` elements from ``start + k * stride`` on, `tap_stride` apart; the
-        input has `size` elements. Stores `stride`, `tap_stride`, and `n_taps` as `window`.
-        """
         self.stride, self.tap_stride, self.window = stride, tap_stride, n_taps
         self.tap_counts = [
             len(_find_taps_inside(start + k * stride, size, n_taps, tap_stride))
@@ -205,14 +193,9 @@ def _count_correlation(
 ) -> None:
     """Count the blocks of ``pm_correlate``, the blocks' window rows and taps, and the lines.
 
-    A block has four of the `results` computed channels or one, at four positions or one. Four
-    positions are adjacent in a row, with whole windows and a stride of 1 or 2. A line is an output
-    row of four computed channels or one. `channels` is the number of channels that are summed. Only
-    rows and taps inside the input count.
-
-    Names such as ``4x1`` are channels by positions. If `is_sliding` (the taps are consecutive
-    elements), ``sliding`` follows ``4x1``, and ``4x4`` of stride 1 with a window in `_SLIDING`.
-    Otherwise the stride follows four positions: ``4x4 by 2``.
+    Units such as ``4x1`` are channels by positions; a line is an output row of four channels or
+    one. ``sliding`` marks consecutive taps, ``4x4 by 2`` a stride. `channels` are summed, `results`
+    computed. Only rows and taps inside the input count.
     """
     n_row_taps, n_positions = sum(down.tap_counts), len(down.tap_counts)
     whole_windows = [taps == across.window for taps in across.tap_counts]
@@ -285,9 +268,7 @@ def _list_group_sizes(first: int, count: int, group_size: int) -> Iterator[int]:
 def count_input_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count the units of `_count_correlation` for an input gradient.
 
-    There is one correlation per sample, group and phase of the strides. For a pointwise convolution
-    without padding, the taps are the summed channels; if its strides are also 1, the plane is one
-    row.
+    There is one correlation per sample, group and phase of the strides.
     """
     sizes = ConvolutionSizes(*arguments["shape"])
     channels, axes = sizes.group_channels, sizes.directions
@@ -331,9 +312,8 @@ def _make_stride_phases(
 ) -> Iterator[tuple[_Axis, int]]:
     """Yield an axis of an input gradient and a tap distance for each phase of the input positions.
 
-    Of `size` input positions, those of one phase are `stride` apart and have the same taps. The
-    axis has these positions, and its taps read the `n_positions` outputs. The distance is that from
-    one of the taps to the next, in taps of the window. An axis without taps has the window 0.
+    Input positions of one phase are `stride` apart and have the same taps. The distance between
+    taps is in taps of the window. An axis without taps has the window 0.
     """
     for i in range(min(stride, size)):
         tap = next(
@@ -353,7 +333,7 @@ def _make_stride_phases(
 def _list_tap_counts(sizes: ConvolutionSizes) -> Iterator[tuple[int, int]]:
     """Yield for each tap the numbers of output rows and columns that read the input through it.
 
-    Taps are in row-major order. A number is 0 if the tap is outside the input for all of them.
+    Taps are in row-major order.
     """
     (height, rows, window_h, stride_h, pad_h, dilation_h), across = sizes.directions
     width, columns, window_w, stride_w, pad_w, dilation_w = across
@@ -369,10 +349,8 @@ def _list_tap_counts(sizes: ConvolutionSizes) -> Iterator[tuple[int, int]]:
 def count_weight_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count taps of each group (``tap``), and ``4x4``, ``1x4``, ``1x1`` blocks of weights per tap.
 
-    For each block, also counts the output rows (``4x4 row``) and elements (``4x4 place``) of the
-    batch that it visits; rows that are contiguous in input and output count as one. A tap that
-    multiplies a single element of each channel counts single weights (``point``) instead of blocks.
-    A tap whose columns are all outside the input has no rows.
+    Each block counts its output rows (``4x4 row``; contiguous rows are one) and elements (``4x4
+    place``) of the batch. A tap of one element per channel counts single weights (``point``).
     """
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     channels = sizes.group_channels
@@ -403,9 +381,8 @@ def count_weight_gradient(counts: Counter[str], arguments: Mapping[str, Any]) ->
 def count_depthwise(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count output elements (``cleared``), taps, and the rows and elements that each tap visits.
 
-    Gradients are counted like the convolution, by its output elements, too. For windows of 3x3 with
-    stride, padding and dilation 1, count rows and elements of whole planes in place of those of
-    taps. A tap whose columns are all outside the input visits no rows.
+    Gradients are counted by output elements of the convolution. 3x3 windows with stride, padding
+    and dilation 1 count rows and elements of whole planes in place of those of taps.
     """
     sizes, planes = ConvolutionSizes(*arguments["shape"]), arguments["batch"] * arguments["count"]
     counts.update(cleared=planes * sizes.out_plane)
@@ -447,10 +424,7 @@ def count_bags(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
 
 
 def _count_dot_products(counts: Counter[str], name: str, count: int, length: int) -> None:
-    """Count the words and remaining elements of `count` dot products of `length` elements.
-
-    ``pm_q8_dots`` computes them. The units begin with `name`.
-    """
+    """Count the words and remaining elements of dot products of ``pm_q8_dots``."""
     words, n_rest = divmod(length, _BLOCK)
     counts.update({f"{name} word": count * words, f"{name} rest": count * n_rest})
 
@@ -472,9 +446,8 @@ def count_q8_elements(counts: Counter[str], arguments: Mapping[str, Any]) -> Non
 def count_q8_pool(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count output pixels, and the work on words of four channels and on single channels.
 
-    The work is the outputs, window rows and window elements. If the largest window of a mean has
-    more than 256 elements, all channels count as single ones. Outputs are also counted as in
-    `_count_clamped_results`.
+    The work is outputs, window rows and window elements. If the largest window of a mean has over
+    256 elements, all channels count as single ones.
     """
     arguments = {"row_step": 1, "column_step": 1, "low": -128, "high": 127, **arguments}
     n_positions = arguments["batch"] * arguments["height"] * arguments["width"]
@@ -496,7 +469,6 @@ def count_q8_pointwise(counts: Counter[str], arguments: Mapping[str, Any]) -> No
     """Count pairs of output channels, and blocks of a pair by two pixels with their dot products.
 
     Blocks of two by two are ``2x2``, those with a single channel, a single pixel or both ``1x2``.
-    Dot products are counted as in `_count_dot_products`, outputs as in `_count_clamped_results`.
     """
     (result_pairs, single_results), (pixel_pairs, single_pixels) = (
         divmod(arguments["results"], 2),
@@ -527,13 +499,9 @@ def _count_taps_in_image(sizes: ConvolutionSizes) -> list[list[int]]:
 def count_q8_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count the work on pairs of output channels; an odd last channel of a group counts as a pair.
 
-    ``2x2`` are pairs at two pixels of a row whose windows are inside the image; an odd last pixel
-    counts as two. ``1x2`` are pairs at single pixels whose windows are cut by an edge. Also counts,
-    for each pair, the calls (``inside``) and output rows (``line``) of whole windows and, once for
-    all pairs, the positions with cut windows (``place``). For each unit ``2x2`` or ``1x2``, also
-    counts the contiguous sequences of elements in one window (``2x2 run``), and their words and
-    remaining elements (``2x2 word``, ``2x2 rest``). Outputs count as ``limited`` if they are
-    clamped to other limits than those of int8.
+    Units: ``2x2`` at two pixels with whole windows, ``1x2`` at single pixels with cut windows
+    (``run``, ``word``, ``rest`` of each window), calls (``inside``) and rows (``line``) of whole
+    windows, positions of cut ones (``place``), and ``limited`` outputs.
     """
     sizes = ConvolutionSizes(*arguments["shape"])
     n_pairs = arguments["batch"] * sizes.groups * -(-arguments["count"] // sizes.groups // 2)
@@ -568,12 +536,9 @@ def count_q8_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> 
 def count_q8_depthwise_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count words of four channels, at whole and at cut windows, and single channels.
 
-    Words at whole windows have the unit ``3x3`` if windows have this size, otherwise ``whole``;
-    words at cut windows have ``edge``, single channels ``1``. For each of these units but ``3x3``,
-    also counts window rows and taps in the image (``edge row``, ``edge tap``). Also counts output
-    positions (``place``), positions that are computed one at a time, for single channels or a cut
-    window (``made``), and, for each word, the calls (``inside``) and output rows (``line``) of
-    whole windows. Outputs are also counted as in `_count_clamped_results`.
+    Units: ``3x3`` or ``whole``, ``edge`` for cut windows, ``1`` for single channels (but for
+    ``3x3`` with ``row`` and ``tap``); positions (``place``; ``made`` if computed singly), calls
+    (``inside``) and rows (``line``) of whole windows for each word.
     """
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     window, (channel_words, single_channels) = sizes[6:8], divmod(arguments["count"], _BLOCK)
@@ -632,8 +597,7 @@ def count_q8_pointwise_dx(counts: Counter[str], arguments: Mapping[str, Any]) ->
 def _find_q8_gradient_sizes(arguments: Mapping[str, Any]) -> tuple[ConvolutionSizes, int, int]:
     """Return the sizes of a layer, and the numbers of input pixels and tap visits of the batch.
 
-    Each tap visits an input pixel once for each output position that reads the pixel through the
-    tap.
+    A tap visits an input pixel once for each output position that reads the pixel through the tap.
     """
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     n_visits = sum(rows * columns for rows, columns in _list_tap_counts(sizes))
@@ -643,10 +607,9 @@ def _find_q8_gradient_sizes(arguments: Mapping[str, Any]) -> tuple[ConvolutionSi
 def count_q8_convolution_dx(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count input pixels, and the work on words of four input channels and on single channels.
 
-    Each word (``4``) or channel (``1``) of every group counts once for each input pixel. For each
-    word or channel, each tap visit, as in `_find_q8_gradient_sizes`, counts once for each block of
-    up to four output channels of its group (``4 tap``, ``1 tap``), and once for each output channel
-    of its group (``4 result``, ``1 result``).
+    Words (``4``) and channels (``1``) count for each input pixel; each tap visit counts blocks of
+    up to four output channels (``4 tap``, ``1 tap``) and output channels (``4 result``, ``1
+    result``).
     """
     sizes, pixels, n_visits = _find_q8_gradient_sizes(arguments)
     groups, results = sizes.groups, arguments["results"] // sizes.groups
@@ -687,8 +650,8 @@ def _count_q8_weight_blocks(
 ) -> None:
     """Add the blocks of ``pm_q8_dw`` to `counts`, and their rows and positions.
 
-    Each block counts `n_rows` rows and `n_positions` positions. A block has four output channels
-    (of `results`) or one, by four input channels (of `channels`) or one.
+    A block has four output channels (of `results`) or one, by four input channels (of `channels`)
+    or one.
     """
     (result_blocks, single_results), (channel_blocks, single_channels) = (
         divmod(results, _BLOCK),
@@ -717,8 +680,7 @@ def count_q8_pointwise_dw(counts: Counter[str], arguments: Mapping[str, Any]) ->
 def count_q8_convolution_dw(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count weights (``weight``), taps of each group (``tap``), and the blocks of each tap.
 
-    For each tap of each group, `_count_q8_weight_blocks` counts the blocks of weights, with the
-    number of output rows and that of output positions that the tap visits in the whole batch.
+    Blocks count the output rows and positions that the tap visits in the whole batch.
     """
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     results = arguments["count"] // (sizes.group_channels * sizes.window)
@@ -732,11 +694,10 @@ def count_q8_convolution_dw(counts: Counter[str], arguments: Mapping[str, Any]) 
 
 
 def count_q8_depthwise_dw(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count weights, taps and, for each tap, the words of four channels and the single channels.
+    """Count weights, taps and, for each tap, words of four channels and single channels.
 
-    These have the units ``4`` and ``1``. For each word or channel, also counts the output rows
-    (``4 row``, ``1 row``) and positions (``4 place``, ``1 place``) of the batch that the tap
-    visits.
+    Each word (``4``) or channel (``1``) also counts the output rows (``4 row``, ``1 row``) and
+    positions (``4 place``, ``1 place``) of the batch that the tap visits.
     """
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     # Kernels that also update weights have all channels; their count is the number of weights.
