@@ -36,13 +36,9 @@ class Budget:
 
     @classmethod
     def parse(cls, value: str | int | Budget, *, field: str = "ram") -> Budget:
-        """Parse a budget from a text or a number of bytes; return a `Budget` unchanged.
+        """Parse ``256KiB``, 262144 or ``50%``, up to 2^53 bytes; return a `Budget` unchanged.
 
-        Raises
-        ------
-        BudgetError
-            If `value` is negative, is no size or percentage, such as ``256KiB``, 262144 or ``50%``,
-            or is above 2^53 bytes. The message begins with `field`.
+        Raises `BudgetError`; the message begins with `field`.
         """
         if isinstance(value, Budget):
             return value
@@ -68,26 +64,18 @@ class Budget:
         return None if self.fraction is not None else self.resolve(0)
 
     def to_size(self, keep_all_bytes: int) -> Budget:
-        """Return the budget as a size; return a size itself unchanged.
-
-        A fraction refers to `keep_all_bytes`, the keep-all peak [B].
-        """
+        """Return the budget as a size; a fraction is of the keep-all peak [B]."""
         return self if self.fraction is None else Budget.from_bytes(self.resolve(keep_all_bytes))
 
     def resolve(self, keep_all_bytes: int) -> int:
-        """Return the size, rounded down [B].
-
-        A fraction refers to `keep_all_bytes`, the keep-all peak [B]. Raises `BudgetError` above
-        2^53 bytes.
-        """
+        """Return the size, rounded down [B]; a fraction is of the keep-all peak [B]."""
         return parse_size(self.stated_value, field=self.field, base_bytes=keep_all_bytes)
 
     def tensor_bytes(self, keep_all_bytes: int, *, reserved_bytes: int) -> int:
-        """Return the RAM for tensors and workspaces, rounded down [B].
+        """Return the RAM for tensors and workspaces, rounded down [B]; it may be negative.
 
-        A fraction refers to `keep_all_bytes`, the keep-all peak [B], which excludes
-        `reserved_bytes` [B]. So `reserved_bytes` are subtracted only from a size; the result may be
-        negative.
+        A fraction is of the keep-all peak, which excludes `reserved_bytes`; so these are subtracted
+        only from a size.
         """
         excluded_bytes = 0 if self.fraction is not None else reserved_bytes
         return self.resolve(keep_all_bytes) - excluded_bytes
@@ -109,14 +97,9 @@ class TileChoice:
 
     @classmethod
     def parse(cls, value: str | int | TileChoice | None) -> TileChoice:
-        """Parse a choice from a text or a number of bytes; return a `TileChoice` unchanged.
+        """Parse ``auto``, ``none`` (or None), or a size from 1 to 2^53 bytes.
 
-        None means ``none``.
-
-        Raises
-        ------
-        InputError
-            If `value` is neither ``auto``, ``none`` nor a size from 1 to 2^53 bytes.
+        Raises `InputError`.
         """
         if isinstance(value, TileChoice):
             return value

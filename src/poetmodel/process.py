@@ -58,19 +58,13 @@ class _Call(NamedTuple):
 
 
 class WorkerProcess:
-    """A Python process that executes jobs, one at a time.
+    """A Python process that executes jobs, one at a time; raises `OSError` if it cannot start.
 
     Ctrl-C in a terminal does not interrupt the process, and its output is discarded. A fork of the
     parent process cannot use the worker process.
-
-    Raises
-    ------
-    OSError
-        If no Python interpreter is known, or no process or thread can be started.
     """
 
     def __init__(self) -> None:
-        """Start the process, and the threads that read and write its pipes."""
         if not sys.executable or getattr(sys, "frozen", False):
             msg = "no Python interpreter is known"
             raise OSError(msg)
@@ -127,13 +121,9 @@ class WorkerProcess:
     ) -> Future[Any]:
         """Call a function in the process with a `WorkerJob` and the arguments.
 
-        The previous job must have ended; otherwise its future is never completed. Raises the error
-        of pickling if `function` or `arguments` cannot be pickled. The returned future receives the
-        function's result, its exception with the traceback as a note (if it is no `Exception` or
-        cannot be pickled, a `PoetModelError` or `RuntimeError` in its place), or
-        `ProcessEndedError` if the process ends or has ended. `on_progress` is called with each
-        progress message of the job, in another thread. An exception of `on_progress`, or of
-        unpickling a result or message, ends the process and is set in the future.
+        The previous job must have ended. The future receives the result, the exception with its
+        traceback as a note (see `_to_picklable`), or `ProcessEndedError`. `on_progress` is called
+        in another thread; its exceptions end the process.
         """
         payload = pickle.dumps((function, arguments))
         with self._lock:
@@ -147,17 +137,13 @@ class WorkerProcess:
         return future
 
     def send(self, message: Any) -> None:
-        """Send a message to the job in progress; has no effect without one.
-
-        Raises the error of pickling if `message` cannot be pickled.
-        """
+        """Send a message to the job in progress; has no effect without one."""
         self._send("message", 0, pickle.dumps(message))
 
     def cancel(self) -> None:
-        """Request cancellation of the current job: set `WorkerJob.cancelled`.
+        """Set `WorkerJob.cancelled`, and interrupt the job after `CANCEL_GRACE_S`.
 
-        A job that has not ended after `CANCEL_GRACE_S` is interrupted by a `KeyboardInterrupt`. If
-        the job does not catch it, its future receives a `RuntimeError`.
+        The future of a job that does not catch this `KeyboardInterrupt` receives a `RuntimeError`.
         """
         self._send("cancel", 0, b"")
 
@@ -188,8 +174,7 @@ class WorkerProcess:
     def _read_frames(self) -> None:
         """Handle frames until the process has ended, or handling a frame fails.
 
-        Then kill the process, wait for its end, stop `_write_frames`, set the exit status, and set
-        an exception in the future of a pending job: that of the failure, else `ProcessEndedError`.
+        Then ends the process and `_write_frames`, and sets an exception in a pending future.
         """
         failure: BaseException | None = None
         try:
@@ -207,10 +192,7 @@ class WorkerProcess:
                 self._call.future.set_exception(failure or self._ended_error())
 
     def _handle_frame(self, number: int, kind: str, payload: bytes) -> None:
-        """Set the result or the exception of the current job, or call `on_progress`.
-
-        Ignores frames of earlier jobs and of a completed job.
-        """
+        """Complete the current job or call `on_progress`; frames of earlier jobs are ignored."""
         call = self._call
         if call is None or call.number != number or call.future.done():
             return
@@ -249,10 +231,7 @@ class WorkerJob:
         """Pickled messages of the parent process that `messages` has not yielded."""
 
     def messages(self) -> Iterator[Any]:
-        """Yield the received messages of the parent process that were not yielded before.
-
-        Ends without waiting if there are no further messages.
-        """
+        """Yield the received messages of the parent process that were not yielded before."""
         while not self.inbox.empty():
             yield pickle.loads(self.inbox.get())  # noqa: S301 - from the other process
 
@@ -261,7 +240,6 @@ class _Service:
     """Reads frames, executes jobs, and writes results in the worker process."""
 
     def __init__(self, source: IO[bytes], target: IO[bytes]) -> None:
-        """Store the pipes, and create empty queues of jobs and frames; starts no thread."""
         self.source, self.target = source, target
         self.calls: SimpleQueue[tuple[int, WorkerJob, bytes]] = SimpleQueue()
         """Jobs to execute: number, job, and the pickled function and arguments."""
@@ -273,9 +251,7 @@ class _Service:
     def read_frames(self) -> None:
         """Handle frames of the parent process until it ends; then exit, even during a job.
 
-        Queues jobs. Messages and cancellations are for the last job that was received: a message is
-        put into its `inbox`; a cancellation sets its `cancelled`, and interrupts it if it is in
-        progress after `CANCEL_GRACE_S`.
+        Messages and cancellations are for the last job that was received.
         """
         job = WorkerJob(lambda _: None)
         while (frame := _read_frame(self.source)) is not None:
@@ -291,10 +267,7 @@ class _Service:
         os._exit(0)
 
     def write_frames(self) -> None:
-        """Write queued frames until writing raises `OSError`, which is not caught.
-
-        Interrupts of the main thread do not affect the thread of this method.
-        """
+        """Write queued frames until writing raises `OSError`, in a thread without interrupts."""
         while True:
             self.target.write(self.outbox.get())
             self.target.flush()
@@ -317,10 +290,7 @@ class _Service:
             raise KeyboardInterrupt
 
     def execute_next_job(self) -> None:
-        """Wait for the next job, execute it, and send its result or exception.
-
-        If the result cannot be pickled, sends the error of pickling.
-        """
+        """Wait for the next job, execute it, and send its result or exception."""
         number, job, payload = self.calls.get()
         try:
             try:
@@ -336,9 +306,7 @@ class _Service:
 def _to_picklable(error: BaseException) -> Exception:
     """Return an exception that can be pickled, with the original traceback as a note.
 
-    The result is `error` itself if it is an `Exception` whose message survives pickling. Otherwise
-    it is a `PoetModelError` with the message of `error` if `error` is one, else a `RuntimeError`
-    with type and message.
+    An `error` that cannot becomes a `PoetModelError` if it is one, else a `RuntimeError`.
     """
     traceback_text = "".join(traceback.format_exception(error))
     try:
@@ -357,8 +325,8 @@ def _to_picklable(error: BaseException) -> Exception:
 def serve() -> NoReturn:
     """Execute the jobs of the parent process until the parent ends; then exit this process.
 
-    Replaces the handler of Ctrl-C by `_Service.handle_interrupt`. Standard output is redirected to
-    standard error, since the pipe of standard output carries frames.
+    Replaces the handler of Ctrl-C. Standard output goes to standard error, since its pipe carries
+    frames.
     """
     target = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -81,9 +81,9 @@ class ModelObjective:
 
     @property
     def gap(self) -> float:
-        """|value - bound| / |value|, as a fraction; 0 if the value is better than the bound.
+        """|value - bound| / |value|, or / |bound| for the value 0; 1 without a bound.
 
-        1 without a bound. If the value is 0, the divisor is |bound|.
+        0 if the value is better than the bound.
         """
         if self.bound is None:
             return 1.0
@@ -406,10 +406,7 @@ class SolveResult:
         return self.minimizes_energy or self.overhead_bound_j > 0
 
     def _objective_name(self) -> str:
-        """Return the display name of the objective.
-
-        For `model_objective`, its sense and name; for a user-defined objective, its terms.
-        """
+        """Return the display name of the objective."""
         model_objective = self.model_objective
         if model_objective is not None:
             return f"{model_objective.sense} {model_objective.name}"
@@ -424,10 +421,7 @@ class SolveResult:
         return self.problem.objective.format(value)
 
     def _objective_entry(self) -> dict[str, Any]:
-        """Return the entry ``objective`` of a schedule file: quantity, value, bound and gap.
-
-        For `model_objective`, the quantity is `USER_OBJECTIVE`, and its name and sense are added.
-        """
+        """Return the entry ``objective`` of a schedule file: quantity, value, bound and gap."""
         model_objective = self.model_objective
         return {
             "minimize": str(self.problem.minimize) if model_objective is None else USER_OBJECTIVE,
@@ -442,10 +436,9 @@ class SolveResult:
         }
 
     def _file_metrics(self) -> dict[str, Any]:
-        """Return the metrics of a schedule file by key; without a schedule, their values are None.
+        """Return the metrics of a schedule file by key.
 
-        With a schedule, the metrics of `device_ram_metrics` are included if there is a device, and
-        those of storage and its wear if the device states the endurance of its storage.
+        Without a schedule, their values are None.
         """
         first_groups = (Group.ENERGY, Group.PROOF, Group.MEMORY)
         if self.simulation is None:
@@ -464,8 +457,7 @@ class SolveResult:
     def _metrics(self, simulation: Simulation, *groups: Group) -> dict[str, Any]:
         """Return the metrics of `groups` for a schedule file, by key.
 
-        Bounds, gap and times of the solve are those of this result, all other metrics those of
-        `simulation`.
+        Bounds, gap and times of the solve are those of this result, not of `simulation`.
         """
         claims = {
             "bound_j": self.bound_j,
@@ -483,11 +475,7 @@ class SolveResult:
         }
 
     def _energy_gap(self) -> float | None:
-        """Return the gap of the energy overhead, as a fraction.
-
-        None without a schedule. If energy was not minimized, None unless `overhead_bound_j` is
-        above 0.
-        """
+        """Return the gap of the energy overhead, as a fraction; None without schedule or bound."""
         if self.overhead_j is None or not self._bounds_energy:
             return None
         return relative_gap(self.overhead_j, self.overhead_bound_j)
@@ -501,8 +489,7 @@ def _round_history_entry(entry: HistoryEntry) -> list[float | None]:
 def gap_over_time(history: Sequence[HistoryEntry]) -> tuple[tuple[float, float], ...]:
     """Return (seconds, gap) for each entry of a history; each gap is valid until the next entry.
 
-    The gap is (value - bound) / value, 0 to 1; value and bound exclude the baseline. It is 1 before
-    the first schedule, 0 for a value of 0 or less, otherwise 1 without a bound above 0.
+    The gap is (value - bound) / value without the baseline; 1 before the first schedule.
     """
     return tuple(
         (seconds, 1.0 if value is None else min(1.0, relative_gap(value, bound or 0.0)))
@@ -513,12 +500,10 @@ def gap_over_time(history: Sequence[HistoryEntry]) -> tuple[tuple[float, float],
 def primal_integral_s(
     history: Sequence[HistoryEntry], best_value: float | None = None
 ) -> float | None:
-    """Return the primal integral of a history [s]; smaller is better.
+    """Return the primal integral of a history [s]; smaller is better, None without a schedule.
 
-    The primal gap is 1 before the first schedule, then the `relative_gap` of value and
-    `best_value`. It is integrated from 0 s to the last entry. `best_value` is the reference, such
-    as the best value known from any solver, without the baseline like the history. Default: the
-    last value of the history. Returns None without entries, or if the last entry has no value.
+    The primal gap to `best_value` (default: the last value), 1 before the first schedule, is
+    integrated from 0 s to the last entry. `best_value` excludes the baseline, like the history.
 
     Source: Berthold, "Measuring the impact of primal heuristics", Operations Research Letters 41
     (2013).

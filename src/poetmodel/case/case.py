@@ -43,11 +43,7 @@ class Case:
         )
 
     def command(self, name: str, *, out: str, options: Mapping[str, str] | None = None) -> str:
-        """Return the shell command that solves or exports the case and writes `out`.
-
-        `options` are further options with their values, such as ``{"--tile": "none"}``; they
-        replace those of the case.
-        """
+        """Return the shell command that solves or exports the case; `options` replace its own."""
         return shlex.join(["poetmodel", name, *self._arguments(name, out, options or {})])
 
     def _arguments(self, name: str, out: str, options: Mapping[str, str]) -> list[str]:

@@ -41,8 +41,7 @@ class CheckedPlan:
     ) -> CheckedPlan:
         """Plan a schedule, with addresses if an alignment is given; verify plan and addresses.
 
-        `ram_budget_bytes` is for tensors, None for no limit. The default mode is that of the device
-        or, without storage, the one that the deadline implies. With `may_delay_transfers`,
+        `ram_budget_bytes` is for tensors, None for no limit. With `may_delay_transfers`,
         overlapping transfers may start later if the addresses exceed the budget otherwise. Raises
         `PlanError` if the schedule violates a rule of execution.
         """
@@ -93,10 +92,7 @@ class CheckedPlan:
 
     @property
     def violations(self) -> tuple[str, ...]:
-        """Violations of the plan; if it has none, those of its addresses.
-
-        For addresses beyond the budget, a single violation states the excess and a remedy.
-        """
+        """Violations of the plan; if it has none, those of its addresses."""
         if self.check.violations or self.arena_check is None or self.arena is None:
             return self.check.violations
         budget = self.plan.ram_budget_bytes

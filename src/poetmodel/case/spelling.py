@@ -139,11 +139,7 @@ SEARCH_ROWS: Final = (
 
 
 def stated_options(stated: Limits | SearchOptions) -> Iterator[tuple[OptionRow, tuple[str, ...]]]:
-    """Yield the row and the arguments of each option that a command line needs.
-
-    Options with their default, and without a value (None, "" or an empty mapping), are left out,
-    unless they are always stated.
-    """
+    """Yield the row and the arguments of each option that a command line needs."""
     rows = LIMIT_ROWS if isinstance(stated, Limits) else SEARCH_ROWS
     rows_with_values = {row.field for row in rows if row.states is None}
     defaults = {entry.name: entry.default for entry in fields(stated)}

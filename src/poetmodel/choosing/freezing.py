@@ -68,8 +68,7 @@ class Freezable:
     def graph_for(self, names: Collection[str]) -> Graph:
         """Return the graph of the step that trains only the parameters `names`.
 
-        It equals that of a step captured so, except for names, unless the capture has other
-        operators for frozen parameters.
+        A capture differs at most in names, and in operators for frozen parameters.
         """
         nodes = _capture_order(self.restricted_nodes(names))
         ordered = defer_updates((LoweredNode(node, ()) for node in nodes), self.step.loss.buffer)
@@ -94,14 +93,13 @@ class Freezable:
 
         Notes
         -----
-        Let A be a subset of B. Take a schedule of the graph that trains B. It is also a schedule of
-        the padded graph of B: each removed node has a stage without a computation, with the tensors
-        of the next stage. Now remove from each relation the entries that are not in the padded
-        graph of A. Each remaining node has its inputs, because the graph of A has all
-        tensors that its nodes read, and these are the same as before. No step has more tensors in
-        RAM, and no step is added. So RAM, time, energy and storage are at most as before, and the
-        schedule is valid. Without the empty nodes this would not follow: stages would merge, and
-        one stage computes no node twice.
+        Let A be a subset of B. A schedule of the graph that trains B is also one of the padded
+        graph of B: each removed node has a stage without a computation, with the tensors of the
+        next stage. Now remove from each relation the entries that are not in the padded graph of A.
+        Each remaining node has its inputs, because the graph of A has all tensors that its nodes
+        read. No step has more tensors in RAM, and no step is added, so RAM, time, energy and
+        storage do not rise. Without the empty nodes stages would merge, and one stage computes no
+        node twice.
         """
         retained_nodes = self._restrict_to(self.needed_nodes(names) - self.buffer_updates)
         padded_nodes: list[Node] = []

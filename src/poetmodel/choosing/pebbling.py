@@ -30,11 +30,10 @@ class PebbleGame:
 
     Notes
     -----
-    Let some tensors be in RAM together. One of them was computed last; when its node was computed,
-    the other tensors and its inputs were in RAM. So the minimum RAM for a set is the minimum, over
-    its tensors, of the maximum of two numbers: the RAM of this computation, and the minimum RAM for
-    the inputs with the other tensors. The recursion ends, because the sets contain tensors of ever
-    earlier nodes.
+    Of tensors in RAM together, one was computed last, with the other tensors and its inputs in RAM.
+    So the minimum RAM for a set is the minimum, over its tensors, of the maximum of the RAM of this
+    computation and the minimum RAM for its inputs with the other tensors. The recursion ends,
+    because the sets contain tensors of ever earlier nodes.
     """
 
     def __init__(self, freezable: Freezable) -> None:
@@ -44,10 +43,7 @@ class PebbleGame:
         """For each set of tensors, RAM that suffices to compute it, as a search has shown [B]."""
 
     def min_bytes(self, name: str, bound: int) -> int:
-        """Return a lower bound on the RAM to train parameter `name`, without state [B].
-
-        Each update needs at least the RAM to compute its inputs. `bound` is a known lower bound.
-        """
+        """Return a lower bound, at least `bound`, on the RAM to train a parameter [B]."""
         graph = self.graph
         for u, node in enumerate(graph.nodes):
             if self.freezable.updated_parameter_of.get(u) == name and not node.is_state:
@@ -56,10 +52,7 @@ class PebbleGame:
         return bound
 
     def _raise_bound(self, tensors: frozenset[int], bound: int) -> int:
-        """Return a lower bound on the RAM to compute `tensors` [B], at least `bound`.
-
-        Raises it until a search succeeds within it, or `MAX_SETS` sets were visited.
-        """
+        """Return a lower bound on the RAM to compute `tensors` [B], at least `bound`."""
         remaining_sets = MAX_SETS
         while remaining_sets > 0:
             n_visited, next_bound = self._search_within(tensors, bound, remaining_sets)
@@ -104,10 +97,7 @@ class PebbleGame:
         return len(visited), next_max_bytes
 
     def _predecessors(self, tensors: frozenset[int]) -> Iterator[tuple[frozenset[int], int]]:
-        """Yield (required tensors, RAM bytes) for each maker of `tensors`, if it is computed last.
-
-        Of a backward node, only outputs in `tensors` count.
-        """
+        """Yield (required tensors, RAM bytes) for each maker of `tensors`, if computed last."""
         graph, sizes = self.graph, self.graph.tensor_bytes
         for k in sorted({graph.node_of[i] for i in tensors}):
             node = graph.nodes[k]

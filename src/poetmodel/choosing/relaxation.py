@@ -91,9 +91,9 @@ class ChoiceRelaxation:
         seed: int = 0,
         solver_options: Mapping[str, OptionValue] | None = None,
     ) -> RawSolution:
-        """Solve the relaxation; return the best solution found, with an upper bound on scores.
+        """Solve the relaxation.
 
-        `selected_layers` returns the set of the solution. Scores are divided by `unit`.
+        Return the best solution, with an upper bound on scores / `unit`.
         """
         from poetmodel.backends.protocol import Limits
         from poetmodel.backends.registry import backend as find_backend
@@ -141,8 +141,7 @@ class ChoiceRelaxation:
     def min_costs(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Lower bounds on the times [s] and the energies [J] of all nodes, by index.
 
-        They are valid in all graphs that train some parameters of `layers`: estimates for a device
-        are the minimum over `single_graphs`.
+        They are valid in all graphs that train some parameters of `layers`.
         """
         table, index = self.problem.table, self.freezable.graph.node_index
         times, energies = list(table.compute_time_s), list(table.compute_energy_j)
@@ -212,10 +211,7 @@ class ChoiceRelaxation:
 
     @cached_property
     def working_bytes(self) -> Mapping[str, int]:
-        """For each layer, a lower bound on the RAM besides state of steps that train it [B].
-
-        The largest working set; without paging, `PebbleGame` raises this bound.
-        """
+        """For each layer, a lower bound on the RAM besides state of steps that train it [B]."""
         min_bytes_of_layer = {
             layer: self._max_working_set_bytes(names) for layer, names in self.layers.items()
         }
@@ -358,10 +354,7 @@ class _Program:
         return {k: column_of[frozenset(layers)] for k, layers in layers_for.items()}
 
     def _add_resident_columns(self) -> dict[int, int]:
-        """Return, by trained state tensor, the column that states whether its home is in RAM.
-
-        Without paging, it is the column of its layer.
-        """
+        """Return, by trained state tensor, the column that states whether its home is in RAM."""
         columns: dict[int, int] = {}
         for layer, state in self.relaxation.state_of.items():
             for i in state:
@@ -381,10 +374,7 @@ class _Program:
         self.rows.append((row, upper))
 
     def _limit_ram(self) -> None:
-        """Add rows that limit the trained state in RAM, beside each layer's `working_bytes`.
-
-        With paging, one more row limits trained state on storage, if the problem limits storage.
-        """
+        """Add rows that limit the trained state in RAM and, with paging, on storage."""
         relaxation, sizes = self.relaxation, self.graph.tensor_bytes
         unit = max(1.0, relaxation.max_state_bytes)
         row = {self.state_column: -1.0}
@@ -405,9 +395,9 @@ class _Program:
             self._add_row(row, storage_bytes, max(1.0, storage_bytes))
 
     def _limit_time_and_energy(self) -> None:
-        """Add rows for the deadline and the energy budget, for each that is set.
+        """Add rows for the deadline and the energy budget.
 
-        For a deadline on the makespan, a second row has the transfers.
+        A deadline on the makespan has a second row, with the transfers.
         """
         problem, table = self.problem, self.problem.table
         if problem.deadline_s is not None:
@@ -449,8 +439,8 @@ class _Program:
     def _time_row(self, excluded_layers: Collection[str] = ()) -> tuple[dict[int, float], float]:
         """Return the row of the time of a single pass, and its upper bound [s].
 
-        The bound is the deadline minus times that do not depend on the chosen layers. A serial
-        deadline counts transfers and commits of state, except that of `excluded_layers`.
+        The bound is the deadline minus times that do not depend on the chosen layers. Transfers and
+        commits of the state of `excluded_layers` are not counted.
         """
         table, transfers = self.problem.table, dict[int, float]()
         remaining_s = self.problem.deadline_s or 0.0
@@ -575,8 +565,7 @@ class _Program:
     def _limit_ram_at(self, limited_node: int) -> None:
         """Add columns and rows that limit the RAM at the first computation of `limited_node`.
 
-        Resident trained state, its working set, and tensors kept for later nodes must fit. Each
-        tensor that is read later must be kept or restored.
+        Each tensor that is read later must be kept, which needs RAM, or restored.
         """
         graph, sizes = self.graph, self.graph.tensor_bytes
         earlier_tensors = [
@@ -636,10 +625,7 @@ class _Program:
         )
 
     def _add_recompute_columns(self, tensors: Sequence[int]) -> dict[int, int]:
-        """Add columns that state whether nodes are recomputed after the current limited node.
-
-        Adds one for each node that makes some of `tensors`; returns them by node.
-        """
+        """Add a column for each maker of `tensors`: its recomputation after the limited node."""
         columns: dict[int, int] = {}
         for k in dict.fromkeys(self.graph.node_of[i] for i in tensors):
             if self.problem.may_recompute(k):

@@ -14,13 +14,7 @@ if TYPE_CHECKING:
 
 
 def load_scores(path: Path) -> dict[str, float]:
-    """Read a file of scores, a CSV with the columns ``name`` and ``score`` in this order.
-
-    Empty lines are skipped; spaces around columns, names and scores are removed. Raises
-    `InputError` if the file cannot be read or is no CSV, its first line has other columns, a later
-    line does not have two values, a name occurs twice, or a score is no number. Scores that are
-    negative or not finite are returned.
-    """
+    """Read scores, finite or not, by name from a CSV with the columns ``name`` and ``score``."""
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     with convert_errors(InputError, str(path)):
         try:

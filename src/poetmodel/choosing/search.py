@@ -93,18 +93,16 @@ def select_layers(
     """Find the layers with the highest sum of scores whose training meets all limits.
 
     `problem` has the graph of `freezable`, which trains all layers and to which percentages refer.
-    `layers` has the parameters of each layer; a layer with score 0 is not trained. Ctrl-C ends the
-    search with the best set so far.
+    A layer with score 0 is not trained. Ctrl-C ends the search with the best set so far.
 
     Notes
     -----
-    A step that trains fewer layers needs a subset of the nodes. So in padded graphs, a schedule for
-    a set implies one for each subset (see `Freezable.padded_graph`), and a refuted set refutes all
-    supersets. A cut has a minimal subset of layers that the solver can still refute, after the
-    needs of the other layers are subtracted from the limits: their state from the RAM, if all state
-    is in RAM, and one computation of their nodes from the deadline. Without such a subset, the cut
-    excludes only the infeasible set. If the solver neither finds a schedule for a set nor proves
-    that there is none, only this set is excluded, and its score remains in the bound.
+    In padded graphs, a schedule for a set implies one for each subset (`Freezable.padded_graph`),
+    and a refuted set refutes all supersets. A cut has a minimal subset of layers that the solver
+    can still refute, after the needs of the other layers are subtracted from the limits: their
+    state from the RAM, if all state is in RAM, and one computation of their nodes from the
+    deadline. Without such a subset, the cut excludes only the infeasible set. If a set is neither
+    scheduled nor refuted, only this set is excluded, and its score remains in the bound.
     """
     return _LayerSearch(freezable, problem, layers, scores, request).find_best_set()
 
@@ -154,10 +152,7 @@ class _LayerSearch:
         return self._make_layer_set()
 
     def _propose_and_check(self) -> None:
-        """Check first sets, then sets that the relaxation proposes, until the gap is closed.
-
-        Adds a cut for each proposed set that is infeasible or undecided, and checks subsets of it.
-        """
+        """Check first sets, then sets that the relaxation proposes, until the gap is closed."""
         self._try_first_sets()
         while not self._is_gap_closed() and self.request.remaining_s() > 0:
             proposed_layers = self._propose()
@@ -275,10 +270,7 @@ class _LayerSearch:
                 max_length = length
 
     def _collect_layers(self, layers: Sequence[str]) -> None:
-        """Add blocks of `layers`, in their order, to a set with a schedule, while time remains.
-
-        An accepted block doubles the block length, a refused one halves it.
-        """
+        """Add blocks of `layers`, in their order, to a set with a schedule, while time remains."""
         accepted: list[str] = []
         position, block_size = 0, len(layers)
         while position < len(layers) and self._has_time():
@@ -292,10 +284,7 @@ class _LayerSearch:
                 block_size = (block_size + 1) // 2
 
     def _has_time(self) -> bool:
-        """Return whether time remains to check sets that are not proposed.
-
-        Before the first proposal, these may use only `FIRST_TRIALS_FRACTION` of the time limit.
-        """
+        """Return whether time remains to check sets that are not proposed."""
         request = self.request
         max_fraction = 1.0 if self.n_proposals else FIRST_TRIALS_FRACTION
         return request.elapsed_s() < max_fraction * request.time_limit_s
@@ -336,9 +325,9 @@ class _LayerSearch:
         return self.scores[layer] / max(used_fraction, MIN_GAP)
 
     def _check_set(self, layers: tuple[str, ...], time_fraction: float = TRIAL_FRACTION) -> Status:
-        """Check, and store, whether a set has a schedule, within a fraction of the remaining time.
+        """Check, and store, whether a set has a schedule; a better set becomes `best`.
 
-        Returns FEASIBLE (even if optimal), INFEASIBLE or UNKNOWN. A better set becomes `best`.
+        Returns FEASIBLE (even if optimal), INFEASIBLE or UNKNOWN.
         """
         key = frozenset(layers)
         if self.status_of.get(key, Status.UNKNOWN) == Status.UNKNOWN:
@@ -383,8 +372,7 @@ class _LayerSearch:
     def _make_cut(self, layers: frozenset[str]) -> SetCut:
         """Return a cut that excludes an infeasible set, and further sets if that can be proved.
 
-        It is for supersets of a minimal refuted subset: with `state_bytes` if the refutation needs
-        the state of the other layers in RAM, with `extra_s` if there is a deadline.
+        Its `state_bytes` are set if the refutation needs the state of the other layers in RAM.
         """
         subset = self._minimal_refuted_subset(layers)
         if subset is None:
@@ -409,11 +397,7 @@ class _LayerSearch:
         return SetCut(layers=subset, state_bytes=state_bytes, extra_s=extra_s)
 
     def _minimal_refuted_subset(self, layers: frozenset[str]) -> frozenset[str] | None:
-        """Return a nonempty refuted subset from which no layer could be removed, or None.
-
-        Takes the layers whose training needs the most nodes, doubles their number, then removes
-        layers.
-        """
+        """Return a nonempty refuted subset from which no layer could be removed, or None."""
         ordered_layers = sorted(layers, key=lambda layer: -len(self.relaxation.nodes_for[layer]))
         count = 1
         while not self._is_refuted(frozenset(ordered_layers[:count]), layers):
@@ -445,8 +429,8 @@ class _LayerSearch:
     def _min_extra_s(self, subset: frozenset[str], other_state_bytes: int) -> float:
         """Return a lower bound on the time beyond a single pass of steps that train `subset` [s].
 
-        `other_state_bytes` [B] is subtracted from the RAM. If `subset` is infeasible then, returns
-        the whole deadline.
+        `other_state_bytes` is subtracted from the RAM. If `subset` is infeasible then, returns the
+        whole deadline.
         """
         ram = self.problem.ram_budget_bytes - other_state_bytes
         if not self.problem.can_page:
@@ -461,7 +445,7 @@ class _LayerSearch:
     def _is_refuted(
         self, subset: frozenset[str], full_set: frozenset[str], *, with_state: bool = True
     ) -> bool:
-        """Solve `subset` within reduced limits; return whether it is proved to have no schedule.
+        """Return whether `subset` is proved to have no schedule within reduced limits.
 
         The minimum needs of the other layers of `full_set` are subtracted from the limits.
         """

@@ -27,19 +27,14 @@ requires this ratio and a budget of at most `MAX_BYTES_WITHOUT_UNIT`."""
 
 
 def infeasibility_reason(problem: Problem) -> str | None:
-    """Return the first reason for which no schedule meets the limits; None if none is evident.
-
-    Compares limits with lower bounds of every schedule: minimum RAM, the space of two generations
-    of commits, time and energy of a single pass, and bounds on user-defined constraints.
-    """
+    """Return the first of `infeasibility_reasons`; None if no reason is evident."""
     return next(infeasibility_reasons(problem), None)
 
 
 def infeasibility_reasons(problem: Problem) -> Iterator[str]:
     """Yield a message for each limit that no schedule meets, even without the other limits.
 
-    Limits are compared only with the bounds of `infeasibility_reason`, in the order RAM, space for
-    commits, deadline, energy, user constraints.
+    Limits are compared with lower bounds of every schedule, so the list may be incomplete.
     """
     faults = (
         _ram_fault(problem),
@@ -52,38 +47,24 @@ def infeasibility_reasons(problem: Problem) -> Iterator[str]:
 
 
 def infeasibility_proof(problem: Problem, ending: str = "together", *, ram: bool = True) -> str:
-    """Return the sentence that no schedule meets the limits; the caller has proved this.
-
-    `ending` follows the list of limits. Without `ram`, the list omits the RAM budget.
-    """
+    """Return the sentence that no schedule meets the limits; the caller has proved this."""
     limits_text = ", ".join(_limit_phrases(problem, ram=ram))
     return f"proved: no schedule meets {limits_text} {ending}{_forbidden_text(problem)}"
 
 
 def describe_limits(problem: Problem, *, ram: bool = True) -> str:
-    """Return the limits, user-defined constraints and forbidden decisions as a phrase.
-
-    Storage is omitted if it holds all tensors or the problem cannot page; without `ram`, the RAM
-    budget is omitted, too.
-    """
+    """Return the limits, user-defined constraints and forbidden decisions as a phrase."""
     return ", ".join(_limit_phrases(problem, ram=ram)) + _forbidden_text(problem)
 
 
 def _forbidden_text(problem: Problem) -> str:
-    """Return a phrase that recomputation or paging is impossible; "" if both are possible.
-
-    The phrase begins with a comma. Without storage, paging is impossible.
-    """
+    """Return a phrase that recomputation or paging is impossible; "" if both are possible."""
     names = ["recomputation"] * (not problem.recompute) + ["paging"] * (not problem.can_page)
     return f", without {' or '.join(names)}" if names else ""
 
 
 def _limit_phrases(problem: Problem, *, ram: bool) -> list[str]:
-    """Return a phrase for each limit of a problem, and one that lists all user-defined constraints.
-
-    The order is RAM, deadline, energy, storage, constraints. Omits storage that holds all tensors
-    or cannot be used and, without `ram`, the RAM budget.
-    """
+    """Return a phrase for each limit that can bind, and one for all user-defined constraints."""
     phrases = [f"the RAM budget of {problem.ram_budget_bytes:,} B"] if ram else []
     if problem.deadline_s is not None:
         phrases.append(f"the deadline of {problem.deadline_s:.6g} s ({problem.deadline_counts})")
@@ -128,11 +109,7 @@ def _ram_fault(problem: Problem) -> str | None:
 
 
 def missing_unit_hint(budget_bytes: int, min_bytes: int) -> str:
-    """Return a hint that a budget lacks its unit if it is small and far below the minimum, else "".
-
-    The budget must be at most `MAX_BYTES_WITHOUT_UNIT`, and the minimum above `MISSING_UNIT_RATIO`
-    times the budget. The hint begins with a semicolon.
-    """
+    """Return a hint that a small budget lacks its unit if it is far below the minimum, else ""."""
     if budget_bytes > MAX_BYTES_WITHOUT_UNIT or min_bytes <= MISSING_UNIT_RATIO * budget_bytes:
         return ""
     percentage = f"{budget_bytes}% or " if budget_bytes <= 100 else ""  # noqa: PLR2004 - percent
@@ -140,12 +117,7 @@ def missing_unit_hint(budget_bytes: int, min_bytes: int) -> str:
 
 
 def _floor_contents(problem: Problem) -> Iterator[str]:
-    """Yield a phrase for each item in RAM at the node with the largest working set.
-
-    Items are inputs and outputs, workspace and, if the problem cannot page, all state together.
-    Omits replacements, and state that is read in place. The last phrase has the bytes that the node
-    saves by operating in place, if any.
-    """
+    """Yield a phrase for each item in RAM at the node with the largest working set."""
     graph, k = problem.graph, problem.floor.node
     omitted_tensors = set(graph.state_of)  # Replacements use the memory of their state tensors.
     resident_state_bytes = not problem.can_page and graph.state_bytes
@@ -166,8 +138,7 @@ def _floor_contents(problem: Problem) -> Iterator[str]:
 def commit_space_fault(problem: Problem) -> str | None:
     """Return a message if storage cannot hold the two generations of commits, else None.
 
-    Commits go to the storage, up to the storage limit, or to the device's flash if it has flash and
-    its storage is volatile. Returns None, too, if there are no commits or no limit.
+    Commits go to the device's flash if it has flash and its storage is volatile.
     """
     commit, device = problem.table.commit, problem.costs.device
     if commit is None:
@@ -199,10 +170,7 @@ def _deadline_fault(problem: Problem) -> str | None:
 
 
 def _commit_hint(problem: Problem, amount_text: str) -> str:
-    """Return a hint to commit at most half as often; "" without commits.
-
-    The hint begins with a semicolon. `amount_text` is the formatted time or energy of commits.
-    """
+    """Return a hint to commit at most half as often; "" without commits."""
     if problem.table.commit is None:
         return ""
     interval = 2 * (problem.commit or 1)
@@ -227,8 +195,8 @@ def _energy_fault(problem: Problem) -> str | None:
 def _constraint_faults(problem: Problem) -> Iterator[str]:
     """Yield a message for each user constraint that no schedule meets.
 
-    Compares the limit with the value of a single pass in which every rewarded decision is made as
-    often as possible. Per-stage constraints are not compared.
+    The best value is that of a single pass in which every rewarded decision is made as often as
+    possible. Per-stage constraints are not compared.
     """
     constraints = {row.name: row for row in problem.constraints}
     for limit in problem.linear_limits:
@@ -251,11 +219,7 @@ def _constraint_faults(problem: Problem) -> Iterator[str]:
 
 
 def _allowed_coefficients(problem: Problem, limit: LinearRow) -> Coefficients:
-    """Return the coefficients of a row, with 0 for decisions that the problem forbids.
-
-    These are recomputations of some or all nodes and, if the problem cannot page, page-ins,
-    page-outs and homes on storage.
-    """
+    """Return the coefficients of a row, with 0 for decisions that the problem forbids."""
     coefficients = limit.coefficients
     return Coefficients(
         compute=[

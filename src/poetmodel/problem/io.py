@@ -58,16 +58,9 @@ _EACH_EXAMPLE: Final = "a pattern such as 'recomputations:conv*'"
 
 
 def load_constraints(path: str | Path, problem: Problem) -> Problem:
-    """Add the constraints of a file to a problem, and minimize its objective if the file has one.
+    """Return a problem with the constraints of a file, and with its objective if it has one.
 
-    Returns a new problem.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read or is not valid TOML, if it has invalid entries (lists those of
-        all tables), or if the problem refuses a sum, such as one that rewards energy over a
-        makespan with idle power.
+    Raises `InputError` with the errors of all tables.
     """
     return parse_constraints(read_text(path), problem, source=str(path))
 
@@ -75,10 +68,7 @@ def load_constraints(path: str | Path, problem: Problem) -> Problem:
 def state_problem(
     graph: Graph, costs: Costs, limits: Limits, constraint_files: Sequence[str] = ()
 ) -> Problem:
-    """Return the problem of stated limits and of files of user-defined constraints.
-
-    Raises `InputError` for invalid limits, files or costs, and for two objectives.
-    """
+    """Return the problem of stated limits and of files of user-defined constraints."""
     problem = Problem.from_limits(graph, costs, limits)
     objective_source = None if limits.minimize is None else f"--minimize {limits.minimize}"
     for file in constraint_files:
@@ -94,10 +84,9 @@ def state_problem(
 
 
 def parse_constraints(text: str, problem: Problem, *, source: str) -> Problem:
-    """Add the constraints of a text to a problem, and minimize its objective if the text has one.
+    """Return a problem with the constraints of a text, and with its objective if it has one.
 
-    Returns a new problem; see `load_constraints`. `source` is the prefix of errors, which are
-    raised as `InputError`.
+    `source` is the prefix of errors.
     """
     with convert_errors(InputError, source):
         reader = _ConstraintReader(problem)
@@ -122,7 +111,6 @@ class _ConstraintReader:
     """Parses the content of a file to constraints and an objective."""
 
     def __init__(self, problem: Problem) -> None:
-        """Store names of nodes, tensors, state and constraints, and a parser for each unit."""
         self.rows: list[Constraint] = []
         """Constraints of the file."""
         self.objective: Terms | None = None
@@ -146,10 +134,7 @@ class _ConstraintReader:
         """Owner of each constraint's name, for messages: the problem, or a location in the file."""
 
     def read(self, document: dict[str, Any]) -> None:
-        """Parse the content of a TOML file: add to `rows` and `faults`, and set `objective`.
-
-        If the file has neither constraints nor an objective, and no other error, adds an error.
-        """
+        """Parse the content of a TOML file: add to `rows` and `faults`, and set `objective`."""
         self._check_keys(document, _TABLES, "")
         tables = document.get("constraint", [])
         if not isinstance(tables, list):
@@ -175,10 +160,9 @@ class _ConstraintReader:
             self.faults.append("expected [[constraint]] or [objective], got neither")
 
     def _read_objective(self, table: object) -> None:
-        """Parse ``sum`` in the table of the objective: set `objective`, add errors to `faults`.
+        """Parse the table of the objective: set `objective`, add errors to `faults`.
 
-        `objective` becomes the valid terms, or the constant 0 if there are none or all cancel out.
-        It stays None if the value is no table.
+        `objective` becomes the constant 0 if no valid term remains.
         """
         if not isinstance(table, dict):
             self.faults.append(f"objective: expected a table, [objective], got {quote(table)}")
@@ -189,14 +173,10 @@ class _ConstraintReader:
         self.objective = terms or ((CONSTANT, 0),)
 
     def _read_constraint(self, table: dict[str, Any], default_name: str, label: str) -> None:
-        """Parse a constraint table; add one constraint, or one per match of ``each``, to `rows`.
+        """Add the constraint of a table, or one per match of ``each``, to `rows`.
 
-        With ``each``, the constraints are named ``name[match]``. If the table has errors, adds
-        these to `faults` instead: those that `Constraint` raises are prefixed by the constraint's
-        name, all further errors by `label`. A name that is already registered is an error.
-        Registers the names in both cases; there are none if ``each`` has an error, or without
-        exactly one of ``sum`` and ``each``. `default_name` is the name of a constraint without a
-        valid name.
+        With ``each``, the names are ``name[match]``. A table with errors adds only these, to
+        `faults`. Names are registered in both cases, so that repeated names are found.
         """
         n_faults = len(self.faults)
         self._check_keys(table, _CONSTRAINT_KEYS, f"{label}.")
@@ -242,11 +222,8 @@ class _ConstraintReader:
     def _parse_sum(self, value: object, label: str, *, allows_constant: bool = False) -> Terms:
         """Return the terms of a sum; a key with a pattern has one term for each matching name.
 
-        Patterns match names of the graph as in `_expand_pattern`; one without a match is an invalid
-        term. Adds the weights of equal keys, omits keys whose weights cancel out, and converts
-        whole weights to ints. With `allows_constant`, the key `CONSTANT` is valid. Adds an error to
-        `faults` for each invalid term, which is omitted. If the value is empty or no table, adds an
-        error and returns ().
+        Omits invalid terms, with an error in `faults`. Weights of equal keys are added; terms that
+        cancel out are omitted.
         """
         if not isinstance(value, dict) or not value:
             actual_text = "an empty table" if value == {} else quote(value)
@@ -276,10 +253,9 @@ class _ConstraintReader:
         )
 
     def _parse_each(self, value: object, label: str) -> list[str]:
-        """Return the keys of the counts that the pattern of ``each`` matches, in graph order.
+        """Return the keys that a pattern of ``each`` matches, such as ``recomputations:conv1``.
 
-        A key is, for example, ``recomputations:conv1``. Adds a fault and returns [] if the pattern
-        is the key of a `Total`, is invalid or matches no name.
+        Without a match, adds a fault and returns [].
         """
         if not isinstance(value, str):
             self.faults.append(f"{label}: expected {_EACH_EXAMPLE}, got {quote(value)}")
@@ -293,11 +269,10 @@ class _ConstraintReader:
         return list(self._expand_pattern(value, label))
 
     def _expand_pattern(self, key: str, label: str) -> Iterator[str]:
-        """Yield the key of a total, or the key of each count that a pattern matches.
+        """Yield the keys that a key with a pattern matches; add a fault if there are none.
 
-        ``recomputations:conv*`` yields a key for each node that matches ``conv*``, in the order of
-        the graph; a pattern that is a name yields only this name. The keys preserve a stage, as in
-        ``page_ins@3:conv*``. Adds a fault if the key is invalid or no name matches.
+        The stage is preserved, as in ``page_ins@3:conv*``. A pattern that is a name matches only
+        itself.
         """
         if key in tuple(Total):
             yield key
@@ -334,10 +309,8 @@ class _ConstraintReader:
     ) -> dict[str, float]:
         """Return the bounds by field of `Constraint`; ``equals`` sets both ``lower`` and ``upper``.
 
-        `unit` is the unit of the constraint's sum; `is_unit_known` is False if ``sum`` or ``each``
-        has an error. Adds a fault for each invalid bound, which becomes 0, and one if there is no
-        bound, or a bound in addition to ``equals``. Without a known unit, every text becomes 0
-        without a fault.
+        An invalid bound adds a fault and becomes 0. `is_unit_known` is False if the sum has an
+        error.
         """
         keys = [key for key in _BOUNDS_OF_KEY if key in table]
         if not keys or ("equals" in keys and len(keys) > 1):
@@ -354,12 +327,10 @@ class _ConstraintReader:
         return limits
 
     def _parse_amount(self, value: object, unit: str, label: str, *, is_unit_known: bool) -> float:
-        """Return a bound of a constraint as a number; add a fault and return 0 if it is invalid.
+        """Return a bound as a number; add a fault and return 0 if it is invalid.
 
-        A text such as ``2mJ`` is parsed in `unit`, the unit of the constraint's sum; a percentage
-        is of the keep-all peak, the pass time or the baseline. If `unit` is empty, a text is
-        invalid. If `is_unit_known` is False, a text becomes 0 without a fault, because the error of
-        the sum is reported already.
+        A percentage is of the keep-all peak, the pass time or the baseline. If `is_unit_known` is
+        False, a text becomes 0 without a fault, because the error of the sum is reported already.
         """
         if isinstance(value, str) and not is_unit_known:
             return 0.0  # A text cannot be parsed without a unit.

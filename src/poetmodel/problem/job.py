@@ -14,23 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A training job: number of samples, time limit and battery.
+    """A training job: samples over all epochs, time for all [s], and energy for all [J].
 
     A step trains on one batch; the last batch may be smaller and costs as much as a full one.
-
-    Parameters
-    ----------
-    samples : int
-        Number of samples to train on, over all epochs.
-    within : str or float, optional
-        Time for all samples: seconds, or a time such as ``6h``.
-    battery : str or float, optional
-        Energy for all samples: joules, or an energy such as ``1.2Wh``.
-
-    Raises
-    ------
-    BudgetError
-        If a value is invalid; lists all errors.
+    ``within`` and ``battery`` may be texts, such as ``6h`` and ``1.2Wh``.
 
     Examples
     --------
@@ -44,10 +31,7 @@ class Job:
     battery: str | float | None = None
 
     def __post_init__(self) -> None:
-        """Raise `BudgetError` with all errors of the fields.
-
-        `samples` must be an int of at least 1; `within` and `battery`, unless None, above 0.
-        """
+        """Raise `BudgetError` with all errors of the fields."""
         faults = []
         samples: object = self.samples
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:

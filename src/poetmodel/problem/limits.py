@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 class Limits:
     """Limits, objective and allowed decisions, as stated; `poetmodel.Problem` documents each.
 
-    The fields come in the order of a problem's parameters. Code that hands limits on passes this
-    object: a new field then reaches every door.
+    Code that hands limits on passes this object: a new field then reaches every door.
     """
 
     ram: str | int | Budget | None = None
@@ -40,7 +39,7 @@ class Limits:
     constraints: tuple[Constraint, ...] = ()
 
     def check(self) -> None:
-        """Raise `BudgetError` with all errors of limits that no graph makes valid: unknown units.
+        """Raise `BudgetError` with all errors that need no graph, such as unknown units.
 
         Limits of 0 pass, although problems may refuse them.
         """

@@ -78,8 +78,7 @@ class TimeSum(NamedTuple):
 class SimulatedMetrics(Protocol):
     """Metrics of a simulated schedule that objectives and limits read.
 
-    `Objective` also reads the attributes that its fields `metric` and `overhead_metric` name. Times
-    are None without costs.
+    Times are None without costs.
     """
 
     @property
@@ -116,8 +115,7 @@ class UserSum:
     def overhead_of(self, simulation: SimulatedMetrics) -> float:
         """Return the excess of the sum over its baseline, 0 or more.
 
-        The baseline is the value of a single pass plus `rewards`, which is 0 or less. An excess
-        within the rounding error is 0.
+        0 within the rounding error.
         """
         excess = simulation.total(self.graph, self.terms, only_excess=True)
         overhead = excess - self.rewards
@@ -160,12 +158,9 @@ class Objective:
 
     @property
     def unit(self) -> float:
-        """Divisor of the objective in models.
+        """Divisor of the objective in models: one thousandth of a typical value.
 
-        One thousandth of a typical value, so that relevant gaps are far above a solver's absolute
-        tolerances. For peak RAM, the typical value is `scale`. Otherwise it is `reference` or,
-        without a reference, `scale` for a user-defined sum, else `baseline`. If it is 0, the unit
-        is the cost of the most expensive transfer, or 1 if transfers cost 0 too.
+        Relevant gaps are then far above a solver's absolute tolerances.
         """
         typical_value = (
             self.scale if self.user_sum is not None or not self.is_sum else self.baseline
@@ -192,10 +187,9 @@ class Objective:
         return 0.0 if value is None else value
 
     def overhead_of(self, simulation: SimulatedMetrics) -> float:
-        """Return the excess of a simulated schedule over the baseline; searches minimize it.
+        """Return the excess of a simulated schedule over the baseline, 0 or more.
 
-        0 or more; 0 for an energy or time that is None in `simulation`. With `user_sum`, the excess
-        is of that sum, and 0 within the rounding error.
+        Searches minimize it. 0 for an energy or time that is None in `simulation`.
         """
         if self.user_sum is not None:
             return self.user_sum.overhead_of(simulation)
@@ -206,9 +200,7 @@ def linear_limits(problem: Problem) -> Iterator[LinearRow]:
     """Yield a row for each limit on a sum: deadline, energy budget, user constraints.
 
     The `upper` of a row is the limit minus the sum of a single pass, with a tolerance unless all
-    coefficients of a user constraint are ints. A deadline has a row for each of
-    `Problem.deadline_sums`, a user constraint one for each bound. A lower bound becomes an upper
-    bound with all signs reversed. Per-stage constraints have rows of `stage_limits` instead.
+    coefficients of a user constraint are ints. Per-stage constraints have rows of `stage_limits`.
     """
     if problem.deadline_s is not None:
         for name, time_sum in zip(DEADLINE_ROWS, problem.deadline_sums, strict=False):
@@ -238,14 +230,9 @@ def linear_limits(problem: Problem) -> Iterator[LinearRow]:
 def stage_limits(problem: Problem) -> Iterator[LinearRow]:
     """Yield one row over (stage, item) decisions for each per-stage user constraint.
 
-    Each row has only the upper bound, rounded down if all coefficients are ints, else increased by
-    a tolerance. A lower bound is at most 0 and always met.
-
-    A term such as ``page_ins@3:conv1`` has its coefficient at stage 3. The row also lists, with
-    coefficient 0, the other stages of the node or tensor after its first computation, up to
-    `Graph.last_stages` or `Graph.last_page_in_stage`. Omits terms of stages outside this range, and
-    page-ins of replacements and of state that is read in place. Raises `ValueError` for a per-stage
-    count other than `STAGE_COUNTS`.
+    Rows have only upper bounds: a lower bound is at most 0 and always met. They list, with
+    coefficient 0, all possible stages of their nodes and tensors. Terms of impossible stages are
+    omitted.
     """
     graph = problem.graph
     unread_tensors = {*graph.state_of, *(graph.state_tensors if problem.reads_in_place else ())}
@@ -279,20 +266,15 @@ def stage_limits(problem: Problem) -> Iterator[LinearRow]:
 
 
 def row_over_totals(problem: Problem, coefficients: Coefficients, **fields: Any) -> LinearRow:
-    """Return the row with these coefficients of the decisions that totals count.
-
-    `fields` are further fields of `LinearRow`.
-    """
+    """Return the row with these coefficients of the decisions that totals count."""
     return LinearRow(space=problem.totals, values=tuple(chain(*coefficients)), **fields)
 
 
 def _bound_rows(problem: Problem, constraint: Constraint) -> Iterator[LinearRow]:
-    """Yield one row per bound of a user constraint.
+    """Yield one row per bound of a user constraint, that of the upper bound first.
 
-    The `upper` of a row is the bound minus the value of a single pass: rounded down if all
-    coefficients are ints, else plus the tolerance. For a lower bound, all signs are reversed first.
-    `upper` is negative if a single pass violates the bound by more than the tolerance. The row of
-    the upper bound comes first.
+    The `upper` of a row is the bound minus the value of a single pass, with a tolerance unless all
+    coefficients are ints. It is negative if a single pass violates the bound.
     """
     coefficients, baseline = expand_totals(problem, constraint.terms.items())
     # Terms of a single pass that cancel out leave their rounding errors.
@@ -336,9 +318,8 @@ def expand_totals(
 ) -> tuple[Coefficients, float]:
     """Return the coefficients of decisions in a weighted sum of totals, and a constant.
 
-    `terms` are (key, weight) pairs. The constant is the value of the sum for a single pass with all
-    state resident, commits included. Coefficients of an energy omit idle power over a makespan.
-    Terms must be valid and not count by stage; this is not checked.
+    The constant is the value for a single pass with all state resident, commits included. Terms
+    must be valid and not count by stage. Energies omit idle power over a makespan.
     """
     graph, table = problem.graph, problem.table
     zeros = (0,) * len(graph.tensors)
@@ -401,9 +382,8 @@ def expand_totals(
 def _energy_terms(problem: Problem) -> Iterator[tuple[Coefficients, float]]:
     """Yield (coefficients, weight) pairs whose weighted sum is the energy of decisions [J].
 
-    First energies [J] with weight 1; then compute times and transfer times [s], each with the idle
-    power [W] as weight. Omits times that the deadline does not count, both times for a makespan,
-    and both without idle power.
+    Energies have weight 1, counted times [s] the idle power [W]; idle power over a makespan is
+    omitted.
     """
     table = problem.table
     compute_idle_w = (
@@ -420,11 +400,9 @@ def _energy_terms(problem: Problem) -> Iterator[tuple[Coefficients, float]]:
 
 
 def _energy_objective(problem: Problem) -> Objective:
-    """Return the energy as an objective [J].
+    """Return the energy as an objective [J]: POET (ICML 2022), equation 2, plus idle energy.
 
-    POET (ICML 2022), equation 2, plus idle power times the counted time. For a makespan, the
-    coefficients omit the idle power. The baseline, `Problem.baseline_energy_j`, includes it, and
-    commits.
+    For a makespan, the coefficients omit idle power; the baseline includes it, and commits.
     """
     return Objective(
         quantity=Quantity.ENERGY,
@@ -440,8 +418,7 @@ def _energy_objective(problem: Problem) -> Objective:
 def _time_objective(problem: Problem) -> Objective:
     """Return the time that the deadline counts as an objective [s].
 
-    The coefficients are those of `Problem.time_sum`: for a makespan only the compute time, a lower
-    bound. The baseline is `Problem.pass_time_s`, which includes counted commits.
+    For a makespan, the coefficients have only the compute time, a lower bound.
     """
     return Objective(
         quantity=Quantity.TIME,
@@ -455,11 +432,7 @@ def _time_objective(problem: Problem) -> Objective:
 
 
 def _ram_objective(problem: Problem) -> Objective:
-    """Return the peak RAM as an objective [B].
-
-    Coefficients and baseline are 0; the known bound is the minimum RAM, the scale
-    `Problem.useful_ram_bytes`.
-    """
+    """Return the peak RAM as an objective [B], without coefficients of decisions."""
     return Objective(
         quantity=Quantity.RAM,
         format=format_bytes,
@@ -473,10 +446,7 @@ def _ram_objective(problem: Problem) -> Objective:
 
 
 def _writes_objective(problem: Problem) -> Objective:
-    """Return the bytes that page-outs and commits write as an objective [B].
-
-    The baseline is `committed_bytes`; `Objective.scale` is the size of all tensors.
-    """
+    """Return the bytes that page-outs and commits write as an objective [B]."""
     sizes = problem.graph.tensor_bytes
     return Objective(
         quantity=Quantity.WRITES,
@@ -491,10 +461,7 @@ def _writes_objective(problem: Problem) -> Objective:
 
 
 def _user_objective(problem: Problem) -> Objective:
-    """Return the user-defined objective.
-
-    Its baseline is the value of a single pass plus `UserSum.rewards`, which is 0 or less.
-    """
+    """Return the user-defined objective; its baseline includes `UserSum.rewards`, 0 or less."""
     coefficients, baseline = expand_totals(problem, problem.user_objective)
     rewards = min_negative_sum(problem.graph, coefficients)
     return Objective(
@@ -519,9 +486,7 @@ def committed_bytes(problem: Problem) -> int:
 def may_reward_page_outs(problem: Problem) -> bool:
     """Return whether a user constraint or objective may reward page-outs that no page-in needs.
 
-    This is so if the objective or a row of a constraint has a negative coefficient of a page-out.
-    Ignores page-outs of state, which are forbidden, and of replacements, which follow from the
-    homes of state.
+    Page-outs of state are forbidden, and those of replacements follow from the homes of state.
     """
     state_and_replacements = {*problem.graph.state_tensors, *problem.graph.state_of}
     sums = [expand_totals(problem, problem.user_objective)[0]]
@@ -539,8 +504,7 @@ def may_reward_page_outs(problem: Problem) -> bool:
 def min_negative_sum(graph: Graph, coefficients: Coefficients) -> float:
     """Return a lower bound on the sum of the terms with negative coefficients, 0 or less.
 
-    Recomputations and page-ins count at most once in each stage after the first computation,
-    page-outs and homes on storage at most once.
+    Recomputations and page-ins count at most once in each stage after the first computation.
     """
     n = len(graph.nodes)
     max_counts = Coefficients(
@@ -586,10 +550,7 @@ def _make_coefficients(
     page_in: Sequence[float] = (),
     page_out: Sequence[float] = (),
 ) -> Coefficients:
-    """Return the coefficients of all decisions, homes by `_add_state_transfers`.
-
-    An omitted column is 0.
-    """
+    """Return the coefficients of all decisions; an omitted column is 0."""
     zeros = (0.0,) * len(problem.graph.tensors)
     return _add_state_transfers(
         problem,
@@ -610,11 +571,8 @@ def _add_state_transfers(
 ) -> Coefficients:
     """Return the columns with a ``storage_home`` that includes the transfers of state on storage.
 
-    The columns `compute`, `page_in` and `page_out` are returned unchanged. The transfers are one
-    page-in of the state, its first read, unless storage is memory-mapped, and one page-out of its
-    replacement. If the problem has commits, page-outs of `Commit.replacements` are excluded, since
-    the baseline includes their cost, unless the coefficients count page-outs (`are_counts`). `home`
-    has further costs of a home on storage, by tensor.
+    These are the first read of the state and the page-out of its replacement. Unless the
+    coefficients are counts, page-outs of committed state are excluded: the baseline has their cost.
     """
     graph, commit = problem.graph, problem.table.commit
     excluded_replacements = () if commit is None or are_counts else commit.replacements

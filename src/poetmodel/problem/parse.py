@@ -58,17 +58,8 @@ class ResolvedProblem:
 def resolve_problem(problem: Problem) -> ResolvedProblem:
     """Parse and validate the fields of a problem.
 
-    Types are checked first, then options, costs and sums, then limits. Only errors of one of these
-    groups are raised together.
-
-    Raises
-    ------
-    InputError
-        If a type, an option, a cost or a user-defined sum is invalid.
-    BudgetError
-        If limits are invalid.
-    CostError
-        If the costs do not match the graph; raised without other errors.
+    Raises `InputError`, `BudgetError` or `CostError`. Types are checked first, then options, costs
+    and sums, then limits; only errors of one group are raised together.
     """
     faults = list(_type_faults(problem))
     if faults:
@@ -105,11 +96,7 @@ def resolve_problem(problem: Problem) -> ResolvedProblem:
 
 
 def _parse_objective(problem: Problem, faults: list[str]) -> str:
-    """Return the problem's `minimize` as a member of `Quantity`, or `USER_OBJECTIVE`.
-
-    If `minimize` is invalid, or `USER_OBJECTIVE` without an objective, adds an error to `faults`
-    and returns ``Quantity.ENERGY``.
-    """
+    """Return the objective; if it is invalid, add an error to `faults` and return the energy."""
     value = problem.minimize
     if value == USER_OBJECTIVE and problem.user_objective:
         return USER_OBJECTIVE
@@ -121,10 +108,9 @@ def _parse_objective(problem: Problem, faults: list[str]) -> str:
 
 
 def _parse_deadline_counts(problem: Problem, faults: list[str]) -> DeadlineCounts:
-    """Return the time that the deadline counts as an enum member.
+    """Return the time that the deadline counts; if invalid, add an error to `faults`.
 
-    The default is ``overlap`` for a device whose storage has DMA, else ``serial``. If the value is
-    invalid, adds an error to `faults` and returns ``serial``.
+    The default is ``overlap`` for a device whose storage has DMA, else ``serial``.
     """
     value, device = problem.deadline_counts, problem.costs.device
     if value is None:
@@ -138,10 +124,7 @@ def _parse_deadline_counts(problem: Problem, faults: list[str]) -> DeadlineCount
 
 
 def _switch_faults(problem: Problem) -> Iterator[str]:
-    """Yield an error for each Boolean option that is not a bool.
-
-    Also yields an error if `count_parameters` is True for a graph with state tensors.
-    """
+    """Yield an error for each Boolean option that is no bool, and for parameters counted twice."""
     switches: dict[str, object] = {
         "recompute": problem.recompute,
         "paging": problem.paging,
@@ -167,9 +150,7 @@ def _costs_with_commits(problem: Problem) -> Costs:
 def _constraints_with_commits(problem: Problem) -> tuple[Constraint, ...]:
     """Return the problem's constraints, with `COMMIT_CONSTRAINT` last if commits need it.
 
-    `COMMIT_CONSTRAINT` makes all replaced state resident. Commits need it if they are more than one
-    training step apart, the graph replaces state, and the device's storage is not volatile. A
-    constraint of this name in the problem is dropped.
+    It makes all replaced state resident, for commits that are more than one step apart.
     """
     graph, device = problem.graph, problem.costs.device
     rows = tuple(row for row in problem.constraints if row.name != COMMIT_CONSTRAINT)
@@ -186,11 +167,7 @@ def _constraints_with_commits(problem: Problem) -> tuple[Constraint, ...]:
 
 
 def _type_faults(problem: Problem) -> Iterator[str]:
-    """Yield errors for wrong types of graph, costs, commit and constraints.
-
-    `commit` must be None or an integer from 1. Each entry of a tuple or list of constraints that is
-    no `Constraint` has an error.
-    """
+    """Yield errors for wrong types of graph, costs, commit and constraints."""
     graph: Any = problem.graph
     costs: Any = problem.costs
     if not isinstance(graph, Graph):
@@ -245,11 +222,7 @@ def _parse_or_default(parse: Callable[[], Limit], default: Limit, faults: list[s
 def user_sum_faults(
     graph: Graph, constraints: Iterable[Constraint], objective: Terms
 ) -> Iterator[str]:
-    """Yield an error for each invalid term of user-defined constraints and the objective.
-
-    Also yields an error for each repeated name of a constraint, and each term of the objective that
-    counts by stage.
-    """
+    """Yield an error for each invalid term or name of user constraints and the objective."""
     names: set[str] = set()
     for row in constraints:
         label = f"constraint {quote(row.name)}"
@@ -269,8 +242,7 @@ def user_sum_faults(
 def _parse_ram(problem: Problem) -> int:
     """Return the RAM budget, resident bytes included [B]; by default the device's RAM.
 
-    A percentage is of the keep-all peak plus `Problem.resident_bytes`. Raises `BudgetError` if the
-    budget is invalid or 0 bytes, or if budget and device are None.
+    A percentage is of the keep-all peak plus `Problem.resident_bytes`.
     """
     value, device = problem.ram, problem.costs.device
     if value is None:
@@ -285,11 +257,7 @@ def _parse_ram(problem: Problem) -> int:
 
 
 def _parse_deadline(problem: Problem, single_pass: SinglePass) -> float | None:
-    """Return the deadline [s]; None if there is none.
-
-    A percentage is of the time of the single pass. Raises `BudgetError` if the deadline is invalid,
-    or 0 although a single pass takes time.
-    """
+    """Return the deadline [s] or None; a percentage is of the time of the single pass."""
     if problem.deadline is None:
         return None
     time_s = parse_time(problem.deadline, field="deadline", base_s=single_pass.time_s)
@@ -301,7 +269,7 @@ def _parse_deadline(problem: Problem, single_pass: SinglePass) -> float | None:
 def _parse_storage(problem: Problem) -> int | None:
     """Return the storage limit [B], by default that of the device; None for unlimited.
 
-    A percentage is of the keep-all peak. Raises `BudgetError` if the limit is invalid.
+    A percentage is of the keep-all peak.
     """
     if problem.aux_bytes is None:
         return None if problem.costs.device is None else problem.costs.device.aux_bytes
@@ -310,11 +278,7 @@ def _parse_storage(problem: Problem) -> int | None:
 
 
 def _parse_energy_budget(problem: Problem, single_pass: SinglePass) -> float | None:
-    """Return the energy budget [J]; None if there is none.
-
-    A percentage is of the energy of the single pass. Raises `BudgetError` if the budget is invalid,
-    or 0 although a single pass takes energy.
-    """
+    """Return the energy budget [J] or None; a percentage is of the energy of the single pass."""
     if problem.energy_budget is None:
         return None
     base_j = single_pass.energy_j
@@ -327,11 +291,7 @@ def _parse_energy_budget(problem: Problem, single_pass: SinglePass) -> float | N
 
 
 def _cost_range_faults(single_pass: SinglePass) -> Iterator[str]:
-    """Yield an error for the first cost too small to divide, and for costs whose sum may overflow.
-
-    Too small are positive costs below `MIN_POSITIVE_COST`. Times and energies are checked
-    separately. The error of a sum names the largest cost.
-    """
+    """Yield an error for the first cost too small to divide, and for sums that may overflow."""
     table, n_stages = single_pass.table, len(single_pass.graph.nodes)
     source = f"{single_pass.costs.source}: " * bool(single_pass.costs.source)
     nodes = [node.name for node in single_pass.graph.nodes]

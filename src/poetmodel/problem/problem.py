@@ -436,11 +436,7 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
         return self._remove_forbidden_transfers(rewards) if self.graph.state_tensors else rewards
 
     def _remove_forbidden_transfers(self, rewards: Coefficients) -> Coefficients:
-        """Return rewards with 0 for each transfer that state forbids or that its home decides.
-
-        These are page-outs of state tensors and replacements, page-ins of replacements and, on
-        memory-mapped storage, page-ins of state tensors.
-        """
+        """Return rewards with 0 for each transfer that state forbids or that its home decides."""
         graph = self.graph
         state_and_replacements = {*graph.state_tensors, *graph.state_of}
         unread_tensors = state_and_replacements if self.reads_in_place else set(graph.state_of)
@@ -538,11 +534,10 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
 
     @property
     def _max_useful_ram_bytes(self) -> int:
-        """RAM budget above which no schedule improves [B]; above 0, at most `MAX_BYTES`.
+        """RAM budget above which no schedule improves [B]; includes resident bytes that count.
 
-        The keep-all peak, since no schedule is better than keep-all. If any decision is rewarded,
-        the size of all tensors, plus the largest outputs and workspace of one more computation.
-        Includes resident bytes that count.
+        The keep-all peak or, if any decision is rewarded, the size of all tensors plus one more
+        computation.
         """
         graph = self.graph
         max_bytes = checkpoint_all_peak_bytes(graph)

@@ -21,10 +21,7 @@ ROUNDING_ERROR: Final = 1e-13
 
 
 def is_within(value: float, limit: float | None) -> bool:
-    """Return whether a time or energy meets its limit, with the relative tolerance.
-
-    None is no limit.
-    """
+    """Return whether a time or energy meets its limit (None: no limit), with the tolerance."""
     return limit is None or value <= limit + RELATIVE_TOLERANCE * abs(limit)
 
 
@@ -45,8 +42,7 @@ class Coefficients(NamedTuple):
 def weighted_sum(*terms: tuple[Coefficients, float]) -> Coefficients:
     """Return the weighted sum of at least one pair (coefficients, weight), for each decision.
 
-    Sums of ints are exact. Other sums that are only rounding errors (at most `ROUNDING_ERROR` of
-    their largest term) become 0.
+    Sums of ints are exact; in others, rounding errors become 0.
     """
     weights = [weight for _, weight in terms]
 
@@ -72,8 +68,7 @@ def weighted_sum(*terms: tuple[Coefficients, float]) -> Coefficients:
 class LinearRow:
     """The row ``lower <= sum of value * decision <= upper``, in its own unit.
 
-    Limits, model constraints, user-defined constraints and cuts are linear rows. Whole numbers are
-    ints of any size, so that their sums are exact.
+    Whole numbers are ints of any size, so that their sums are exact.
     """
 
     space: Sequence[Any]
@@ -100,10 +95,7 @@ class LinearRow:
 
     @classmethod
     def from_terms(cls, terms: Iterable[tuple[float, Any]], **fields: Any) -> Self:
-        """Return the row of `terms`, pairs (value, decision) without repeated decisions.
-
-        `fields` are the other fields of the row.
-        """
+        """Return the row of pairs (value, decision) without repeated decisions."""
         values, decisions = tuple(zip(*terms, strict=True)) or ((), ())
         return cls(space=decisions, values=values, **fields)
 

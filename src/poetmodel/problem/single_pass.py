@@ -33,10 +33,7 @@ class SinglePass:
 
     @cached_property
     def table(self) -> CostTable:
-        """The costs, indexed by node and tensor.
-
-        Raises `CostError` if the costs do not match the graph.
-        """
+        """The costs, indexed by node and tensor."""
         return self.costs.table(self.graph)
 
     @property
@@ -58,9 +55,7 @@ class SinglePass:
     def time_s(self) -> float:
         """Time that the deadline counts [s].
 
-        For ``compute`` the compute time. ``serial`` adds the time of `commit_cost`, since a single
-        pass has no other transfers; ``overlap`` adds only that of `Commit.other_cost`, whose
-        actions follow all other actions of a step.
+        ``overlap`` adds only `Commit.other_cost`, whose actions follow all other actions of a step.
         """
         commit = self.table.commit
         if commit is None or self.deadline_counts == DeadlineCounts.COMPUTE:

@@ -92,9 +92,7 @@ class Key(NamedTuple):
 
     @classmethod
     def parse(cls, key: str) -> Self:
-        """Parse a key to its kind, stage and name; does not check that these exist.
-
-        Without ``:`` the name is empty, without ``@`` the stage is None. An invalid stage is -1.
+        """Parse a key without a check that its parts exist; an invalid stage is -1.
 
         Examples
         --------
@@ -108,18 +106,13 @@ class Key(NamedTuple):
 
 
 def unit_of_terms(terms: Iterable[tuple[str, float]]) -> str:
-    """Return the unit of a sum; "" for counts, for sums of different units and without terms.
-
-    A constant is ignored.
-    """
+    """Return the unit of a sum; "" for counts, for sums of different units and without terms."""
     units = {UNITS.get(key, "") for key, _ in terms if key != CONSTANT}
     return units.pop() if len(units) == 1 else ""
 
 
 def format_terms(terms: Terms, *, max_terms: int = 4) -> str:
     """Format the first `max_terms` terms of a sum; append ``and 2 more`` for 2 further terms.
-
-    Numbers have up to six significant digits. Without terms, the text is empty.
 
     Examples
     --------
@@ -201,11 +194,7 @@ class Constraint:
         return any(Key.parse(key).stage is not None for key in self.terms)
 
     def _check_stages(self, label: str) -> None:
-        """Check the terms and limits of a per-stage constraint.
-
-        Raises `InputError` for a term that does not count by stage, no upper limit, a lower
-        limit above 0, or a negative coefficient. `label` is the prefix of the message.
-        """
+        """Check the terms and limits of a per-stage constraint; `label` is the prefix of errors."""
         other_terms = [key for key in self.terms if Key.parse(key).stage is None]
         hint = "a model of pm.build(problem, reductions=False) can state it"
         if other_terms:
@@ -250,11 +239,7 @@ class Constraint:
 
 
 def term_faults(graph: Graph, terms: Iterable[tuple[str, float]], label: str) -> Iterator[str]:
-    """Yield an error for each coefficient that is not finite, and for each invalid key.
-
-    A key is invalid if it is neither `CONSTANT` nor one of `KEYS`, or if its node, tensor, state
-    tensor or stage is not in the graph. `label` is the prefix of each error.
-    """
+    """Yield an error for each coefficient that is not finite, and for each invalid key."""
     for key, coefficient in terms:
         if not is_finite_number(coefficient):
             yield f"{label}: {quote(key)}: expected a finite number, got {quote(coefficient)}"
@@ -296,10 +281,9 @@ class _CountVariables(Mapping[Any, Any]):
         self._variable_in_stage = variable_in_stage
 
     def __getitem__(self, key: Any) -> Any:
-        """Return a variable by name, index, or (stage, name or index).
+        """Return a variable by key.
 
-        A pair with a valid stage creates its variable on first access. Raises `InputError` for
-        other keys, for an unknown stage, and for a pair if the count is not in `STAGE_COUNTS`.
+        A pair with a valid stage creates its variable on first access.
         """
         if key in self:
             return self._variables[self._index[key] if isinstance(key, str) else key]
@@ -341,11 +325,6 @@ class TotalsBlock:
     """A Pyomo block with a variable for each total and count; parses users' functions of it."""
 
     def __init__(self, graph: Graph) -> None:
-        """Build the block, with a variable for each total and each count of a node or tensor.
-
-        `Count.RESIDENT` has variables only for state tensors. Users' functions create the variables
-        of single stages on first access.
-        """
         import pyomo.environ as pyo
 
         self.block = pyo.Block(concrete=True)
@@ -375,12 +354,10 @@ class TotalsBlock:
     def _make_stage_lookup(
         self, count: Count, index: Mapping[str, int]
     ) -> Callable[[Any, int], Any]:
-        """Return a function of (stage, item) that returns the binary variable of one stage.
+        """Return a function that returns the variable of a (stage, item), created on first access.
 
-        The function creates the variable on first access and registers its key. It raises
-        `InputError` for an unknown stage. A stage is the name or index of a node, an item the index
-        of a node or tensor. `index`, the index of each by name, gives the names for keys and
-        messages. Adds an empty indexed variable for the count to the block.
+        `index` is the index of each node or tensor by name. Also adds an empty indexed variable for
+        the count to the block.
         """
         import pyomo.environ as pyo
 
@@ -389,9 +366,9 @@ class TotalsBlock:
         self.block.counted.add_component(f"{count}_in_stage", variables)
 
         def variable_in_stage(stage: Any, item: int) -> Any:
-            """Return the variable of an item in a stage; create it if needed, and register its key.
+            """Return the variable of an item in a stage.
 
-            Raises `InputError` for an unknown stage.
+            Create it if needed, and register its key.
             """
             stage_index = self._nodes.get(stage) if isinstance(stage, str) else stage
             if not isinstance(stage_index, int) or not 0 <= stage_index < len(self._nodes):
@@ -408,20 +385,15 @@ class TotalsBlock:
     def expression(self, rule: Any, label: str) -> Terms:
         """Return the linear expression that a rule returns, with its constant under `CONSTANT`.
 
-        Zero terms are omitted; the constant 0 stands for an expression without terms. Raises
-        `InputError` if `rule` is no function, uses an unknown total, or returns no linear
-        expression of totals with finite numbers. `label` is the prefix of these messages, except
-        those about an unknown node, tensor or stage. Other exceptions of `rule` propagate.
+        The constant 0 stands for an expression without terms. Exceptions of `rule` propagate.
         """
         return self._parse_terms(self._call_rule(rule, label), label) or ((CONSTANT, 0),)
 
     def constraints(self, rule: Any, name: str) -> list[Constraint]:
         """Return the constraints of a rule, except Pyomo's ``Skip`` and ``Feasible``.
 
-        A single constraint is named `name`, those of a list ``name[0]``, ``name[1]``, ..., where
-        skipped entries count. Raises `InputError` if `rule` is no function, uses an unknown total,
-        or returns no linear relations, or relations that no `Constraint` can state. Other
-        exceptions of `rule` propagate.
+        Those of a list are named ``name[0]``, ``name[1]``, ..., where skipped entries count.
+        Exceptions of `rule` propagate.
         """
         import pyomo.environ as pyo
 
@@ -438,10 +410,7 @@ class TotalsBlock:
         ]
 
     def _parse_relation(self, name: str, relation: Any) -> Constraint:
-        """Convert a Pyomo relation to a constraint; its limits are reduced by the constant.
-
-        Raises `InputError` if the relation is not linear, or if no `Constraint` can state it.
-        """
+        """Convert a Pyomo relation to a constraint; its limits are reduced by the constant."""
         import pyomo.environ as pyo
         from pyomo.common.log import LoggingIntercept
 
@@ -465,11 +434,7 @@ class TotalsBlock:
         return Constraint(name=name, terms=terms, lower=lower, upper=upper)
 
     def _call_rule(self, rule: Any, label: str) -> Any:
-        """Call a user's rule with the block; return its result, converted by `_list_relations`.
-
-        Raises `InputError`, with the prefix `label`, if `rule` is no function, for unknown totals,
-        and for expressions that Pyomo refuses. Other exceptions of `rule` propagate.
-        """
+        """Call a user's rule with the block; return its result, converted by `_list_relations`."""
         from pyomo.common.errors import PyomoException
 
         if not callable(rule):
@@ -493,12 +458,7 @@ class TotalsBlock:
             ) from None
 
     def _parse_terms(self, expression: Any, label: str) -> Terms:
-        """Return the nonzero terms (key, coefficient) of a Pyomo expression; () if all are 0.
-
-        A constant other than 0 is the last term, with the key `CONSTANT`. Raises `InputError` if
-        the expression is not linear, or has variables that are no totals, or numbers that are not
-        finite. Whole coefficients are ints.
-        """
+        """Return the nonzero terms (key, coefficient) of a linear expression, a constant last."""
         from pyomo.repn import generate_standard_repn
 
         try:
@@ -525,10 +485,7 @@ class TotalsBlock:
 
 
 def _list_relations(result: Any) -> Any:
-    """Return the result of a rule: as a list if it is an iterable, else unchanged.
-
-    Components, mappings, texts, and tuples with an item that is no relation remain unchanged.
-    """
+    """Return the result of a rule: as a list if it is an iterable of relations, else unchanged."""
     from pyomo.core.base.component import ComponentBase
     from pyomo.core.expr.relational_expr import RelationalExpression
 
@@ -539,10 +496,7 @@ def _list_relations(result: Any) -> Any:
 
 
 def is_finite_number(value: object) -> bool:
-    """Return whether a value is a finite int or float.
-
-    Booleans, and integers beyond the range of floats, do not count.
-    """
+    """Return whether a value is a finite int or float, neither a bool nor too large for a float."""
     try:
         return (
             isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

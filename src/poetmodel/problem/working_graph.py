@@ -16,23 +16,9 @@ def make_working_graph(
 ) -> Graph:
     """Return a graph without state, with the same indices of nodes and tensors.
 
-    Returns `graph` itself if it has no state.
-
-    Parameters
-    ----------
-    graph : Graph
-        A graph that may have state.
-    read_in_place : bool
-        Whether the core reads state from storage in place (memory-mapped storage).
-    resident : collection of int
-        State tensors that are in RAM during the whole step; no effect with `read_in_place`.
-
-    Notes
-    -----
-    A state tensor becomes a sample on storage; its node represents its first read, and still may
-    not be computed again. A replacement uses the memory of its state tensor, so it has 0 bytes.
-    State that is read in place or resident also has 0 bytes and no readers. Callers count the RAM
-    of resident state, and the transfers that it saves, separately.
+    A state tensor becomes a sample on storage, its node the first read. Replacements, which use its
+    memory, have 0 bytes; so does state that is read in place (memory-mapped storage) or `resident`.
+    Callers count the RAM of resident state, and the transfers that it saves, separately.
     """
     if not graph.state_tensors:
         return graph
@@ -48,8 +34,7 @@ def make_working_graph(
 def _working_node(node: Node, omitted_names: set[str]) -> Node:
     """Return a node of the working graph: a state node becomes an input node, a sample on storage.
 
-    Replacements of state, and outputs with `omitted_names`, have 0 bytes and replace no state.
-    Inputs with `omitted_names` are dropped.
+    Outputs with `omitted_names` have 0 bytes; inputs with such names are dropped.
     """
     outputs = tuple(
         replace(output, replaces=None, bytes=0)
