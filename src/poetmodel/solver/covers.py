@@ -45,10 +45,7 @@ class _Literal(NamedTuple):
 
 
 def limit_rows(form: StandardForm) -> list[int]:
-    """Return the ascending indices of rows whose label has an exact limit in the form's layout.
-
-    The verifier checks these limits exactly. Returns [] for a form without a layout.
-    """
+    """Return the ascending indices of rows that have an exact limit, which the verifier checks."""
     limits = {} if form.layout is None else form.layout.limits
     return [
         row_index
@@ -60,13 +57,11 @@ def limit_rows(form: StandardForm) -> list[int]:
 def add_covers(
     form: StandardForm, x: NDArray[np.float64], rows: Sequence[int], *, is_rejected: bool = False
 ) -> StandardForm | None:
-    """Return a form with a cover cut for each of `rows` that a point violates; None without a cut.
+    """Return a form with a cover cut for each of `rows` that `x` violates; None without a cut.
 
-    Solvers meet rows to a tolerance, so a few bytes too many can pass; a cover cut forbids the
-    point `x`, rounded, exactly (see docs/concepts/lazy.md, "Numbers"). `is_rejected` says that the
-    verifier rejected the point: then, if no row has an excess above rounding errors, any excess
-    counts. A row gets no cut if no point satisfies it, or if one of its integer columns can exceed
-    1.
+    Solvers meet rows to a tolerance; a cover cut forbids the rounded point exactly
+    (docs/concepts/lazy.md, "Numbers"). If the verifier rejected the point (`is_rejected`), any
+    excess counts once no row has one above rounding errors.
     """
     covers = []
     for min_excess_ratio in (MIN_EXCESS_RATIO, Fraction(0)) if is_rejected else (MIN_EXCESS_RATIO,):
@@ -99,9 +94,8 @@ def _find_cover(
 ) -> tuple[list[_Literal], int] | None:
     """Return the literals of a cover cut, ordered by column, and its right-hand side.
 
-    The cover is as few literals as possible that are 1 at `x` and together exceed the limit, and of
-    these sets the smallest. Literals of at least its largest size join the cut. None if the point
-    meets the limit, or no such cut is valid.
+    The cover is the smallest of the sets with the fewest literals that are 1 at `x` and exceed the
+    limit together. Literals of at least its largest size join the cut.
     """
     sorted_literals = sorted(literals, key=lambda literal: -literal.size)
     true_literals = [literal for literal in sorted_literals if literal.is_one(x)]
@@ -126,9 +120,8 @@ def _exact_row(
 ) -> tuple[list[_Literal], Fraction]:
     """Return the literals of a row, and the largest sum of them that is no violation.
 
-    With an exact limit, both are in its unit, and a negative coefficient makes a complement.
-    Without one, both are in the units of the form, and columns with negative coefficients count at
-    their upper bounds.
+    Both are in the unit of the exact limit, otherwise in that of the form; then columns with
+    negative coefficients count at their upper bounds.
     """
     label, layout = form.rows[row], form.layout
     exact_limit = layout.limits.get(label) if layout and isinstance(label, Label) else None

@@ -79,11 +79,9 @@ class ModelTask(Task):
 
     @classmethod
     def from_model(cls, model: pyo.ConcreteModel, formulation: str | None) -> ModelTask:
-        """Return the task of a model, which is solved as it was built.
+        """Return the task of a model as it was built.
 
-        Logs a warning if the graph has `MIN_WARNED_NODES` or more nodes and `subject_to` may state
-        the additions. Raises `InputError` for an object without a problem, or if `formulation` is
-        neither None nor a prefix of the name of the model's formulation.
+        Log a warning if `subject_to` suits better.
         """
         problem = getattr(model, "problem", None)
         if not isinstance(problem, Problem):
@@ -108,16 +106,12 @@ class ModelTask(Task):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the formulation is exact, and the model minimizes the problem's objective.
-
-        Bounds and infeasibility proved by such a model hold for the decisions that the model can
-        represent, within the rows added to it.
-        """
+        """Whether the formulation is exact, and the model minimizes the problem's objective."""
         return bool(self.model.exact) and has_problem_objective(self.model)
 
     @property
     def planned_problem(self) -> Problem:
-        """The problem against which plans are verified: by default, the problem of the task.
+        """The problem against which plans are verified.
 
         Plans may omit page-outs that no page-in needs. If additions count page-outs, no row may
         limit the transfer time alone.
@@ -156,12 +150,8 @@ def prove_model(
 ) -> None:
     """Solve a model from `build`, with any additions, and verify its solution.
 
-    Loads the final solution of each solver call into the variables of the model; `start` is not
-    loaded. If the problem of `search` is a surrogate of the model's problem, `restate_form` adapts
-    the limits of the compiled model. The problem's objective is restated with truncated costs.
-
-    Raises `ModelError` if the model cannot be compiled, and `VerificationError` if the verifier
-    rejects a solution that no cover cut excludes (``paper`` accepts it).
+    Loads the final solution of each solver call into the variables of the model. A rejected
+    solution that no cover cut excludes raises `VerificationError`, except for ``paper``.
     """
     started_s = time.monotonic()
     problem = search.problem
@@ -199,8 +189,7 @@ def _objective_unit(form: StandardForm) -> float:
     """Return the unit in which a solver minimizes a user-defined objective, a power of two.
 
     A solver's tolerances are absolute, so the smallest absolute cost becomes 1000 to 2000 units, or
-    less if otherwise the largest exceeds about `MAX_COST_UNITS`, or the constant `MAX_OFFSET`.
-    Division by a power of two changes no digit. Without costs, the unit is 1.
+    fewer if the largest exceeds about `MAX_COST_UNITS`, or the constant `MAX_OFFSET`.
     """
     costs = np.abs(form.objective[form.objective != 0])
     if not costs.size:
@@ -211,12 +200,10 @@ def _objective_unit(form: StandardForm) -> float:
 
 
 def _in_finer_unit(form: StandardForm, x: NDArray[np.float64]) -> tuple[StandardForm, float] | None:
-    """Return the form in a unit that fits the value of the point `x`, and the ratio of the units.
+    """Return the form in a unit for the value of `x`, and the ratio of units; None if not finer.
 
-    The new unit is about a thousandth of the excess of the value over the minimum within the bounds
-    of columns. A solution that is not worse cannot have an integer column away from its cheaper
-    bound if one step of it costs more than the excess: such columns are fixed. Returns None if the
-    minimum is not finite, or the unit would not be finer.
+    The unit is about a thousandth of the value's excess over the minimum within column bounds.
+    Integer columns are fixed at their cheaper bound if one step costs more than the excess.
     """
     costs = form.sense * form.objective
     cheapest_bounds = np.where(costs > 0, form.lower, form.upper)
@@ -254,11 +241,10 @@ class ExtendedProof(ModelProof):
     def _solve_until_accepted(
         self, start_point: NDArray[np.float64] | None
     ) -> tuple[RawSolution | None, Candidate | None]:
-        """Solve; while a solution is tiny beside the costs, solve again in a unit that fits it.
+        """Solve; while a solution is tiny beside the costs, solve again in a finer unit.
 
-        Applies to a user-defined objective, whose costs are not truncated. The value of a solution
-        is that of its rounded point. Without a solution in the finer unit, there is no bound,
-        because the coarser one may hide better solutions.
+        Only for a user-defined objective. Without a solution in the finer unit, there is no bound,
+        because the coarser unit may hide better solutions.
         """
         raw, candidate = super()._solve_until_accepted(start_point)
         while raw is not None and raw.x is not None and not self.is_problem_objective:
@@ -288,14 +274,11 @@ class ExtendedProof(ModelProof):
         return read_schedule(self.model)
 
     def model_objective(self, value: float | None, bound: float | None) -> ModelObjective | None:
-        """Return the user-defined objective with its value and bound.
+        """Return the user-defined objective with its value and bound, in the user's unit.
 
-        Both arguments are in units of the form's objective, the result is in the unit of the user.
-        Returns None without a value, or if the model has the problem's objective. The bound of the
-        objective is that of the solver, weakened by its maximum error. A bound of the solver within
-        that error of the value counts as the value. So does one beyond the value (above it if the
-        objective is minimized) by at most `EQUALITY_TOLERANCE` times ``max(1, abs(value))``. A
-        bound further beyond the value is no proof and becomes None, as does an infinite one.
+        `value` and `bound` are in units of the form. The bound is weakened by the solver's error;
+        one beyond the value within tolerance becomes the value, one further beyond is no proof:
+        None.
         """
         if self.is_problem_objective or value is None:
             return None
@@ -333,9 +316,8 @@ def _reduction_hint(model: pyo.ConcreteModel) -> str:
 def restate_form(form: StandardForm, problem: Problem) -> StandardForm:
     """Return a model's form, changed to the limits of a surrogate of the model's problem.
 
-    Changed limits on time and written bytes become additional rows, and a smaller RAM budget
-    changes `form` as `_lower_peak_limits` describes. Rows that limit the transfer time are removed
-    unless `Problem.plans_all_transfers`. For the model's problem itself, returns `form`.
+    Changed limits become additional rows; rows that limit the transfer time are removed unless
+    `Problem.plans_all_transfers`. For the model's problem itself, returns `form`.
     """
     model = require_layout(form).model
     model_problem, objective = model.problem, problem.objective
@@ -370,10 +352,7 @@ def _with_truncated_costs(form: StandardForm, problem: Problem) -> StandardForm:
 
 
 def _drop_transfer_deadline(form: StandardForm, problem: Problem) -> StandardForm:
-    """Return the form without the rows that limit the transfer time.
-
-    Returns `form` itself if `Problem.plans_all_transfers`. The limits in the layout do not change.
-    """
+    """Return the form without rows on transfer time; `form` if all transfers are planned."""
     if problem.plans_all_transfers:
         return form
     retained_rows = [
@@ -393,8 +372,7 @@ def _drop_transfer_deadline(form: StandardForm, problem: Problem) -> StandardFor
 def _add_limit_row(form: StandardForm, limit: LinearRow) -> StandardForm:
     """Return a form with a scaled row for a limit on totals; `Layout.limits` has it unscaled.
 
-    Returns `form` itself if all points satisfy the limit. If no decisions can satisfy the limit,
-    the row has no coefficients and a lower bound of 1, so that the form is infeasible.
+    If no decisions can satisfy the limit, the row makes the form infeasible.
     """
     model = require_layout(form).model
     reduced_terms = reduce_coefficients(model.decisions.row_over_columns(limit), model.upper)
@@ -419,8 +397,7 @@ def _add_limit_row(form: StandardForm, limit: LinearRow) -> StandardForm:
 def _lower_peak_limits(form: StandardForm, problem: Problem) -> StandardForm:
     """Return a form with the smaller RAM budget of `problem`, which minimizes RAM.
 
-    Lowers the upper bound of the peak's column, if there is one, but not below its lower bound.
-    Also lowers the exact limits of memory rows in the layout, from which cover cuts are found.
+    Also lowers the exact limits of memory rows, from which cover cuts are found.
     """
     layout = require_layout(form)
     model_problem, peak = layout.model.problem, layout.model.peak
@@ -442,11 +419,9 @@ def _lower_peak_limits(form: StandardForm, problem: Problem) -> StandardForm:
 def _to_form_columns(
     form: StandardForm, terms: Iterable[tuple[float, int]]
 ) -> tuple[dict[int, float], float]:
-    """Convert terms over a model's columns to coefficients of a form's columns, and a constant.
+    """Convert terms over a model's columns to a form's coefficients, and a constant.
 
-    `terms` has each column at most once. The constant is the sum over the columns that the form
-    omits because they are fixed. Terms of unfixed columns that the form omits, which no row or cost
-    of the form uses, are skipped.
+    The constant is the sum over fixed columns. Each column is at most once in `terms`.
     """
     layout = require_layout(form)
     columns: dict[int, float] = {}

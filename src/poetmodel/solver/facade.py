@@ -149,12 +149,7 @@ def _check_capabilities(solver: Solver) -> None:
 
 
 def _make_task(problem_or_model: Problem | pyo.ConcreteModel, formulation: str | None) -> Task:
-    """Return the task of a problem and a formulation, or of a model from `build`.
-
-    A model has the formulation of its `build`, and its task includes the additions of the user.
-    Raises `InputError` if the formulation does not fit the problem or model, or if the object is
-    neither a problem nor a model. May log the warning of `ModelTask.from_model`.
-    """
+    """Return the task of a problem and a formulation, or of a model from `build`."""
     if not isinstance(problem_or_model, Problem):
         from poetmodel.solver.extended import ModelTask
 
@@ -165,10 +160,7 @@ def _make_task(problem_or_model: Problem | pyo.ConcreteModel, formulation: str |
 
 
 def _check_formulation(problem: Problem, formulation: str) -> None:
-    """Raise `InputError` if a formulation is unknown.
-
-    Raises `ModelError` for ``paper`` if the problem has features that ``paper`` lacks.
-    """
+    """Raise an error if a formulation is unknown, or ``paper`` cannot state the problem."""
     if formulation == DEFAULT_FORMULATION:
         return
     from poetmodel.model import FORMULATIONS

@@ -170,37 +170,11 @@ def plan_and_place(
     may_delay_transfers: bool = True,
     time_limit: float | None = None,
 ) -> tuple[Plan, Arena]:
-    """Plan a schedule and place all copies of the plan in an arena.
+    """Plan a schedule and place all copies of the plan in an arena, which may exceed its limit.
 
-    Parameters
-    ----------
-    graph, costs, schedule, mode
-        As in `poetmodel.planner.make_plan`.
-    ram_budget_bytes : int or None
-        RAM that the plan may use [B]. If it is None, or below the peak of the schedule, the plan
-        may use that peak.
-    arena_limit_bytes : int, optional
-        Limit on the arena, and the budget that the plan states [B]; by default `ram_budget_bytes`.
-        If `ram_budget_bytes` is None, this parameter has no effect and there is no limit.
-    alignment, seed : int
-        As in `poetmodel.placement.place`.
-    may_delay_transfers : bool
-        Whether to plan again with smaller budgets, down to the peak of the schedule, so that
-        overlapping transfers start later, if the arena exceeds its limit.
-    time_limit : float, optional
-        Wall time after which plan and arena are not improved any more [s].
-
-    Returns
-    -------
-    tuple of Plan and Arena
-        The last plan made and its arena, which may exceed the limit.
-
-    Raises
-    ------
-    PlanError
-        If the schedule is not valid, or the alignment is not a power of two.
-    CostError
-        If the costs do not match the graph.
+    The plan may use the RAM budget [B], at least the peak of the schedule. With
+    `may_delay_transfers`, smaller budgets are tried if the arena exceeds `arena_limit_bytes`, by
+    default the budget. After `time_limit` [s], plan and arena are not improved any more.
     """
     end_s = time.monotonic() + (math.inf if time_limit is None else time_limit)
     limit_bytes = ram_budget_bytes if arena_limit_bytes is None else arena_limit_bytes
@@ -243,10 +217,6 @@ class _FittingSearch:
         options: SearchKeywords,
         request: Request,
     ) -> None:
-        """Store the arguments. `request` has the time limit of the whole search.
-
-        `options` is copied without ``start``, which is stored as `start`.
-        """
         self.problem, self.mode, self.alignment = problem, mode, alignment
         self.solve, self.request = solve, request
         self.start = options.get("start")
@@ -266,10 +236,8 @@ class _FittingSearch:
     def find_fitting(self, max_solves: int) -> Fitted:
         """Solve, with smaller RAM budgets if the first arena is too large; see `fit_arena`.
 
-        If the first arena fits, one more solve may improve the schedule in the remaining time.
-        Otherwise, there are at most `max_solves` solves, the first one included. Returns the first
-        result without plan and arena if it has no valid schedule. Returns a result without a
-        schedule, plan and arena if no arena fits.
+        `max_solves` includes the first solve. Without a schedule or without a fitting arena, the
+        result has no plan and arena.
         """
         first_result = self._solve_within(self.problem, FIRST_SOLVE_RATIO, self.start)
         if first_result.schedule is None or first_result.violations:
@@ -284,11 +252,10 @@ class _FittingSearch:
     def _solve_with_less_ram(
         self, first_result: SolveResult, excess_bytes: int, max_solves: int
     ) -> Fitted:
-        """Solve with smaller RAM budgets, because the first arena is `excess_bytes` too large.
+        """Solve at most `max_solves` more times, with smaller RAM budgets.
 
-        `max_solves` is the maximum number of further solves. If at most twice `plan_and_place_s`
-        remains before one, tries `_fit_quickly` instead. Returns a result without a schedule if no
-        plan is found that meets all limits and whose arena fits.
+        The first arena is `excess_bytes` too large. Without enough time to solve, tries
+        `_fit_quickly`.
         """
         result = first_result
         peak_bytes = (
@@ -340,10 +307,8 @@ class _FittingSearch:
     def _improve_fitting(self, first_result: SolveResult, plan: Plan, arena: Arena) -> Fitted:
         """Solve for the remaining time, from a first schedule whose arena fits.
 
-        Returns the better schedule whose arena fits, with the better bound and the total time of
-        both solves. Returns the first result, plan and arena at once if the first solve ended
-        before its time limit or was a published method, or if at most twice `plan_and_place_s`
-        remains.
+        Returns the better fitting schedule, with the better bound and the total time of both
+        solves.
         """
         was_cut_short = (
             first_result.method == "optimal" and first_result.termination == Termination.TIME_LIMIT
@@ -378,11 +343,8 @@ class _FittingSearch:
     ) -> Fitted | None:
         """Build schedules with less RAM by fast heuristics; return the first whose arena fits.
 
-        Three attempts, in this order: the first schedule repaired, a greedy schedule, and one that
-        pages every tensor. The RAM is `too_large_bytes`, a budget known to be too large, minus its
-        quotient by the first of `QUICK_DIVISORS`; for the greedy schedule alone, by the second.
-        Return None if no attempt fits without a violation. If the first result is that of a
-        published method (of `poetmodel.baselines`), return None without an attempt.
+        Tries a repair of the first schedule, a greedy schedule, and paging of every tensor.
+        `too_large_bytes` is a budget that is known to be too large.
         """
         # A result of a published method must have the schedule of that method.
         if first_result.method != "optimal":
@@ -409,22 +371,16 @@ class _FittingSearch:
     def _solve_within(
         self, problem: Problem, time_ratio: float, start: Schedule | None = None
     ) -> SolveResult:
-        """Solve within ``time_ratio * (remaining time - plan_and_place_s)``, at least 1 ms.
-
-        Without `start`, `solve` has no start. The result has the time limit of the whole search.
-        """
+        """Solve within ``time_ratio * (remaining time - plan_and_place_s)``, at least 1 ms."""
         limit_s = max(time_ratio * (self.request.remaining_s() - self.plan_and_place_s), 1e-3)
         keywords: SearchKeywords = {} if start is None else {"start": start}
         result = self.solve(problem, time_limit=limit_s, **{**self.options, **keywords})
         return replace(result, time_limit_s=self.request.time_limit_s)
 
     def _solve_from_first(self, first_result: SolveResult, smaller_problem: Problem) -> SolveResult:
-        """Solve with less RAM; start from the first schedule if its solve reached its time limit.
+        """Solve with less RAM; start from the repaired first schedule if its solve ran out of time.
 
-        The first schedule is repaired for the start. If the gap of the first solve is above
-        `MAX_SOLVED_GAP` and time is no makespan, only search locally from its schedule.
-        If the repair fails, if the first solve ended before its time limit, or for a published
-        method, solve without a start.
+        With a gap above `MAX_SOLVED_GAP`, only searches locally, unless time is a makespan.
         """
         if first_result.method != "optimal" or first_result.termination != Termination.TIME_LIMIT:
             return self._solve_within(smaller_problem, 1 / 2)
@@ -439,8 +395,8 @@ class _FittingSearch:
     ) -> SolveResult:
         """Search for a schedule with less RAM near the first one, for half of the remaining time.
 
-        The result keeps the bound and status of `first_result`, because a bound for less RAM does
-        not hold for the problem.
+        Keeps bound and status of `first_result`: a bound for less RAM does not hold for the
+        problem.
         """
         max_s = max((self.request.remaining_s() - self.plan_and_place_s) / 2, 1e-3)
         schedule, seed = None, self.options.get("seed", 0)
@@ -465,10 +421,7 @@ class _FittingSearch:
         return None if fitted.result.violations else fitted
 
     def _plan_and_place(self, schedule: Schedule, budget_bytes: int) -> tuple[Plan, Arena]:
-        """Plan a schedule within `budget_bytes` and place its copies in an arena.
-
-        The arena may exceed `usable_bytes`. Improvements end after half of the remaining time.
-        """
+        """Plan and place a schedule within `budget_bytes`; the arena may exceed `usable_bytes`."""
         graph, started_s = self.problem.graph, self.request.elapsed_s()
         plan, arena = plan_and_place(
             graph,
@@ -493,9 +446,7 @@ class _FittingSearch:
     ) -> Fitted:
         """Convert a later result, maybe with less RAM, to one of the stated problem; verify it.
 
-        The result has the violations of the schedule that the verifier finds (for a makespan, also
-        of `plan`), the bound of the first result, the total times of both results, and the status
-        that its gap implies.
+        The result has the bound of the first result and the total times of both.
         """
         schedule = replace(result.require_schedule(), identity=plan.identity)
         verdict = verify(self.problem, schedule, plan=plan)
@@ -515,8 +466,7 @@ class _FittingSearch:
     def _infeasible_result(self, result: SolveResult) -> SolveResult:
         """Return the infeasible result for rounded sizes, with a reason that refers to addresses.
 
-        The problem of the result has the rounded sizes, for which changes are suggested. The
-        status becomes ``unknown`` if the problem has user-defined constraints.
+        The status becomes ``unknown`` if the problem has user-defined constraints.
         """
         reason = (
             f"no addresses fit {self._usable_ram_text()}: tensors at multiples of "
@@ -533,12 +483,7 @@ class _FittingSearch:
     def _no_fit_result(
         self, first_result: SolveResult, *, last_termination: Termination = Termination.STALLED
     ) -> SolveResult:
-        """Return the first result without its schedule, and with a reason.
-
-        The reason contains hints, unless the last solve was interrupted. The status becomes
-        UNKNOWN. The termination becomes INTERRUPTED if that is the termination of the last solve,
-        else STALLED.
-        """
+        """Return the first result without its schedule, with status UNKNOWN and a reason."""
         excess_bytes = self._min_excess_bytes()
         is_late = self.request.remaining_s() <= 2 * self.plan_and_place_s
         reason = f"no schedule was found{' in time' if is_late else ''} whose addresses fit "
@@ -569,11 +514,7 @@ class _FittingSearch:
 
 
 def _with_status(result: SolveResult) -> SolveResult:
-    """Return `result`, which has a schedule, with the status that its gap implies.
-
-    If the gap is at most `requested_gap`, the status becomes OPTIMAL and the termination PROVED.
-    Otherwise, the status becomes FEASIBLE, and a termination PROVED becomes STALLED.
-    """
+    """Return a result that has a schedule, with the status that its gap implies."""
     is_proved = (result.gap or 0.0) <= result.requested_gap
     termination = result.termination
     if is_proved or termination == Termination.PROVED:
@@ -605,10 +546,9 @@ def _construct_quickly(problem: Problem) -> Schedule | None:
 
 
 def align_problem(problem: Problem, alignment: int) -> Problem:
-    """Return a problem with sizes rounded up to `alignment`, and its limits as absolute numbers.
+    """Return a problem with sizes rounded up to `alignment`, and limits as absolute numbers.
 
-    Sizes are those of tensors and workspaces. The storage limit, if there is one, rises by
-    `alignment` bytes for each tensor, more than the sizes rise.
+    The storage limit rises by `alignment` bytes for each tensor, more than the sizes rise.
     """
     graph, resolved_problem = problem.graph, problem.resolved()
     limit_bytes = resolved_problem.aux_limit_bytes

@@ -52,11 +52,7 @@ weight 0. Small weights are first because most transfers can overlap computation
 
 @dataclass(slots=True)
 class TransferWeightSearch:
-    """The search for the transfer weight whose surrogate yields the best plan within all limits.
-
-    `find_schedule` finds the best schedule whose plan meets all limits, verified with the plan, and
-    proves a bound for all plans.
-    """
+    """The search for the transfer weight whose surrogate yields the best plan within all limits."""
 
     search: Search
     """The search for the task's problem, whose best schedule has a plan within all limits."""
@@ -83,14 +79,9 @@ class TransferWeightSearch:
     def find_schedule(self) -> None:
         """Try transfer weights; find the best schedule whose plan meets all limits, and a bound.
 
-        The schedule `start` is verified first, also with the rows of a user's model. Weight 0, the
-        relaxation, follows. Further weights are only tried if the makespan matters: `TIME_WEIGHTS`
-        if time is minimized, otherwise those of a bisection. If the bisection ends without a plan
-        within all limits, the search for the least makespan follows, except for a user's model.
-        Ends early when the gap is closed, the time limit passes or a solve is interrupted.
-
-        Raises `TooLargeError` if the spans of `start` (`Span`) that contain invalid (stage, tensor)
-        pairs have more than `MAX_PAIRS` pairs.
+        Verifies `start` first. Weight 0, the relaxation, follows, then, if the makespan matters,
+        `TIME_WEIGHTS` or a bisection. If that finds no plan within all limits, the search for the
+        least makespan follows, except for a user's model.
         """
         try:
             self.try_weights()
@@ -127,10 +118,7 @@ class TransferWeightSearch:
 
     @property
     def _is_timed(self) -> bool:
-        """Whether the makespan matters: it is limited, minimized, or its idle energy is limited.
-
-        Idle energy that is only minimized does not count.
-        """
+        """Whether the makespan matters: it is limited, minimized, or its idle energy is limited."""
         problem = self.problem
         limits_energy = problem.energy_budget_j is not None or any(
             Total.ENERGY in row.terms for row in problem.constraints
@@ -143,8 +131,7 @@ class TransferWeightSearch:
     def _minimize_time(self) -> None:
         """Solve surrogates with each of `TIME_WEIGHTS`, without the deadline, until done.
 
-        They have no deadline because a plan may meet a deadline that the surrogate's sum misses. If
-        the task cannot restate its problem, the deadline stays.
+        A plan may meet a deadline that the surrogate's sum misses.
         """
         problem = self.problem
         if self.task.can_restate:
@@ -183,11 +170,8 @@ class TransferWeightSearch:
     def _bisect_weight(self) -> None:
         """Bisect for the smallest transfer weight whose plan meets all limits, starting with 1.
 
-        The next weight is smaller after weight 1, after a weight whose plan meets all limits, and
-        after a surrogate without a schedule, because its limit is too strict; otherwise it is
-        larger. Ends at a difference of `MIN_WEIGHT_STEP`, or if the search is done (`_is_done`).
-        Without a plan within all limits, leaves `LEAST_MAKESPAN_RATIO` of the time. Raises the
-        errors of `_try_weight`.
+        After a surrogate without a schedule, whose limit is too strict, the weight decreases.
+        Without a plan within all limits, leaves `LEAST_MAKESPAN_RATIO` of the time.
         """
         small_weight, sufficient_weight = 0.0, None
         reserved_s = LEAST_MAKESPAN_RATIO * self.search.request.remaining_s()
@@ -206,10 +190,9 @@ class TransferWeightSearch:
     def _try_weight(
         self, weight: float, *, time_ratio: float | None = None, problem: Problem | None = None
     ) -> tuple[Search, bool]:
-        """Solve the surrogate of `problem`, by default the stated one, for one transfer weight.
+        """Solve a surrogate; return its search, and whether its schedule's plan meets all limits.
 
-        Takes at most the fraction `time_ratio` of the remaining time. Return its search, and
-        whether the plan of its schedule meets all limits.
+        Takes at most the fraction `time_ratio` of the remaining time.
         """
         request, best = self.search.request, self.search.best
         time_ratio = SURROGATE_RATIO if time_ratio is None else time_ratio
@@ -233,9 +216,8 @@ class TransferWeightSearch:
     def _raise_bound(self, weight: float, bound: float) -> None:
         """Raise the bound on all plans to the one that the bound of a surrogate implies.
 
-        The bound of the relaxation (weight 0) holds directly. Others imply one only if time is
-        minimized and plans execute all transfers: then no makespan is below the mean of compute and
-        transfer time with weights 1 and `weight`.
+        If time is minimized and plans execute all transfers, no makespan is below the mean of
+        compute and transfer time with weights 1 and `weight`. Weight 0 is a relaxation.
         """
         if weight == 0:
             self._raise_to(bound)
@@ -256,8 +238,7 @@ class TransferWeightSearch:
     ) -> bool:
         """Verify a schedule with its plan; keep it if it is the best; return whether it is valid.
 
-        `model_objective` has the bound of the surrogate with transfer weight `weight`: that of
-        weight 0 holds for every plan, and replaces those of later surrogates.
+        The bound of `model_objective` holds for every plan only at weight 0.
         """
         if model_objective is not None:
             self.model_bound = model_objective.bound if weight == 0 else self.model_bound
@@ -296,10 +277,7 @@ class TransferWeightSearch:
         return make_candidate(self.problem, schedule, planning_s=planning_s)
 
     def _is_done(self) -> bool:
-        """Return whether the gap of `best` is closed, `is_enough`, or the solve must end.
-
-        If `best` has a user-defined objective, the gap is that of this objective.
-        """
+        """Return whether the gap of `best` is closed, `is_enough`, or the solve must end."""
         search, best = self.search, self.search.best
         is_interrupted = any(
             surrogate.termination == Termination.INTERRUPTED for _, surrogate in self.surrogates
@@ -315,9 +293,7 @@ class TransferWeightSearch:
     def _forward(self, weight: float) -> Forward:
         """Return the function that receives the reports of a surrogate.
 
-        It reports the best schedule of the stated problem or, if the makespan does not matter
-        (`_is_timed`), of the surrogate. The surrogate's bound counts only for weight 0, where the
-        surrogate is a relaxation.
+        The surrogate's bound counts only for weight 0, where the surrogate is a relaxation.
         """
 
         def report(value: float | None, bound: float | None, schedule: Schedule | None) -> bool:
@@ -363,8 +339,7 @@ class TransferWeightSearch:
     def _no_schedule_reason(self, last: Search) -> str:
         """Return the reason why no schedule was found.
 
-        The reason states the smallest makespan if plans violated limits and the problem has a
-        deadline; otherwise it is the reason of the `last` surrogate.
+        States the makespan that missed the deadline.
         """
         if self.min_late_makespan_s is None or self.problem.deadline_s is None:
             return last.reason

@@ -68,12 +68,9 @@ HALF: Final = 0.5
 def prove_formulation(search: Search, formulation: str, *, start: Candidate | None) -> None:
     """Build and solve the model of a formulation, and verify its solution.
 
-    If the verifier rejects a solution, except one of ``paper``, cover cuts exclude it, and the
-    model is solved again. ``paper`` ignores `start`. The search ends without a solve if building
-    the model takes longer than the remaining time or is estimated to take longer.
-
-    Raises `VerificationError` if no cover cut excludes a rejected solution, `ModelError` if
-    ``paper`` cannot state the problem, and `TooLargeError` if a schedule has too many entries.
+    Cover cuts exclude a rejected solution, except one of ``paper``, and the model is solved again;
+    ``paper`` ignores `start`. The search ends without a solve if the build takes, or is estimated
+    to take, longer than the remaining time.
     """
     problem, request = search.problem, search.request
     expected_s = estimate_build_s(problem, formulation)
@@ -107,12 +104,7 @@ def prove_formulation(search: Search, formulation: str, *, start: Candidate | No
 
 
 def schedule_point(form: StandardForm, schedule: Schedule) -> NDArray[np.float64] | None:
-    """Return the values of the form's columns for a schedule; None for ``paper``.
-
-    Columns that the schedule does not decide are NaN.
-
-    Raises `ValueError` if the form has no layout.
-    """
+    """Return the form's columns for a schedule, undecided ones NaN; None for ``paper``."""
     layout = require_layout(form)
     if layout.model.formulation == PAPER:
         return None
@@ -148,9 +140,7 @@ class ModelProof:
     def prove(self, start: Candidate | None) -> None:
         """Solve the model from `start`; end the search with its solution and bound.
 
-        A solution of the problem's own rows competes with the best schedule; that of a user's model
-        replaces it. If the solver finds none, `start` counts if it decides all columns of the model
-        and satisfies its rows.
+        A solution of a user's model replaces the best schedule, others compete with it.
         """
         form = self.form
         self.search.states_bound = self.arrays.exact and self.is_problem_objective
@@ -175,18 +165,10 @@ class ModelProof:
     def _solve_until_accepted(
         self, start_point: NDArray[np.float64] | None
     ) -> tuple[RawSolution | None, Candidate | None]:
-        """Solve, and exclude rejected solutions by cover cuts until the verifier accepts one.
+        """Solve; exclude rejected solutions by cover cuts until the verifier accepts one.
 
         A solver's tolerance may permit a point that exceeds a limit. Every schedule satisfies the
-        cover cuts that exclude the point, so bounds and infeasibility proved with them hold. The
-        cuts remain in `form`. The solution of ``paper`` is accepted with its violations.
-
-        Return the solver's last solution, with the total times, and its candidate. The bound of the
-        solution is the best of all calls; for a user-defined objective, that of the last call. The
-        solution is None if no time was left for the first call. Without an accepted solution, the
-        candidate is None. If the verification ends more than `GRACE_S` after the limit, or no time
-        is left for a further call, the solution has no point and the status TIME_LIMIT. Raises
-        `VerificationError` if no cover cut excludes a rejected solution.
+        cover cuts, so bounds and infeasibility proved with them hold. The cuts remain in `form`.
         """
         formulation = self.arrays.formulation
         raw = self._call_solver(start_point)
@@ -221,10 +203,9 @@ class ModelProof:
         return raw, None
 
     def _call_solver(self, start_point: NDArray[np.float64] | None) -> RawSolution | None:
-        """Solve the form within the remaining time; return None if no time remains.
+        """Solve the form within the remaining time; None if no time remains.
 
-        If the solver exceeds the limit by `PATIENCE_S`, return the result of `_abandoned_solution`,
-        which has no point without a report. Resets `last_report`.
+        A solver that exceeds the limit by `PATIENCE_S` is abandoned. Resets `last_report`.
         """
         request = self.search.request
         remaining_s = request.remaining_s()
@@ -252,10 +233,7 @@ class ModelProof:
             )
 
     def _abandoned_solution(self, solve_s: float) -> RawSolution:
-        """Convert the last report of the solver to a solution, and mark the solver as abandoned.
-
-        The solution has the status TIME_LIMIT; without a reported point or bound, these are None.
-        """
+        """Convert the last report of the solver to a solution, and mark the solver as abandoned."""
         self.is_abandoned, last_report = True, self.last_report
         x = None if last_report is None else last_report.x
         return RawSolution(
@@ -269,8 +247,8 @@ class ModelProof:
     def _report(self, progress: BackendProgress) -> bool:
         """Store and forward a report of the solver; return whether the solver goes on.
 
-        A report without a point is stored with the point of the report before. If the model
-        minimizes another objective, incumbent and bound are forwarded as None.
+        A report without a point keeps the previous point. A value of another objective is not
+        forwarded.
         """
         if self.is_abandoned:
             return False
@@ -285,8 +263,7 @@ class ModelProof:
     def _extract_candidate(self, x: NDArray[np.float64]) -> Candidate:
         """Verify the schedule of a solution, and return the schedule with any violations.
 
-        With `drops_unneeded_decisions`, the unneeded decisions of a valid schedule are removed if
-        the schedule remains valid and its value does not rise.
+        Unneeded decisions are removed if the schedule remains valid and as good.
         """
         problem, schedule = self.search.problem, self.extract_schedule(x)
         candidate = make_candidate(problem, schedule)
@@ -300,9 +277,9 @@ class ModelProof:
         return candidate
 
     def extract_schedule(self, x: NDArray[np.float64]) -> Schedule:
-        """Return the schedule of a solution.
+        """Return a solution's schedule.
 
-        Raises `BackendError` if a value is not finite, or that of an integer column is not whole.
+        Refuse values not finite, or not whole in integer columns.
         """
         rounded = round_integers(x, self.form)
         values = require_layout(self.form).model_values(rounded)
@@ -321,9 +298,9 @@ class ModelProof:
         return None
 
     def _end_search(self, raw: RawSolution | None, candidate: Candidate | None) -> None:
-        """End the search with `candidate`, and with bound, times and statistics of `raw`.
+        """End the search with candidate, bound and statistics.
 
-        If `raw` is None, no time was left for the solver.
+        `raw` is None if no time was left.
         """
         search, form = self.search, self.form
         search.statistics = {
@@ -351,10 +328,7 @@ class ModelProof:
         search.versions = backend(search.request.backend).versions()
 
     def _no_schedule_reason(self, raw: RawSolution) -> str:
-        """Return the reason of an outcome without a schedule: unbounded, infeasible or out of time.
-
-        Outcomes with a schedule ignore it.
-        """
+        """Return the reason of an outcome without a schedule."""
         formulation = self.arrays.formulation
         if raw.status == SolverStatus.UNBOUNDED:
             return "the objective of the model is unbounded: give the variables in it bounds"

@@ -48,10 +48,9 @@ class Candidate:
     """Time to verify the schedule [s]."""
 
     def is_better(self, other: Candidate) -> bool:
-        """Return whether this candidate has a strictly better value than `other`.
+        """Return whether this candidate is strictly better.
 
-        Compares the user-defined objectives of models, by their sense, if both candidates have one.
-        Otherwise the smaller `value` is better.
+        Compares user-defined objectives, by their sense, if both candidates have one.
         """
         if self.model_objective is None or other.model_objective is None:
             return self.value < other.value
@@ -66,9 +65,7 @@ def make_candidate(
     """Verify a schedule, with its plan if time is a makespan; return it with all violations.
 
     If the plan is not found within `planning_s` of wall time [s], the verifier uses a plan without
-    overlapping transfers; None is no limit. Raises `ScheduleError` for a schedule of another graph,
-    `TooLargeError` as `verify`, and `TimeLimitError` after the time limit of a caller. If that
-    limit passes while a plan is made within `planning_s`, planning ends without this error.
+    overlapping transfers; None is no limit.
     """
     started_s = time.monotonic()
     if isinstance(problem, Statement) and problem.transfer_weight is not None:
@@ -86,10 +83,7 @@ def make_candidate(
 
 
 def make_valid_candidate(problem: Problem, schedule: Schedule | None) -> Candidate | None:
-    """Verify a schedule; return None without a schedule, or if the verifier finds a violation.
-
-    Raises the errors of `make_candidate`.
-    """
+    """Verify a schedule; None without a schedule, or if the verifier finds a violation."""
     if schedule is None:
         return None
     candidate = make_candidate(problem, schedule)
@@ -97,10 +91,9 @@ def make_valid_candidate(problem: Problem, schedule: Schedule | None) -> Candida
 
 
 def better_candidate(first: Candidate | None, second: Candidate | None) -> Candidate | None:
-    """Return the candidate with the smaller `value`; `first` if their values are equal.
+    """Return the candidate with the smaller `value`, `first` if equal.
 
-    Ignores `Candidate.model_objective`. Return the other candidate if one is None, and None if both
-    are.
+    A user's objective is ignored.
     """
     if first is None or second is None:
         return first or second
@@ -108,21 +101,13 @@ def better_candidate(first: Candidate | None, second: Candidate | None) -> Candi
 
 
 def safe_bound(problem: Problem, bound: float) -> float:
-    """Return a solver's bound minus its maximum error, in units of the objective.
-
-    For a peak, the error is that of the memory rows, whose unit is a thousand times larger.
-    """
+    """Return a solver's bound minus its maximum error, in units of the objective."""
     error_units = max(1.0, abs(bound) / 1000) if problem.objective.is_sum else 1000.0
     return bound - SOLVER_ERROR * error_units
 
 
 def is_tight(problem: Problem, value: float, bound: float) -> bool:
-    """Return whether a bound reaches a value within rounding errors; both exclude the baseline.
-
-    A rounding error in bytes is below `BYTES_TOLERANCE`. In another unit, it is at most
-    `EQUALITY_TOLERANCE` times the value, and at most `TOTAL_TOLERANCE` times the sum of the value
-    and the absolute baseline.
-    """
+    """Return whether a bound reaches a value within rounding errors; both exclude the baseline."""
     if bound >= value:
         return True
     shortfall = value - bound
@@ -138,9 +123,6 @@ def is_gap_closed(problem: Problem, value: float, bound: float, gap: float) -> b
 
 
 def reported_bound(problem: Problem, candidate: Candidate, bound: float) -> float:
-    """Return the bound to report for a candidate: at least the bound known without a solve.
-
-    A bound that reaches the candidate's value within rounding errors becomes that value.
-    """
+    """Return the bound to report: at least the bound known without a solve; the value if tight."""
     bound = max(bound, problem.objective.known_bound)
     return candidate.value if is_tight(problem, candidate.value, bound) else bound

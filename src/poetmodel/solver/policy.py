@@ -24,14 +24,12 @@ ALL_ROWS: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Parameters of the search.
-
-    No parameter can make a schedule or a bound invalid: parameters change the search and its time.
-    ``docs/concepts/lazy.md`` describes the alternatives that were tried.
+    """Parameters of the search; none can make a schedule or a bound invalid.
 
     The end of a name states unit and range: ``_ratio`` is a fraction from 0 to 1, ``_s`` seconds
-    from 0 on, and a whole number is at least 1. The *gap* is that between the bound and the
-    incumbent's value, or the ceiling if that is smaller.
+    from 0 on, a whole number is at least 1. The *gap* is that between the bound and the incumbent's
+    value, or the ceiling if smaller. ``docs/concepts/lazy.md`` describes the alternatives that were
+    tried.
     """
 
     # -- enabled phases ----------------------------------------------------------------------------

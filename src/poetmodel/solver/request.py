@@ -103,11 +103,7 @@ class SearchOptions:
     """Options of the back end by its own names, for each of its solves."""
 
     def __post_init__(self) -> None:
-        """Raise `InputError` if the time limit, gap, threads or seed are invalid.
-
-        The time limit must be finite and above 0, the gap finite and at least 0. Threads are a
-        whole number from 1, the seed a whole number from 0. None is invalid for all of them.
-        """
+        """Raise `InputError` if the time limit, gap, threads or seed are invalid, None included."""
         errors = []
         if not _is_real(self.time_limit_s) or self.time_limit_s <= 0:
             errors.append(f"time limit: expected seconds above 0, got {self.time_limit_s!r}")

@@ -25,10 +25,7 @@ COUNTED_FAMILIES: Final = PAGE_OUT_FAMILIES | {
 
 
 def has_problem_objective(model: pyo.ConcreteModel) -> bool:
-    """Return whether the objective that `build` made is active, minimized and unchanged.
-
-    Ignores further active objectives.
-    """
+    """Return whether the objective that `build` made is active, minimized and unchanged."""
     objective = model.component("objective")
     return (
         getattr(objective, "active", False)

@@ -103,9 +103,7 @@ class Search:
     def child(self, problem: Problem, **fields: Any) -> Search:
         """Return a search for a related problem, which shares request, log and stop.
 
-        By default, its values are those of this search: it begins with this bound, its schedules
-        reach this search, and its reports are completed by what is known here. `fields` change
-        that.
+        By default, it begins with this bound, and its schedules and reports reach this search.
         """
         shared: dict[str, Any] = {
             "request": self.request,
@@ -120,10 +118,9 @@ class Search:
     # -- schedules and bounds ------------------------------------------------------------------
 
     def offer(self, schedule: Schedule) -> bool:
-        """Verify a schedule without its unneeded decisions; keep it if it is the best.
+        """Verify a schedule without its unneeded decisions; keep and report it if it is the best.
 
-        Rewarded decisions count as needed. Return whether the schedule is valid. Reports a new
-        best schedule.
+        Return whether the schedule is valid. Rewarded decisions count as needed.
         """
         problem = self.problem
         needed_decisions = PartialSchedule.from_schedule(
@@ -249,9 +246,8 @@ class Search:
     ) -> bool:
         """Report the best schedule and the bound; return whether the search goes on.
 
-        `value` and `bound` are those of a running solver or a child: better ones are reported in
-        place of those known here; with a schedule of this search, at most its value as the bound.
-        The user's callback may stop the search: then `stop_reason` is INTERRUPTED.
+        `value` and `bound` of a running solver or a child replace worse ones. The user's callback
+        may stop the search: then `stop_reason` is INTERRUPTED.
         """
         with self.report_lock:
             if self.is_abandoned:
@@ -290,8 +286,7 @@ class Search:
     def is_refuted(self) -> bool:
         """Return whether the valid best schedule contradicts the bound or infeasibility.
 
-        Differences within rounding errors are no contradiction. False if a model's objective
-        replaced the problem's.
+        False if a model's objective replaced the problem's.
         """
         best, objective = self.best, self.problem.objective
         if best is None or best.violations or best.model_objective is not None:
@@ -312,9 +307,7 @@ class Search:
     def result(self, *, formulation: str, reduction: str = "") -> SolveResult:
         """Return the result of a search that has ended; drops a proof that its schedule refutes.
 
-        With a schedule, it is proved if the gap is at most that of the request and there are no
-        violations. The bound of a schedule with violations is at most the baseline. A model's
-        objective has its own gap and bound.
+        The bound of a schedule with violations is at most the baseline.
         """
         problem, request, objective = self.problem, self.request, self.problem.objective
         base_result = SolveResult(
@@ -363,10 +356,7 @@ class Search:
         return replace(result, history=_complete_history(self.history, result))
 
     def _unproved_termination(self) -> Termination:
-        """Return the termination without a valid proof: STALLED in place of PROVED.
-
-        A solver may have proved the optimum of a restriction, or of a user-defined objective.
-        """
+        """Return the termination without a valid proof: STALLED in place of PROVED."""
         is_proved = self.termination in (None, Termination.PROVED)
         return Termination.STALLED if is_proved or not self.termination else self.termination
 
@@ -375,11 +365,7 @@ class Search:
 
 
 def _add_entry(entries: list[HistoryEntry], entry: HistoryEntry) -> None:
-    """Append an entry with the best values so far, unless neither value has improved.
-
-    If there are more than `MAX_HISTORY_ENTRIES`, delete every second entry, but neither the first
-    nor the last.
-    """
+    """Append an entry with the best values so far; beyond `MAX_HISTORY_ENTRIES`, thin them."""
     if entries:
         _, value, bound = entries[-1]
         values = [known for known in (entry[1], value) if known is not None]
@@ -395,9 +381,7 @@ def _add_entry(entries: list[HistoryEntry], entry: HistoryEntry) -> None:
 def _complete_history(entries: list[HistoryEntry], result: SolveResult) -> tuple[HistoryEntry, ...]:
     """Return the entries before the end of a solve, and its result as the last entry.
 
-    Earlier values below the result's are raised to it, and earlier bounds above the result's are
-    lowered to it, because a solver may revise its reports. Return () if a model's objective
-    replaced the problem's.
+    Entries better than the result are corrected, because a solver may revise its reports.
     """
     simulation, objective = result.simulation, result.problem.objective
     if result.model_objective is not None or simulation is None:

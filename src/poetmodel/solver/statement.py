@@ -24,10 +24,7 @@ WRITTEN_BYTES_CUTOFF: Final = "fewer bytes written"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightedTime(Objective):
-    """A weighted sum of compute and transfer time as an objective [s].
-
-    The baseline is that of a single pass; the value of a schedule is its simulated time.
-    """
+    """A weighted sum of compute and transfer time as an objective [s], above a single pass."""
 
     time_sum: TimeSum
 
@@ -108,9 +105,8 @@ def restate(problem: Problem, **changes: Any) -> Statement:
 def with_bytes_below(problem: Problem, value: int) -> Problem:
     """Return the problem whose minimized bytes must be below `value`.
 
-    These are written bytes, or the peak RAM without resident bytes. ``value - 1`` replaces the
-    limit on these bytes. Written bytes of a graph with state become a constraint instead, since the
-    storage limit also counts state that is not written; it replaces that of an earlier call.
+    These are written bytes, or the peak RAM without resident bytes. With state, written bytes
+    become a constraint: the storage limit also counts state that is not written.
     """
     if problem.objective.quantity == Quantity.RAM:
         return replace(problem, ram=value - 1 + problem.resident_bytes)

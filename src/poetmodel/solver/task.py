@@ -49,8 +49,7 @@ class StartCheck(NamedTuple):
 class Task:
     """A problem with the formulation that solves it. The subclass `ModelTask` has a user's model.
 
-    `solve` finds a first schedule, chooses the unit of the objective, and proves a bound. It solves
-    the problem of the task or, if time is a makespan, a surrogate.
+    If time is a makespan, it solves surrogates of its problem.
     """
 
     problem: Problem
@@ -86,10 +85,9 @@ class Task:
     def solve(self, search: Search, start: Schedule | None) -> None:
         """Solve the problem of `search`, that of the task or a surrogate.
 
-        Starts from the best of `start` and the heuristics' schedules; an invalid `start` is
-        ignored. If a verified schedule refutes the proof, the problem is solved again without
-        presolve. If a schedule refutes the second proof, too, or no time remains for it, the search
-        ends without a proof.
+        Starts from the best of `start`, if valid, and heuristics. If a verified schedule refutes
+        the proof, the problem is solved again without presolve; a second refutation drops the
+        proof.
         """
         self._solve_once(search, start)
         if not search.is_refuted():
@@ -154,8 +152,7 @@ class Task:
     def _construct_restricted(self, problem: Problem, request: Request) -> Candidate | None:
         """Construct a schedule without paging or, if that is not valid, without recomputation.
 
-        Such schedules meet many user-defined constraints. Returns None if neither is valid, for a
-        problem without user-defined constraints, and for a user's model.
+        Such schedules meet many user-defined constraints. None without such constraints.
         """
         if not (self.can_restate and problem.constraints):
             return None
@@ -172,9 +169,8 @@ class Task:
     def _prove_in_fine_units(self, search: Search, first: Candidate | None) -> None:
         """Prove a bound; while the gap is open, solve again in a finer unit of the objective.
 
-        A solver sees differences only above an absolute tolerance: a value far below the unit's
-        reference becomes the new reference; a value in bytes is solved again for "at least one byte
-        better".
+        A solver sees differences only above an absolute tolerance: a small value becomes the new
+        reference; one in bytes is solved again for "at least one byte better".
         """
         problem, policy = search.problem, search.request.policy
         objective, stated_problem = problem.objective, problem
@@ -219,10 +215,7 @@ class Task:
                 return
 
     def prove(self, search: Search, start: Candidate | None) -> None:
-        """Solve the problem of a search by the formulation, from the valid schedule `start`.
-
-        ``lazy`` starts from the best schedule of the search, and may fall back to ``compact``.
-        """
+        """Solve the problem of a search by the formulation, from the valid schedule `start`."""
         if self.formulation == "lazy":
             from poetmodel.solver import lazy
 
@@ -238,9 +231,7 @@ class Task:
 def _fall_back_to_compact(search: Search) -> None:
     """Solve with ``compact`` if ``lazy`` stalled and stages are limited or decisions rewarded.
 
-    The groups of a relaxation cannot represent some per-stage user-defined constraints, nor some
-    rewarded decisions. There is no second solve if it is estimated to take longer to build than the
-    remaining time, or is too large.
+    Groups cannot represent some per-stage constraints and rewards.
     """
     problem, request = search.problem, search.request
     has_stage_terms = bool(problem.stage_limits) or any(any(column) for column in problem.rewards)
@@ -272,11 +263,7 @@ def _is_resolvable(problem: Problem, value: float, policy: Policy) -> bool:
 
 
 def _segment_candidate(problem: Problem, request: Request) -> Candidate | None:
-    """Return the schedule of `checkpoint_segments`; None if there is none, or it is not valid.
-
-    Also None if construction and verification raise `TooLargeError`, or together take longer than
-    the remaining time plus `GRACE_S`.
-    """
+    """Return the schedule of `checkpoint_segments`; None if invalid, too large or out of time."""
     try:
         with time_limit(request.remaining_s() + GRACE_S):
             return make_valid_candidate(problem, checkpoint_segments(problem))

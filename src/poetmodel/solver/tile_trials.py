@@ -67,28 +67,11 @@ def find_cheapest_tiles(
 ) -> ChosenTiles:
     """Solve each tile size for a fraction of the time, and return the size with the smallest value.
 
-    If `excess_bytes` is above 0 for every schedule, the size with the smallest excess is returned.
-    Of sizes with equal values the first one is returned, without any schedule the first candidate.
-    A single size is not solved. After Ctrl-C, or if the progress callback returns False, the trials
-    end, and the best size so far is returned.
-
-    Parameters
-    ----------
-    candidates : sequence of (int or None, LoweredStep)
-        Tile sizes [B], each with its step in tiles. None is the size of a step without tiles, which
-        is valid only as the single candidate.
-    make_problem : callable
-        Returns the problem of a step.
-    request : Request
-        The time limit, gap, back end, threads, seed, solver options and progress callback.
-    excess_bytes : callable
-        Returns the bytes by which the program of a trial's schedule exceeds a limit of the device,
-        such as its flash [B]; 0 if it fits.
-    solve : callable
-        The function that solves a problem, with keyword arguments of `poetmodel.solve`.
-    time_ratio : float
-        Fraction of the remaining time for the trials, divided equally among them. A trial ends
-        early if its bound proves that its size cannot be the cheapest.
+    `candidates` are tile sizes [B] with their steps; None is a step without tiles, valid only
+    alone. `excess_bytes` returns the bytes by which a trial's program exceeds a limit of the
+    device; if all exceed it, the smallest excess counts. The first of equal sizes is returned. The
+    fraction `time_ratio` of the remaining time is divided equally among trials. After Ctrl-C, the
+    best size so far is returned.
     """
     trials: list[TileTrial] = []
     best: tuple[float, float, int, SolveResult | None] = (math.inf, math.inf, 0, None)
@@ -131,20 +114,14 @@ def find_cheapest_tiles(
 
 
 class _Cutoff:
-    """A progress callback that ends a trial when the trial's bound reaches `min_value`.
-
-    `is_reached` is then True, unless the callback of the request has stopped the trial.
-    """
+    """A progress callback that ends a trial when the trial's bound reaches `min_value`."""
 
     def __init__(self, request: Request, min_value: float) -> None:
         self.request, self.min_value = request, min_value
         self.is_reached = False
 
     def handle_report(self, progress: SolveProgress) -> bool:
-        """Forward a report to the callback of the request; return whether the trial continues.
-
-        Sets `is_reached` if the bound reaches `min_value`, and the callback does not return False.
-        """
+        """Forward a report; return whether the trial continues. Sets `is_reached`."""
         on_progress = self.request.on_progress
         if on_progress is not None and on_progress(progress) is False:
             return False

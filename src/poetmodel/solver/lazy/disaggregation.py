@@ -38,9 +38,8 @@ def disaggregate(
 ) -> list[Restoration]:
     """Return the recomputations, then the page-ins of groups, by stage and item.
 
-    `graph` is the working graph. Decisions are (group, item) pairs; a kept tensor is in RAM when
-    the group begins. `last_stages` is `Graph.last_stages` of the graph with its state, by default
-    that of `graph`.
+    Decisions are (group, item) pairs; a kept tensor is in RAM when the group begins. `graph` is the
+    working graph; `last_stages` is of the graph with its state, by default of `graph`.
     """
     placement = _Disaggregator(graph, grouping, last_stages or graph.last_stages)
     for decisions, items_of_groups in (
@@ -111,10 +110,9 @@ class _Disaggregator:
 
 
 def violated_stages(loads: Sequence[float], limit_bytes: float) -> list[int]:
-    """Return the worst stage of each sequence of stages with violated rows, the worst first.
+    """Return the worst stage of each sequence of stages above `limit_bytes`, the worst first.
 
-    `loads` are the bytes in RAM at the last step of each stage. A row is violated above
-    `limit_bytes`. Of stages with equal bytes, the earliest counts as the worst.
+    `loads` are the bytes in RAM at the last step of each stage.
     """
     worst_stages: list[int] = []
     was_violated = False
@@ -129,9 +127,6 @@ def violated_stages(loads: Sequence[float], limit_bytes: float) -> list[int]:
 
 
 def violated_steps(partial: PartialSchedule, limit_bytes: float) -> list[tuple[int, int]]:
-    """Return the highest step ``(t, k)`` of each stage that is above a limit before its last step.
-
-    No last step of a stage is above the limit.
-    """
+    """Return the highest step ``(t, k)`` of each stage above the limit before its last step."""
     violated = np.flatnonzero(partial.peaks() > limit_bytes).tolist()
     return [(t, partial.highest_step(t)) for t in violated]

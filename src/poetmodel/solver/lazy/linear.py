@@ -43,8 +43,7 @@ def add_cuts(
 ) -> LinearSolution:
     """Solve a linear relaxation and add violated cuts to it, until its value stops rising.
 
-    Each solve starts from the last basis and raises the proven bound. After each solve but the
-    last, calls `on_cut_point`, then removes cuts with slack, then adds cuts that exclude the point.
+    Each solve starts from the last basis and raises the proven bound. Cuts with slack are removed.
     """
     policy = session.policy
     n_idle_rounds = 0
@@ -82,10 +81,9 @@ def add_cuts(
 def adapt_basis(
     basis: Basis | None, relaxation: Relaxation, solved_cuts: Sequence[Cut]
 ) -> Basis | None:
-    """Adapt the basis of a solve to the current cuts of a relaxation; new cuts are basic.
+    """Adapt the basis of a solve with `solved_cuts` to the relaxation's cuts.
 
-    `solved_cuts` are the cuts of that solve, in the order of its rows, which follow the rows of the
-    relaxation's form. Returns None without a basis.
+    New cuts are basic.
     """
     if basis is None:
         return None
@@ -105,10 +103,8 @@ def add_rows(
 ) -> tuple[Relaxation, LinearSolution]:
     """Enforce more stage rows than those of `grouping` while that raises the linear bound.
 
-    Few rows are added at a time, because finer groups have more columns: the worst first and, in
-    large relaxations, alternately those that are tight at the best schedule. Calls `on_solution`
-    before rows are added. Returns the relaxation of the last round with a gain: more rows would
-    only make the integer problem harder. Returns an infeasible relaxation if there is one.
+    Few rows are added at a time, because finer groups have more columns. Returns the relaxation of
+    the last round with a gain: more rows would only make the integer problem harder.
     """
     policy = session.policy
     relaxation = session.build_relaxation(grouping)
@@ -160,10 +156,9 @@ def add_rows(
 
 
 def _tight_stages(session: Session) -> list[int]:
-    """Return the stages at whose last step the incumbent uses over `tight_ratio` of the usable RAM.
+    """Return stages where the incumbent uses over `tight_ratio` of the usable RAM, fullest first.
 
-    Of consecutive stages, only the fullest is returned. Stages are ordered by their bytes,
-    descending. Empty without an incumbent.
+    Only the fullest of consecutive stages, at the last step of each.
     """
     incumbent = session.search.best
     if incumbent is None:
@@ -179,9 +174,7 @@ def kept_spans(
 ) -> Iterator[tuple[int, list[tuple[int, int, float]]]]:
     """Yield each tensor with readers, and the spans (begin, end, level) in which a point keeps it.
 
-    The fraction `level` stays in RAM across the ends of stages begin..end-1. It is 1 up to the last
-    reader in the group of the tensor's node; in later groups, it is the value of the keep into the
-    group and, between its first and last reader, that of restorations, too. Recomputations that
+    The fraction `level` stays in RAM across the ends of stages begin..end-1. Recomputations that
     read the tensor are ignored.
     """
     graph, grouping, events = (
@@ -222,11 +215,7 @@ def kept_spans(
 
 
 def stage_loads(relaxation: Relaxation, x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Estimate the RAM at the last step of each stage for a fractional point [B], shape (stages,).
-
-    The node's own inputs, outputs and workspace count fully, other tensors by the levels of
-    `kept_spans`, and resident state by its column.
-    """
+    """Estimate the RAM at the last step of each stage for a fractional point [B]."""
     graph = relaxation.problem.working_graph
     sizes = graph.tensor_bytes
     differences = np.zeros(len(graph.nodes) + 1)
@@ -254,10 +243,7 @@ def stage_loads(relaxation: Relaxation, x: NDArray[np.float64]) -> NDArray[np.fl
 
 
 class _HeldBytes:
-    """Bytes of one tensor in RAM across the ends of stages.
-
-    Adds the bytes to `differences`, whose cumulative sums are the bytes of all tensors by stage.
-    """
+    """Bytes of a tensor in RAM across stage ends, added to `differences` (of sums by stage)."""
 
     def __init__(self, differences: NDArray[np.float64], size: int) -> None:
         self.differences = differences
@@ -279,9 +265,6 @@ class _HeldBytes:
 def _restored_level(
     relaxation: Relaxation, x: NDArray[np.float64], group: int, i: int, k: int
 ) -> float:
-    """Return the sum of the values of paging in tensor `i` and recomputing its node `k` in `group`.
-
-    The sum may exceed 1.
-    """
+    """Return the restored fraction of tensor `i` (node `k`) in `group`, maybe above 1."""
     columns = (relaxation.paged_in.get((group, i)), relaxation.recomputed.get((group, k)))
     return float(sum(x[column] for column in columns if column is not None))

@@ -31,10 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class PrimalHeuristic:
-    """Searches for schedules near the solutions of relaxations and near the best schedule.
-
-    The heuristic never changes the bound.
-    """
+    """Searches for schedules near relaxed solutions and near the best; never changes the bound."""
 
     session: Session
     should_stop: Callable[[], bool] = lambda: False
@@ -63,9 +60,9 @@ class PrimalHeuristic:
         return fraction * (now_s() - self.started_s) - self.spent_s
 
     def repair(self, solution: Sequence[Restoration], *, search_locally: bool = True) -> None:
-        """Repair the restorations of a relaxation's solution; offer the best schedule.
+        """Repair a relaxation's solution; offer the best schedule.
 
-        A local search (`improve`) follows if `search_locally`, unless the gap is small.
+        Search locally if the gap is wide.
         """
         neighbourhood, started_s = self.neighbourhood, now_s()
         if "repair" in self.session.policy.heuristics:
@@ -77,11 +74,10 @@ class PrimalHeuristic:
             self.improve()
 
     def improve(self) -> None:
-        """Search around the best schedule until enough iterations bring nothing; offer the best.
+        """Search around the best schedule until iterations bring no better one; offer the best.
 
-        Enough is `idle_iterations_per_column` times the columns of the largest relaxation; the
-        factor is adapted afterwards. Stops early at a time limit, when the search is done, or when
-        `should_stop` says so. A search that ended idle counts as all of its maximum time.
+        The number of idle iterations is `idle_iterations_per_column` times the columns of the
+        largest relaxation; the factor adapts afterwards.
         """
         session, neighbourhood, started_s = self.session, self.neighbourhood, now_s()
         if "local_search" not in session.policy.heuristics:
@@ -146,11 +142,10 @@ def offer_solution(
     x: NDArray[Any],
     restorations: Sequence[Restoration],
 ) -> ViolatedRows:
-    """Offer the schedule of a solution's `restorations` if it violates no memory row.
+    """Offer the schedule of `restorations` if it violates no memory row; return violated rows.
 
-    A schedule that violates a user-defined limit is offered, as is any schedule if the peak is
-    minimized: it may be good although it exceeds the peak that the solution claims. Rewarded
-    decisions of the solution are added to the schedule. Returns the worst violated rows that the
+    A schedule that violates a user-defined limit is offered, too, and every schedule if the peak is
+    minimized: it may be good although it exceeds the claimed peak. The rows are the worst that the
     relaxation does not enforce; step rows only if no stage row is violated.
     """
     problem = session.search.problem

@@ -63,16 +63,12 @@ class ProofState:
 class PrimalWorker:
     """The proof's side of the worker process, which executes the primal heuristic.
 
-    As a context manager, it starts the process `worker_start_s` after entry, and ends it on exit.
-    Schedules that the process finds are offered to the search.
-
-    If the process cannot be started or is killed, for example when memory is short, the solve
-    continues without it and logs the event. If the search fails, or the progress callback fails for
-    a schedule of the process, the solve is stopped and `raise_error` raises the error.
+    A context manager: it starts the process `worker_start_s` after entry, and ends it on exit. The
+    solve continues without a process that cannot be started or is killed. Errors of the search or
+    of the progress callback stop the solve, and `raise_error` raises them.
     """
 
     def __init__(self, session: Session) -> None:
-        """Create the thread that supervises the process; entering the context starts the thread."""
         self.session = session
         self.running_event = threading.Event()
         """Set while the process searches."""
@@ -103,10 +99,7 @@ class PrimalWorker:
             raise self._error
 
     def _supervise(self) -> None:
-        """Start the process, send updates until the search ends or the context exits, then end it.
-
-        The solve continues without a process that cannot be started or is killed.
-        """
+        """Start the process, send updates until search or context ends, then end the process."""
         session = self.session
         if self._close_event.wait(session.policy.worker_start_s):
             return
@@ -129,11 +122,7 @@ class PrimalWorker:
             process.close()
 
     def _send_updates(self, process: WorkerProcess, search_future: Future[None]) -> None:
-        """Send changed states of the proof until the search ends or the context exits.
-
-        The state is compared every `UPDATE_INTERVAL_S`. Log a process that ended before the search
-        was done, and raise `BackendError` if the search failed.
-        """
+        """Send changed states of the proof until the search ends or the context exits."""
         sent_state = None
         while not search_future.done():
             if self._close_event.wait(UPDATE_INTERVAL_S):
@@ -158,10 +147,10 @@ class PrimalWorker:
             raise BackendError(msg) from error
 
     def _next_state(self) -> ProofState:
-        """Return the state of the proof, with a solution only if it was not sent yet.
+        """Return the state of the proof; marks its incumbent and solution as sent.
 
-        The state has the incumbent if that is better than all schedules sent or received. Incumbent
-        and solution then count as sent.
+        An incumbent is included if it is better than all schedules sent or received, a solution if
+        it is new.
         """
         session, incumbent, new_schedule = self.session, self.session.search.best, None
         if incumbent is not None and incumbent.value < self._best_value:
@@ -175,11 +164,7 @@ class PrimalWorker:
         )
 
     def _receive(self, found: FoundSchedule) -> None:
-        """Offer a schedule of the process to the search; store an error of the offer.
-
-        An error, such as one of the progress callback, is stored for `raise_error`, and stops the
-        solve and the process. Lowers `_best_value` to the value that the process reports.
-        """
+        """Offer a schedule of the process to the search; store an error for `raise_error`."""
         self._best_value = min(self._best_value, found.value)
         try:
             self.session.search.offer(found.schedule)
@@ -203,16 +188,12 @@ class PrimalWorker:
 
 
 class PrimalSearch:
-    """The search in the worker process: executes the primal heuristic and reads the proof's states.
+    """The search in the worker process: executes the heuristic, sends better schedules.
 
-    It sends each better schedule to the proof.
+    The time limit counts from construction, as wall time.
     """
 
     def __init__(self, job: WorkerJob, problem: Problem, request: Request) -> None:
-        """Begin a session in the worker process; its reports send better schedules.
-
-        The time limit of `request` counts from this moment, as wall time.
-        """
         self.job = job
         request = replace(request, started_s=time.monotonic(), wall_end_s=None)
         self.session = Session(Search(problem=problem, request=request, forward=self._report))
@@ -221,10 +202,7 @@ class PrimalSearch:
         self._best_value = float("inf")
 
     def search_until_done(self) -> None:
-        """Repair the latest new solution, otherwise search locally, until the search is done.
-
-        Without the heuristic ``local_search``, wait `UPDATE_INTERVAL_S` for a new solution.
-        """
+        """Repair the latest new solution, otherwise search locally, until the search is done."""
         while not self.session.search.is_done():
             if self._has_new_solution() and self._solution is not None:
                 solution, self._solution = self._solution, None
@@ -235,10 +213,9 @@ class PrimalSearch:
                 self.session.search.stop_event.wait(UPDATE_INTERVAL_S)
 
     def update(self, state: ProofState) -> None:
-        """Take over the bound, offer the schedule, and store the solution of a state of the proof.
+        """Take over bound, schedule, solution and maximum columns of a state of the proof.
 
-        Also raises the session's maximum number of columns. The schedule counts as received, so
-        that `_report` sends only better ones. Parts that are None change no value.
+        The schedule counts as received, so that `_report` sends only better ones.
         """
         session = self.session
         session.max_columns = max(session.max_columns, state.max_columns)

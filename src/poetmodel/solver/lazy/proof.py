@@ -29,14 +29,10 @@ exclude schedules. It exceeds every tolerance."""
 def prove(search: Search, *, first_grouping: Grouping | None = None) -> None:
     """Solve the problem of a search by row generation over groups of stages.
 
-    It starts from the best schedule and the bound of the search. `first_grouping` has the rows that
-    are enforced at the start, by default the stage row with the largest load of keep-all. With two
-    or more threads, a second process searches for schedules during the proof.
-
-    Without any schedule after `Policy.without_schedule_time_ratio` of the remaining time, a search
-    for the fastest schedule (`decide_deadline`) precedes a second row generation, if
-    `can_search_fastest`. ``docs/concepts/lazy.md`` proves that each reduction is exact. With one
-    thread, problem and seed determine the result unless a time limit ends a phase.
+    Enforces the rows of `first_grouping` at the start. With two or more threads, a second process
+    searches for schedules. Without any schedule after a share of the time, `decide_deadline`
+    precedes a second row generation. ``docs/concepts/lazy.md`` proves that each reduction is exact.
+    With one thread, problem and seed determine the result unless a time limit ends a phase.
     """
     request, may_search_fastest = search.request, can_search_fastest(search.problem)
     search.statistics = {}
@@ -58,8 +54,8 @@ def prove(search: Search, *, first_grouping: Grouping | None = None) -> None:
 def generate_rows(search: Search, first_grouping: Grouping | None = None) -> None:
     """Execute one row generation of a search, and end the search.
 
-    If the row generation exceeds the time limit by `PATIENCE_S`, for example in a solver, it is
-    abandoned. `first_grouping` is by default the stage row with the largest load of keep-all.
+    By default, `first_grouping` is the stage row with the largest load of keep-all. A row
+    generation that exceeds the time limit by `PATIENCE_S`, such as in a solver, is abandoned.
     """
     if first_grouping is None:
         loads = checkpoint_all_profile(search.problem.graph)
@@ -110,10 +106,9 @@ def _add_counts(search: Search, **counts: float) -> None:
 
 
 def can_search_fastest(problem: Problem) -> bool:
-    """Return whether a search for the fastest schedule can decide if the deadline can be met.
+    """Return whether minimizing time can decide if the deadline can be met.
 
-    This requires a deadline that does not count ``overlap``, and a minimized quantity other than
-    time.
+    It cannot for a deadline that counts ``overlap``, or if time is the objective.
     """
     return (
         problem.deadline_s is not None
@@ -125,10 +120,9 @@ def can_search_fastest(problem: Problem) -> bool:
 def decide_deadline(search: Search) -> bool:
     """Minimize time within all other limits until it is decided whether the deadline can be met.
 
-    Rows are generated unless a greedy schedule meets the deadline. Takes at most
-    `Policy.fastest_time_ratio` of the remaining time. A schedule that meets the deadline becomes
-    the best of `search`. Return whether the search has ended: no schedule meets all limits, which
-    is proved, or it is interrupted.
+    Takes at most `Policy.fastest_time_ratio` of the remaining time. A schedule that meets the
+    deadline becomes the best. Return whether the search has ended: infeasibility is proved, or it
+    is interrupted.
     """
     problem, request = search.problem, search.request
     if problem.deadline_s is None:

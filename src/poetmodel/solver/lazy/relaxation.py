@@ -98,11 +98,7 @@ class Relaxation:
         grouping: Grouping,
         is_recomputable: Sequence[bool],
     ) -> Relaxation:
-        """Build and compile the relaxation that enforces the rows of `grouping`.
-
-        It has no separators and no cuts. `is_recomputable` is the result of `recomputable_nodes`.
-        Raises `TimeLimitError` if the time limit passes.
-        """
+        """Build and compile the relaxation that enforces the rows of `grouping`, without cuts."""
         started_s = time.monotonic()
         model = build_relaxation(problem, grouping, is_recomputable)
         form = to_standard_form(model)
@@ -123,8 +119,7 @@ class Relaxation:
     def page_out_column_of(self) -> dict[int, int]:
         """Column of the page-out that page-ins of a tensor need, by tensor.
 
-        For state, it is the column of a home on storage. Other tensors that start on storage have
-        no entry, nor have tensors whose column the form lacks.
+        For state, of its home.
         """
         starts_on_storage = self.problem.graph.starts_on_storage
         return {
@@ -141,10 +136,7 @@ class Relaxation:
         return self.form_with_cuts(self.cuts)
 
     def form_with_cuts(self, cuts: Sequence[Cut]) -> StandardForm:
-        """Return the form with `cuts` as additional rows, with limits of `Cut.loosened_lower`.
-
-        Without cuts, returns `form` itself.
-        """
+        """Return the form with `cuts` as additional rows, with limits of `Cut.loosened_lower`."""
         form = self.form
         if not cuts:
             return form
@@ -162,18 +154,12 @@ class Relaxation:
         return form.with_rows(cut_rows, right_sides, np.full(len(cuts), np.inf), names)
 
     def separate(self, x: NDArray[Any], min_violation: float) -> list[Cut]:
-        """Return cuts of all `separators` that `x` violates by more than `min_violation`.
-
-        Does not add these cuts to `cuts`. Raises `TimeLimitError` if the time limit passes.
-        """
+        """Return cuts that `x` violates by more than `min_violation`; does not add them."""
         cut_lists = (separator.separate(x, min_violation) for separator in self.separators.values())
         return [cut for cuts in cut_lists for cut in cuts]
 
     def drop_slack_cuts(self, x: NDArray[Any]) -> None:
-        """Remove the cuts with a slack above `MAX_TIGHT_SLACK` at the point `x`.
-
-        `cuts` becomes a new list; the old list is not changed.
-        """
+        """Remove the cuts with a slack above `MAX_TIGHT_SLACK` at `x`; makes a new list."""
         self.cuts = [cut for cut in self.cuts if cut.violation(x) >= -MAX_TIGHT_SLACK]
 
     def restate_cuts(self, coarser_relaxation: Relaxation) -> None:
@@ -187,10 +173,7 @@ class Relaxation:
         self.cuts = list(cuts_by_terms.values())
 
     def to_restorations(self, x: NDArray[np.float64]) -> list[Restoration]:
-        """Return the decisions of a solution `x` in stages: see `disaggregate`.
-
-        Columns above one half count as 1. State has a home on storage only if the solution says so.
-        """
+        """Return the decisions of a solution `x` in stages: see `disaggregate`."""
         graph = self.problem.graph
         on_storage = [i for i, column in self.resident.items() if not x[column] > 0.5]  # noqa: PLR2004
         resident = set(graph.state_tensors).difference(on_storage)
@@ -222,8 +205,7 @@ class Relaxation:
     ) -> list[Restoration]:
         """Return the rewarded decisions of a solution `x` that its `restorations` lack.
 
-        Recomputations and page-ins have stage -1, because the solution does not decide their stage.
-        Page-outs are those of the solution.
+        Recomputations and page-ins have stage -1: the solution does not decide their stage.
         """
         graph, rewards = self.problem.graph, self.problem.rewards
         missing: list[Restoration] = []
@@ -252,8 +234,7 @@ class Relaxation:
     def claimed_ram_bytes(self, x: NDArray[np.float64]) -> float:
         """Return a solution's RAM limit [B]: its peak if RAM is minimized, else the usable RAM.
 
-        The peak counts as at least the minimum RAM. It is raised by the fraction `ROUNDING`, but
-        not above the usable RAM.
+        The peak counts as at least the minimum RAM, and is raised by the fraction `ROUNDING`.
         """
         usable_bytes = self.problem.usable_ram_bytes
         if self.model.peak is None:
@@ -262,9 +243,9 @@ class Relaxation:
         return min(max(peak_bytes, self.problem.floor.bytes) * (1 + ROUNDING), usable_bytes)
 
     def schedule_point(self, schedule: Schedule) -> NDArray[np.float64] | None:
-        """Return the point of a schedule; None if that violates a row or bound of `form`.
+        """Return a schedule's point.
 
-        Cuts are not checked. None also if the schedule does not decide all columns.
+        None if `form` excludes or cannot state it. Cuts are not checked.
         """
         events, grouping = self.events, self.grouping
         group_of = grouping.group_of

@@ -44,7 +44,6 @@ class RowGeneration:
     """The rounds of one session, which begin with the rows of a grouping."""
 
     def __init__(self, session: Session, grouping: Grouping) -> None:
-        """Store the grouping of the first relaxation, which is built later."""
         self.session = session
         self.grouping = grouping
         self.primal = PrimalHeuristic(session, max_repair_s=session.policy.repair_s)
@@ -66,8 +65,7 @@ class RowGeneration:
     def execute_rounds(self) -> bool:
         """Repeat rounds until the search is done or a round has no effect.
 
-        Linear relaxations come first. A relaxation without a point, or without one below its
-        cutoff, also ends the rounds. Returns whether it is proved that no schedule exists.
+        Linear relaxations come first. Returns whether it is proved that no schedule exists.
         """
         session, search, is_infeasible = self.session, self.session.search, False
         with self._limit_execution():
@@ -102,10 +100,9 @@ class RowGeneration:
 
     @contextmanager
     def _limit_execution(self) -> Iterator[None]:
-        """Limit the rounds inside the context to the time limit; run the primal worker in parallel.
+        """Limit the context to the time limit; run the primal worker in parallel.
 
-        The worker runs only if the request has at least two threads; its errors are raised on exit.
-        A time limit or a schedule that is too large stops the search.
+        The worker needs two threads; its errors are raised on exit. A time limit stops the search.
         """
         session, search = self.session, self.session.search
         try:
@@ -128,10 +125,9 @@ class RowGeneration:
     # -- relaxations -----------------------------------------------------------------------------
 
     def _first_relaxation(self) -> Relaxation | None:
-        """Return the first integer relaxation, with the rows and cuts that linear relaxations add.
+        """Return the first integer relaxation, with rows and cuts of linear ones.
 
-        Stores its grouping. Searches for schedules near the linear solutions. Returns None if a
-        linear relaxation is infeasible. Raises `TimeLimitError` if the time limit passes.
+        None if infeasible.
         """
         session = self.session
         callbacks = self._search_from_linear, self._search_if_due
@@ -144,8 +140,7 @@ class RowGeneration:
     def _solve_relaxation(self, relaxation: Relaxation) -> RawSolution | None:
         """Solve an integer relaxation below the cutoff, if any, and raise the proven bound.
 
-        The solver stops at the first solution whose gap is at most half the gap tolerance; with a
-        wide gap, also after a fraction of the remaining time, or if it is idle at its root.
+        Stops at half the gap tolerance; with a wide gap, also early.
         """
         session, policy = self.session, self.session.policy
         extra_limits = session.cutoff_limits(relaxation)
@@ -177,11 +172,7 @@ class RowGeneration:
         return raw
 
     def _handle_progress(self, relaxation: Relaxation, progress: BackendProgress) -> bool:
-        """Raise the bound and offer better solutions during an integer solve.
-
-        With ``repair_on_the_way``, repairs a better solution whose schedule does not become the
-        best. Return False to stop the solve.
-        """
+        """Raise the bound and offer better solutions during an integer solve; False stops it."""
         session, best_known_before = self.session, self.session.search.best_known()
         if progress.bound is not None:
             session.search.prove(session.to_problem_bound(relaxation, progress.bound))
@@ -212,8 +203,7 @@ class RowGeneration:
     def _is_infeasible(self) -> bool:
         """Return whether an infeasible relaxation proves that the problem has no schedule.
 
-        It is no proof if there is an incumbent or any finite ceiling, because either may have been
-        the cutoff of the relaxation, or if the search was stopped.
+        An incumbent or a finite ceiling may have been its cutoff.
         """
         search = self.session.search
         return search.upper_value() is None and search.stop_reason is None
@@ -225,7 +215,7 @@ class RowGeneration:
     ) -> Relaxation:
         """Return a relaxation that also enforces some of `violated_rows`, with cuts.
 
-        A relaxation whose result `raw` took at most one node counts as easy: the next may be finer.
+        After a result of at most one node, the next relaxation may be finer.
         """
         session = self.session
         if session.search.is_done():
@@ -243,11 +233,7 @@ class RowGeneration:
         return finer_relaxation
 
     def _max_rows_to_add(self, n_groups: int, *, is_easy: bool) -> int | None:
-        """Return the maximum number of rows to add, fewer after a larger gain; None for all.
-
-        The gain is the rise of the bound since the last call, relative to the bound; infinite at
-        first.
-        """
+        """Return the maximum number of rows to add, fewer after a larger gain; None for all."""
         policy, bound = self.session.policy, self.session.search.bound
         gain, self._bound_before_rows = bound - self._bound_before_rows, bound
         if gain > policy.single_row_gain_ratio * bound:
@@ -261,9 +247,9 @@ class RowGeneration:
         return max(max_rows, int(policy.easy_growth_ratio * n_groups)) if is_easy else max_rows
 
     def _add_covers(self, relaxation: Relaxation, x: NDArray[Any]) -> bool:
-        """Add cover cuts for limits that a solution `x` exceeds within the solver's tolerance.
+        """Add cover cuts for limits that `x` exceeds within the tolerance.
 
-        The cuts are added to `Relaxation.form`. Return whether a cover cut was added.
+        Return whether there are any.
         """
         form_with_covers = add_covers(relaxation.form, x, limit_rows(relaxation.form))
         if form_with_covers is not None:
@@ -279,10 +265,7 @@ class RowGeneration:
     def _repair_and_search(
         self, solution: Sequence[Restoration], *, search_locally: bool = True
     ) -> None:
-        """Repair a relaxation's solution and search near it, in the primal worker if that runs.
-
-        A worker that does not run yet receives the latest solution at its start.
-        """
+        """Repair a relaxation's solution and search near it, in the primal worker if that runs."""
         if self.worker is not None:
             self.worker.send_solution(solution)
         if self.worker is None or not self.worker.running_event.is_set():
@@ -294,18 +277,15 @@ class RowGeneration:
             self.primal.improve()
 
     def _search_from_linear(self, relaxation: Relaxation, x: NDArray[Any]) -> None:
-        """Count linear solutions; round and repair number 1, 2, 4, 8, ... without a local search.
+        """Count linear solutions.
 
-        In the linear phase, further rows help more than a local search.
+        Round and repair number 1, 2, 4, 8, ... without a local search.
         """
         self._n_linear_solutions += 1
         if not self._n_linear_solutions & (self._n_linear_solutions - 1):
             self._repair_and_search(relaxation.to_restorations(x), search_locally=False)
 
     def _search_if_due(self, relaxation: Relaxation, x: NDArray[Any]) -> None:
-        """Repair and search locally if the gap is wide and more than `Policy.search_s` are due.
-
-        Called between linear relaxations.
-        """
+        """Between linear relaxations, repair and search if the gap is wide and time is due."""
         if self._has_wide_gap() and self.primal.due_s > self.session.policy.search_s:
             self._repair_and_search(relaxation.to_restorations(x))

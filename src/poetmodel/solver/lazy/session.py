@@ -79,10 +79,7 @@ class Session:
     def build_relaxation(
         self, grouping: Grouping, coarser_relaxation: Relaxation | None = None
     ) -> Relaxation:
-        """Build the relaxation of a grouping with the separators of the enabled cut families.
-
-        If `coarser_relaxation` is given, its cuts are restated for the new one.
-        """
+        """Build the relaxation of a grouping with its separators; restate cuts of a coarser one."""
         search = self.search
         with time_limit(search.request.remaining_s()):
             relaxation = Relaxation.build(search.problem, grouping, self.is_recomputable)
@@ -105,11 +102,10 @@ class Session:
         return {"objective_cutoff": value + CUTOFF_MARGIN * (1.0 + abs(value))}
 
     def to_problem_bound(self, relaxation: Relaxation, bound: float) -> float:
-        """Convert a bound of an integer solve to the unit of the problem, limited to `upper_value`.
+        """Convert an integer solve's bound to the problem's unit, limited to `upper_value`.
 
-        If no point is below the cutoff, which is `CUTOFF_MARGIN` above `upper_value`, the proof
-        holds up to `upper_value` only. A much larger bound contradicts the best schedule, and is
-        not limited.
+        Without a point below the cutoff, `CUTOFF_MARGIN` above `upper_value`, the proof holds up to
+        `upper_value` only. A much larger bound contradicts the best schedule, and is not limited.
         """
         value = safe_bound(self.search.problem, bound) * relaxation.unit
         upper = self.search.upper_value()
@@ -118,10 +114,7 @@ class Session:
         return min(value, upper)
 
     def start_point(self, relaxation: Relaxation) -> NDArray[Any] | None:
-        """Return the incumbent as a point of a relaxation.
-
-        Return None without an incumbent, or if the relaxation cannot represent it.
-        """
+        """Return the incumbent as a point of a relaxation; None if that cannot represent it."""
         incumbent = self.search.best
         return None if incumbent is None else relaxation.schedule_point(incumbent.schedule)
 
@@ -135,11 +128,10 @@ class Session:
         basis: Basis | None = None,
         progress_callback: Callable[[BackendProgress], bool] | None = None,
     ) -> RawSolution | None:
-        """Solve the form of a relaxation with one thread, within the remaining time and `max_s`.
+        """Solve a relaxation's form with one thread, within the remaining time and `max_s`.
 
-        Reports the search during the solve. Before each report, calls `progress_callback`, which
-        may raise the bound; if it returns False, this call ends, but not the search. The caller
-        raises the bound to that of the result. Returns None if no time remains or the search was
+        `progress_callback` may raise the bound; if it returns False, only this call ends. The
+        caller raises the bound to that of the result. None if no time remains or the search was
         stopped.
         """
         search, request = self.search, self.search.request

@@ -47,10 +47,9 @@ class CountedForm:
     counted_classes: tuple[CountedClass, ...]
 
     def extend_point(self, x: NDArray[Any] | None) -> NDArray[Any] | None:
-        """Extend a point of the original form to a point of this form.
+        """Extend a point of the original form; None if it has more members at 1 than counters.
 
-        Return None for None, or if more members of a class are 1 than the class has counters: the
-        point is then not below the cutoff of `count_equal_columns`, or exceeds a limit.
+        Such a point is not below the cutoff of `count_equal_columns`, or exceeds a limit.
         """
         if x is None:
             return None
@@ -76,8 +75,7 @@ def solve_with_counts(
 ) -> RawSolution | None:
     """Solve a relaxation, with counters of interchangeable decisions unless the gap is small.
 
-    The solution has the columns of `form`; points of progress reports may have counters after
-    these. `settings` are further arguments of `Session.solve_form`.
+    The solution has the columns of `form`; points of progress reports may have more.
     """
     policy, counted_form = session.policy, None
     if session.search.gap() > policy.small_gap_ratio:
@@ -164,10 +162,7 @@ def counted_limit_rows(form: StandardForm) -> list[int]:
 def _symmetry_classes(
     form: StandardForm, limit_rows: list[int], cutoff: float | None, min_use_ratio: float
 ) -> list[tuple[NDArray[np.int64], int]]:
-    """Return classes of binary columns with equal costs and uses of limits, and how many can be 1.
-
-    Returns [] if a limit has a negative coefficient or is infinite.
-    """
+    """Return classes of binary columns with equal costs and uses, and how many can be 1."""
     coefficients = form.matrix[limit_rows].toarray()
     limit_values = form.row_upper[limit_rows]
     if (coefficients < 0.0).any() or not np.isfinite(limit_values).all():
@@ -211,9 +206,8 @@ def _add_counters(
 ) -> StandardForm:
     """Return the form with binary counters as last columns, and new coefficients in limits.
 
-    New rows equate the sums of each class's members and counters, and require that its counters do
-    not ascend. `limits` has the indices of the limit rows and their new coefficients. `objective`
-    has the costs of all columns, counters included.
+    New rows equate the sums of a class's members and counters, and require that its counters do not
+    ascend. `limits` has the indices of limit rows and their new coefficients.
     """
     n_columns, n_counters = form.n_columns, objective.size - form.n_columns
     entries: list[tuple[int, int, float]] = []

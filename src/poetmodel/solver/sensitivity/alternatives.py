@@ -214,10 +214,7 @@ def find_alternatives(
 
 
 def _is_alternative_for(alternative: Alternative, forbidden: Forbidden) -> bool:
-    """Return whether an alternative to a weaker restriction is also the one for `forbidden`.
-
-    This is so for `BOTH` if the schedule of the alternative keeps the tensor.
-    """
+    """Return whether a weaker restriction's alternative is also the one for `forbidden`."""
     return forbidden == Forbidden.BOTH and alternative.becomes == Treatment.KEPT
 
 
@@ -287,9 +284,9 @@ def find_ram_step(
 def _solve_variant(
     variant: ChangedProblem, limit_s: float, threads: int, start: Schedule | None = None
 ) -> SolveResult:
-    """Solve a variant within `limit_s`, but at least 0.1 s; raise `KeyboardInterrupt` after Ctrl-C.
+    """Solve a variant within `limit_s`, but at least 0.1 s.
 
-    The solve begins from `start`, if there is one.
+    Raise `KeyboardInterrupt` after Ctrl-C.
     """
     (result,) = solve_variants([variant], time_limit=limit_s, threads=threads, start=start)
     if result.termination == Termination.INTERRUPTED:
@@ -300,9 +297,8 @@ def _solve_variant(
 def _limit_objective(changed_problem: Problem, upper_limit: float, problem: Problem) -> Problem:
     """Return `changed_problem` with an upper limit on the quantity that `problem` minimizes.
 
-    `upper_limit` includes the baseline, and replaces the energy budget or the deadline. For bytes
-    written and a user-defined objective, it becomes an additional constraint, and the user-defined
-    objective is removed. `problem` must not minimize RAM.
+    The limit includes the baseline, and replaces the energy budget or the deadline. `problem` must
+    not minimize RAM.
     """
     if problem.minimize == Quantity.ENERGY:
         return replace(changed_problem, energy_budget=upper_limit)
@@ -321,11 +317,7 @@ def _limit_objective(changed_problem: Problem, upper_limit: float, problem: Prob
 
 
 def _list_forbiddable(problem: Problem, treatment: Treatment, i: int) -> Iterator[Forbidden]:
-    """Yield the decisions that can be forbidden if tensor `i` has `treatment` in the schedule.
-
-    They are in the order of `Forbidden`. Yields `BOTH` only if the tensor may be recomputed and may
-    be paged, and `KEEPING` or `RESIDENCE` only if the problem permits another treatment.
-    """
+    """Yield the decisions that can be forbidden if tensor `i` has `treatment` in the schedule."""
     can_recompute = problem.may_recompute(problem.graph.node_of[i])
     if treatment in (Treatment.RECOMPUTED, Treatment.BOTH):
         yield Forbidden.RECOMPUTATION
@@ -348,8 +340,7 @@ def _list_forbiddable(problem: Problem, treatment: Treatment, i: int) -> Iterato
 def _forbid(problem: Problem, i: int, forbidden: Forbidden) -> Problem:
     """Return the problem with a constraint that forbids the decisions `forbidden` on tensor `i`.
 
-    `PAGING` excludes page-ins and page-outs. For `KEEPING`, the constraint requires a recomputation
-    of the tensor's node or a page-in, even if it comes after the last use of the tensor.
+    `KEEPING` requires a recomputation or a page-in, even after the tensor's last use.
     """
     graph = problem.graph
     names = dict.fromkeys(Count, graph.tensors[i].name)
@@ -383,13 +374,8 @@ def _make_alternative(
 ) -> Alternative:
     """Convert the result of a solve without decision `forbidden` on tensor `i`.
 
-    Extra cost and time are relative to `given_candidate`, the schedule with the decision.
-    `known_bound` is a proven bound on the overhead. A schedule is OPTIMAL if it reaches this bound
-    or that of the result within `GAP`. For `KEEPING`, the result's schedule is used only if it
-    evicts the tensor before its last use; the schedule of `_evict_in_longest_interval` is used if
-    it is better, or if the result has no usable schedule. If the result is infeasible, so is the
-    alternative, without values; otherwise, without a valid schedule, it is UNKNOWN, and `min_extra`
-    is its only value.
+    Extra cost and time are relative to `given_candidate`. For `KEEPING`, the schedule must evict
+    the tensor before its last use: `_evict_in_longest_interval` may replace the result's.
     """
     base_alternative = Alternative(tensor=i, forbidden=forbidden, status=result.status)
     if result.status == Status.INFEASIBLE:
@@ -428,10 +414,7 @@ def _make_alternative(
 
 
 def _is_read_after_restore(problem: Problem, schedule: Schedule, i: int) -> bool:
-    """Return whether tensor `i` is read in or after the stage of its first restoration.
-
-    Reads by recomputed nodes count. Return False without a recomputation or page-in of the tensor.
-    """
+    """Return whether tensor `i` is read in or after the stage of its first restoration."""
     graph, k = problem.graph, problem.graph.node_of[i]
     restore_stages = [t for t, j in schedule.R if j == k and t > k]
     restore_stages += [t for t, j in schedule.M_in if j == i]
@@ -442,11 +425,8 @@ def _is_read_after_restore(problem: Problem, schedule: Schedule, i: int) -> bool
 def _evict_in_longest_interval(problem: Problem, schedule: Schedule, i: int) -> Candidate | None:
     """Evict the kept tensor `i` in its longest interval; return the better of two schedules.
 
-    An interval is the number of stages from the tensor's first computation, or from a stage that
-    reads it, to the next stage that reads it; of equal intervals, the last is used. One schedule
-    recomputes the tensor in the stage of its next use, the other pages it out after its first
-    computation and in for that use. All other decisions are unchanged. Returns None if the tensor
-    has no interval, or if neither schedule is permitted and valid.
+    One recomputes the tensor in the stage of its next use, the other pages it out and in. None if
+    neither is permitted and valid.
     """
     graph, k = problem.graph, problem.graph.node_of[i]
     stages = sorted({t for t, j in schedule.R if j in graph.users_of[i]} | {k})

@@ -88,10 +88,9 @@ class _ConflictSearch:
     """Schedules found so far."""
 
     def decide_conflict(self, limits: list[StatedLimit]) -> bool | None:
-        """Return whether no schedule meets `limits` together; None if undecided in time.
+        """Return whether no schedule meets `limits` alone; None if undecided in time.
 
-        All other limits of the problem are removed. Tries `schedules` before a solve, and adds the
-        schedule that a solve finds. Raises `KeyboardInterrupt` after Ctrl-C.
+        Tries `schedules` before a solve, and adds the schedule that a solve finds.
         """
         removed_limits = [limit for limit in self.all_limits if limit not in limits]
         problem = without_limits(self.problem, *removed_limits, minimize=Quantity.ENERGY)
@@ -119,21 +118,8 @@ def find_minimal_conflict(
 ) -> Conflict[T]:
     """Return a minimal subset of `members` that conflicts, found by QuickXplain.
 
-    Afterwards, each member is left out if the remaining ones still conflict.
-
-    Parameters
-    ----------
-    decide_conflict : callable
-        Returns whether a subset conflicts, or None if undecided, which counts as no conflict. All
-        `members` together conflict.
-    members : list
-        One or more members, preferred ones first: the set has a member only if the members before
-        it alone are not found to conflict.
-
-    Returns
-    -------
-    Conflict
-        A conflicting set, which is minimal if no member is unchecked.
+    Preferred members come first; all together conflict. An undecided subset (None) counts as no
+    conflict. The set is minimal if no member is unchecked.
     """
     feasible_sets: list[set[int]] = []
 
@@ -169,10 +155,9 @@ def find_minimal_subset(
 ) -> list[T]:
     """Return a minimal subset of `members`, in their order, that conflicts together with `base`.
 
-    Earlier members are preferred. `is_conflict` returns whether a list is proven to conflict;
-    `base` and `members` together must conflict. `members` is not empty. With `check_base`, `base`
-    alone may conflict: then the subset is empty. The subset is minimal only if `is_conflict` finds
-    every conflict.
+    Earlier members are preferred; `base` and `members` together must conflict. With `check_base`,
+    the subset is empty if `base` alone conflicts. Minimal only if `is_conflict` finds every
+    conflict.
     """
     if check_base and is_conflict(base):
         return []
@@ -191,13 +176,10 @@ def find_minimal_subset(
 
 
 def find_conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[int] | None:
-    """Return the indices of rows that no point satisfies together.
+    """Return the indices of rows that no point satisfies together; None if none or undecided.
 
-    Points are within the columns' bounds and integrality. Each row that was added to the model
-    after `build` is one member of the search. So are all rows of one constraint family of `build`,
-    or of one user-defined constraint. HiGHS decides whether sets of rows conflict, within the wall
-    time `time_limit` [s]. Needed and unchecked indices ascend. Returns None if a point satisfies
-    all rows, or if that was not decided within `SOLVE_FRACTION` of `time_limit`.
+    Each row added after `build`, each constraint family of `build` and each user-defined constraint
+    is one member of the search, within `time_limit` of wall time [s].
     """
     end_s = time.monotonic() + time_limit
     rows_of_key: dict[Any, list[int]] = {}
@@ -211,10 +193,9 @@ def find_conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[
         rows_of_key.setdefault(key, []).append(row_number)
 
     def decide_conflict(subset_keys: list[Any]) -> bool | None:
-        """Return whether no point satisfies all rows of `subset_keys`; None if undecided in time.
+        """Return whether no point satisfies all rows of `subset_keys`.
 
-        Points are within the columns' bounds and integrality. A key is an added row, a constraint
-        family or a user-defined constraint; all other rows are removed.
+        None if undecided in time.
         """
         rows = sorted(row_number for key in subset_keys for row_number in rows_of_key[key])
         remaining_s = min(end_s - time.monotonic(), SOLVE_FRACTION * time_limit)
@@ -251,16 +232,10 @@ def find_conflict(
 ) -> Conflict[StatedLimit]:
     """Return limits and user-defined constraints of an infeasible problem that conflict.
 
-    The set is minimal if no member is unchecked. `_ConflictSearch` solves the problem with subsets
-    of its limits. `time_limit` is processor time, so that other work on the machine does not change
-    the set [s]. All user-defined constraints of one rule are one member at first. The rules in the
-    set are divided into single constraints if all members are proven to be needed, before and after
-    the division, and the divided set has at most `MAX_ROWS` constraints.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        After Ctrl-C, because an interrupted search is no proof.
+    The set is minimal if no member is unchecked. `time_limit` is processor time [s], so that other
+    work on the machine does not change the set. All constraints of a rule are one member at first,
+    divided if there are at most `MAX_ROWS`. Raises `KeyboardInterrupt` after Ctrl-C, because an
+    interrupted search is no proof.
     """
     rows_of_rule: dict[str, Rows] = {}
     for row in problem.constraints:

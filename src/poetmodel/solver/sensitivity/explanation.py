@@ -163,10 +163,7 @@ class Explanation:
 
 
 def _list_names(names: Sequence[str], noun: str) -> str:
-    """Return the noun, at most `MAX_ROWS` quoted names, and the number of further names.
-
-    The noun has a plural "s" for two or more names; `names` is not empty.
-    """
+    """Return the noun, at most `MAX_ROWS` quoted names, and the number of further names."""
     *first_names, last_name = map(repr, names[:MAX_ROWS])
     n_hidden = len(names) - MAX_ROWS
     if n_hidden > 0:
@@ -285,8 +282,7 @@ def _describe_limit(limit: StatedLimit) -> str:
 def _describe_conflict(problem: Problem, conflict: Conflict[StatedLimit]) -> str:
     """Return the reason of infeasibility with the amounts of the conflicting limits only.
 
-    If members of the conflict are unchecked, it has all limits of the problem, and the number of
-    all constraints in place of their names.
+    If members are unchecked, it has all limits, and the number of all constraints.
     """
     if conflict.unchecked:
         n_rows = len(problem.constraints)
@@ -304,12 +300,7 @@ def _describe_conflict(problem: Problem, conflict: Conflict[StatedLimit]) -> str
 
 
 def _list_notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
-    """Yield notes on the device's RAM, resident bytes, large gradients and the batch size.
-
-    There is a note for each remedy that needs more RAM than the device has, and one each if
-    resident bytes are counted, if a whole gradient makes the minimum RAM exceed the budget, and if
-    the batch is larger than 1 and the problem has an `infeasibility_reason`.
-    """
+    """Yield notes on the device's RAM, resident bytes, large gradients and the batch size."""
     device = problem.costs.device
     for remedy in remedies:
         nearest_bytes = remedy.nearest if remedy.change == Change.RAM else None
@@ -340,12 +331,7 @@ def _list_notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
 
 
 def _has_gradient_at_min_ram(problem: Problem) -> bool:
-    """Return whether the largest working set exceeds the budget and contains a whole gradient.
-
-    It contains the gradient of a parameter if its node is an update, or if an update reads the
-    largest input or output of the node. The budget excludes resident bytes. False for a graph
-    without updates.
-    """
+    """Return whether the largest working set exceeds the budget and contains a whole gradient."""
     graph, floor = problem.graph, problem.floor
     if not graph.replacement_of or floor.bytes <= problem.usable_ram_bytes:
         return False
@@ -360,11 +346,8 @@ def _explain_added_rows(
 ) -> Explanation | None:
     """Explain an infeasible model by the rows that were added to it, without remedies.
 
-    Solves the model's problem without these rows; returns None if no schedule was found. Limits of
-    the problem may be in the conflict, too; `unchecked` has the rows of which it was not decided in
-    time whether the conflict needs them. If the conflict is not decided in time, the explanation
-    has a note instead of constraints. `end_s` refers to ``time.process_time()`` [s]; each search
-    has at least `MIN_CHANGE_S`.
+    None if no schedule was found without these rows. `end_s` refers to ``time.process_time()`` [s];
+    each search has at least `MIN_CHANGE_S`.
     """
     from poetmodel.backends.compiler import compile_model
     from poetmodel.model.arrays import Label
@@ -400,10 +383,7 @@ def _explain_added_rows(
 
 
 def _describe_row(row: Any) -> str:
-    """Return the name of an added row, or of the limit or constraint that a row of `build` states.
-
-    For all other rows of `build`, return ``the rules of execution``.
-    """
+    """Return the name of an added row, or of the limit that a row of `build` states."""
     from poetmodel.model.arrays import Label
 
     if not isinstance(row, Label):

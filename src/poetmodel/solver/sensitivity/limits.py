@@ -173,9 +173,7 @@ def find_limits(
 def _limit_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:
     """Yield the name of each `Limit` except ``block``, and the problem that minimizes its quantity.
 
-    They are in the order of `find_limits`, which describes the limits that each problem retains.
-    RAM limits with recomputation or paging are omitted if `problem` forbids that, and ``stated``
-    without a deadline, energy budget or user-defined constraint.
+    Limits that `problem` does not have, or forbids the means for, are omitted.
     """
     for name, recompute, paging in (
         ("keep_all", False, False),
@@ -193,11 +191,7 @@ def _limit_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:
 
 
 def _min_ram_problem(problem: Problem, *, recompute: bool, paging: bool) -> Problem:
-    """Return the problem that minimizes RAM within its storage limit, without other limits.
-
-    Removes the limits on RAM, time and energy, and user-defined constraints; `recompute` and
-    `paging` replace the permissions.
-    """
+    """Return the problem that minimizes RAM within its storage limit, without other limits."""
     return problem.without_limits(
         Quantity.RAM,
         Quantity.TIME,

@@ -234,9 +234,8 @@ class _Attempt(NamedTuple):
 def stated_limits(problem: Problem) -> Iterator[Change]:
     """Yield the change that removes each limit of a problem, in the order of `Change`.
 
-    User-defined constraints are excluded. RAM is always limited. Forbidden recomputation counts as
-    a limit, and forbidden paging if there is storage. Storage counts as limited only if tensors can
-    be paged and it is smaller than all tensors together.
+    RAM is always limited. Forbidden recomputation or paging is a limit. Storage is one if tensors
+    can be paged and it is smaller than all tensors together.
     """
     all_bytes = sum(problem.graph.tensor_bytes)
     for change, amount_limit in AMOUNTS.items():
@@ -260,12 +259,9 @@ def find_remedies(
 ) -> tuple[Remedy, ...]:
     """Solve an infeasible problem with each change by itself, within `time_limit` [s] of wall time.
 
-    `conflict` has limits that no schedule meets together, or is None. With a conflict, only its
-    members and the batch size are changed, because a change of any other limit cannot suffice:
-    `works` of other `stated_limits` is False. User-defined constraints outside a conflict have no
-    remedies. The remedies are in the order of `Change`. Each change has at least `MIN_CHANGE_S`,
-    also beyond `time_limit`. After Ctrl-C, a change is omitted if its solve did not begin, or was
-    in the search with paging before it.
+    With a `conflict` (limits that no schedule meets together), only its members and the batch size
+    are changed: a change of any other limit cannot suffice. Each change has at least
+    `MIN_CHANGE_S`, also beyond `time_limit`. After Ctrl-C, some changes may be missing.
     """
     attempts = list(_make_attempts(problem, conflict))
     results = iter(
@@ -290,13 +286,8 @@ def find_remedies(
 def _make_attempts(problem: Problem, conflict: Sequence[StatedLimit] | None) -> Iterator[_Attempt]:
     """Yield an attempt for each stated limit, the batch size, and each constraint in the conflict.
 
-    All constraints of a rule in the conflict have one attempt; the batch size has none if
-    `_with_batch_size_1` returns None. If one of `AMOUNTS` is removed, the changed problem minimizes
-    its quantity; for the storage of a graph with state, it minimizes the storage in use. If a
-    one-sided constraint on totals is removed, the changed problem minimizes its sum, negated for a
-    lower limit. Other changed problems stop at the first schedule. A limit outside the conflict has
-    no changed problem. If `conflict` is None, each limit has a changed problem, and no constraint
-    has an attempt.
+    A limit outside the conflict has no changed problem. Removed amounts and one-sided constraints
+    are minimized instead; other changed problems stop at the first schedule.
     """
     for change in stated_limits(problem):
         variant = ChangedProblem(problem=without_limits(problem, change), gap=1.0)
@@ -336,11 +327,8 @@ def _make_attempts(problem: Problem, conflict: Sequence[StatedLimit] | None) -> 
 def _storage_terms(graph: Graph) -> Iterator[tuple[str, float]]:
     """Yield the terms (key, bytes) of a user-defined objective: the storage that a schedule uses.
 
-    The storage contains state with a home there, and paged-out tensors: the terms are the size of
-    all state, minus that of resident state, plus that of page-outs. Replacements and tensors that
-    start on storage take no more storage. The last term is the size of all state, with the key
-    `CONSTANT`. Without state, the sum equals the bytes written, because a tensor is paged out at
-    most once.
+    It is the size of all state, minus that of resident state, plus that of page-outs. Replacements
+    and tensors that start on storage take no more storage.
     """
     state_and_replacements = {*graph.state_tensors, *graph.replacement_of.values()}
     for i, size in enumerate(graph.tensor_bytes):
@@ -353,11 +341,7 @@ def _storage_terms(graph: Graph) -> Iterator[tuple[str, float]]:
 
 
 def without_limits(problem: Problem, *limits: StatedLimit, **changes: Any) -> Problem:
-    """Return a problem without `limits`, with fields replaced by `changes`.
-
-    As in `Problem.without_limits`, removed limits on RAM and storage become amounts that exclude no
-    relevant schedule.
-    """
+    """Return a problem without `limits`, with fields replaced by `changes`."""
     quantities = [
         amount_limit.quantity for change, amount_limit in AMOUNTS.items() if change in limits
     ]
@@ -386,10 +370,8 @@ def _is_one_sided(rows: Rows) -> bool:
 def _with_batch_size_1(problem: Problem) -> Problem | None:
     """Return the problem with batches of 1, for a built-in network with estimated costs.
 
-    All limits have the amounts of `problem`, even if they were stated as percentages, and
-    user-defined constraints are unchanged. Returns None for batches of 1, other graphs and costs,
-    networks with further options than the batch size, and user-defined constraints or objectives
-    that do not fit the smaller graph.
+    Limits keep the amounts of `problem`, even those stated as percentages. None if the batch is 1,
+    or if constraints or weights do not fit the smaller graph.
     """
     from poetmodel.device import Costs
     from poetmodel.graph.zoo import MODELS
@@ -411,8 +393,7 @@ def _with_batch_size_1(problem: Problem) -> Problem | None:
 def _make_remedy(problem: Problem, change: Change, result: SolveResult) -> Remedy:
     """Convert the result of the problem with a changed limit or batch size to a remedy.
 
-    `works` is None if the result is undecided, or if a schedule was found, but the verifier accepts
-    none of the amounts that `_find_accepted_amount` tries.
+    `works` is None if undecided, or if the verifier accepts no tried amount.
     """
     works = result.schedule is not None
     is_decided = works or result.status == Status.INFEASIBLE
@@ -439,10 +420,8 @@ def _make_remedy(problem: Problem, change: Change, result: SolveResult) -> Remed
 def _make_row_remedy(problem: Problem, rows: Rows, result: SolveResult) -> Remedy:
     """Convert the result of the problem without user-defined constraints `rows` to a remedy.
 
-    `works` is None if the result is undecided. For a single constraint on totals with one limit,
-    the result minimizes the sum, negated for a lower limit. Then `nearest` is the schedule's sum,
-    maybe rounded (`_find_row_limit`), and `works` is also None if the verifier rejects the schedule
-    with that limit.
+    For a one-sided constraint on totals, `nearest` is the schedule's sum, maybe rounded. `works` is
+    None if undecided, or if the verifier rejects the schedule with that limit.
     """
     row = rows[0]
     works = result.schedule is not None
@@ -475,10 +454,7 @@ def _make_row_remedy(problem: Problem, rows: Rows, result: SolveResult) -> Remed
 
 
 def _integer_bound(result: SolveResult) -> float:
-    """Return the bound of a user-defined objective with whole values, rounded up.
-
-    The solver's error is subtracted before rounding. The bound is at most the value of the result.
-    """
+    """Return the bound of an integer objective, rounded up after subtracting the solver's error."""
     value, min_value = result.value or 0.0, result.bound or 0.0
     return min(value, math.ceil(min_value - BOUND_ERROR_RATIO * max(1.0, abs(min_value))))
 
@@ -486,10 +462,9 @@ def _integer_bound(result: SolveResult) -> float:
 def _find_row_limit(
     problem: Problem, row: Constraint, side: str, value: float, result: SolveResult
 ) -> float | None:
-    """Return the limit of a constraint, about `value`, with which the result's schedule is valid.
+    """Return a constraint's limit, about `value`, with which the result's schedule is valid.
 
-    Tries `value` rounded to `DIGITS` digits unless it is an integer, then the exact `value`. Return
-    None if the verifier accepts the schedule with neither.
+    Tries `value` rounded to `DIGITS` digits first, unless it is an integer.
     """
     other_rows = without_limits(problem, (row,)).constraints
     for limit in (value if isinstance(value, int) else float(f"{value:.{DIGITS}g}"), value):
@@ -505,11 +480,8 @@ def _find_accepted_amount(
 ) -> float | None:
     """Return the smallest tried limit from `amount` up that the result's schedule meets.
 
-    Return None if the verifier accepts none. The verifier gets each limit in whole bytes, or with
-    `DIGITS` digits; the returned limit is not rounded. Larger limits are only tried for RAM, by
-    bisection up to the budget of the result's problem: transfers that overlap computation take
-    longer with less RAM, so a schedule found with more RAM may miss its deadline if the budget is
-    its peak.
+    Larger limits are only tried for RAM: overlapping transfers take longer with less RAM, so a
+    schedule may miss its deadline if the budget is its peak.
     """
     schedule = result.require_schedule()
 

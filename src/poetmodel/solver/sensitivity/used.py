@@ -126,10 +126,8 @@ def _compare_results(
 ) -> tuple[LimitState, float | None, float | None]:
     """Return whether a limit binds, the saving found without it, and the proven maximum saving.
 
-    The limit binds if the schedule found without it has a value below the bound proved with it. It
-    is slack if the maximum saving is within the gap tolerance of `result`, and open otherwise.
-    Savings are 0 or more. `unlimited_result` is the result without the limit, None after Ctrl-C.
-    Return (OPEN, None, None) if it is None or has no schedule.
+    It binds if the schedule without it has a value below the bound with it, and is slack if the
+    maximum saving is within the gap tolerance. `unlimited_result` is None after Ctrl-C.
     """
     if unlimited_result is None or unlimited_result.value is None:
         return LimitState.OPEN, None, None

@@ -49,15 +49,10 @@ def solve_variants(
 ) -> list[SolveResult]:
     """Solve variants of a problem in the given order, each from the best valid schedule so far.
 
-    Variants with stricter limits should precede those with looser limits, so that schedules of
-    earlier variants with the same minimized quantity are valid for later ones. If none is valid, a
-    variant starts from `start`. A variant with `tries_paging_first` spends up to half of its time
-    on a schedule without recomputation at the minimum RAM. If that search finds a schedule, the
-    variant starts from it.
-
-    `time_limit` is the wall time for all variants, divided equally among the remaining ones [s].
-    Each has at least `min_s`, which is above 0 [s]. After Ctrl-C, the list ends with the result of
-    the interrupted variant, or before it if Ctrl-C ended its search with paging.
+    Variants with stricter limits should come first: their schedules are valid for looser ones.
+    `time_limit` is the wall time for all, divided equally; each has at least `min_s` [s]. With
+    `tries_paging_first`, up to half of a variant's time goes to a schedule without recomputation.
+    After Ctrl-C, the list is shorter.
     """
     end_s = time.monotonic() + time_limit
     solve_problem = partial(solve, backend=backend, threads=threads, solver_options=solver_options)
@@ -83,10 +78,7 @@ def solve_variants(
 
 
 def with_graph_identity(schedule: Schedule, graph: Graph) -> Schedule:
-    """Return the schedule with the identity of `graph`, which has the same nodes and tensors.
-
-    A schedule without an identity is returned unchanged.
-    """
+    """Return the schedule with the identity of `graph`, which has the same nodes and tensors."""
     identity = schedule.identity
     if identity is None or identity.sha256 == graph.sha256:
         return schedule
@@ -94,10 +86,9 @@ def with_graph_identity(schedule: Schedule, graph: Graph) -> Schedule:
 
 
 def _best_valid_schedule(results: Sequence[SolveResult], problem: Problem) -> Schedule | None:
-    """Return the schedule of earlier results that is valid and best for `problem`, or None.
+    """Return the earlier schedule that is valid and best for `problem`.
 
-    Only results with the same minimized quantity are considered. Their schedules are verified and
-    valued in `problem`; of equal values, the first one is returned.
+    Only results with the same minimized quantity count.
     """
     candidates = (
         make_valid_candidate(problem, with_graph_identity(result.schedule, problem.graph))
@@ -113,9 +104,6 @@ def _best_valid_schedule(results: Sequence[SolveResult], problem: Problem) -> Sc
 
 
 def _paging_problem_at_min_ram(problem: Problem) -> Problem:
-    """Return the problem that minimizes energy in the minimum RAM, without recomputation.
-
-    All other limits remain.
-    """
+    """Return the problem that minimizes energy in the minimum RAM, without recomputation."""
     ram = min(MAX_BYTES, max(1, problem.floor.bytes + problem.resident_bytes))
     return replace(problem, ram=ram, minimize=Quantity.ENERGY, recompute=False)

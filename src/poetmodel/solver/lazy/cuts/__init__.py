@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, unsafe_hash=True)
 class Cut(LinearRow):
-    """A valid row ``sum of value * column >= lower`` of a form.
-
-    The row has the name of the cut's family.
-    """
+    """A valid row ``sum of value * column >= lower`` of a form, named after the cut's family."""
 
     origin: Any = None
     """Stages, nodes and tensors of the cut, for `restate` of its family; None if its cuts are not
@@ -40,7 +37,7 @@ class Cut(LinearRow):
     def loosened_lower(self) -> float:
         """Return `lower`; if the row sums bytes, minus `LOOSENING` times ``max(1, abs(lower))``.
 
-        A row of decisions needs no tolerance: a 0/1 point that violates it does so by at least 1.
+        A 0/1 point that violates a row of decisions does so by at least 1: no tolerance is needed.
         """
         if not self.is_in_bytes:
             return self.lower
@@ -53,13 +50,7 @@ class Separator(Protocol):
     family: ClassVar[str]
 
     def separate(self, x: NDArray[Any], min_violation: float) -> list[Cut]:
-        """Return cuts that the point `x` violates by more than `min_violation`.
-
-        Raises `TimeLimitError` if the time limit passes.
-        """
+        """Return cuts that the point `x` violates by more than `min_violation`."""
 
     def restate(self, cut: Cut) -> Iterable[Cut]:
-        """Return the cut of a coarser relaxation as cuts over the columns of this relaxation.
-
-        Return no cut if the cut is trivial in this relaxation, or if the family restates no cuts.
-        """
+        """Return a coarser relaxation's cut over the columns of this one; no trivial cuts."""

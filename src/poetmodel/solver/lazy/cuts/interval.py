@@ -74,12 +74,7 @@ class IntervalSeparator:
         self.max_cuts = max_cuts
 
     def separate(self, x: NDArray[np.float64], min_violation: float) -> list[Cut]:
-        """Return cuts that the point `x` violates by more than `min_violation`.
-
-        The most violated cuts are first. The search ends when there are `max_cuts`, and after the
-        ``2 * max_cuts`` most violated cuts, of which some may be equal. Raises `TimeLimitError` if
-        the time limit passes.
-        """
+        """Return at most `max_cuts` violated cuts, the most violated first."""
         point = _FractionalPoint(self.relaxation, x)
         cuts: dict[tuple[tuple[float, int], ...], Cut] = {}
         for violation in point.find_violations(min_violation)[: 2 * self.max_cuts]:
@@ -94,12 +89,7 @@ class IntervalSeparator:
         return self.state_cut(cut.origin)
 
     def state_cut(self, origin: IntervalOrigin) -> Iterator[Cut]:
-        """Yield the cut of an origin over the columns of this relaxation, unless it is trivial.
-
-        It is trivial if a tensor of the chain is first made in the interval; for a recomputation of
-        the reader, if the relaxation has no column for it; for a first computation of the reader,
-        if the constant terms alone reach the lower bound of 1.
-        """
+        """Yield the cut of an origin over the columns of this relaxation, unless it is trivial."""
         relaxation = self.relaxation
         group_of, node_of = relaxation.events.group_of, relaxation.problem.graph.node_of
         first_group, last_group = group_of[origin.first_stage], group_of[origin.last_stage]
@@ -133,11 +123,10 @@ class IntervalSeparator:
             )
 
     def _add_keep_term(self, i: int, first_group: int, terms: dict[int, float]) -> float:
-        """Add 1 to the coefficient, in `terms`, of keeping tensor `i` into group `first_group`.
+        """Add the terms of having tensor `i` in RAM at the start of `first_group`.
 
-        For state, also add 1 to that of its home in RAM. Return 1, without a term for the keep, if
-        the tensor is in RAM in every solution (a free keep, or state without a column for its
-        home); otherwise return 0, also if there is no such keep.
+        Return their constant. The constant is 1 for a tensor that is in RAM in every solution,
+        otherwise 0.
         """
         relaxation, events = self.relaxation, self.relaxation.events
         if i in relaxation.model.resident:
@@ -174,7 +163,6 @@ class _FractionalPoint:
     """A fractional point, with cumulative sums over groups to evaluate intervals fast."""
 
     def __init__(self, relaxation: Relaxation, x: NDArray[np.float64]) -> None:
-        """Precompute keep values, and cumulative sums of page-ins and recomputations by group."""
         self.relaxation = relaxation
         self.x = x
         self.graph = relaxation.problem.working_graph
@@ -190,8 +178,7 @@ class _FractionalPoint:
     def _keep_values(self) -> NDArray[np.float64]:
         """Return the value of keeping each tensor into each group, shape (tensors, groups).
 
-        Free keeps have the value 1, other keeps without a column 0. For state, adds the value of
-        the home in RAM, 1 if the home has no column, in every group.
+        Free keeps count 1, other keeps without a column 0. State adds its home in RAM.
         """
         keep_values = np.zeros((len(self.graph.tensors), self.n_groups))
         for i, event_groups in enumerate(self.events.event_groups):
@@ -210,9 +197,9 @@ class _FractionalPoint:
     def _cumulative_sums(
         self, columns: dict[tuple[int, int], int], count: int
     ) -> NDArray[np.float64]:
-        """Return the point's sums of columns over all earlier groups, shape (count, groups + 1).
+        """Return sums of columns over all earlier groups, shape (count, groups + 1).
 
-        `columns` are by (group, index), where index is below `count`; rows of the sums are indices.
+        `columns` are by (group, index); rows of the result are indices.
         """
         values = np.zeros((count, self.n_groups + 1))
         for (group, index), column in columns.items():
@@ -220,12 +207,10 @@ class _FractionalPoint:
         return np.cumsum(values, axis=1)
 
     def find_violations(self, min_violation: float) -> list[_Violation]:
-        """Return cuts that the point violates by over `min_violation`, most violated first.
+        """Return the most violated cut per tensor, last group and reader, most violated first.
 
-        At most one for each tensor, last group and reader: that of the most violated interval.
-        First computations in a group count as one reader. If they read a tensor, recomputed readers
-        of the tensor in the group are skipped, as are readers recomputed to at most
-        `min_violation`. Raises `TimeLimitError` if the time limit passes.
+        First computations in a group count as one reader. If they read a tensor, its recomputed
+        readers in the group are skipped.
         """
         violations: list[_Violation] = []
         readers: dict[int, list[int]] = {}
@@ -262,9 +247,7 @@ class _FractionalPoint:
     def _supply_by_first_group(self, last_group: int) -> dict[int, NDArray[np.float64]]:
         """Return the supply ``F`` of each tensor in the intervals that end with `last_group`.
 
-        `IntervalSeparator` defines ``F``. The intervals of each array begin with the groups 1 to
-        ``last_group - 1``, in this order. Tensors that are first made in `last_group` or later have
-        no entry.
+        Entry ``l - 1`` of an array is for the interval that begins with group `l`.
         """
         graph, x = self.graph, self.x
         supply: dict[int, NDArray[np.float64]] = {}
@@ -299,8 +282,7 @@ class _FractionalPoint:
     def cut_origin(self, violation: _Violation) -> IntervalOrigin:
         """Return the stages, the reader and the chain of tensors of a violated cut.
 
-        If the cut is for first computations, the reader is the tensor's first reader in the last
-        group, and the interval of stages ends there instead of at the end of the group.
+        For first computations, the interval ends at the tensor's first reader in the last group.
         """
         grouping = self.relaxation.grouping
         chain, ends_in_recomputation = self._find_chain(
@@ -326,11 +308,8 @@ class _FractionalPoint:
     ) -> tuple[tuple[tuple[int, bool], ...], bool]:
         """Return `chain` and `ends_in_recomputation` of the `IntervalOrigin` of a cut from `i`.
 
-        The next tensor is the node's input with the smallest supply ``F``. If no supply is below
-        the sum of the node's recomputations, the chain ends in recomputation. It ends without one
-        at a tensor that is first made in the interval or whose node cannot be recomputed. First
-        clears `supply_cache`, which is valid for one interval. `chain` has (tensor, whether its
-        page-out replaces its page-ins) pairs.
+        The next tensor is the node's input with the smallest supply ``F``. Clears `supply_cache`,
+        which is valid for one interval.
         """
         self.supply_cache.clear()
         chain: list[tuple[int, bool]] = []
@@ -358,10 +337,7 @@ class _FractionalPoint:
     def _supply_value(self, i: int, first_group: int, last_group: int) -> float:
         """Return the supply ``F`` of tensor `i` in the groups `first_group` to `last_group`.
 
-        It adds up the keep into `first_group`, the sum of the page-ins (at most the page-out, if
-        there is one) and the sum of the recomputations (at most the supply of each input); it is 1
-        if the tensor is first made in `first_group` or later. Cached by tensor alone, until
-        `_find_chain` clears the cache.
+        Cached by tensor alone, until `_find_chain` clears the cache.
         """
         if i in self.supply_cache:
             return self.supply_cache[i]

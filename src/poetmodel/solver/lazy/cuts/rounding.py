@@ -51,20 +51,16 @@ class RoundingSeparator:
         max_sums: int,
         is_out_of_time: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Store the limits of the enumeration; rows are computed by the first call of `rows`."""
         self.relaxation = relaxation
         self.max_sums = max_sums
         self.is_out_of_time = is_out_of_time
         self._rows: list[Cut] | None = None
 
     def rows(self) -> list[Cut]:
-        """Return the rounded rows of all enforced stages, by stage.
+        """Return the rounded rows of all enforced stages, by stage; cached by the first call.
 
-        A rounded row bounds the kept bytes of a stage's largest tensors, those from some size on,
-        by the largest sum of their sizes that fits; there is at most one for each size. There are
-        fewer if `is_out_of_time`, the constructor's callback, returns True, and none if RAM is
-        minimized, because the limit is then a column. The rows are cached, also if there are fewer.
-        Raises `TimeLimitError`, and caches no rows, if the time limit passes.
+        None if RAM is minimized, because the limit is then a column. If time ran out, the cached
+        rows remain incomplete.
         """
         if self._rows is None:
             relaxation = self.relaxation
@@ -74,10 +70,7 @@ class RoundingSeparator:
         return self._rows
 
     def separate(self, x: NDArray[Any], min_violation: float) -> list[Cut]:
-        """Return the rounded rows that the point `x` violates by more than `min_violation`.
-
-        Raises `TimeLimitError` if the time limit passes.
-        """
+        """Return the rounded rows that the point `x` violates by more than `min_violation`."""
         return [cut for cut in self.rows() if cut.violation(x) > min_violation]
 
     def restate(self, _: Cut) -> tuple[()]:
@@ -87,12 +80,9 @@ class RoundingSeparator:
     def _stage_cuts(self, t: int) -> Iterator[Cut]:
         """Yield the rounded rows of stage `t`, for growing sets of its largest tensors.
 
-        A set has all tensors of `_crossing_columns` of at least some size. Its limit is the usable
-        RAM minus the bytes of the stage's last step. Its row bounds its kept bytes by the limit
-        rounded down to a sum of sizes (`largest_sum`); both are divided by the size of the largest
-        tensor. Sets within their limit, or whose largest sum is the limit itself, have no row.
-        Yields none if the last step of the stage alone exceeds the RAM, and no further ones if
-        `is_out_of_time` returns True. Raises `TimeLimitError` if the time limit passes.
+        The limit is the usable RAM minus the bytes of the stage's last step, rounded down to a sum
+        of sizes. Rows are divided by the largest size. Sets with a trivial row, or one no tighter
+        than the limit, are skipped.
         """
         relaxation = self.relaxation
         graph = relaxation.problem.working_graph
@@ -124,9 +114,7 @@ class RoundingSeparator:
     def _crossing_columns(self, t: int, step_tensors: set[int]) -> Iterator[tuple[int, int]]:
         """Yield (bytes, column) of each keep into the group after that of `t`, by tensor.
 
-        Only for tensors made before `t`. Tensors of `step_tensors` and of 0 bytes are skipped, as
-        are fixed keeps: those fixed to 1 (`Events.free_keeps`) add to no enforced memory row, and
-        dominated keeps are fixed to 0.
+        Skips fixed keeps: free keeps add to no enforced memory row, dominated ones are 0.
         """
         relaxation = self.relaxation
         graph, grouping = relaxation.problem.working_graph, relaxation.grouping
@@ -142,11 +130,10 @@ class RoundingSeparator:
 
 
 def largest_sum(sizes: Sequence[int], limit: int, max_sums: int) -> int:
-    """Return the largest sum of some of the `sizes`, each above 0, that is at most `limit` >= 0.
+    """Return the largest sum of some of the `sizes`, each above 0, that is at most `limit`.
 
-    At least one size is required. If more than `max_sums` positive multiples of the sizes' greatest
-    common divisor are at most the limit, return the largest of these multiples instead, which is an
-    upper bound on the sum, and may exceed the sum of all sizes.
+    With more than `max_sums` candidates, an upper bound: the largest multiple of the sizes'
+    greatest common divisor.
     """
     divisor = math.gcd(*sizes)
     max_multiple = limit // divisor
