@@ -13,12 +13,10 @@ import torch  # noqa: F401 - so that the mock modules are moved behind it
 
 
 def _reorder_mock_modules() -> None:
-    """Move Pyomo's mock modules of optional packages to the end of ``sys.modules``.
+    """Move Pyomo's mock modules of missing packages to the end of ``sys.modules``.
 
-    Inductor pickles its graphs. For an object without a module name, such as
-    ``torch.contiguous_format``, pickle searches all modules in turn, and ends at PyTorch. The mock
-    of a missing package raises an error that is no ``AttributeError``. Therefore a process that
-    loads Pyomo before PyTorch could not compile with Inductor.
+    To pickle ``torch.contiguous_format``, Inductor searches all modules in turn up to PyTorch; a
+    mock raises an error that is no `AttributeError`.
     """
     for name in [name for name in sys.modules if name.startswith("pyomo.common.dependencies.")]:
         sys.modules[name] = sys.modules.pop(name)

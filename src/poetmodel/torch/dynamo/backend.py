@@ -157,10 +157,7 @@ def backend(  # noqa: PLR0913 - its options
 
 
 def _argument_errors(kernels: str, costs: str | None, **arguments: Any) -> Iterator[str]:
-    """Yield an error for each invalid argument of `backend`, and each invalid combination.
-
-    Whether a device of that name exists, and a folder can be created, is not checked.
-    """
+    """Yield an error per invalid argument or combination; devices and folders are not looked up."""
     yield from _number_errors(**arguments)
     yield from region_errors(arguments["regions"])
     if kernels not in (EAGER, INDUCTOR):
@@ -212,11 +209,9 @@ def _number_errors(
 
 
 def named(module: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Any:
-    """Compile a graph: the back end ``torch.compile(..., backend="poetmodel", options={...})``.
+    """Compile a graph: the back end of ``torch.compile(..., backend="poetmodel", options={...})``.
 
-    Returns the compiled function. Options are the parameters of `backend`; `ram` is required. Equal
-    options share one back end with one budget, which the first call creates and registers.
-    Raises `InputError` for invalid options, and the errors of planning, such as `BudgetError`.
+    Options are the parameters of `backend`; equal options share one back end and its budget.
     """
     options = keywords.pop("options", {})
     parameters = signature(backend).parameters

@@ -76,10 +76,7 @@ BACK_END_FUNCTIONS: Final[list[object]] = []
 
 
 def _find_refusal_recorder(back_end: object) -> Callable[[str], object] | None:
-    """Return a function that records a refusal of a back end; None for a foreign back end.
-
-    For `BACK_END_FUNCTIONS` the function has no effect.
-    """
+    """Return a function that records a refusal of a back end; None for a foreign back end."""
     if isinstance(back_end, Backend):
         return back_end._live.record_refusal  # noqa: SLF001 - of this module
     has_no_recorder = any(back_end is function for function in BACK_END_FUNCTIONS)
@@ -87,17 +84,16 @@ def _find_refusal_recorder(back_end: object) -> Callable[[str], object] | None:
 
 
 class Backend(GraphPlanner):
-    """Plans and compiles graphs of ``torch.compile``; created by `poetmodel.torch.backend`."""
+    """Plans and compiles graphs of ``torch.compile``; created by `poetmodel.torch.backend`.
+
+    Its construction registers a callback in Dynamo (`register_wrapper_advice`).
+    """
 
     __name__ = "poetmodel"
     _has_one_plan = False
     """Whether all calls of a graph have the same plan."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        """Start without plans, and call `register_wrapper_advice`: a callback in Dynamo.
-
-        The parameters are those of `GraphPlanner`.
-        """
         super().__init__(*arguments, **options)
         register_wrapper_advice(_find_refusal_recorder)
         self.names: dict[int, str] = {}
@@ -160,12 +156,9 @@ class Backend(GraphPlanner):
         return planner.plans
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
-        """Compile a graph, and return the compiled function; ``torch.compile`` calls this.
+        """Compile a graph; ``torch.compile`` calls this, with the `options` of AOTAutograd.
 
-        Sets `names`, and registers DDP and FSDP2 modules. With ``loss_only`` the results that need
-        gradients and are no scalars are detached first, if a scalar result needs one. Records and
-        raises the errors of `require_whole_model` (`CaptureError` without ``fullgraph=True``),
-        `_register_wrappers` and of planning.
+        With ``loss_only``, a scalar result that needs a gradient makes all larger ones detached.
         """
         with self.record_refusals():
             require_whole_model(has_one_plan=self._has_one_plan)
@@ -180,13 +173,9 @@ class Backend(GraphPlanner):
                 )
 
     def _register_wrappers(self) -> dict[str, Any]:
-        """Add DDP and FSDP2 modules around the function to `_replicas` and `_fsdp_modules`.
+        """Register DDP and FSDP2 modules around the function; return their `FirstCall` fields.
 
-        Returns three fields of `FirstCall`, by name: `is_sharded`, whether FSDP2 shards parameters;
-        `waits_with_others`, whether other calls are expected to wait for their backward pass at the
-        same time (False with `_has_one_plan`); and `wrapped_bytes`, the bytes of DDP and FSDP2
-        (`_wrapped_bytes`). Raises `CaptureError` if there is a DDP or FSDP2 module, and the back
-        end adds gradients to ``.grad``.
+        Fails if the back end adds gradients to ``.grad``.
         """
         sharded_modules, ddp = _find_sharded_modules(), active_ddp()
         if self._settings.add_gradients and (sharded_modules or ddp is not None):
@@ -206,11 +195,9 @@ class Backend(GraphPlanner):
     def _compile_call(
         self, module: fx.GraphModule, inputs: Sequence[Any], call: FirstCall, **options: Any
     ) -> Any:
-        """Compile a graph of a call, and return the compiled function.
+        """Compile a graph of a call, with AOTAutograd's `options`.
 
-        With ``outside="auto"`` this is a `RemeasuredGraph`: a later call compiles the graph again
-        with the measured memory. `options` are those of AOTAutograd. Raises `InputError` for
-        ``outside="auto"`` if other calls are expected to wait together with this one.
+        With ``outside="auto"``, a later call compiles it again with the measured memory.
         """
         if self._settings.outside == AUTO and call.waits_with_others:
             raise InputError(_AUTO_ERROR)
@@ -220,10 +207,9 @@ class Backend(GraphPlanner):
         is_first_shape = call.function not in self._first_keep_all_bytes
 
         def compile_again(outside: OutsideMemory, arguments: Sequence[Any]) -> Callable[..., Any]:
-            """Compile the graph with the measured memory; the new plan replaces the first one.
+            """Compile the graph with the measured memory.
 
-            The record retains its name. A budget in percent that refers to this graph is computed
-            again, with the measured memory in the keep-all peak.
+            Its plan replaces the first in the record.
             """
             if is_first_shape:  # a percentage of keep-all counts the measured memory too
                 self._first_keep_all_bytes.pop(call.function, None)  # absent for ram="eager"
@@ -248,11 +234,7 @@ class Backend(GraphPlanner):
         backward_compiler: Any,
         **options: Any,
     ) -> Callable[..., Any]:
-        """Compile a graph; with a frontier, its calls may have different plans.
-
-        Without one, or for a prediction (`plan_for`), all calls execute the only variant.
-        `backward_compiler` compiles the backward pass.
-        """
+        """Compile a graph; with a frontier, its calls may have different plans."""
         first_variant = self._compile_variant(module, inputs, backward_compiler, **options)
         frontier = self._frontier
         if frontier is None or self._is_predicted:
@@ -266,10 +248,9 @@ class Backend(GraphPlanner):
         backward_compiler: Any,
         **options: Any,
     ) -> CompiledVariant:
-        """Compile a graph by the plan of the current `FirstCall`; if it has none, by a new plan.
+        """Compile a graph by the plan of the current call, or else by a new plan.
 
-        Appends the plan to `_graph_plans`. Sets `_added_parameters` to the `trained_parameters`, or
-        to {} without the option `add_gradients`. `backward_compiler` compiles the backward pass.
+        Sets `_added_parameters` for the passes.
         """
         is_sharded = self._call is not None and self._call.is_sharded
         counted_graph = CountedGraph(self._live, is_sharded=is_sharded)
@@ -358,8 +339,7 @@ class Backend(GraphPlanner):
     def _make_name_suffix(self, module: fx.GraphModule, inputs: Sequence[Any]) -> str:
         """Return the end of a graph's name: its function and input shapes.
 
-        Shapes of parameters and buffers are omitted. Of more than `_MAX_SHAPES` shapes the first
-        ones are named, and an ellipsis follows. Sets `Backend.names` to the names of all inputs.
+        Names at most `_MAX_SHAPES` shapes, none of parameters and buffers. Sets `names`.
         """
         self.names, shapes = {}, []
         for position, node in enumerate(module.graph.find_nodes(op="placeholder")):
@@ -374,12 +354,9 @@ class Backend(GraphPlanner):
         return f", {_find_function_name()}{shapes_text}"
 
     def _build_joint_graph(self, graph: fx.Graph, n_forward_outputs: int | None) -> JointGraph:
-        """Prepare an FX graph in place for planning; return it as a `JointGraph`.
+        """Prepare an FX graph in place for planning: insert additions to ``.grad``, split dropout.
 
-        Stores `names` in the arguments' ``meta``, removes unused nodes, splits dropout, and inserts
-        additions of the gradients of `_added_parameters` to ``.grad``. `n_forward_outputs` is None
-        for a graph without a backward pass. Raises `CaptureError` for an LSTM of oneDNN, and as
-        `JointGraph` does.
+        `n_forward_outputs` is None for a graph without a backward pass.
         """
         if any("mkldnn_rnn" in str(node.target) for node in graph.nodes):
             raise CaptureError(
@@ -404,11 +381,7 @@ class Backend(GraphPlanner):
         num_fwd_outputs: int,
         **_options: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Plan a joint graph and record the plan; return the modules of its two passes.
-
-        The modules are those of the forward and the backward pass. Changes the graph of `module`.
-        Raises the errors of `rewrite` and `_build_joint_graph`.
-        """
+        """Plan a joint graph, changing it; return the modules of the forward and backward pass."""
         graph, saved_nodes = self.rewrite(self._build_joint_graph(module.graph, num_fwd_outputs))
         joint = _make_graph_module(module, graph)
         forward, backward = partitioners._extract_fwd_bwd_modules(  # noqa: SLF001 - as PyTorch's
@@ -433,16 +406,8 @@ class CompiledVariant(NamedTuple):
 class GraphCalls:
     """A captured graph, each call of which is executed by its plan in the current step.
 
-    Parameters
-    ----------
-    back_end : Backend
-        Chooses plans and compiles the graph by them.
-    module : torch.fx.GraphModule
-        The graph, as Dynamo captured it.
-    frontier : Frontier
-        Plans of the graph.
-    first_variant : CompiledVariant
-        The graph compiled by the first plan.
+    `variants` contains `first_variant` only if its plan is a copy of `tight_plan`. Further variants
+    are compiled when calls need them.
     """
 
     def __init__(
@@ -452,11 +417,6 @@ class GraphCalls:
         frontier: Frontier,
         first_variant: CompiledVariant,
     ) -> None:
-        """Store the graph's plans, the first variant, and the current `Backend.names`.
-
-        `variants` contains the first one only if its plan is a copy of `tight_plan`. Further ones
-        are compiled when calls need them.
-        """
         self.module = module
         self.frontier = frontier
         self.names = back_end.names
@@ -471,7 +431,7 @@ class GraphCalls:
             self.variants[id(frontier.tight_plan)] = first_variant
 
     def __call__(self, *arguments: Any) -> Any:
-        """Execute a call by the plan of `Backend.choose_plan`; compile the graph for a new plan.
+        """Execute a call by its chosen plan, compiled on demand.
 
         Calls on fake tensors, and calls under hooks of saved tensors, have the first plan.
         """
@@ -515,11 +475,7 @@ def _find_sharded_modules() -> list[torch.nn.Module]:
 
 
 def _find_function_name() -> str:
-    """Return the class name of the module that the captured function calls.
-
-    The module is the value of the first local variable in `_MODULE_NAMES` with a module. Without
-    one, returns the name, file and line of the function; without a capture, "a function".
-    """
+    """Return the class of the module that the captured function calls, or its name and line."""
     translator = _find_translator()
     if translator is None:
         return "a function"
@@ -539,12 +495,9 @@ def _count_passes(
 
 
 def require_whole_model(*, has_one_plan: bool) -> None:
-    """Raise `CaptureError` without ``fullgraph=True``; with `has_one_plan` also for DDP's buckets.
+    """Refuse several graphs per model: code between them, and each bucket of DDP, has no budget.
 
-    After a graph break there is more than one graph, and the code between graphs has no budget. The
-    buckets of DDP are separate graphs, too. If all calls of a graph have the same plan
-    (`has_one_plan`), each bucket would have the whole budget. Without a capture only the buckets
-    are checked (`has_ddp_buckets`).
+    With `has_one_plan`, each bucket would have the whole budget.
     """
     translator = _find_translator()
     if has_one_plan and has_ddp_buckets():

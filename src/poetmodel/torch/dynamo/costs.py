@@ -46,14 +46,8 @@ _COPIED_BYTES: Final = 2**26
 class Profiles:
     """Profiles of operations, measured now or in earlier processes.
 
-    Parameters
-    ----------
-    cache : Cache
-        Stores the profiles of whole graphs.
-    measures_times : bool
-        Whether to time operations.
-    is_generated : callable, optional
-        Whether a compiler generates the kernel of a node; by default no kernel is generated.
+    `is_generated` states whether a compiler generates the kernel of a node. Such kernels are not
+    measured.
     """
 
     def __init__(
@@ -63,10 +57,6 @@ class Profiles:
         measures_times: bool,
         is_generated: Callable[[fx.Node], bool] | None = None,
     ) -> None:
-        """Create a profiler without executing operations.
-
-        `is_generated` returns whether a compiler generates the kernel of a node.
-        """
         self._cache = cache
         self._profiler = OpProfiler(measure_times=measures_times)
         self._is_generated = is_generated
@@ -74,10 +64,8 @@ class Profiles:
     def load_or_measure(self, joint: JointGraph) -> list[OpProfile]:
         """Return the profiles of a graph's operations: from the cache, or measured and then cached.
 
-        The cache is not used for a graph with a value that `plain_value` cannot represent.
-        Measuring executes operations on synthetic tensors, once or twice for each call key, also if
-        times are not measured. Operations with effects, collectives and generated kernels are not
-        executed; they retain predicted profiles. Raises the errors of `profile_on_synthetic`.
+        Measuring executes operations on synthetic tensors, except those with effects, collectives
+        and generated kernels, which retain predicted profiles.
         """
         key = self._key(joint)
         cached_profiles = None if key is None else parse_profiles(self._cache.read("profiles", key))
@@ -93,10 +81,7 @@ class Profiles:
         return profiles
 
     def _key(self, joint: JointGraph) -> str | None:
-        """Return the cache key of a graph on this host; None if a value in it has no key.
-
-        Profiles with and without times have different keys.
-        """
+        """Return the cache key of a graph on this host; None if a value in it has no key."""
         inputs = [list(map(plain_layout, tensors_in(fake_value(node)))) for node in joint.arguments]
         with suppress(NoKeyError):
             return digest(
@@ -113,10 +98,7 @@ class Profiles:
 
 
 def load_machine_rates(cache: Cache) -> tuple[float, float]:
-    """Return (FLOP/s of a matrix product, B/s of a copy), measured once and cached.
-
-    The bytes of a copy are those read and those written.
-    """
+    """Return (FLOP/s of a matrix product, B/s read and written by a copy), measured once."""
     rates = cache.read("rates", digest(host_key()))
     if rates is None:
         rates = _measure_rates()
@@ -126,10 +108,7 @@ def load_machine_rates(cache: Cache) -> tuple[float, float]:
 
 
 def host_device(rates: tuple[float, float]) -> Device:
-    """Return this machine as a device with the rates (FLOP/s, B/s) of `load_machine_rates`.
-
-    It has the physical RAM, a nominal power of 1 W, and no storage.
-    """
+    """Return this machine as a device with rates [FLOP/s, B/s], 1 W and no storage."""
     flops_per_s, bytes_per_s = rates
     return Device(
         name="this machine",
@@ -140,10 +119,7 @@ def host_device(rates: tuple[float, float]) -> Device:
 
 
 def _measure_rates() -> tuple[float, float]:
-    """Measure and return (FLOP/s of a matrix product, B/s of a copy) on the CPU.
-
-    The bytes of a copy are those read and those written.
-    """
+    """Measure (FLOP/s of a matrix product, B/s read and written by a copy) on the CPU."""
     with _disable_current_modes(), torch.no_grad():
         matrix = torch.ones(_MATRIX_SIZE, _MATRIX_SIZE, device="cpu")
         source = torch.ones(_COPIED_BYTES // 4, device="cpu")

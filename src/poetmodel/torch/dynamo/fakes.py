@@ -17,11 +17,9 @@ if TYPE_CHECKING:
 def capture_on_fakes(
     compiler: Callable[..., Any], model: Callable[..., Any], inputs: Sequence[Any]
 ) -> None:
-    """Compile and execute a call on fake tensors: `compiler` is called with the captured graph.
+    """Compile and execute a call on fake tensors; the parameters of a module get no memory.
 
-    A module is copied without the memory of its parameters and buffers. Tensors on the device
-    ``meta`` count as CPU tensors. Raises the errors of PyTorch, for example if it cannot capture
-    the call as one graph.
+    Tensors on the device ``meta`` count as CPU tensors.
     """
 
     def to_fake(value: torch.Tensor) -> torch.Tensor:
@@ -45,11 +43,7 @@ def capture_on_fakes(
 
 
 def fake_function(module: fx.GraphModule, _: object = None) -> Callable[[list[Any]], Any]:
-    """Return a function that executes no node of a graph, and returns tensors like its results.
-
-    In a fake mode these new tensors are fake. The function clears its list of arguments, as
-    PyTorch's boxed functions do.
-    """
+    """Return a boxed function that returns tensors like a graph's results, and executes no node."""
     (output,) = module.graph.find_nodes(op="output")
 
     def return_fakes(arguments: list[Any]) -> Any:
@@ -62,9 +56,6 @@ def fake_function(module: fx.GraphModule, _: object = None) -> Callable[[list[An
 
 
 def _allocate_fake(value: torch.Tensor) -> torch.Tensor:
-    """Allocate a tensor with the layout of `value`, for a meta tensor on the CPU.
-
-    In a fake mode it has no memory.
-    """
+    """Allocate a tensor with the layout of `value`, for a meta tensor on the CPU."""
     device = torch.device("cpu") if value.is_meta else value.device
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)

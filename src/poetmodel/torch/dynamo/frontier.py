@@ -28,15 +28,7 @@ _N_SOLVES: Final = 12
 
 
 class Frontier:
-    """Plans of one graph, from the one with the fewest saved bytes to keep-all; solved on demand.
-
-    With DDP or FSDP2, solves raise errors as `RankExchange.share`.
-
-    Parameters
-    ----------
-    graph_problem : GraphProblem
-        The graph with its sizes and costs.
-    """
+    """Plans of a graph, from the fewest saved bytes to keep-all; solved on demand."""
 
     def __init__(self, graph_problem: GraphProblem) -> None:
         self.graph_problem = graph_problem
@@ -52,10 +44,7 @@ class Frontier:
 
     @cached_property
     def min_peak_bytes(self) -> int:
-        """Smallest peak that `find_min_ram` found, plus `GraphProblem.extra_bytes` [B].
-
-        If it found no schedule, `GraphProblem.keep_all_bytes`.
-        """
+        """Smallest peak that `find_min_ram` found, or else the keep-all peak [B]."""
         graph_problem = self.graph_problem
         problem = graph_problem.make_problem(MAX_BYTES)
 
@@ -72,10 +61,7 @@ class Frontier:
 
     @cached_property
     def keep_all_plan(self) -> GraphPlan:
-        """The plan within the keep-all peak; without regions it keeps every tensor.
-
-        Raises `BudgetError` if no plan was found, for example if budgets of regions are too small.
-        """
+        """The plan within the keep-all peak; without regions it keeps every tensor."""
         peak_bytes = max(self.graph_problem.keep_all_bytes, self.graph_problem.extra_bytes + 1)
         graph_plan = self._plan_within(peak_bytes, sum(self.graph_problem.graph.tensor_bytes))
         if graph_plan is None:
@@ -84,11 +70,7 @@ class Frontier:
 
     @cached_property
     def tight_plan(self) -> GraphPlan:
-        """The plan with at most `min_saved_bytes` saved, at the smallest tried peak that has one.
-
-        Multiples of `min_peak_bytes` by `_PEAK_FACTORS` are tried in order, then the keep-all peak.
-        If no such plan was found, it is `keep_all_plan`, which may raise `BudgetError`.
-        """
+        """The plan with `min_saved_bytes` at the smallest tried peak, or else `keep_all_plan`."""
         for factor in _PEAK_FACTORS:
             peak_bytes = min(ceil(factor * self.min_peak_bytes), self.graph_problem.keep_all_bytes)
             graph_plan = self._plan_within(peak_bytes, self.min_saved_bytes)
@@ -104,13 +86,10 @@ class Frontier:
         return any(graph_plan is plan for plan in self._plan_by_limits.values())
 
     def find_plans(self, budget_bytes: int, until_s: float) -> list[GraphPlan]:
-        """Solve for plans within a budget; return the nondominated ones, fastest first.
+        """Return the nondominated plans within a budget, fastest first.
 
-        The candidates are `tight_plan`, `keep_all_plan`, and a plan for each of nine pairs of
-        limits on peak and saved bytes, if found; plans of equal limits are cached. A plan is
-        dominated by one with no larger peaks, saved bytes and time. Returns [] if no plan within
-        the budget was found. Its solves end at `until_s` [s], on the monotonic clock, but have at
-        least `MIN_SOLVE_S`. Raises the error of `keep_all_plan`.
+        Compares peaks, saved bytes and time. Solves for nine pairs of limits until `until_s` [s,
+        monotonic clock], each for at least `MIN_SOLVE_S`.
         """
         self._until_s = until_s
         try:
@@ -147,10 +126,7 @@ class Frontier:
         return [graph_plan for graph_plan in candidates if graph_plan is not None]
 
     def check_budget(self, budget_bytes: int) -> None:
-        """Raise `BudgetError` if `min_peak_bytes` and the peaks of two plans all exceed a budget.
-
-        The plans are `tight_plan` and `keep_all_plan`. Also raises the error of `keep_all_plan`.
-        """
+        """Raise `BudgetError` if all known peaks exceed a budget."""
         min_bytes = min(
             graph_plan.record.predicted_peak_bytes
             for graph_plan in (self.tight_plan, self.keep_all_plan)
@@ -160,11 +136,7 @@ class Frontier:
             raise self.graph_problem.make_error(budget_bytes, LeastRam(min_bytes))
 
     def _plan_within(self, peak_bytes: int, saved_bytes: int) -> GraphPlan | None:
-        """Return `GraphProblem.plan_within` for two limits, cached, also if it is None.
-
-        The solve has the time limit of a call divided by `_N_SOLVES`, and ends at `_until_s`; it
-        has at least `MIN_SOLVE_S`.
-        """
+        """Return `GraphProblem.plan_within` for two limits; the result, also None, is cached."""
         limits = (peak_bytes, saved_bytes)
         if limits not in self._plan_by_limits:
             graph_problem = self.graph_problem
@@ -179,11 +151,7 @@ class Frontier:
 
 
 def _min_saved_bytes(graph: Graph, first_backward_node: int) -> int:
-    """Return the bytes saved for the backward pass if all recomputable tensors are recomputed [B].
-
-    These are the tensors of earlier nodes that cannot be recomputed, and that the backward pass, or
-    a recomputation for it, reads.
-    """
+    """Return the bytes saved for the backward pass with everything recomputable recomputed [B]."""
     needed_tensors = {
         i for k in range(first_backward_node, len(graph.nodes)) for i in graph.inputs_of[k]
     }
@@ -202,11 +170,7 @@ def _min_saved_bytes(graph: Graph, first_backward_node: int) -> int:
 
 
 def _nondominated_plans(plans: list[GraphPlan], budget_bytes: int) -> Iterator[GraphPlan]:
-    """Yield the plans whose peaks are within a budget and that are not dominated, fastest first.
-
-    A plan is dominated if another one has no larger peaks, saved bytes and time. Of plans with
-    equal peaks, saved bytes and time, the first is yielded.
-    """
+    """Yield plans within a budget, fastest first, nondominated by peaks, saved bytes and time."""
 
     def sort_key(graph_plan: GraphPlan) -> tuple[float, ...]:
         """Return a key by which no plan is before one that dominates it."""

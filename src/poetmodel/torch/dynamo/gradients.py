@@ -42,15 +42,8 @@ WRAPPER_ERROR: Final = (
 def add_gradient(parameter: torch.Tensor, gradient: torch.Tensor, *, is_owned: bool) -> None:
     """Add a gradient to ``parameter.grad`` in place; if that is None, set it.
 
-    A new ``.grad`` has the layout of autograd: it is the gradient, detached, if that has this
-    layout, fills its storage and is owned, otherwise a copy. Raises `AssertionError` unless the
-    parameter is a leaf that requires a gradient.
-
-    Parameters
-    ----------
-    parameter, gradient : Tensor
-    is_owned : bool
-        Whether no other operation reads the gradient's memory, so that ``.grad`` may use it.
+    A gradient that `is_owned` (no other operation reads its memory) becomes the new ``.grad``
+    itself if it has autograd's layout and fills its storage; otherwise ``.grad`` is a copy.
     """
     if not (parameter.is_leaf and parameter.requires_grad):
         raise AssertionError("autograd saved another tensor instead of a parameter")
@@ -71,10 +64,7 @@ has_side_effect(add_gradient)
 
 
 def trained_parameters(inputs: Sequence[Any], names: Mapping[int, str]) -> dict[int, str]:
-    """Return the name of each `Parameter` that requires a gradient, by its position in `inputs`.
-
-    A position without a name in `names`, such as 3, gets ``parameter 3``.
-    """
+    """Return the name of each trained parameter by position in `inputs`, or ``parameter 3``."""
     return {
         position: names.get(position) or f"parameter {position}"
         for position, value in enumerate(inputs)
@@ -83,19 +73,10 @@ def trained_parameters(inputs: Sequence[Any], names: Mapping[int, str]) -> dict[
 
 
 def insert_additions(graph: fx.Graph, parameters: Mapping[int, str]) -> None:
-    """Insert operations into a joint graph that add gradients of parameters to ``.grad``.
+    """Replace gradients in the results of a joint graph by operations that add them to ``.grad``.
 
-    Each operation directly follows the computation of its gradient, or comes last if the gradient
-    is an argument.
-
-    Parameters
-    ----------
-    graph : torch.fx.Graph
-        Joint graph of AOTAutograd, changed in place; the operations replace the gradients among its
-        results.
-    parameters : mapping
-        Names of the parameters by their positions among the inputs of the function; gradients of
-        other inputs stay results.
+    `parameters` has names by input position; gradients of other inputs stay results. Each operation
+    directly follows the computation of its gradient.
     """
     from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput
 
@@ -129,11 +110,7 @@ def is_addition(node: Any) -> bool:
 
 
 def _set_ownership(graph: fx.Graph) -> None:
-    """Set the keyword `is_owned` of each node that calls `add_gradient`.
-
-    It is True if the gradient is the output of an operation, not an argument of the graph, and no
-    other node except views reads its storage.
-    """
+    """Set `is_owned` of each `add_gradient` node: no other node except views reads its memory."""
     readers: dict[int | None, set[fx.Node]] = {}
     for node in graph.nodes:
         for source in node.all_input_nodes:
@@ -149,10 +126,7 @@ def _set_ownership(graph: fx.Graph) -> None:
 class AdditionChecks:
     """Checks in each backward pass that gradients may be added to ``.grad`` by the graph.
 
-    Parameters
-    ----------
-    parameters : mapping
-        Names of the parameters by their positions among the arguments of the function.
+    `parameters` has their names by position among the arguments of the function.
     """
 
     def __init__(self, parameters: Mapping[int, str]) -> None:
@@ -164,26 +138,14 @@ class AdditionChecks:
     ) -> Any:
         """Wrap a compiled function, so that it registers a check of each call's backward pass.
 
-        Calls with gradients disabled are not checked. For all other calls the wrapper raises
-        `CaptureError` in a forward pass of DDP, under hooks of saved tensors, and if `find_node`
-        returns None although a result requires a gradient.
-
-        Parameters
-        ----------
-        compiled_function : callable
-            The compiled function.
-        find_node : callable
-            Returns a weak reference to the autograd node of the call that returned results, or
-            None.
+        `find_node` returns a weak reference to the autograd node of the call that made given
+        results, or None. Calls with gradients disabled are not checked.
         """
 
         def call_compiled(*arguments: Any) -> Any:
-            """Call the function; with gradients enabled, make `_check_pass` a prehook of its node.
+            """Call the function.
 
-            Stores the names of the parameters in the metadata of this autograd node, which
-            `find_node` returns. With gradients enabled, raises `CaptureError` in a forward pass of
-            DDP, under hooks of saved tensors, and if a result requires a gradient, but `find_node`
-            returns None.
+            With gradients enabled, make `_check_pass` a prehook of its node.
             """
             if not torch.is_grad_enabled():
                 return compiled_function(*arguments)
@@ -220,12 +182,10 @@ _CHECKED_KEY: Final = "poetmodel.checked"
 
 
 def _check_pass(node: Any) -> None:
-    """Raise `CaptureError` if the call of `node` must not add gradients; a prehook of `node`.
+    """Check all calls of a backward pass; a prehook of `node`.
 
-    The first check of a backward pass covers all its calls, so that an error leaves ``.grad``
-    unchanged. If another thread called the engine, each call is checked alone. Without an error,
-    marks the AccumulateGrad node of each parameter whose gradient the call adds, and registers a
-    `_GradientWatch` for it.
+    The first check covers all calls, so that an error leaves ``.grad`` unchanged; if another thread
+    called the engine, only this call. Then registers a `_GradientWatch` per parameter.
     """
     if torch.is_grad_enabled():
         raise CaptureError(
@@ -251,10 +211,7 @@ def _current_pass_id() -> int:
 
 
 def _find_targets(node: Any) -> list[tuple[Any, str]]:
-    """Return (AccumulateGrad node, name) of each parameter whose gradient the call of `node` adds.
-
-    `node` is the autograd node of a checked call, with names under `_NAMES_KEY`.
-    """
+    """Return (AccumulateGrad node, name) of each parameter whose gradient a checked call adds."""
     names = node.metadata[_NAMES_KEY]
     return [
         (target, names[id(target.variable)])
@@ -269,11 +226,7 @@ def _is_leaf(node: Any) -> bool:
 
 
 def _check_calls(pass_id: int, nodes: Sequence[Any]) -> None:
-    """Raise `CaptureError` for the first error of any call among the nodes of a backward pass.
-
-    Errors are those of `_find_error`, and a gradient to which several nodes contribute. Without an
-    error, marks the calls as checked in pass `pass_id`.
-    """
+    """Fail at the first error of any call among `nodes`; mark the calls as checked in the pass."""
     calls = [node for node in nodes if _NAMES_KEY in node.metadata]
     n_sources = Counter(leaf_id for node in nodes for leaf_id in _leaf_ids(node))
     for node in calls:
@@ -297,8 +250,8 @@ def _leaf_ids(node: Any) -> set[int]:
 def _find_executed_nodes() -> list[Any]:
     """Return the nodes that the running backward pass executes, from the engine's Python frame.
 
-    AccumulateGrad nodes are omitted unless the pass begins at them. Returns [] if another thread
-    called the engine, as for passes on GPUs.
+    AccumulateGrad nodes are omitted unless the pass begins at them. Empty if another thread called
+    the engine, as for passes on GPUs.
     """
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - no other way
     while frame is not None and frame.f_code is not _engine_run_backward.__code__:
@@ -321,17 +274,7 @@ def _find_executed_nodes() -> list[Any]:
 
 
 class _GradientWatch:
-    """A prehook that raises `CaptureError` if autograd gets another gradient of a parameter.
-
-    It applies to the backward pass in which it was created.
-
-    Parameters
-    ----------
-    target : Node
-        AccumulateGrad node of a parameter.
-    name : str
-        Name of the parameter.
-    """
+    """A prehook that fails if autograd gets another gradient of a parameter in this pass."""
 
     def __init__(self, target: Any, name: str) -> None:
         self._name = name
@@ -356,19 +299,7 @@ def _sources_message(name: str) -> str:
 
 
 def _find_error(parameter: Any, target: Any, name: str) -> str | None:
-    """Return the reason why a gradient must not be added to ``.grad``; None if it may.
-
-    Reasons: the pass does not accumulate this gradient, or already added another one; a hook of the
-    parameter would be skipped; ``.grad`` is sparse.
-
-    Parameters
-    ----------
-    parameter : Parameter
-    target : Node
-        AccumulateGrad node of the parameter.
-    name : str
-        Name of the parameter.
-    """
+    """Return the reason why a gradient must not be added to ``.grad``; None if it may."""
     if not _is_accumulated(target):
         return (
             f"torch.autograd.grad, and backward(inputs=...) without {name}, need gradients that "

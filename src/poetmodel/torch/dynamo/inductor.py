@@ -55,10 +55,7 @@ _SEEDED_OPERATORS: Final = frozenset(
 
 
 def is_generated(node: fx.Node) -> bool:
-    """Return whether Inductor generates the kernel of an operation instead of calling PyTorch's.
-
-    False for compute-intensive operations, such as matrix products.
-    """
+    """Return whether Inductor generates an operation's kernel instead of calling PyTorch's."""
     target: Any = node.target
     return (
         target in lowerings
@@ -70,20 +67,10 @@ def is_generated(node: fx.Node) -> bool:
 class InliningPredictor:
     """Predicts which operations of a joint graph Inductor inlines.
 
-    Parameters
-    ----------
-    graph : torch.fx.Graph
-        The joint graph.
-    n_forward_outputs : int
-        Number of results of the forward pass, which precede gradients.
+    `_reductions` includes operations on the results of reductions with as many elements.
     """
 
     def __init__(self, graph: fx.Graph, n_forward_outputs: int) -> None:
-        """Find the results and the forward nodes of a joint graph, and its `_reductions`.
-
-        Results of the forward pass depend on the forward nodes. `_reductions` are reductions, and
-        operations on their results with as many elements.
-        """
         self._op_types = partitioners.get_default_op_list()
         (output,) = graph.find_nodes(op="output")
         results = _pytree.tree_leaves(output.args)
@@ -103,10 +90,8 @@ class InliningPredictor:
     def __call__(self, node: fx.Node, size_bytes: int, read_bytes: Sequence[int]) -> bool:
         """Return whether a node is inlined, by its size and the sizes of its inputs [B].
 
-        An inlined node is pure, and neither a result nor among `_reductions`. It and all its
-        readers can be fused. At most `MAX_LARGE_INPUTS` of its inputs have at least half of
-        `size_bytes`; with several readers at most one input has, and the node is no ``cat``. A
-        forward node that reads random numbers has no reader in the backward pass.
+        An inlined node has at most `MAX_LARGE_INPUTS` inputs with half of its size or more, with
+        several readers at most one.
         """
         if not self._is_fusible(node) or node in self._reductions or node.is_impure():
             return False
@@ -155,12 +140,7 @@ def _max_elements(node: fx.Node) -> int:
 class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
     """A partitioner for Inductor with a RAM budget; created by `poetmodel.torch.partitioner`.
 
-    Parameters
-    ----------
-    graphs : GraphPlanner
-        Plans joint graphs, and records the plans.
-    reserved_bytes : int
-        Bytes of the budget for memory of Inductor that is not in the plan [B].
+    `reserved_bytes` of the budget are for memory of Inductor that is not in the plan [B].
     """
 
     def __init__(self, graphs: GraphPlanner, *, reserved_bytes: int = 0) -> None:
@@ -181,11 +161,8 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Plan a joint graph; return the modules of its forward and backward passes.
 
-        `num_fwd_outputs` is the number of forward results, `static_lifetime_input_indices` has the
-        positions of inputs that outlive the step, such as parameters. Raises `CaptureError` without
-        ``fullgraph=True`` or with buckets of DDP, and the errors of `JointGraph` and
-        `GraphPlanner.rewrite`. Records each error as a refusal. Changes `gm` as `_split_graph`
-        does.
+        Changes `gm` (see `_split_graph`), and records each error as a refusal.
+        `static_lifetime_input_indices` has the positions of inputs that outlive the step.
         """
         with self.graphs.record_refusals():
             return self._split_graph(gm, num_fwd_outputs, static_lifetime_input_indices)
@@ -198,8 +175,8 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Plan a joint graph; return the modules of its forward and backward passes.
 
-        Removes unused nodes from the graph of `gm`, and repeated ones if PyTorch's option ``cse``
-        is on. Sets `forward_results_bytes` and `final_results_bytes`.
+        Removes unused nodes from `gm`, and repeated ones if PyTorch's option ``cse`` is on. Sets
+        `forward_results_bytes` and `final_results_bytes`.
         """
         require_whole_model(has_one_plan=True)
         gm.graph.eliminate_dead_code()
@@ -248,13 +225,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
 
 
 class MeasuringCompiler:
-    """Compiles the graphs of one function by Inductor, and measures their peaks.
-
-    Parameters
-    ----------
-    counted_graph : CountedGraph
-        Counts the compiled passes.
-    """
+    """Compiles the graphs of one function by Inductor, and measures their peaks."""
 
     def __init__(self, counted_graph: CountedGraph) -> None:
         self._counted_graph = counted_graph
@@ -265,21 +236,20 @@ class MeasuringCompiler:
         """Strides of the arguments of the forward pass, by name."""
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
-        """Compile a graph of one pass, store its measured peak, and return the wrapped pass.
+        """Compile a graph of one pass, store its measured peak, and return the counted pass.
 
-        The `CountedGraph` wraps it to count its calls. An inference pass is stored as forward pass.
-        Raises `CaptureError` if the graph fails on synthetic tensors, or a profiler is on.
+        An inference pass is stored as forward pass.
         """
         names = [str(node.target) for node in gm.graph.find_nodes(op="placeholder")]
         compiled_function = compile_fx_inner(gm, example_inputs, **options)
         is_backward = options.get("is_backward", False)
 
         def measure_peak(integer: int) -> int:
-            """Execute the graph twice on synthetic inputs; return the second peak [B].
+            """Execute the graph twice on synthetic inputs.
 
-            Inputs that are not floating-point are filled with `integer`. In a forward pass, stores
-            the strides of all inputs in `_strides`. The peak excludes all inputs of a forward pass;
-            of a backward pass, only those with the name and strides of a forward input.
+            Return the second peak without inputs [B]. Inputs that are not floating-point are filled
+            with `integer`. A backward pass excludes only inputs with name and strides of a forward
+            input.
             """
             makers = []
             for name, value in zip(names, example_inputs, strict=True):
@@ -312,11 +282,9 @@ class MeasuringCompiler:
 
 
 def _make_synthetic_source(value: Any, *, is_counted: bool, integer: int) -> Callable[[], Any]:
-    """Return a function that returns a synthetic tensor like `value`; `value` if it is no tensor.
+    """Return a function that returns a synthetic CPU tensor like `value`; `value` if no tensor.
 
-    The tensor has the shape, strides and type of `value`, and is on the CPU. Floating-point
-    elements are 1, all other elements `integer`. With `is_counted` each call allocates a new
-    tensor, so that a measured peak includes it; otherwise all calls return the same tensor.
+    With `is_counted` each call allocates a new tensor, which a measured peak then includes.
     """
     if not isinstance(value, torch.Tensor):
         return lambda: value
@@ -336,9 +304,8 @@ def _make_synthetic_source(value: Any, *, is_counted: bool, integer: int) -> Cal
 class InductorBackend(Backend):
     """The back end whose kernels Inductor generates.
 
-    Inductor chooses which operations are fused, and the order of kernels. Therefore the compiled
-    graph is executed on synthetic tensors. If its peak exceeds the budget, the graph is planned
-    again with a smaller budget. There are at most `MAX_ATTEMPTS` plans.
+    Inductor chooses fusions and the order of kernels. Therefore the graph is executed on synthetic
+    tensors and, if its peak exceeds the budget, planned again with a smaller one.
     """
 
     _has_one_plan = True
@@ -355,18 +322,8 @@ class InductorBackend(Backend):
     ) -> Any:
         """Compile a graph; repeat with more bytes reserved for Inductor until the peak fits.
 
-        The first attempt reserves the bytes that an earlier compilation cached, or 0 B. The plan of
-        the successful attempt is recorded; its reserved bytes are cached unless it was the first
-        attempt. A call without gradients has no plan, but a line in the summary, and is compiled
-        once.
-
-        Raises
-        ------
-        BudgetError
-            If the first plan is not found, or none of at most `MAX_ATTEMPTS` plans has a measured
-            peak within the budget. For a call without gradients as `_inference_budget_bytes`.
-        CaptureError
-            As `Partitioner` and `MeasuringCompiler` when they are called.
+        The reserved bytes of a repetition are cached for later compilations. A call without
+        gradients has no plan, only a line in the summary.
         """
         layouts = [plain_layout(value) for value in inputs if isinstance(value, torch.Tensor)]
         cache, key = self._settings.cache, digest(self.key, module.code, layouts)
@@ -437,15 +394,7 @@ class InductorBackend(Backend):
         )
 
     def _inference_budget_bytes(self, name: str, peak_bytes: int) -> int:
-        """Return the budget of a call without gradients, given its name and its peak [B].
-
-        It is the peak, unless the budget is stated in bytes.
-
-        Raises
-        ------
-        BudgetError
-            If the peak exceeds the budget.
-        """
+        """Return the budget of a call without gradients: its peak, unless stated in bytes [B]."""
         budget = self._settings.budget
         budget_bytes = None if budget is None else budget.size_bytes
         if budget_bytes is None:

@@ -51,21 +51,9 @@ TANGENTS: Final = "tangents"
 class JointGraph(StepGraph):
     """The operations of a joint graph, forward pass first, with predicted or measured sizes.
 
-    Parameters
-    ----------
-    graph : torch.fx.Graph
-        A joint graph, or that of a forward pass alone. Each node has its fake value.
-    forward_outputs : int, optional
-        Number of results of the forward pass, which precede gradients. By default the graph has no
-        backward pass.
-    is_inlined : callable, optional
-        As in `StepGraph`.
-
-    Raises
-    ------
-    CaptureError
-        If a size or another number is unknown, a tensor is not strided, an operator takes a
-        function, or a policy is ``MUST_CPU_OFFLOAD``. The message has a remedy.
+    Each node of `graph` has its fake value. `forward_outputs` counts the results that precede
+    gradients; None for a graph without a backward pass. The fake value of a wait becomes that of
+    its input.
     """
 
     def __init__(
@@ -75,11 +63,6 @@ class JointGraph(StepGraph):
         *,
         is_inlined: Callable[[fx.Node, int, list[int]], bool] | None = None,
     ) -> None:
-        """Check the graph, order its operations, and predict their profiles.
-
-        Sets the fake value of each wait to that of its input, which the wait returns. Raises
-        `CaptureError`; the class documents this error and the parameters.
-        """
         _check_plannable(graph)
         for node in graph.nodes:
             if is_wait(node.target):  # a wait returns its input tensor
@@ -131,17 +114,13 @@ class JointGraph(StepGraph):
         return inputs
 
     def find_storages(self, nodes: Iterable[Any]) -> tuple[int, ...]:
-        """Return the ascending indices of the storages from which `nodes` are read.
-
-        Arguments, and values that are no nodes, are ignored.
-        """
+        """Return the ascending indices of the storages from which `nodes` are read."""
         return self.find_reads(node for node in nodes if isinstance(node, fx.Node)).storages
 
     def apply_profiles(self, profiles: Sequence[OpProfile]) -> None:
-        """Replace the profiles of all operations, and set the sizes of their storages.
+        """Replace the profiles of all operations, and the sizes of their storages.
 
-        A storage has the size of its largest output. Outputs that are missing in a profile have 0
-        bytes: kernels may omit unused gradients.
+        An output that a profile lacks has 0 bytes: kernels may omit unused gradients.
         """
         for operation, profile in zip(self.operations, profiles, strict=True):
             sizes = {
@@ -161,10 +140,7 @@ class JointGraph(StepGraph):
 
     @property
     def has_zero_tangents(self) -> bool:
-        """Whether both a result of one element and a larger one need gradients.
-
-        The gradients of larger results are probably 0.
-        """
+        """Whether larger results than a scalar one need gradients, which are then probably 0."""
         are_scalars = [fake_value(node).numel() == 1 for node in self.tangents]
         return any(are_scalars) and not all(are_scalars)
 
@@ -176,10 +152,8 @@ class JointGraph(StepGraph):
     def checkpointed_peak_bytes(self, graph: Graph) -> int | None:
         """Return the peak RAM with the checkpoints of the model itself [B]; None without any.
 
-        `graph` is the training graph. A checkpoint recomputes operations by their policy. Of their
-        tensors, those that nodes outside of the checkpoint read in the forward pass are kept. When
-        the backward pass first reads another one, the checkpoint is recomputed up to its last
-        operation that the backward pass needs.
+        Tensors that nodes outside of a checkpoint read in the forward pass are kept. At the first
+        backward read of another one, the checkpoint is recomputed.
         """
         checkpoint_of = {
             operation.index: operation.node.meta.get("ac_graph_id")
@@ -239,11 +213,7 @@ class JointGraph(StepGraph):
         return peak_bytes
 
     def is_repeatable(self, operation: Operation) -> bool:
-        """Return whether an operation may be recomputed.
-
-        It must not be random, have an effect, be of another library or user-defined, be a
-        collective, or have the policy ``MUST_SAVE``.
-        """
+        """Return whether an operation may be recomputed: pure, no collective, not ``MUST_SAVE``."""
         if self.policy_of(operation) is CheckpointPolicy.MUST_SAVE:
             return False
         target = operation.node.target
@@ -259,10 +229,7 @@ class JointGraph(StepGraph):
 
     @property
     def must_recompute_storages(self) -> frozenset[int]:
-        """Indices of the storages that the policy ``MUST_RECOMPUTE`` forbids to save.
-
-        Excludes storages that cannot be recomputed, and forward results, which the caller holds.
-        """
+        """Indices of the recomputable storages with policy ``MUST_RECOMPUTE``, without results."""
         forbidden_storages = (
             number
             for operation in self.operations
@@ -275,13 +242,8 @@ class JointGraph(StepGraph):
     def training_graph(self, *, middle_bytes: int | None = None) -> Graph:
         """Return the training graph: a node for each operation, then one for `final_results`.
 
+        `middle_bytes` is the workspace of a node between both passes [B]; None for no such node.
         Equal graphs have equal hashes, because the name is fixed.
-
-        Parameters
-        ----------
-        middle_bytes : int, optional
-            Workspace of a node without outputs between both passes [B]. By default there is no such
-            node.
         """
         results_node = self.results_node(self.final_results, workspace_bytes=self.copied_bytes)
         nodes = list(map(self._make_node, self.operations))
@@ -296,9 +258,8 @@ class JointGraph(StepGraph):
     def _make_node(self, operation: Operation) -> Node:
         """Return the node of an operation; `forward_results`, which the caller holds, get 0 bytes.
 
-        If the operation has several outputs, the bytes of the forward results among them are added
-        to its workspace, because a recomputation allocates them again. The workspace of the first
-        backward node is at least `outside_bytes` minus the bytes of its outputs and the tangents.
+        Forward results among several outputs count as workspace: a recomputation allocates them
+        again. `outside_bytes` is workspace of the first backward node.
         """
         caller_storages = self.forward_results.intersection(operation.storages)
         workspace_bytes = operation.profile.workspace_bytes
@@ -333,10 +294,7 @@ class JointGraph(StepGraph):
 
     @cached_property
     def overwritten_arguments(self) -> frozenset[fx.Node]:
-        """Arguments that the forward pass overwrites at its end, such as batch norm statistics.
-
-        The graph has a ``copy_`` to them, or AOTAutograd copies an output to them.
-        """
+        """Arguments that the forward pass overwrites at its end, such as batch norm statistics."""
         from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 
         written_nodes = {
@@ -358,10 +316,7 @@ class JointGraph(StepGraph):
 
     @cached_property
     def forward_results(self) -> frozenset[int]:
-        """Storage indices of forward results except arguments; empty without a backward pass.
-
-        The caller holds these results until the backward pass, so evicting one frees no RAM.
-        """
+        """Storages, no arguments, that the caller holds: evicting them frees no RAM."""
         if self.is_inference:
             return frozenset()
         return frozenset(self.find_storages(self.results[: self.forward_outputs]))
@@ -375,9 +330,7 @@ class JointGraph(StepGraph):
     def copied_bytes(self) -> int:
         """Bytes of the gradients that autograd copies when they are returned [B].
 
-        Autograd does not copy a gradient in memory that an operation of the graph allocates, with
-        the strides of its parameter, unless the same gradient was already returned for another
-        parameter. Gradients that the graph itself adds to ``.grad`` do not count.
+        Not copied is a gradient in new memory with its parameter's strides, at its first return.
         """
         from torch._functorch._aot_autograd.descriptors import GradAOTOutput
 
@@ -409,11 +362,7 @@ def _has_gradient_strides(node: fx.Node, parameter: torch.Tensor) -> bool:
 def _independent_nodes(
     calls: Iterable[fx.Node], forward_nodes: Collection[fx.Node], tangents: Iterable[fx.Node]
 ) -> list[fx.Node]:
-    """Return pure nodes of the backward pass that do not depend on tangents, in graph order.
-
-    Examples are casts, and copies of slices to be saved: AOTAutograd traces them in the forward
-    pass.
-    """
+    """Return pure backward nodes that depend on no tangent, such as casts and copies of slices."""
     dependent_nodes: set[fx.Node] = set(tangents)
     independent_nodes = []
     for node in calls:
@@ -429,10 +378,7 @@ def _saved_copies(
 ) -> set[fx.Node]:
     """Return independent nodes to compute in the forward pass instead, and all their ancestors.
 
-    Such nodes are the only readers of an operation's storage that are not `forward_nodes`, read no
-    other storage, and have outputs that together are smaller than the storage. Saving the outputs
-    instead of the storage needs less RAM. The ancestors in the result include arguments and forward
-    nodes.
+    Saving their outputs instead of the larger storage that only they read needs less RAM.
     """
     readers: dict[int, set[fx.Node]] = {}
     sizes: dict[int, int] = {}
@@ -473,13 +419,10 @@ def _saved_copies(
 def _execution_order(
     calls: Sequence[fx.Node], independent_nodes: Iterable[fx.Node]
 ) -> Iterator[fx.Node]:
-    """Yield `calls` in their order, but delay expanding independent nodes up to their first reader.
+    """Yield `calls`, but delay expanding independent nodes up to their first reader.
 
-    `independent_nodes` do not depend on tangents. The outputs of an expanding node are at least as
-    large as its inputs, arguments excluded. Computed at the start of the backward pass, all of them
-    would be in RAM at the same time. If the reader is delayed, too, both directly precede the first
-    call that needs them and is not delayed. Expanding nodes that no such call needs come last. All
-    other calls keep their order.
+    The outputs of expanding nodes are at least as large as their inputs. At the start of the
+    backward pass, all of them would be in RAM at the same time.
     """
     delayed_nodes = {
         node: position for position, node in enumerate(filter(_is_expanding, independent_nodes))
@@ -509,10 +452,7 @@ def _storage_keys(nodes: Iterable[fx.Node]) -> set[int | None]:
 
 
 def _is_pure(node: fx.Node) -> bool:
-    """Return whether a node may be moved in the order.
-
-    It must not be random, have an effect, be of another library, or call the user's functions.
-    """
+    """Return whether a node may move: not random, no effect, no foreign or user function."""
     is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
     return not (is_random or has_effect(node) or is_foreign(node.target) or node.is_impure())
 
@@ -526,11 +466,7 @@ def _is_expanding(node: fx.Node) -> bool:
 
 
 def _check_plannable(graph: fx.Graph) -> None:
-    """Raise `CaptureError` at the first node whose memory cannot be planned.
-
-    It has a symbolic size or number, a tensor that is not strided, a function as operand, or the
-    policy ``MUST_CPU_OFFLOAD``.
-    """
+    """Refuse symbolic sizes, unstrided tensors, functions as operands and ``MUST_CPU_OFFLOAD``."""
     for node in graph.nodes:
         value = fake_value(node)
         if getattr(node.meta.get("recompute"), "name", "") == "MUST_CPU_OFFLOAD":
@@ -577,9 +513,7 @@ def _display_name(node: fx.Node) -> str:
 def _find_line(node: fx.Node) -> str:
     """Return the innermost line outside of PyTorch that created a node, as text.
 
-    The text has file, line number and code. If the node has no stack trace, that of the first
-    reader, or else input, with a trace is used. If this trace has no such line, or there is none,
-    returns the path of the node's module or, if that is the root or unknown, the node's name.
+    Falls back to the trace of a reader or input, then to the module's path.
     """
     traces = (
         near_node.meta.get("stack_trace")
@@ -595,10 +529,7 @@ def _find_line(node: fx.Node) -> str:
 
 
 def storage_sizes(nodes: Iterable[fx.Node]) -> dict[int, int]:
-    """Return the size of each whole storage with an output of `nodes`, by storage key [B].
-
-    Nodes whose output is not one tensor are skipped.
-    """
+    """Return the size of each whole storage with a tensor of `nodes`, by storage key [B]."""
     keys = ((fake_storage_key(node), node) for node in nodes)
     return {
         key: fake_value(node).untyped_storage().nbytes() for key, node in keys if key is not None

@@ -22,13 +22,9 @@ if TYPE_CHECKING:
 
 
 class JointRewriter(Rewriter):
-    """Writes the operations of a plan's program to a new joint graph.
-
-    Views are written once per pass. A page-in is the newest copy of its storage.
-    """
+    """Writes the operations of a plan's program to a new joint graph."""
 
     def __init__(self, joint: JointGraph, file_number: int) -> None:
-        """Start a graph with the arguments of `joint`; pages are in file `file_number`."""
         super().__init__(joint.output_keys)
         self.saved_nodes: dict[fx.Node, None] = {}
         """Arguments and forward nodes that the backward pass reads, as an ordered set."""
@@ -48,11 +44,10 @@ class JointRewriter(Rewriter):
         """First node of the new graph that is no argument; copies are inserted before it."""
 
     def rewrite(self, program: Program, middle_node: int | None = None) -> fx.Graph:
-        """Write a program's operations, fill `saved_nodes`, and return the graph; call this once.
+        """Write a program, fill `saved_nodes`, and return the graph; call this once.
 
-        The backward pass begins at node `middle_node` of the plan's graph. By default it begins
-        with the first backward operation; without one, after all operations. The program's waits
-        and frees are omitted.
+        The backward pass begins at node `middle_node` of the plan's graph, by default with the
+        first backward operation. Waits and frees of the program are omitted.
         """
         joint = self._joint
         for op, node in program:
@@ -81,9 +76,9 @@ class JointRewriter(Rewriter):
         self._views.clear()
 
     def _compute(self, index: int) -> None:
-        """Write operation `index`; the first backward operation begins the backward pass.
+        """Write operation `index`, if any.
 
-        Has no effect for the node of the results, whose index follows that of the last operation.
+        The first backward operation begins the backward pass.
         """
         if index == len(self._joint.operations):  # the node for the results
             return
@@ -102,10 +97,7 @@ class JointRewriter(Rewriter):
         ]
 
     def _page_out(self, number: int) -> None:
-        """Write the pending waits for collectives in storage `number`, then its page-out.
-
-        Records the node of the page's token.
-        """
+        """Write the pending waits for collectives in storage `number`, then its page-out."""
         for key in self._awaited_keys.intersection(self.output_keys(number)):
             self.write_wait(key)
         value = self._newest[self.output_keys(number)[0]]
@@ -117,11 +109,7 @@ class JointRewriter(Rewriter):
         self._tokens[number] = token
 
     def _page_in(self, number: int) -> None:
-        """Write a page-in of the PyTorch storage with index `number`, from its last page-out.
-
-        The page-in becomes the newest copy of the first output in the storage, and a view of the
-        page-in becomes the newest copy of each further output.
-        """
+        """Write a page-in of storage `number`; its outputs become views of the page-in."""
         first_key, *other_keys = self.output_keys(number)
         value = fake_value(self._newest[first_key])
         arguments = (self.register_read(self._tokens[number]), value.dtype, self._file_number)
@@ -140,8 +128,7 @@ class JointRewriter(Rewriter):
     def map_placeholder(self, node: fx.Node) -> fx.Node:
         """Return the new node of an argument; in the backward pass, register it as saved.
 
-        Tangents and ``get_attr`` nodes are not saved. For an argument that the forward pass
-        overwrites, the backward pass gets a copy, made at the start of the graph.
+        If the forward pass overwrites it, the backward pass gets a copy from before.
         """
         new_node = self._placeholders[node]
         if not self._is_backward:

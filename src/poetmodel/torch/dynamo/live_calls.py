@@ -52,10 +52,7 @@ _DELETE_RESULTS_ADVICE: Final = (
 
 
 class _SizedStorage(NamedTuple):
-    """The storage of a tensor that a graph returned, with a size.
-
-    The size is that of the storage, or of all tensors that are freed with it.
-    """
+    """The storage of a returned tensor, with the size of all tensors that are freed with it."""
 
     storage: StorageWeakRef
     bytes: int
@@ -139,23 +136,13 @@ _NO_FACTS: Final = CallFacts()
 class CountedGraph:
     """A compiled graph whose passes are counted among the live calls of a back end.
 
-    Parameters
-    ----------
-    calls : LiveCalls
-        Counts the passes.
-    is_sharded : bool
-        Whether FSDP2 shards the parameters of its module; changes only the advice of errors.
-    frontier : Frontier, optional
-        Plans of the same graph for calls that wait together.
+    `set_plan` sets name, budget and peaks. `is_sharded` (by FSDP2) changes only the advice of
+    errors. `frontier` has plans for calls that wait together.
     """
 
     def __init__(
         self, calls: LiveCalls, *, is_sharded: bool = False, frontier: Frontier | None = None
     ) -> None:
-        """Start without a plan: name, budget, peaks and number of results are empty or 0.
-
-        `set_plan` sets these and `waits_with_others`, which is False at first.
-        """
         self.is_sharded = is_sharded
         self.frontier = frontier
         self.name = ""
@@ -194,17 +181,10 @@ class CountedGraph:
         return self._layout.saved_bytes + sum(size for _, size in self._layout.results)
 
     def count_forward(self, compiled_pass: CompiledPass) -> CompiledPass:
-        """Wrap a forward pass: its call becomes live when the pass returns, unless it raises.
-
-        The wrapper raises `BudgetError` as `LiveCalls.begin_pass` does.
-        """
+        """Wrap a forward pass: its call becomes live when the pass returns."""
 
         def forward(arguments: list[Any]) -> Any:
-            """Execute and count the forward pass; register its call as live unless the pass raises.
-
-            The first call of the graph also sets `_layout`, that of the outputs. Raises the errors
-            of `LiveCalls.begin_pass`.
-            """
+            """Execute and count the forward pass; the graph's first call also sets `_layout`."""
             storages = _storage_references(arguments) if self._layout is None else {}
             facts = getattr(self._thread_state, "facts", _NO_FACTS)
             running_pass = self._calls.begin_pass(
@@ -225,17 +205,11 @@ class CountedGraph:
         return _mark_boxed(forward, compiled_pass)
 
     def count_backward(self, compiled_pass: CompiledPass) -> CompiledPass:
-        """Wrap a backward pass, so that it ends its call unless ``retain_graph=True``.
-
-        The wrapper raises `BudgetError` as `LiveCalls.begin_pass` does.
-        """
+        """Wrap a backward pass, so that it ends its call unless ``retain_graph=True``."""
         return self._count_final_pass(compiled_pass, self._make_backward_pass)
 
     def count_inference(self, compiled_pass: CompiledPass) -> CompiledPass:
-        """Wrap a graph without a backward pass, so that its peak is reserved while it runs.
-
-        The wrapper raises `BudgetError` as `LiveCalls.begin_pass` does.
-        """
+        """Wrap a graph without a backward pass, so that its peak is reserved while it runs."""
         return self._count_final_pass(compiled_pass, self._make_inference_pass)
 
     def _count_final_pass(
@@ -243,9 +217,7 @@ class CountedGraph:
     ) -> CompiledPass:
         """Wrap the last pass of a call, to reserve its peak while it runs and then end the call.
 
-        `make_pass` makes the `_Pass` from the arguments. The wrapper raises `BudgetError` as
-        `LiveCalls.begin_pass` does. A call stays live with ``retain_graph=True``, or if its pass
-        raises.
+        The call stays live with ``retain_graph=True``, or if its pass raises.
         """
 
         def counted_pass(arguments: list[Any]) -> Any:
@@ -262,17 +234,10 @@ class CountedGraph:
         return _mark_boxed(counted_pass, compiled_pass)
 
     def record_nodes(self, compiled_function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the compiled function, so that it stores the autograd node of each live call.
-
-        It also sets `is_returned` of the call to True.
-        """
+        """Wrap the compiled function, so that each live call has its autograd node."""
 
         def call_compiled(*arguments: Any) -> Any:
-            """Call the function; store its node in the call whose forward pass it executed, if any.
-
-            Also sets `is_returned` of that call. The node is None if `find_compiled_node` finds
-            none.
-            """
+            """Call the function; mark its call as returned, with its autograd node or None."""
             self._thread_state.call = None
             results = compiled_function(*arguments)
             call: _LiveCall | None = self._thread_state.call
@@ -289,8 +254,7 @@ class CountedGraph:
     ) -> _OutputLayout:
         """Return the layout of the first forward pass's outputs that are in new storages.
 
-        New storages are neither empty nor among `argument_storages`, by key. A storage of more than
-        one output counts once, as a result if one of these outputs is a result.
+        A storage of several outputs counts once, as a result if one of them is.
         """
         known_storages = set(argument_storages)
         new_outputs: list[tuple[int, int]] = []
@@ -305,10 +269,9 @@ class CountedGraph:
         return _OutputLayout(results, largest_position, sum(size for _, size in saved_outputs))
 
     def _make_call(self, layout: _OutputLayout, outputs: Sequence[Any]) -> _LiveCall:
-        """Return the call of a forward pass, with weak references to storages of its outputs.
+        """Return the call of a forward pass, with weak references to its outputs.
 
-        These are the outputs in `layout`: results, and the one saved tensor that represents all.
-        `LiveCalls.end_pass` makes the call live.
+        One saved tensor represents all.
         """
 
         def sized_storage(position: int, size: int) -> _SizedStorage:
@@ -327,10 +290,9 @@ class CountedGraph:
         return _Pass(self, self.peaks.forward_bytes, is_inference=True, argument_storages=storages)
 
     def _make_backward_pass(self, arguments: Sequence[Any]) -> _Pass:
-        """Return the record of a backward pass: its peak, and the call that saved `arguments`.
+        """Return the record of a backward pass: its peak, and its call, None if unknown.
 
-        The call is None if `find_call` finds none. With ``retain_graph=True`` the peak includes all
-        saved tensors. Results of the call that no longer exist are subtracted from the peak.
+        With ``retain_graph=True`` the peak includes all saved tensors. Freed results do not count.
         """
         backward_call = self._calls.find_call(self, arguments)
         retains_graph = torch._C._autograd._get_current_graph_task_keep_graph()  # noqa: SLF001 - no other
@@ -391,15 +353,11 @@ class _Pass:
 class LiveCalls:
     """Counts live calls and running passes of all graphs of one back end; safe for threads.
 
-    Parameters
-    ----------
-    keep_all_fraction : float, optional
-        The budget of calls that wait together, as a fraction of their peak with everything kept;
-        None if it is stated in bytes.
+    `keep_all_fraction` is the budget of calls that wait together, relative to their keep-all peak;
+    None if the budget is stated in bytes. The back end sets `budget_bytes` once it is known.
     """
 
     def __init__(self, keep_all_fraction: float | None = None) -> None:
-        """Start without live calls; the back end sets `budget_bytes` once it is known."""
         self.keep_all_fraction = keep_all_fraction
         self.budget_bytes: int | None = None
         """Budget of calls that wait together [B]; None until it is known."""
@@ -447,12 +405,9 @@ class LiveCalls:
         return text
 
     def find_call(self, graph: CountedGraph, arguments: Sequence[Any]) -> _LiveCall | None:
-        """Return the live call of `graph` whose backward pass has the given `arguments`.
+        """Return the live call of `graph` whose backward pass has `arguments`; None if unknown.
 
-        A graph's only live call is returned without a comparison. Of several, the latest one whose
-        saved storage is among `arguments` is returned, or the latest of all if none has a saved
-        storage: all of them then hold equal bytes. None without a live call, or if some of several
-        have a saved storage, but none of these storages is among `arguments`.
+        Of several calls without a saved storage, the latest is returned: they hold equal bytes.
         """
         with self._lock:
             calls = [call for call in self._calls if call.graph is graph]
@@ -474,9 +429,7 @@ class LiveCalls:
     ) -> dict[int, StorageWeakRef]:
         """Return the storages of arguments by key; empty if they are not needed.
 
-        `backward_call` is the call of a backward pass, if known. Storages are not needed if no
-        other call is live, no pass runs, no returned tensor is recorded, and the graph is not
-        retained.
+        They are for other calls, running passes, returned tensors and retained graphs.
         """
         is_alone = all(call is backward_call for call in self._calls) and not (
             self._passes or self._returned_storages
@@ -484,11 +437,9 @@ class LiveCalls:
         return {} if is_alone and not retains_graph else _storage_references(arguments)
 
     def find_new_tensors(self, running_pass: _Pass, values: Any) -> dict[int, _SizedStorage]:
-        """Return the storages of new tensors among the `values` that a pass returns, by key.
+        """Return the new storages among the `values` that a pass returns, by key.
 
-        These are strided tensors, items of `values`, whose storage is none of the pass's
-        `argument_storages`. Returns {} if no call stays live after the pass, and no other pass
-        runs.
+        Empty if no call stays live after the pass, and no other pass runs.
         """
         with self._lock:
             has_other_calls = any(
@@ -505,22 +456,12 @@ class LiveCalls:
         }
 
     def begin_pass(self, new_pass: _Pass) -> _Pass:
-        """Reserve the peak of a pass until its end, and record it in the step; return the pass.
+        """Reserve the peak of a pass until its end, and record it in the step.
 
-        Raises
-        ------
-        BudgetError
-            If the pass, with live calls and other running passes, could exceed the budget, also
-            after a garbage collection. The pass is then not recorded; `refusal` is set to the
-            reason.
-
-            A forward pass is also refused if the budget is final (see `_find_budget_bytes`) and
-            every possible next backward pass could exceed it. If other calls wait or are expected
-            to, it is refused if the interval after it could exceed the budget. These two rules do
-            not apply if the plan was chosen for the step, or a checkpoint is recomputed.
-
-            A backward pass is also refused if an earlier forward pass of the step took more than
-            the budget, which was not known then. Also the error of `Frontier.keep_all_plan`.
+        Raises `BudgetError`, and sets `refusal`, if the pass with live calls and other running
+        passes could exceed the budget after a garbage collection. A forward pass is refused also if
+        every possible next backward pass, or waiting beside other calls, could exceed a final
+        budget; these rules do not apply to plans chosen for the step and recomputed checkpoints.
         """
         text = self._reserve(new_pass)
         if text is not None:
@@ -533,11 +474,8 @@ class LiveCalls:
     def end_pass(self, ended_pass: _Pass) -> None:
         """End a pass: its call becomes live after a forward pass, and ends after a backward pass.
 
-        After a failed pass no call is added or ended; with ``retain_graph=True`` the call stays
-        live. Both clear `_is_regular`. Records the tensors that the pass returned, and removes
-        finished calls. The step ends when a backward pass, or a call without gradients, has
-        returned, no call is live and no pass runs. Then `has_completed_step` is set, `refusal`
-        cleared, and `last_step` set as in `_end_step`.
+        A failed pass adds or ends no call; ``retain_graph=True`` keeps the call live. The step ends
+        when no call is live and no pass runs; this clears `refusal`.
         """
         with self._lock:
             self._passes.remove(ended_pass)
@@ -560,10 +498,9 @@ class LiveCalls:
                 self._end_step()
 
     def next_call_number(self) -> int:
-        """Return the next number among the step's calls with a choice of plans.
+        """Return the next number among the step's calls with a choice of plans; 0 begins a step.
 
-        Does not change the stored number. Removes finished calls first. If then no call is live and
-        no pass runs, the next call begins a step: returns 0.
+        Removes finished calls, but does not advance the number.
         """
         with self._lock:
             self._remove_finished()
@@ -572,9 +509,7 @@ class LiveCalls:
     def _end_step(self) -> None:
         """Set `last_step` to the passes of the step, or to None if the step is not complete.
 
-        It is complete if `_is_regular`, each of its calls with a choice of plans had at least one
-        backward pass, and no other call had one. Has no effect if no call of the step has a choice
-        of plans.
+        It is complete if `_is_regular` and exactly the calls with a choice had backward passes.
         """
         backward_numbers = {event.number for event in self._events if event.is_backward}
         forward_numbers = {event.number for event in self._events if event.number >= 0}
@@ -592,12 +527,8 @@ class LiveCalls:
     ) -> None:
         """Append the `Event` of a pass to those of the step, and set the `number` of the pass.
 
-        A forward pass with a choice of plans has the next number, a backward pass that of its call;
-        without a choice, or for an unknown call, the number is -1. `other_calls` are the live calls
-        except that of the pass; `held_bytes` is all RAM that counts during the pass besides its own
-        peak. If a backward pass of a known call does not follow another backward pass, the interval
-        before it is recorded first. Clears `_is_regular` if another pass is running, or the call of
-        a backward pass is unknown.
+        `held_bytes` is all RAM that counts besides the peak of the pass. The number is -1 without a
+        choice of plans or a known call. The interval before a backward pass is an event, too.
         """
         backward_call = new_pass.backward_call
         if new_pass.is_backward:
@@ -638,18 +569,8 @@ class LiveCalls:
     ) -> tuple[int, bool]:
         """Return (budget of a pass [B], whether it is final).
 
-        The budget is at least that of each graph: of the pass, of `other_calls`, and of running
-        passes. If `budget_bytes` is not None, it is at least `budget_bytes`, and final. Otherwise
-        it is the largest budget of the graphs, also final, if `keep_all_fraction` is None, the
-        pass's graph has no choice of plans, or this graph has a budget and is the only one of the
-        step so far. For a percentage, a pass without gradients beside other calls adds its peak:
-        no percentage of it could be met.
-
-        In all other cases, a percentage refers to the calls of the step. `_keep_all_bytes` is
-        raised to their keep-all peak so far, which is the budget of a forward pass, not final.
-        `keep_all_fraction` of it is the final budget of a backward pass: all calls are known then.
-        `other_calls` and `held_bytes` are as in `_record_event`. Raises the error of
-        `Frontier.keep_all_plan`.
+        With several calls, a percentage refers to the keep-all peak of the step. In a backward pass
+        all calls are known, and the budget is final. A forward pass has the keep-all peak so far.
         """
         graphs = [
             new_pass.graph,
@@ -680,13 +601,7 @@ class LiveCalls:
         return max(graph_budget_bytes, int(fraction * self._keep_all_bytes)), new_pass.is_backward
 
     def _reserve(self, new_pass: _Pass) -> str | None:
-        """Reserve the peak of a pass, or return the error message if it could exceed the budget.
-
-        First removes finished calls, and begins a new step if then no call is live and no pass
-        runs. On success, records the pass in the step and returns None. `concurrent_bytes` is
-        raised if other calls are live or run, `_forward_bytes` if the budget is not final. Raises
-        as `_find_budget_bytes`.
-        """
+        """Reserve the peak of a pass and record it, or return the message that refuses it."""
         graph = new_pass.graph
         with self._lock:
             self._remove_finished()
@@ -760,11 +675,9 @@ class LiveCalls:
         )
 
     def _min_backward_bytes(self, graph: CountedGraph, held_bytes: int) -> int:
-        """Return the smallest peak of a backward pass right after a forward pass of `graph` [B].
+        """Return the smallest peak of a backward pass right after a forward pass [B].
 
-        That is the minimum over the backward pass of the same call and those of all live calls, by
-        the plan of each; all other calls wait. `held_bytes` is all RAM that counts during the
-        forward pass besides its own peak.
+        All other calls wait. `held_bytes` is all RAM that counts besides the forward peak.
         """
         peaks = [held_bytes + graph.peaks.backward_bytes]
         for call in self._calls:
@@ -794,11 +707,7 @@ def _storage_references(values: Iterable[Any]) -> dict[int, StorageWeakRef]:
 
 
 def find_compiled_node(results: Any) -> weakref.ref[Any] | None:
-    """Return a weak reference to the autograd node of the compiled call that returned `results`.
-
-    Also finds the node behind views of a result, up to `_MAX_DEPTH` nodes deep. Returns None if
-    there is none.
-    """
+    """Return the autograd node of the compiled call that made `results`, also behind views."""
     nodes = [value.grad_fn for value in results if isinstance(value, torch.Tensor)]
     for _ in range(_MAX_DEPTH):
         nodes = [node for node in nodes if node is not None]
@@ -810,10 +719,7 @@ def find_compiled_node(results: Any) -> weakref.ref[Any] | None:
 
 
 def _mark_boxed(function: CompiledPass, compiled_pass: CompiledPass) -> CompiledPass:
-    """Mark a wrapper as boxed, like its `compiled_pass`, which empties its list of arguments.
-
-    Returns the wrapper. Raises `AssertionError` if `compiled_pass` is not boxed.
-    """
+    """Mark a wrapper as boxed, like its `compiled_pass`, which empties its list of arguments."""
     if not getattr(compiled_pass, "_boxed_call", False):
         raise AssertionError("a compiled pass takes its arguments as a list")
     function._boxed_call = True  # type: ignore[attr-defined] # noqa: SLF001 - PyTorch reads it

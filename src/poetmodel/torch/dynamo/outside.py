@@ -22,13 +22,8 @@ if TYPE_CHECKING:
 class RemeasuredGraph:
     """A compiled graph that is planned again once the outside memory of a step is measured.
 
-    The measurement ends with the next call or measurement, because a profiler that ends inside a
-    backward pass would be restored by autograd at the end of the pass.
-
-    Parameters
-    ----------
-    compile_again : callable
-        Compiles the graph again, given the measured memory and the arguments.
+    The next call or measurement ends a measurement: autograd would restore a profiler that ends
+    inside of a backward pass at the end of the pass.
     """
 
     def __init__(
@@ -44,10 +39,7 @@ class RemeasuredGraph:
     def __call__(self, *arguments: Any) -> Any:
         """Execute a call; measure the memory after its forward pass, unless that succeeded before.
 
-        Each call with gradients enabled and without a profiler starts a measurement, and the next
-        call ends it first. If a backward pass was executed in between, this next call compiles the
-        graph again with the measured memory, and neither this nor a further call starts a
-        measurement. Raises as `compile_again`.
+        After a measured backward pass, the next call compiles the graph again.
         """
         measured_memory = self.end_measurement()
         if self._compile_again is not None and measured_memory is not None:
@@ -65,19 +57,15 @@ class RemeasuredGraph:
         return results
 
     def wrap_backward_compiler(self, compiler: Compiler) -> Compiler:
-        """Wrap a compiler of the backward pass; the start of the pass ends a `HeapWatch` section.
+        """Wrap a compiler of the backward pass; the start of the pass ends the measured section.
 
-        This section of the running `HeapWatch`, if any, began at the end of the forward pass.
         Compilation stores the bytes of the tangents, which `end_measurement` subtracts.
         """
 
         def compile_backward(
             module: fx.GraphModule, inputs: Sequence[Any]
         ) -> Callable[[list[Any]], Any]:
-            """Compile the backward graph; its execution ends the section that is measured, if any.
-
-            Stores the bytes of the graph's tangents.
-            """
+            """Compile the backward graph, and store the bytes of its tangents."""
             nodes = module.graph.find_nodes(op="placeholder")
             tangents = [node for node in nodes if str(node.target).startswith(TANGENTS)]
             self._tangents_bytes = sum(storage_sizes(tangents).values())
@@ -94,11 +82,7 @@ class RemeasuredGraph:
         return compile_backward
 
     def end_measurement(self) -> OutsideMemory | None:
-        """End the running measurement, and return its result.
-
-        Returns None if no measurement is running. Also returns None, after ending the measurement,
-        if no backward pass was executed since it began.
-        """
+        """End the running measurement; return None if it included no backward pass."""
         heap_watch, self._heap_watch = self._heap_watch, None
         if heap_watch is None:
             return None
@@ -111,22 +95,12 @@ class RemeasuredGraph:
 
 
 class LossOnlyGraph:
-    """A graph that detaches its results except scalars, if it returns a loss.
+    """A graph that detaches its results except scalars, if it returns a loss; changes `module`.
 
-    A scalar is a tensor of one element; a loss is a scalar result that needs a gradient. Without
-    one, the graph is unchanged. Results that need no gradient are unchanged, too.
-
-    Parameters
-    ----------
-    module : torch.fx.GraphModule
-        The graph as Dynamo captured it; changed in place.
+    A scalar has one element; a loss is a scalar result that needs a gradient.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
-        """Detach the results that need gradients and are no scalars, if a scalar needs one.
-
-        Changes `module` in place.
-        """
         self._module = module
         self._detached_positions: list[int] = []
         """Positions of the detached results."""
@@ -153,8 +127,7 @@ class LossOnlyGraph:
     def compile_with(self, compiler: Callable[[fx.GraphModule], Any]) -> Callable[..., Any]:
         """Compile the graph; a gradient that reaches a detached result raises `CaptureError`.
 
-        For this error, detached results of calls with gradients enabled require gradients and have
-        a hook. Without detached results, returns the compiled graph unwrapped.
+        For this error, detached results require gradients and have a hook.
         """
         compiled_function = compiler(self._module)
         if not self._detached_positions:

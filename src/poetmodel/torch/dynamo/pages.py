@@ -33,8 +33,7 @@ _MAX_SLOTS: Final = 1 << 40
 class SlotFile(ScratchFile):
     """A file of slots; a free slot is reused for pages of equal size, in units of 4096 B.
 
-    The file grows if no such slot is free. A forked process creates a file of its own when it first
-    writes.
+    A forked process creates a file of its own when it first writes.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -55,12 +54,7 @@ class SlotFile(ScratchFile):
         """Storage bytes, offset, shape and strides of the tensor in each slot, by file offset."""
 
     def write(self, memory: memoryview) -> int:
-        """Write a page into a slot; return its file offset after the medium has stored the page.
-
-        The slot is a free one of the same rounded size, or a new one at the end of the file.
-        In a forked process the first page creates a new file. Raises `PageError` if writing fails,
-        `InputError` if that file cannot be created.
-        """
+        """Write a page; return its file offset after the medium has stored the page."""
         process = os.getpid()
         size = round_up(len(memory), ALIGNMENT_BYTES)
         # Steps in several threads may write at the same time.
@@ -90,26 +84,22 @@ class SlotFile(ScratchFile):
             )
 
     def read(self, offset: int, memory: memoryview) -> None:
-        """Read the page at `offset` into `memory`.
-
-        Raises `PageError` if the page cannot be read or its checksum is wrong.
-        """
+        """Read the page at `offset` into `memory`, and verify its checksum."""
         self._read_page(offset, memory, "a page")
 
     def free_slot(self, offset: int, size_bytes: int, process: int) -> None:
-        """Register the slot at `offset` as free, if `process`, which wrote it, is the current one.
+        """Register a slot as free, if `process`, which wrote it, is the current one.
 
-        Not compared with `self.process`, which another thread of a forked process may be changing.
+        `self.process` is not compared: another thread of a forked process may be changing it.
         """
         if process == os.getpid():
             self._free_slots[round_up(size_bytes, ALIGNMENT_BYTES)].append(offset)
 
 
 def page_out(tensor: torch.Tensor, file_number: int) -> torch.Tensor:
-    """Write the storage of a tensor to file `file_number`; return the token of the slot used.
+    """Write the storage of a tensor to file `file_number`; return the token of the slot.
 
-    The file stores the layout of the tensor. The slot is free again when the token is deleted.
-    Raises as `SlotFile.write`.
+    The slot is free again when the token is deleted.
     """
     file, size = _FILE_BY_NUMBER[file_number], tensor.untyped_storage().nbytes()
     offset = file.write(bytes_of(tensor.untyped_storage()))
@@ -124,8 +114,7 @@ def page_out(tensor: torch.Tensor, file_number: int) -> torch.Tensor:
 def page_in(token: torch.Tensor, dtype: torch.dtype, file_number: int) -> torch.Tensor:
     """Read the tensor in the token's slot into new memory, with its original strides.
 
-    Original strides may differ from those that PyTorch predicts, because kernels choose them. The
-    slot is not freed. Raises `PageError` as `SlotFile.check_process` and `SlotFile.read` do.
+    They may differ from those that PyTorch predicts, because kernels choose them.
     """
     file = _FILE_BY_NUMBER[file_number]
     process, slot = divmod(int(token), _MAX_SLOTS)

@@ -206,18 +206,11 @@ class BackendOptions:
     def budget_bytes(
         self, joint: JointGraph, keep_all_bytes: int, eager_bytes: int | None, call: FirstCall
     ) -> int:
-        """Return the budget of a graph [B].
+        """Return the budget of a graph [B]; ``eager`` means `eager_bytes`, the checkpointed peak.
 
-        `keep_all_bytes` is the graph's peak with everything kept, `eager_bytes` its peak with the
-        checkpoints of the model itself, if any. ``eager`` means `eager_bytes`, or `keep_all_bytes`
-        without checkpoints.
-
-        A budget in bytes is returned as stated. A percentage refers to the first shape of a
-        function, because the RAM of the host does not depend on inputs. From 100 % the budget is at
-        least `keep_all_bytes`, for each shape. Without gradients no tensor is saved, and any
-        percentage means `keep_all_bytes`. Stores the `keep_all_bytes` of a first shape in
-        `call.first_keep_all_bytes`, also for a budget in bytes, but not for ``eager`` or for a
-        percentage without gradients.
+        A percentage refers to the first shape of a function (stored in `call`), because the RAM of
+        the host does not depend on inputs. From 100 % the budget is at least `keep_all_bytes`.
+        Without gradients no tensor is saved, and any percentage means `keep_all_bytes`.
         """
         budget = self.budget
         if budget is None:
@@ -288,22 +281,8 @@ def plan(
 ) -> GraphPlan:
     """Plan a graph with the profiles of its operations, within its budget.
 
-    Changes `joint`: sets its profiles and the outside memory of `call`. Like
-    `BackendOptions.budget_bytes`, may store the keep-all peak of a first shape in `call`.
+    Changes `joint` (profiles, outside memory) and `call` (keep-all peak of the first shape).
     `reserved_bytes` of the budget are for memory of Inductor that is not in the plan [B].
-    `is_predicted` is only recorded: whether no graph is executed.
-
-    Raises
-    ------
-    BudgetError
-        If the budget is too small, that of a region is invalid, or no plan was found in time.
-        Without regions, the message has the smallest known sufficient budget, if any.
-    CaptureError
-        As `RankExchange.share`, if processes share plans.
-    RuntimeError
-        If processes share plans, and the first one returns no result in time.
-    InputError
-        If a region has no tensor.
     """
     graph_problem = GraphProblem.from_joint(
         joint,
@@ -383,12 +362,10 @@ class GraphProblem:
         reserved_bytes: int = 0,
         is_predicted: bool = False,
     ) -> GraphProblem:
-        """Return the problem of `joint`; sets profiles and the outside memory of `call` in `joint`.
+        """Return the problem of `joint`; sets its profiles and outside memory.
 
-        Without a device in the settings and rates in `call`, loads or measures the rates of this
-        machine. `reserved_bytes` are for memory of Inductor; they are extra bytes of both passes,
-        but not part of `keep_all_bytes` [B]. `is_predicted` is only recorded: whether no graph is
-        executed.
+        `reserved_bytes` are for memory of Inductor, and not part of `keep_all_bytes` [B].
+        `is_predicted` is only recorded.
         """
         joint.apply_profiles(profiles)
         joint.outside_bytes = call.outside.peak_bytes
@@ -437,17 +414,10 @@ class GraphProblem:
         return sum(operation.phase is Phase.FORWARD for operation in self.joint.operations)
 
     def make_problem(self, usable_bytes: int, *, saved_bytes: int | None = None) -> Problem:
-        """Return the problem of scheduling the graph within a budget, with minimum time.
+        """Return the problem of scheduling the graph in `usable_bytes`, with minimum time.
 
-        Parameters
-        ----------
-        usable_bytes : int
-            RAM for the plan [B].
-        saved_bytes : int, optional
-            Upper bound on the RAM of the plan between both passes [B]. With a bound, the graph has
-            a node without outputs between both passes, whose workspace is the rest of
-            `usable_bytes`, and `JointGraph.outside_bytes`, the memory that other code uses between
-            both passes, is set to that of `call`.
+        `saved_bytes` bounds the RAM between both passes, by a node there whose workspace is the
+        rest.
         """
         graph, times_s = self.graph, list(self.times_s)
         if saved_bytes is not None:
@@ -486,16 +456,9 @@ class GraphProblem:
         return self.make_task(problem, budget_bytes).make_error(least, is_proved=False)
 
     def plan_within(self, peak_bytes: int, saved_bytes: int) -> GraphPlan | None:
-        """Return a plan within two limits; None if none is found in the remaining time of `call`.
+        """Return a plan within two limits [B]; None if none is found in the remaining time.
 
-        Raises as `find_regions`, `make_plan` and, with DDP or FSDP2, as `RankExchange.share`.
-
-        Parameters
-        ----------
-        peak_bytes : int
-            Upper bound on the RAM of each pass, `extra_bytes` included [B].
-        saved_bytes : int
-            Upper bound on the tensors saved for the backward pass, without results [B].
+        `peak_bytes` bounds each pass with `extra_bytes`; `saved_bytes` is without results.
         """
         usable_bytes = peak_bytes - self.extra_bytes
         if usable_bytes <= 0:
@@ -513,10 +476,7 @@ class GraphProblem:
         )
 
     def make_keep_all_error(self, budget_bytes: int) -> BudgetError:
-        """Return the error that no plan was found within a budget of at least the keep-all peak.
-
-        With regions, the message has their budgets; otherwise it suggests a longer time limit.
-        """
+        """Return the error that no plan was found within a budget of the keep-all peak or more."""
         regions = find_regions(self.joint, self.graph, self.settings.regions)
         if regions:
             return BudgetError(_regions_message(regions, self.name, budget_bytes))
@@ -533,10 +493,8 @@ class GraphProblem:
     ) -> GraphPlan:
         """Return the plan of the schedule of `result`, with its check, peaks and record.
 
-        `budget_bytes` is only recorded. `middle_node` is the node of the problem's graph between
-        both passes; with it, the recorded peaks exclude memory of DDP and FSDP2. Raises
-        `NoScheduleError` without a schedule, `VerificationError` if the schedule exceeds the budget
-        of a region, and the errors of `make_checked_plan`.
+        `budget_bytes` is only recorded. With `middle_node`, the node between both passes, the peaks
+        exclude memory of DDP and FSDP2.
         """
         graph, schedule = problem.graph, result.require_schedule()
         plan, check = make_checked_plan(
@@ -587,11 +545,9 @@ class GraphProblem:
     def _pass_peaks(
         self, graph: Graph, plan: Plan, check: PlanCheck, middle_node: int | None
     ) -> PassPeaks:
-        """Return the peaks of both passes of a plan, with memory that is not in the plan.
+        """Return the peaks of both passes with `reserves`, without DDP and FSDP2.
 
-        This memory is that of `reserves`; `saved_bytes` and `copied_bytes` are without it, and
-        memory of DDP and FSDP2 is not included. `middle_node`, between both passes, counts in
-        neither. For inference, only `forward_bytes` is set.
+        `saved_bytes` and `copied_bytes` are without `reserves`, too.
         """
         high_bytes = [record.peak_bytes for record in check.records]
         count = self.middle_node
@@ -637,13 +593,7 @@ class GraphProblem:
 def _shared_solve(
     task: RamTask, settings: BackendOptions, call: FirstCall, regions: tuple[Region, ...]
 ) -> SolveResult:
-    """Solve a task, as `_solve`, in the first process; return its result in all processes.
-
-    Without DDP and FSDP2 each process solves it. Otherwise raises as `RankExchange.share`:
-    `CaptureError` if a process plans another graph or does not call in time, and in the other
-    processes if the first one raises a `PoetModelError`; RuntimeError if the first one returns no
-    result in time.
-    """
+    """Solve a task in the first process, and share its result; without a group, in each."""
     result: SolveResult = call.share(
         task.problem.graph.sha256, lambda: _solve(task, settings, call, regions)
     )
@@ -655,10 +605,8 @@ def _solve(
 ) -> SolveResult:
     """Solve a task in the remaining time of the call, or return its cached final result.
 
-    Without a cached schedule, a first solve has `FIRST_TIME_RATIO` of the time limit. If it reaches
-    this limit, a second solve improves its schedule in the remaining time. If it found none, the
-    second solve starts from the schedule of `find_min_ram`, or is omitted if that does not fit.
-    With regions, only `solve_with_regions` is called, and its result is not cached.
+    A first solve has `FIRST_TIME_RATIO` of the time limit. A second improves its schedule or, if
+    there is none, that of `find_min_ram`. Results with regions are not cached.
     """
     problem = task.problem
     show_progress = solve_progress_callback(call.show_phase, settings.time_limit)
@@ -716,12 +664,9 @@ def _solve(
 def _regions_message(
     regions: tuple[Region, ...], name: str, budget_bytes: int, status: Status | None = None
 ) -> str:
-    """Return the message that no plan was found that meets the budgets of regions.
+    """Return the message that no plan meets the budgets of regions.
 
-    `name` is that of the captured function or its module. `budget_bytes` is the whole budget, which
-    the plan must meet, too. `status` is that of the solve: for INFEASIBLE, the message adds that no
-    plan exists; for None, which is unknown, it adds no reason; for any other status, that none was
-    found in time.
+    `status` is that of the solve; None if unknown.
     """
     budgets = ", ".join(f"{region.name} {format_bytes(region.limit_bytes)}" for region in regions)
     reason = {None: "", Status.INFEASIBLE: ", and none exists"}.get(status, " in time")
@@ -734,11 +679,9 @@ def _regions_message(
 def _make_costs(
     graph: Graph, settings: BackendOptions, device: Device, times_s: Sequence[float]
 ) -> Costs:
-    """Return the costs of a graph: estimated for `device`, or from `times_s` if measured.
+    """Return costs estimated for `device`, or from `times_s`, which omits the results.
 
-    Estimated times include `CALL_S` per node. `times_s` excludes the last node, the results, whose
-    time is 0. Transfers have the times of `settings.paging`; if it is None, no tensor can be paged.
-    The energy [J] of a computation or transfer is set to its time [s].
+    The energy of each computation or transfer is its time [s].
     """
     estimated_costs = Costs.estimate(graph, device).table(graph)
     compute_s = [CALL_S + time_s for time_s in estimated_costs.compute_time_s]
@@ -760,10 +703,7 @@ def _make_costs(
 
 
 def _copies_bytes(joint: JointGraph) -> int:
-    """Return the size of the overwritten arguments that are inputs of operations [B].
-
-    Each counts as one copy for the backward pass, even if that pass does not read it.
-    """
+    """Return the size of overwritten arguments that operations read [B]: one copy each."""
     overwritten_arguments = {
         source
         for operation in joint.operations

@@ -25,12 +25,7 @@ _EXCHANGE_NUMBERS: Final = count()
 class RankExchange:
     """Exchanges values through the store of PyTorch's default process group.
 
-    All processes must make the same exchanges in the same order.
-
-    Parameters
-    ----------
-    time_limit_s : float
-        Time limit of a solve [s].
+    All processes must make the same exchanges in the same order. `time_limit_s` is that of a solve.
     """
 
     def __init__(self, time_limit_s: float) -> None:
@@ -40,24 +35,10 @@ class RankExchange:
         self._value_numbers = count()
 
     def share(self, key: str, compute: Callable[[], Any]) -> Any:
-        """Return the result of `compute` in the first process; without a group, in this process.
+        """Return the value that `compute` returns in the first process, in all processes.
 
-        Parameters
-        ----------
-        key : str
-            Identifies the value. It must be equal in all processes.
-        compute : callable
-            Called in the first process only; returns the value, which must be picklable.
-
-        Raises
-        ------
-        CaptureError
-            In every process if keys differ, for example because shapes of graphs differ; in the
-            waiting processes if another one does not call in time; in all processes but the first
-            if `compute` raises a `PoetModelError`, which the first process raises itself.
-        RuntimeError
-            In all processes but the first if that one returns no result in time, for example
-            because `compute` raised another error.
+        `key` must be equal in all: it shows that they plan the same graph. The value must be
+        picklable.
         """
         if _is_alone():
             return compute()
@@ -77,21 +58,7 @@ class RankExchange:
         return value
 
     def gather(self, key: str, value: Any) -> list[Any]:
-        """Return the values of all processes, by rank; without a group, only `value`.
-
-        Parameters
-        ----------
-        key : str
-            Identifies the value. It must be equal in all processes.
-        value : object
-            Value of this process, such as a measurement; must be picklable.
-
-        Raises
-        ------
-        CaptureError
-            In every process if keys differ; in the waiting processes if another one does not call
-            in time.
-        """
+        """Return the picklable values of all processes, by rank; `key` must be equal in all."""
         if _is_alone():
             return [value]
         store, prefix = self._exchange(key, pickle.dumps(value))
@@ -100,10 +67,9 @@ class RankExchange:
         return [pickle.loads(content) for content in values]  # noqa: S301 - of the same job
 
     def _exchange(self, key: str, value: bytes) -> tuple[distributed.Store, str]:
-        """Write the value of this process to the store, and wait for all processes.
+        """Write a value to the store, and wait for all.
 
-        Returns (store, prefix of the keys of this exchange). Raises `CaptureError` if another
-        process has another `key`, or does not call in time.
+        Return (store, prefix of the exchange's keys).
         """
         if self._number is None:
             self._number = next(_EXCHANGE_NUMBERS)

@@ -94,10 +94,7 @@ def region(*, ram: str | int, name: str = "region") -> AbstractContextManager[An
 
 
 def region_errors(regions: Any) -> Iterator[str]:
-    """Yield an error for each invalid budget in `regions`, or one if `regions` is no mapping.
-
-    Yields no error for None.
-    """
+    """Yield an error for each invalid budget in `regions`."""
     if not isinstance(regions, Mapping | None):
         yield f"regions: expected budgets by module, such as encoder.*, got {quote(regions)}"
         return
@@ -145,11 +142,8 @@ def find_regions(
 ) -> tuple[Region, ...]:
     """Return the regions of a graph: modules, ``with`` blocks, and `_POLICY`, in this order.
 
-    `module_budgets` has budgets by module name or pattern. The region `_POLICY` has the storages
-    `JointGraph.must_recompute_storages` and a budget of 0 B; without such storages it is omitted.
-    Only forward operations count; views are no operations. A block without operations has no
-    region. Returns () for a graph without a backward pass. Raises `InputError` if a module, or a
-    block with operations, computes no tensor, and `BudgetError` for an invalid budget.
+    `module_budgets` has budgets by module name or pattern. `_POLICY` allows 0 B of the tensors that
+    must be recomputed. Only forward operations count.
     """
     phases = [operation.phase for operation in joint.operations]
     if joint.is_inference or Phase.BACKWARD not in phases:
@@ -192,10 +186,7 @@ def find_regions(
 def _make_region(
     graph: Graph, stage: int, name: str, ram: str | int, tensors: frozenset[int]
 ) -> Region:
-    """Return a region with budget `ram`; raise `BudgetError` if `ram` is invalid.
-
-    100 % are the bytes of its tensors that nodes from `stage` on read.
-    """
+    """Return a region; 100 % of `ram` are the tensors that nodes from `stage` on read."""
     kept_tensors = (i for i in tensors if max(graph.users_of[i], default=0) >= stage)
     keep_all_bytes = sum(graph.tensor_bytes[i] for i in kept_tensors)
     limit_bytes = Budget.parse(ram, field=f"region {name}").resolve(keep_all_bytes)
@@ -217,14 +208,9 @@ def solve_with_regions(
 ) -> SolveResult:
     """Solve a problem subject to the budgets of regions.
 
-    First the problem is solved without budgets, within a third of `time_limit`; its bound is also
-    valid with budgets. If its schedule exceeds a budget, heuristics search for a schedule that
-    meets all budgets. If the gap stays open, and the graph has at most `_MAX_NODES` nodes, a model
-    with the rows of regions is solved. Its time limit is at least `_TRIAL_S`, also after
-    `time_limit`. `on_progress` is called only in the first solve.
-
-    The result has no schedule if no schedule that meets all budgets was found. Its other fields,
-    such as the status, may then be those of the first solve.
+    Solves without budgets in a third of `time_limit`, for a valid bound; then searches, and for at
+    most `_MAX_NODES` nodes solves a model, at least for `_TRIAL_S`. Other fields may be those of
+    the first solve if no schedule was found.
     """
     deadline_s = monotonic() + time_limit
     result = solve(problem, time_limit=time_limit / 3, gap=gap, on_progress=on_progress)
@@ -267,19 +253,17 @@ def solve_with_regions(
 
 
 def _cost_lower_bound(problem: Problem, regions: Iterable[Region]) -> float:
-    """Return a lower bound on the cost of recomputing or paging tensors that exceed the budgets.
+    """Return a lower bound on the cost of restoring bytes above the budgets.
 
-    The backward pass reads a region's tensors; those not in RAM are recomputed or paged in. The
-    bound of a region is that of a fractional knapsack over the excess bytes; returns the largest.
+    The largest bound of a region, a fractional knapsack over its excess bytes.
     """
     return max(_region_cost_bound(problem, region) for region in regions)
 
 
 def _region_cost_bound(problem: Problem, region: Region) -> float:
-    """Return a lower bound on the cost of restoring the bytes above the budget of one region.
+    """Return a lower bound on the cost of restoring the bytes above one region's budget.
 
-    These are the bytes of its tensors that the backward pass reads, minus the budget. The cost is
-    in the unit of the objective, and 0 if there are no such bytes.
+    The cost has the unit of the objective.
     """
     graph, costs = problem.graph, problem.objective.coefficients
     restorations: list[tuple[float, int]] = []
@@ -305,23 +289,16 @@ def _region_cost_bound(problem: Problem, region: Region) -> float:
 def _recompute_excess(
     problem: Problem, regions: tuple[Region, ...], first_schedule: Schedule
 ) -> Schedule | None:
-    """Return a schedule that evicts and recomputes tensors so that all budgets are met, or None.
+    """Return a schedule that meets all budgets by recomputation, or None; ignores the RAM budget.
 
-    Starts from the tensors that `first_schedule` has in RAM at the first backward stage. While
-    regions exceed their budgets, the tensor with the lowest recomputation cost per byte in these
-    regions is evicted. The cost includes inputs that are neither saved nor already recomputed. At
-    the end, evicted tensors that fit the budgets are saved again, the last evicted first. The RAM
-    budget is ignored. Returns None if regions still exceed their budgets, and no saved tensor in
-    these regions can be recomputed.
+    Greedy: evicts the tensor with the lowest recomputation cost per byte; at the end saves again
+    evicted tensors that fit.
     """
     graph, costs = problem.graph, problem.objective.coefficients.compute
     saved_tensors = tensors_in_ram(first_schedule, regions[0].stage)
 
     def find_recomputed_nodes(i: int) -> set[int]:
-        """Return the node of `i`, even if `i` is saved, and its ancestors through unsaved tensors.
-
-        A tensor is saved if it is in `saved_tensors`.
-        """
+        """Return the node of `i`, and its ancestors through tensors not in `saved_tensors`."""
         nodes, pending = set[int](), [i]
         while pending:
             k = graph.node_of[pending.pop()]
@@ -364,9 +341,8 @@ def _search_with_less_ram(
 ) -> Candidate | None:
     """Return a verified schedule that meets the budgets of regions; None if none is found in time.
 
-    Each trial problem has a larger workspace at the first backward node. The RAM left there is that
-    of the previous schedule's tensors, minus the bytes by which they exceed the budgets. The search
-    ends at `deadline_s`, on the monotonic clock [s], or with a trial without a schedule.
+    Each trial has a larger workspace at the first backward node, by the excess of the previous
+    schedule. `deadline_s` is on the monotonic clock [s].
     """
     graph, stage = problem.graph, regions[0].stage
     trial_schedule: Schedule | None = first_schedule
@@ -389,11 +365,7 @@ def _search_with_less_ram(
 
 
 def _build_model(problem: Problem, regions: tuple[Region, ...]) -> pyo.ConcreteModel:
-    """Return a Pyomo model of a problem, for `solve`, with a row for the budget of each region.
-
-    Regions without a tensor that may be in RAM at their stage have no row. Memory rows are left to
-    `solve`.
-    """
+    """Return a model with a row per region; memory rows are left to `solve`."""
     import pyomo.environ as pyo
 
     model = build(problem, memory_rows=False)

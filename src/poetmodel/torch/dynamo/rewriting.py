@@ -93,17 +93,8 @@ _RECOMPILE_WARNING: Final = (
 class GraphPlanner:
     """Plans and rewrites one graph after another within one budget; records plans and refusals.
 
-    Parameters
-    ----------
-    settings : BackendOptions
-        Budget and options.
-    storage : str or Path, optional
-        Folder for pages.
-    is_generated : callable, optional
-        Returns whether a compiler generates the kernel of a node. Such a node is not measured, and
-        retains its predicted profile. By default no kernel is generated.
-    is_predicted : bool
-        Whether no graph is executed; sizes are then those that PyTorch predicts.
+    `storage` is a folder for pages. Kernels that a compiler generates (`is_generated`) retain
+    predicted profiles. With `is_predicted` no graph is executed.
     """
 
     def __init__(
@@ -114,10 +105,6 @@ class GraphPlanner:
         is_generated: Callable[[fx.Node], bool] | None = None,
         is_predicted: bool = False,
     ) -> None:
-        """Create the file for pages if `storage` is given; start without plans and live calls.
-
-        Raises `InputError` if the file cannot be created.
-        """
         self._is_predicted = is_predicted
         self._graph_plans: list[GraphPlan] = []
         self._unplanned_lines: list[str] = []
@@ -147,10 +134,9 @@ class GraphPlanner:
         """Modules sharded by FSDP2 with compiled functions."""
 
     def __deepcopy__(self, _: object) -> Self:
-        """Return a planner with the same settings, without plans and live calls.
+        """Return a planner with the same settings, page file and profiles, but without plans.
 
-        The copy of a compiled module has such a planner, and compiles its graphs itself. Both
-        planners share the file for pages and the profiles of operations.
+        The copy of a compiled module has such a planner, and compiles its graphs itself.
         """
         planner = type(self)(self._settings)
         shared_names = ("_is_predicted", "_file", "_profiles")
@@ -163,14 +149,8 @@ class GraphPlanner:
     ) -> Iterator[FirstCall]:
         """Context manager around the planning of one call's graphs, with a common time limit.
 
-        Yields the call; a nested use ignores its arguments and yields the outer call. Calls with
-        the same code and the same parameters in `inputs` are shapes of one function
-        (`FirstCall.function`). With `earlier_call`, `inputs` are ignored, and that call is repeated
-        with a new time limit. `changes` replace fields of the call. A terminal shows the current
-        phase.
-
-        Ends running measurements of outside memory. Logs a warning in the last compilation of the
-        code that Dynamo's ``recompile_limit`` permits.
+        A nested use yields the outer call. `earlier_call` is repeated with a new time limit;
+        `changes` replace its fields. Ends running measurements of outside memory.
         """
         if self._call is not None:
             yield self._call
@@ -203,11 +183,7 @@ class GraphPlanner:
                 self._call = None
 
     def _wrapped_bytes(self, excluded_keys: Container[int] = ()) -> int:
-        """Return the bytes of DDP's buckets of `_replicas`, and of FSDP2 of `_fsdp_modules` [B].
-
-        Those of FSDP2 are the `gathered_bytes`, which exclude sharded parameters and storages in
-        `excluded_keys`.
-        """
+        """Return the bytes of DDP's buckets and of FSDP2 without sharded parameters [B]."""
         ddp_bytes = sum(map(bucket_bytes, self._replicas))
         return (
             ddp_bytes + gathered_bytes(self._fsdp_modules, excluded_keys)
@@ -249,10 +225,7 @@ class GraphPlanner:
 
     @contextmanager
     def record_refusals(self) -> Iterator[None]:
-        """Context manager that records an error of this package as the last refusal.
-
-        The error is raised again.
-        """
+        """Context manager that records an error of this package as the last refusal."""
         try:
             yield
         except PoetModelError as error:
@@ -268,8 +241,8 @@ class GraphPlanner:
         """Return one line for each plan: peak, budget, recomputed and paged tensors, overhead.
 
         Further lines describe calls without a plan, chosen plans of steps, and calls that waited
-        together. After a refusal, until the next completed step, its reason is the last line, or
-        the only line if no step was ever completed. Without any line, returns `NO_GRAPH_TEXT`.
+        together. A refusal is the last line until the next completed step. Without any line,
+        returns `NO_GRAPH_TEXT`.
         """
         refusal, lines = self._live.refusal, [*map(str, self.plans), *self._unplanned_lines]
         lines += map(str, self._steps.choices)
@@ -319,20 +292,8 @@ class GraphPlanner:
     ) -> tuple[fx.Graph, list[fx.Node]]:
         """Plan a graph; return (graph in the order of its plan, nodes that its forward pass saves).
 
-        Uses the plan of the current call if it has one; otherwise solves for a plan, and sets
-        `_frontier`. `reserved_bytes` of the budget are for memory that the plan does not count [B].
-        Records the plan and logs it, with warnings.
-
-        Raises
-        ------
-        BudgetError
-            If the budget is too small, that of a region is invalid, or no plan was found in time.
-        CaptureError
-            If an operation cannot be measured, or processes do not plan the same graph in time.
-        RuntimeError
-            If processes share plans, and the first one returns no result in time.
-        InputError
-            If a region has no tensor.
+        Solves unless the current call has a plan; then sets `_frontier`. Records and logs the plan.
+        `reserved_bytes` of the budget are for memory that it does not count [B].
         """
         with self.plan_call() as call:
             name = f"graph {len(self._graph_plans)}{call.title}"
@@ -364,13 +325,10 @@ class GraphPlanner:
     def _agree_profiles(
         self, joint: JointGraph, call: FirstCall
     ) -> tuple[Sequence[OpProfile], FirstCall]:
-        """Return (profiles of a graph, `call` with rates, and with bytes of DDP and FSDP2).
+        """Return (profiles of a graph, `call` with rates and bytes of DDP and FSDP2).
 
-        Profiles and rates (`load_machine_rates`) are read from the cache, or else measured; only
-        the rates are None with a device in the settings. Measurements of processes differ, by their
-        processors or by chance. Each process uses the largest workspaces, times and bytes of DDP
-        and FSDP2, and the smallest rates, of all processes, so that all have one plan, which is
-        valid in each. For a prediction, returns predicted profiles and `call` unchanged.
+        Measurements of processes differ. Each uses the largest values and smallest rates of all, so
+        that all have one plan, which is valid in each.
         """
         if self._is_predicted:
             return [operation.profile for operation in joint.operations], call
@@ -396,14 +354,10 @@ class GraphPlanner:
         call: FirstCall,
         reserved_bytes: int,
     ) -> GraphPlan:
-        """Return the plan of a graph, and set `_frontier`.
+        """Return the plan of a graph, and set `_frontier`, which counts no outside memory.
 
-        `_frontier` counts no outside memory. It is None for a graph without a backward pass, if no
-        graph is executed (`is_predicted`), and with reserved bytes. If there is a frontier and
-        `call.waits_with_others`, the plan is `Frontier.tight_plan`, whose peak may exceed the
-        budget. Its recorded budget is the one stated in bytes, or else its peak. In this case,
-        raises the errors of `Frontier.tight_plan` and, for a budget in bytes, of
-        `Frontier.check_budget`; otherwise those of `plan`.
+        If calls wait together, the plan is the frontier's `tight_plan`, whose peak may exceed the
+        budget.
         """
         self._frontier = None
         options: dict[str, Any] = {

@@ -85,9 +85,7 @@ def gather_max_fixed_bytes(
 ) -> list[Event]:
     """Return `events`, each with the maximum of its `fixed_bytes` over all processes.
 
-    So plans fit in all processes. Waits for all processes. `gather`, as in `FirstCall`, is called
-    with `key` and the fixed bytes. Raises `CaptureError` if another process has another key, or
-    does not call in time.
+    So plans fit in all processes. Waits for all of them.
     """
     sizes = zip(*gather(key, [event.fixed_bytes for event in events]), strict=True)
     return [
@@ -97,10 +95,7 @@ def gather_max_fixed_bytes(
 
 
 def find_frontiers(events: Sequence[Event]) -> list[Frontier]:
-    """Return the frontier of each call with a choice of plans, by ascending number of the call.
-
-    Of several events of a call, the last one with a frontier counts.
-    """
+    """Return the frontier of each call with a choice of plans, by ascending number of the call."""
     frontier_of = {
         event.number: event.frontier
         for event in events
@@ -110,10 +105,7 @@ def find_frontiers(events: Sequence[Event]) -> list[Frontier]:
 
 
 def peak_bytes(events: Sequence[Event], plans: Sequence[GraphPlan]) -> int:
-    """Return the peak RAM of a step, including the fixed bytes of its events [B].
-
-    `plans` has the plan of each call with a choice of plans, by `Event.number`.
-    """
+    """Return the peak RAM of a step, with fixed bytes [B]; `plans` are by `Event.number`."""
     peaks = [graph_plan.peaks for graph_plan in plans]
     return max(
         event.fixed_bytes
@@ -128,22 +120,8 @@ def choose_plans(
 ) -> list[GraphPlan] | None:
     """Return one plan for each call, with the shortest total time within a budget.
 
-    The solver stops at a gap of 0.1 %, or at `_CHOICE_LIMIT_S`.
-
-    Parameters
-    ----------
-    events : sequence of Event
-        The passes of the step.
-    candidates : sequence of sequence of GraphPlan
-        Plans of each call, by the number of the call.
-    budget_bytes : int
-        Upper bound on the RAM during each pass [B].
-
-    Returns
-    -------
-    list of GraphPlan, or None
-        By the number of the call; None if no choice within the budget was found, or a call has no
-        plans.
+    None if not found. `candidates` are by the number of the call. The solver stops at a gap of 0.1
+    %, or at `_CHOICE_LIMIT_S`.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import lil_array
@@ -193,13 +171,8 @@ def choose_plans(
 class StepPlanner:
     """Chooses plans for the calls of a step, when the calls of an earlier step are known.
 
-    Parameters
-    ----------
-    keep_all_fraction : float, optional
-        The budget as a fraction of the peak of the first step with everything kept; None if
-        `budget_bytes` is stated.
-    budget_bytes : int, optional
-        The budget if it is stated in bytes [B]; if None, the first choice sets it.
+    If the budget is a fraction of the first step's keep-all peak, the first choice sets
+    `budget_bytes`.
     """
 
     def __init__(self, keep_all_fraction: float | None, budget_bytes: int | None) -> None:
@@ -223,25 +196,8 @@ class StepPlanner:
     ) -> StepPlan | None:
         """Choose the plans of a step by the passes of the previous one; set and return `step_plan`.
 
-        It is None if no choice was found, and for further steps after `_MAX_CHOICES` different
-        ones. Choices are cached by `make_step_key`, also those that found no plans. The first
-        choice sets `budget_bytes` if it is None.
-
-        Parameters
-        ----------
-        events : sequence of Event
-            Passes of the previous step.
-        share, gather : callable
-            As in `FirstCall`.
-
-        Raises
-        ------
-        BudgetError
-            If no plan of a graph within its keep-all peak was found.
-        CaptureError
-            If another process has another step, or does not call in time.
-        RuntimeError
-            If processes share plans, and the first one returns no result in time.
+        None if no choice was found, and for further steps after `_MAX_CHOICES` different ones.
+        Choices are cached by `make_step_key`; `share` and `gather` are those of `FirstCall`.
         """
         key = make_step_key(events)
         if key not in self._choices and len(self._choices) < _MAX_CHOICES:
@@ -256,7 +212,7 @@ class StepPlanner:
     def find_plan(self, frontier: Frontier, number: int) -> GraphPlan | None:
         """Return the plan of a call in the current step.
 
-        None without a choice for this call, or if the chosen plan is not one of `frontier`.
+        None if the choice has none of `frontier`.
         """
         plans = () if self.step_plan is None else self.step_plan.plans
         if number >= len(plans):
@@ -267,11 +223,9 @@ class StepPlanner:
     def _choose(
         self, events: Sequence[Event], share: Callable[[str, Callable[[], Any]], Any]
     ) -> StepPlan | None:
-        """Choose and log a plan for each call of a step; return None if no choice was found.
+        """Choose and log a plan for each call of a step, within one time limit; None if not found.
 
-        If `budget_bytes` is None, first sets it to `keep_all_fraction` of the step's keep-all peak.
-        Then solves for the plans of all frontiers within one time limit. `share` is as in
-        `FirstCall`; it shares the choice.
+        The first choice sets `budget_bytes` if it is None.
         """
         frontiers = find_frontiers(events)
         keep_all_bytes = peak_bytes(events, [frontier.keep_all_plan for frontier in frontiers])

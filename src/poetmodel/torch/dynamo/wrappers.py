@@ -63,10 +63,7 @@ def bucket_bytes(module: DistributedDataParallel) -> int:
 
 
 def find_sharded_parents(value: object) -> list[torch.nn.Module]:
-    """Return the modules that FSDP2 shards and that are or contain `value`.
-
-    [] if `value` is no module, or FSDP2 is not imported.
-    """
+    """Return the modules that FSDP2 shards and that are or contain `value`, if any."""
     if not isinstance(value, torch.nn.Module) or FSDP not in sys.modules:
         return []
     kind = sys.modules[FSDP].FSDPModule
@@ -80,12 +77,9 @@ def find_sharded_parents(value: object) -> list[torch.nn.Module]:
 
 
 def gathered_bytes(modules: Iterable[torch.nn.Module], excluded_keys: Container[int]) -> int:
-    """Return the current bytes of FSDP2 except sharded parameters, in the models of `modules` [B].
+    """Return the current bytes of FSDP2, except sharded parameters, in the models of `modules` [B].
 
-    Each of `modules` must be one that FSDP2 shards; its model includes all modules that FSDP2
-    shards under the same root. Counts gathered parameters, buffers of collectives, and gradients,
-    sharded or not. Counts each storage once, except those whose `storage_key` is in
-    `excluded_keys`.
+    A model is all modules that FSDP2 shards under one root. Each storage counts once.
     """
     module_states = [module._get_fsdp_state() for module in modules]
     states = {
@@ -103,10 +97,7 @@ def gathered_bytes(modules: Iterable[torch.nn.Module], excluded_keys: Container[
 
 
 def _fsdp_tensors(state: Any) -> Iterator[Any]:
-    """Yield FSDP2's tensors of a module except sharded parameters, from the module's FSDP2 state.
-
-    Some values may be None, or occur several times.
-    """
+    """Yield FSDP2's tensors of a module's state except sharded parameters, maybe None or twice."""
     communication = state._comm_ctx
     if (gather_state := getattr(communication, "all_gather_state", None)) is not None:
         yield gather_state.all_gather_result.all_gather_output
@@ -122,11 +113,9 @@ def _fsdp_tensors(state: Any) -> Iterator[Any]:
 
 
 def has_other_compiled_modules(module: torch.nn.Module) -> bool:
-    """Return whether `module` is in a model with another compiled module.
+    """Return whether the model around `module` has another compiled module, without its parents.
 
-    Compiled modules that contain `module` do not count; those in `module` do. The model is the
-    outermost module that contains `module`, at most `_MAX_DEPTH` modules away. Always False if no
-    module contains `module`, also if `module` contains compiled modules.
+    False if no module contains `module`.
     """
     modules = [value for value in gc.get_objects() if issubclass(type(value), torch.nn.Module)]
     parents = {id(child): parent for parent in modules for child in parent._modules.values()}
@@ -154,25 +143,14 @@ def wrapper_advice(*, is_sharded: bool) -> str | None:
 
 
 def register_wrapper_advice(find_recorder: Callable[[Any], Callable[[str], object] | None]) -> None:
-    """Register a callback that records advice if Dynamo cannot capture DDP or FSDP2.
+    """Register a callback that adds advice if Dynamo cannot capture DDP or FSDP2.
 
-    The callback also prepends the advice to Dynamo's error. PyTorch calls the callback at the end
-    of each compilation, but calls no back end after a failed capture. ``torch._dynamo.reset()``
-    removes the callback; a second registration before that has no effect.
-
-    Parameters
-    ----------
-    find_recorder : callable
-        Called with a back end; returns the function that records advice for that back end, or None
-        if the back end is not one of poetmodel.
+    After a failed capture PyTorch calls no back end. `find_recorder` returns the function that
+    records advice for a back end; None for a foreign one.
     """
 
     def prepend_advice(_: object) -> None:
-        """Record advice and prepend it to the current error, if DDP or FSDP2 caused that error.
-
-        `find_recorder` returns the function that records advice for the error's back end. Without a
-        back end or a function, no advice is recorded and the error stays unchanged.
-        """
+        """Record advice and prepend it to the current error, if DDP or FSDP2 caused that error."""
         error = sys.exc_info()[1]
         if not isinstance(error, Unsupported):
             return
@@ -197,12 +175,7 @@ def register_wrapper_advice(find_recorder: Callable[[Any], Callable[[str], objec
 
 
 def _find_backend(error: BaseException) -> Any:
-    """Return the back end of a failed compilation, without PyTorch's wrappers around it.
-
-    The back end, or its wrapper, is the local variable ``compiler_fn`` of the outermost frame in
-    the traceback where this is not None. Returns None if there is no such frame. Causes of `error`
-    are not searched.
-    """
+    """Return the back end of a failed compilation, without wrappers; from ``compiler_fn``."""
     for frame, _ in walk_tb(error.__traceback__):
         backend = frame.f_locals.get("compiler_fn")
         while backend is not None:
