@@ -40,8 +40,7 @@ LABEL: Final = "A"
 def draw_point(job: dict[str, Any], context: JobContext) -> Frame:
     """Task: draw the schedule of a point; return the drawing as gzipped JSON.
 
-    The drawing has charts, answers, facts and commands, under the keys of the API
-    (`poetmodel.explore.server`). Raises `VerificationError` if the schedule is invalid.
+    Its keys are those of the API (`poetmodel.explore.server`).
     """
     subject = make_subject(job, context)
     report_facts = schedule_facts(subject)
@@ -63,9 +62,7 @@ def draw_point(job: dict[str, Any], context: JobContext) -> Frame:
 def point_commands(job: dict[str, Any], context: JobContext, subject: Subject) -> list[str]:
     """Return the shell commands that reproduce a point, or the one that exports its step as C.
 
-    A point is exported if its graph is that of a step file, its objective is energy and its device
-    is known; otherwise the commands solve and verify the point. ``--ram`` of an export is the RAM
-    of the point plus stack, inputs and runtime.
+    ``--ram`` of an export is the RAM of the point plus stack, inputs and runtime.
     """
     from poetmodel.export.deployment import parse_stack, reserved_bytes
 
@@ -99,11 +96,8 @@ def point_commands(job: dict[str, Any], context: JobContext, subject: Subject) -
 def verified_result(job: dict[str, Any], context: JobContext) -> tuple[SolveResult, Verdict]:
     """Verify the schedule of a job; return a result with the schedule, and the verdict.
 
-    The schedule is unpacked from the body of `context`. The result has the status, termination,
-    times and versions of the job's ``proof``, and back end, options, time limit and gap of its
-    ``search``. The bound on the objective is the baseline plus the proof's bound on the overhead,
-    at most the value of the schedule; the bound on the energy overhead is 0 unless energy is
-    minimized. Raises `VerificationError` if the schedule is invalid.
+    Proof and search options are those of the job. The bound on the objective is the baseline plus
+    the proof's bound on the overhead, at most the value of the schedule.
     """
     problem, proof, search = load_job_problem(job, context), job["proof"], job["search"]
     schedule = unpack_schedule(context.body)
@@ -137,9 +131,8 @@ def make_subject(
 ) -> Subject:
     """Return the subject of a report: the schedule, and its plan if there is one.
 
-    Without a plan, a note states the reason. A plan with violations has them in its check. If the
-    plan has none and the solve of the point has finished, addresses are chosen and checked if
-    `with_addresses`. Raises `VerificationError` if the schedule is invalid.
+    A note states why there is no plan. Addresses are only chosen for a plan without violations of a
+    finished point.
     """
     result, verdict = verified_result(job, context)
     problem, schedule = result.problem, result.require_schedule()
@@ -169,11 +162,7 @@ def make_subject(
 
 
 def command_line_sources(prepared: PreparedProblem, catalogue: Catalogue) -> Sources:
-    """Return graph, shape, device and profile of a prepared problem for commands that reproduce it.
-
-    Graph and device are names or paths, the profile is a path; `Catalogue.cost_options` selects
-    device and profile. `Sources.schedule` is the file name from `export_point`.
-    """
+    """Return the sources for commands that reproduce a prepared problem: names or paths."""
     device, profile = catalogue.cost_options(prepared.settings)
     return Sources(
         schedule=f"{file_stem(prepared.source.graph.name)}.schedule.json",
@@ -198,10 +187,8 @@ def file_stem(name: str) -> str:
 def explain_infeasibility(job: dict[str, Any], context: JobContext) -> Frame:
     """Task: return each limit that no schedule meets even alone, and tensors of the minimum RAM.
 
-    The keys are those of the API (`poetmodel.explore.server`). The tensors are inputs and outputs
-    of the node with the largest working set, the largest first. Omitted are replacements, and state
-    that is read in place or, if state cannot be paged, in ``state_bytes``. The task does not solve,
-    so it may miss limits. If it finds none, ``reasons`` is empty and ``text`` states this.
+    The keys are those of the API (`poetmodel.explore.server`). The tensors are those of the node
+    with the largest working set. The task does not solve, so it may miss limits.
     """
     problem = load_job_problem(job, context)
     graph, min_ram = problem.graph, problem.floor

@@ -57,10 +57,9 @@ class Listener:
         self._signal.set()
 
     async def wait_for_events(self, max_s: float) -> list[tuple[str, str]]:
-        """Wait for queued events; remove and return them as (kind, id of the point), oldest first.
+        """Wait up to `max_s` [s] for queued events; remove and return them, oldest first.
 
-        The list is empty after `max_s` [s] without events. A closed stream ends the wait: then the
-        list may be empty, too.
+        A closed stream ends the wait.
         """
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._signal.wait(), max_s)
@@ -100,12 +99,6 @@ class Coordinator:
         search: SearchOptions,
         drawing_version: str,
     ) -> None:
-        """Create the coordinator without sessions; `start` starts its workers.
-
-        `solve_workers` are the processes of solves, `quick_workers` those of short tasks. `search`
-        has the keywords of `poetmodel.solver.facade.solve`. `drawing_version` is the version of the
-        code that makes drawings.
-        """
         self.store = store
         self.solve_workers = solve_workers
         self.quick_workers = quick_workers
@@ -146,8 +139,7 @@ class Coordinator:
     async def open(self, settings: ExplorerSettings) -> OpenProblem:
         """Return the open problem of some settings; if it is not open, read its graph and points.
 
-        Concurrent calls share one read. The problem becomes the last to be discarded. Raise
-        `RefusedError` for invalid settings, and `WorkerError` if the worker fails.
+        Concurrent calls share one read. The problem becomes the last to be discarded.
         """
         problem_id = self._problem_ids.get(settings)
         open_problem = None if problem_id is None else self.open_problems.get(problem_id)
@@ -165,8 +157,8 @@ class Coordinator:
     async def _read_problem(self, settings: ExplorerSettings) -> OpenProblem:
         """Prepare the problem of some settings in a worker, and return it as an open problem.
 
-        If the problem is not open yet, register it with its stored points; unfinished points
-        become ``cancelled``. Also stores the id of the problem in `_problem_ids`, by the settings.
+        Registers a new problem with its stored points, of which unfinished ones become
+        ``cancelled``, and its id in `_problem_ids`.
         """
         reply = await self.quick_workers.run_job(
             {"task": "prepare_problem", "settings": settings.model_dump()}
@@ -216,13 +208,9 @@ class Coordinator:
     ) -> dict[str, Any]:
         """Set the requested point of a session, start its solve if needed, and return its values.
 
-        The session is created if it is unknown. A finished or better record in the store replaces
-        an unfinished point whose solve is not running; other records may raise its bound. An
-        unfinished point without a running solve first inherits a bound and a better schedule from
-        other points (`SolveManager.use_neighbour`), and is solved unless these finish it. With
-        `solve_again`, a point that ended without a proof is solved again. The solve of the
-        session's previous point is cancelled unless another session requests that point. Raise
-        `GoneError` if the problem is not open.
+        Creates an unknown session. An unfinished point first takes a better record of the store,
+        and bounds and schedules of other points. The solve of the session's previous point is
+        cancelled unless another session requests that point.
         """
         open_problem, point_id = (
             self.find_problem(problem_id),
@@ -273,8 +261,7 @@ class Coordinator:
     def _cancel_unrequested(self, point_id: str) -> None:
         """Cancel the solve and the drawing of a point unless a session requests the point.
 
-        The state of an unfinished point becomes ``cancelled``. A drawing that a worker has begun
-        continues.
+        A drawing that a worker has begun continues.
         """
         if any(session.requested_point == point_id for session in self.sessions.values()):
             return
@@ -291,12 +278,10 @@ class Coordinator:
     # -- drawings --------------------------------------------------------------------------------
 
     async def load_drawing(self, point_id: str, revision: int | None) -> bytes | None:
-        """Return the drawing of a point as gzipped JSON.
+        """Return the drawing of a point as gzipped JSON; `revision` None stands for the newest.
 
-        Return None if the point has no schedule, or if no session requests the point any more when
-        a worker is free. Calls for one revision share one drawing. `revision` None stands for the
-        newest. Raise `GoneError` for any other revision and for an unknown point, `RefusedError` if
-        poetmodel refuses the job, and `WorkerError` if the worker fails.
+        None if the point has no schedule, or if no session requests the point any more when a
+        worker is free. Calls for one revision share one drawing. Other revisions raise `GoneError`.
         """
         open_problem, point = self.find_point(point_id)
         if point.value is None:
@@ -321,10 +306,8 @@ class Coordinator:
     async def _load_or_draw(self, open_problem: OpenProblem, point: Point) -> bytes | None:
         """Return the stored drawing of a point, or make it in a worker and store it.
 
-        A provisional point without a stored drawing has that of its lender, the point whose
-        schedule it shows, if that is stored; a new drawing is stored under the point itself. Return
-        None if no session requests the point any more when a worker is free. Raise `RefusedError`
-        if poetmodel refuses the job, and `WorkerError` if the worker fails.
+        A provisional point may have the stored drawing of its lender, the point whose schedule it
+        shows. None if no session requests the point any more when a worker is free.
         """
         digest = point.digest
         drawing_keys = [(point.id, digest)]
@@ -351,12 +334,7 @@ class Coordinator:
         return reply.body
 
     async def export(self, point_id: str, file_kind: str) -> Frame:
-        """Return a file about a point: ``schedule``, ``plan``, ``report`` or ``command``.
-
-        The frame is that of `exports.export_point`. Raise `GoneError` for an unknown point,
-        `RefusedError` if there is no schedule, or for ``plan`` no plan, and `WorkerError` if the
-        worker fails.
-        """
+        """Return a file about a point: ``schedule``, ``plan``, ``report`` or ``command``."""
         open_problem, point = self.find_point(point_id)
         if point.value is None:
             msg = "there is no schedule yet to export"
@@ -368,11 +346,7 @@ class Coordinator:
     async def explain_infeasibility(
         self, problem_id: str, ram_bytes: int, deadline_s: float | None
     ) -> dict[str, Any]:
-        """Return the values of `answers.explain_infeasibility` for a RAM budget and a deadline.
-
-        Raise `GoneError` if the problem is not open, `RefusedError` for invalid limits, and
-        `WorkerError` if the worker fails.
-        """
+        """Return the values of `answers.explain_infeasibility` for a RAM budget and a deadline."""
         open_problem = self.find_problem(problem_id)
         point = Point(id="", problem=problem_id, ram_bytes=ram_bytes, deadline_s=deadline_s)
         reply = await self.quick_workers.run_job(
@@ -423,12 +397,9 @@ class Coordinator:
     async def _clean_up(self) -> None:
         """Each second, end expired requests of closed pages, and discard idle points.
 
-        Requests of sessions without listeners expire after `REQUEST_LIFETIME_S`; solves that no
-        session requests any more are cancelled. Above `MAX_CACHED_SESSIONS`, also discard the
-        sessions of expired requests. Above `MAX_CACHED_PROBLEMS`, also discard problems without
-        sessions and solves. Of each problem, `OpenProblem.discard_idle` discards unfinished points
-        without a schedule of their own that are neither being solved nor requested, except the last
-        `MAX_IDLE_POINTS`.
+        Cancels solves that no session requests any more. Above `MAX_CACHED_SESSIONS` and
+        `MAX_CACHED_PROBLEMS`, discards sessions of expired requests, and problems without sessions
+        and solves.
         """
         while True:
             await asyncio.sleep(1)

@@ -18,11 +18,7 @@ from poetmodel.schedule.relations import format_document
 
 
 def export_point(job: dict[str, Any], context: JobContext) -> Frame:
-    """Task: return a file about a point: content as body, name and media type as values.
-
-    The job's ``kind`` selects the file. Raises `VerificationError` if the schedule is invalid, and
-    `PlanError` for the plan of a schedule without one.
-    """
+    """Task: return a file about a point: content as body, name and media type as values."""
     return _EXPORTERS[job["kind"]](job, context)
 
 
@@ -37,10 +33,7 @@ def _schedule_file(job: dict[str, Any], context: JobContext) -> Frame:
 
 
 def _plan_file(job: dict[str, Any], context: JobContext) -> Frame:
-    """Return the plan file of a point, without an arena, even if the plan has violations.
-
-    Raises `VerificationError` if the schedule is invalid, and `PlanError` if it has no plan.
-    """
+    """Return the plan file of a point, without an arena, even if the plan has violations."""
     subject = make_subject(job, context)
     if subject.plan is None or subject.check is None:
         raise PlanError("; ".join(subject.notes) or "this schedule has no plan")

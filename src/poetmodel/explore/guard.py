@@ -43,10 +43,9 @@ _HEADERS: Final = {
 class Guard:
     """ASGI middleware that rejects requests without the token, and those of other pages.
 
-    The printed address contains the token. A visit of it stores the token in a cookie that scripts
-    cannot read and other sites cannot send. The Host header must be a name of this machine with the
-    port of the server, which prevents DNS rebinding. Requests from pages of other origins are
-    rejected, including other ports of this machine.
+    A visit of the printed address, which contains the token, stores it in a cookie that scripts
+    cannot read and other sites cannot send. The check of the Host header prevents DNS rebinding.
+    Pages of other origins, including other ports of this machine, are rejected.
     """
 
     def __init__(self, app: ASGIApp, *, token: str, port: int) -> None:
@@ -56,13 +55,11 @@ class Guard:
         self._cookie = f"poetmodel-{port}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass an accepted request to the application; answer a rejected one with an error.
+        """Pass an accepted request to the application.
 
-        A request needs the cookie with the token, and a host and origin that `_find_refusal`
-        accepts. Errors have status 403, or 413 for a stated body above `MAX_BODY_BYTES`. A visit of
-        ``/`` with the token in its query needs no cookie: it sets the cookie and redirects to
-        ``/``. Every response gets the security headers. Lifespan events are passed on;
-        connections other than HTTP, such as WebSockets, are ignored.
+        Answer a rejected one with status 403 or 413. A visit of ``/`` with the token in its query
+        needs no cookie: it sets the cookie. Every response gets the security headers. WebSockets
+        are ignored.
         """
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
@@ -95,8 +92,7 @@ class Guard:
     def _find_refusal(self, headers: Mapping[str, str]) -> tuple[int, str] | None:
         """Return status and reason to reject a request by its host or origin; None to accept it.
 
-        ``Host`` must be one of `LOOPBACK` with the server's port. ``Origin`` must be that host, and
-        ``Sec-Fetch-Site`` ``same-origin`` or ``none``, but both may be missing.
+        ``Host`` is required; ``Origin`` and ``Sec-Fetch-Site`` may be missing.
         """
         host = headers.get("host", "")
         has_port = ":" in host.rpartition("]")[2]
@@ -115,10 +111,7 @@ class Guard:
 
 
 def _stated_body_bytes(headers: Mapping[str, str]) -> int:
-    """Return the stated size of a request body [B]; 0 if none is stated.
-
-    An invalid size counts as above the maximum.
-    """
+    """Return the stated size of a request body [B], or 0; an invalid size is above the maximum."""
     text = headers.get("content-length", "0")
     return int(text) if text.isdecimal() else MAX_BODY_BYTES + 1
 

@@ -101,8 +101,8 @@ class Point:
     def set_schedule(self, metrics: dict[str, Any], schedule: bytes) -> None:
         """Set the metrics of a new schedule, add 1 to `revision`, and update `digest`.
 
-        A status of None, ``unknown`` or ``infeasible`` becomes ``feasible``; `provisional` and
-        `bound` stay unchanged. `schedule` is packed, and only used for the digest.
+        `provisional` and `bound` stay unchanged. `schedule` is packed, and only used for the
+        digest.
         """
         self.set_metrics(metrics)
         if self.status is None or self.status in ("unknown", "infeasible"):
@@ -117,14 +117,9 @@ class Point:
     def finish(self, result: dict[str, Any], schedule: bytes, *, earlier_s: float) -> None:
         """Set the result of a solve and the state ``done``, and begin a new revision.
 
-        Metrics and status are set if the value of the result is at most the present one; the status
-        also if it is ``optimal`` or `schedule` is empty. The bound is raised to that of the result,
-        but is at most the value. The schedule is no longer provisional. `schedule` is the packed
-        best schedule of the point, empty without one, for the digest. `reason` is that of the
-        result if `schedule` is empty, otherwise it is emptied. `seconds` becomes the sum of
-        `earlier_s`, the time of earlier solves [s], and ``build_s`` and ``solve_s`` of the result.
-        `proof` becomes termination, times and versions of the result, with `earlier_s` added to
-        ``solve_s``.
+        Metrics are replaced only by those of a value that is no higher; the bound is at most the
+        value. `schedule` is the packed best schedule of the point, empty without one. `earlier_s`
+        is the time of earlier solves.
         """
         new_metrics = result.get("metrics")
         is_better = new_metrics is not None and (
@@ -153,9 +148,8 @@ class Point:
     def to_dict(self, baseline: float, *, minimize: str) -> dict[str, Any]:
         """Return the point as JSON values for the page, with `gap` and ``bound_j``.
 
-        `digest`, `lender` and `proof` are left out. ``bound_j`` is the bound on the energy [J],
-        `baseline` plus `bound`; None without a schedule, or unless `minimize` is ``energy``.
-        `baseline` is that of the minimized quantity; `gap` does not depend on it.
+        ``bound_j`` is the bound on the energy [J]; None without a schedule, or unless energy is
+        minimized. `baseline` is that of the minimized quantity.
         """
         values = asdict(self)
         for name in ("digest", "lender", "proof"):
@@ -184,8 +178,7 @@ class OpenProblem:
     def discard_idle(self, used_ids: AbstractSet[str | None]) -> None:
         """Discard all idle points but the last `MAX_IDLE_POINTS`, in the order of `points`.
 
-        A point is idle if its state is not ``done``, it has no schedule of its own, and its id is
-        not in `used_ids`.
+        A point is idle if it is not ``done``, has no schedule of its own, and is not in `used_ids`.
         """
         idle_ids = [
             point_id
@@ -212,11 +205,9 @@ def make_point_id(problem: str, ram_bytes: int, deadline_s: float | None) -> str
 def merge_records(first: Point, second: Point, *, has_second_schedule: bool) -> tuple[Point, bool]:
     """Merge two records of a point; also return whether `second` is the record retained.
 
-    The record with the lower value is retained (None is the highest value); of equal values, that
-    with the higher `proof_rank`, else `second`. `second` is retained only if its schedule is
-    available (`has_second_schedule`) or all its metrics equal those of `first`. If the bound of the
-    other record, lowered to the retained value if above it, is higher, a copy with only this bound
-    changed is returned, else the retained record itself.
+    The record with the lower value is retained, of equal values that with the higher `proof_rank`;
+    `second` only if its schedule is available or its metrics equal those of `first`. If the other
+    record has a higher bound, the retained one is copied with this bound, at most its value.
     """
     if first.value == second.value:
         is_available = has_second_schedule or all(
@@ -239,11 +230,9 @@ def best_neighbour(
 ) -> Point | None:
     """Return the other point with the lowest value whose schedule meets the limits of `point`.
 
-    The limits are RAM budget and deadline. The schedule may be provisional, and worse than that of
-    `point`. Of equal values, the point with the highest RAM budget is returned; None if no schedule
-    meets the limits. With `overlaps`, time is the makespan of a plan that overlaps transfers with
-    computations. That plan may be slower with less RAM: only points with at most the RAM budget of
-    `point` are considered.
+    Of equal values, the point with the highest RAM budget. With `overlaps`, only points with at
+    most the RAM budget of `point` are considered: a plan that overlaps transfers may be slower with
+    less RAM.
     """
     limit_s = math.inf if point.deadline_s is None else point.deadline_s
     fitting_points = [

@@ -81,10 +81,9 @@ class WorkerPool:
     ) -> Frame:
         """Wait for a free process, run a job on it and return its reply.
 
-        `on_frame` is called in the event loop with each frame before the reply. Raise
-        `RefusedError` if poetmodel refuses the job, `WorkerError` for other failures. If this call
-        is cancelled, the job is cancelled in the background. If the process dies, another process
-        runs the job again, once.
+        `on_frame` is called in the event loop. Raises `RefusedError` or `WorkerError`. Cancelling
+        this call cancels the job in the background. If the process dies, another one runs the job
+        once more.
         """
         with contextlib.suppress(ProcessEndedError):
             return await self._run_job_on(await self.acquire(), job, body, on_frame)
@@ -99,10 +98,7 @@ class WorkerPool:
     ) -> Frame:
         """Run a job on an acquired process, which is then released or replaced; return its reply.
 
-        `on_frame` is called in the event loop with each frame before the reply. Raise
-        `RefusedError` if poetmodel refuses the job, `WorkerError` for other failures, also if the
-        process dies; the job is not repeated. If this call is cancelled, the job is cancelled in
-        the background.
+        As `run_job`, but the job is not repeated if the process dies.
         """
         try:
             return await self._run_job_on(worker, job, body, on_frame)
@@ -115,10 +111,7 @@ class WorkerPool:
     ) -> Frame:
         """Run a job on a process and release the process; return the reply.
 
-        If the process dies, raise `ProcessEndedError` and replace the process. Raise `RefusedError`
-        if poetmodel refuses the job, `WorkerError` for a lack of memory and for unexpected errors,
-        whose traceback is logged. If this call is cancelled, cancel the job in the background, as
-        `_recover` does.
+        A process that dies is replaced. Cancelling this call cancels the job in the background.
         """
         loop = asyncio.get_running_loop()
 
@@ -150,7 +143,6 @@ class WorkerPool:
         """Return the free process that was released last; wait for one if none is free.
 
         Dead processes are replaced in the background. Starts a process if the pool has none.
-        Raises `WorkerError` if no process can be started.
         """
         while self.free_workers:
             worker = self.free_workers.pop()
@@ -186,8 +178,7 @@ class WorkerPool:
     async def _start_process(self) -> None:
         """Start a process, wait until it has imported its modules, and release it.
 
-        Raise `WorkerError` if the start or the imports fail, or the imports take longer than
-        `START_S`; the process is then ended.
+        A start that takes longer than `START_S` fails.
         """
         try:
             worker = WorkerProcess()
@@ -214,12 +205,10 @@ class WorkerPool:
         task.add_done_callback(self.recovery_tasks.discard)
 
     async def _recover(self, worker: WorkerProcess, reply: Future[Frame] | None) -> None:
-        """Cancel the job of a living process, and release the process when the job has ended.
+        """Release a process after cancelling its job, or replace it if it is dead or does not stop.
 
-        Replace a process that is dead, whose `reply` is None, or whose job does not end within
-        `CANCEL_S`. A failed start is logged and repeated after 1 s; after `MAX_STARTS` of them the
-        pool has one process less. Waiting requests then fail if no process is left, and no other
-        one is being replaced.
+        A failed start is logged and repeated after 1 s, up to `MAX_STARTS` times; then the pool has
+        one process less. Waiting requests fail if none is left.
         """
         if reply is not None and worker.is_alive:
             worker.cancel()
@@ -259,8 +248,7 @@ def prepare_process(_: WorkerJob, niceness: int) -> None:
 def run_task(job: WorkerJob, catalogue: str, values: dict[str, Any], body: bytes) -> Frame:
     """Run the task ``values["task"]`` with the `values` of the job, and return its reply.
 
-    `catalogue` is in JSON. `body` is the packed schedule of the job, empty without one. `job` sends
-    the frames before the reply.
+    `catalogue` is in JSON. `body` is the packed schedule of the job, empty without one.
     """
     from poetmodel.explore import answers, exports, tasks
     from poetmodel.explore.settings import parse_catalogue

@@ -57,12 +57,9 @@ def serve(
 ) -> None:
     """Serve until Ctrl-C or SIGTERM; call `on_ready` with the address after the server has started.
 
-    In the main thread, the handlers of both signals are replaced and not restored: after this call,
-    Ctrl-C raises no `KeyboardInterrupt` either. `listener` is a bound socket. `initial` has the
-    settings and sliders of a new page, and `search` the options of all solves. `workers` is the
-    number of processes that solve, None for one per core. Raises `InputError` if the store cannot
-    be used; otherwise the store is closed at the end. Raises `WorkersLostError`, after a logged
-    error, if a worker does not start.
+    In the main thread, the handlers of both signals are replaced and not restored. `listener` is a
+    bound socket. `workers` is the number of processes that solve, None for one per core. Raises
+    `InputError` if the store cannot be used, and `WorkersLostError` if a worker does not start.
     """
     stop_signals = _StopSignals()
     if threading.current_thread() is threading.main_thread():
@@ -139,9 +136,8 @@ def open_explorer(
 ) -> Explorer:
     """Open a store and return an explorer with it; workers start when the server starts.
 
-    `port` is that of the server, the other arguments are those of `serve`. Drawings and other short
-    tasks have half as many processes as cores, but at least two, or one on a single core. Raises
-    `InputError` if the store cannot be used.
+    Drawings and other short tasks have half as many processes as cores, but at least two, or one on
+    a single core. Raises `InputError` if the store cannot be used.
     """
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     point_store, catalogue_text = PointStore(store), catalogue.to_json()

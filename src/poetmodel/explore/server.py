@@ -107,8 +107,7 @@ def make_application(  # noqa: C901 - the routes, each a few lines
 ) -> Guard:
     """Return the explorer as an ASGI application, whose lifespan starts and stops the workers.
 
-    `render_page` returns the HTML page. `initial` has the initial settings and sliders. `token` is
-    the access token of a server on `port`.
+    `initial` has the initial settings and sliders.
     """
 
     @asynccontextmanager
@@ -135,10 +134,7 @@ def make_application(  # noqa: C901 - the routes, each a few lines
 
     @app.post("/api/problems")
     async def open_problem(settings: ExplorerSettings) -> JSONResponse:
-        """Open a problem; return its page data and the points with a schedule of their own.
-
-        Points with a provisional schedule are omitted. Raises as `Coordinator.open`.
-        """
+        """Open a problem; return its page data and the points with a schedule of their own."""
         loaded_problem = await coordinator.open(settings)
         points = [loaded_problem.describe(point) for point in loaded_problem.points_with_schedule()]
         return JSONResponse({**loaded_problem.facts, "points": points})
@@ -165,9 +161,8 @@ def make_application(  # noqa: C901 - the routes, each a few lines
     ) -> Response:
         """Return the newest drawing of a point; redirect to it if another `revision` is stated.
 
-        Waits until it is drawn. Status 204 without a schedule, or if no session requests the point
-        any more before it is drawn; 304 if the page already has the drawing; 410 for an unknown
-        point.
+        Waits until it is drawn. Status 204 without a schedule or a requesting session, 304 if the
+        page already has the drawing, 410 for an unknown point.
         """
         _, found_point = coordinator.find_point(point)
         if (
@@ -211,8 +206,7 @@ def make_application(  # noqa: C901 - the routes, each a few lines
 async def _stream_events(coordinator: Coordinator, session: str) -> AsyncIterator[ServerSentEvent]:
     """Yield the events of a session, and keep-alive comments, until the stream is closed.
 
-    The data of an event are the present values of its point; events of discarded points are
-    skipped. Registers a listener of the session until the end.
+    The data of an event are the present values of its point. Registers a listener of the session.
     """
     import asyncio
 
@@ -238,10 +232,7 @@ async def _stream_events(coordinator: Coordinator, session: str) -> AsyncIterato
 
 
 def _add_error_handlers(app: FastAPI) -> None:
-    """Register handlers that return every error as JSON, ``{"detail": text}``.
-
-    The statuses are in the docstring of this module.
-    """
+    """Register handlers that return every error as JSON, ``{"detail": text}``."""
 
     def error_response(status: int, text: str) -> JSONResponse:
         return JSONResponse({"detail": text}, status)
@@ -256,10 +247,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     def _handle_http_error(request: Request, error: HTTPException) -> JSONResponse:
-        """Return an HTTP error, such as an unknown address, as JSON with its status.
-
-        Of its headers, only ``Allow`` is retained; the text then states the accepted methods.
-        """
+        """Return an HTTP error, such as an unknown address, as JSON with its status."""
         allowed = Headers(error.headers).get("allow")
         if allowed is None:
             return error_response(

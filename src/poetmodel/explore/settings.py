@@ -133,10 +133,7 @@ class Catalogue:
         return json.dumps(asdict(self))
 
     def list_graphs(self) -> list[dict[str, str]]:
-        """Return ``{name, group}`` for each graph: given files, networks, published graphs.
-
-        The name is the displayed one, the group ``your file``, ``network`` or ``published graph``.
-        """
+        """Return ``{name, group}`` for each graph: given files, networks, published graphs."""
         groups = {
             "your file": [*self.graphs, *self.steps],
             "network": [name for name in model_names() if not name.startswith("paper/")],
@@ -145,19 +142,12 @@ class Catalogue:
         return [{"name": name, "group": group} for group, names in groups.items() for name in names]
 
     def list_devices(self) -> list[dict[str, Any]]:
-        """Return ``{name, ram_bytes}`` for each device; the RAM [B] is None if unknown.
-
-        Profiles are listed, too, and first. Raises `DeviceError` if a device file is invalid.
-        """
+        """Return ``{name, ram_bytes}`` for each profile and device; None for an unknown RAM [B]."""
         names = (*self.profiles, *self.devices, *device_names())
         return [{"name": name, "ram_bytes": self._ram_bytes(name)} for name in names]
 
     def load_source(self, settings: ExplorerSettings) -> GraphSource:
-        """Read or build the graph of some settings.
-
-        Raises `InputError` if the model is not in the catalogue, its file is invalid, or it does
-        not support an option of the settings.
-        """
+        """Read or build the graph of some settings."""
         name, shape = settings.model, settings.variant
         if name in self.steps:
             from poetmodel.lowered.io import load_step
@@ -181,9 +171,7 @@ class Catalogue:
     def cost_options(self, settings: ExplorerSettings) -> tuple[str | None, str | None]:
         """Return the values of ``--device`` and ``--profile`` for some settings; None to omit one.
 
-        If the device of the settings is a profile, ``--device`` is the name or path of the device
-        that was measured, None if unknown. Otherwise it is the path of a device file in the
-        catalogue, or else the name of the device, which is not checked.
+        With a profile, ``--device`` is the device that was measured, None if unknown.
         """
         if settings.device in self.profiles:
             profile, device = self.profiles[settings.device]
@@ -191,11 +179,7 @@ class Catalogue:
         return self.devices.get(settings.device, settings.device), None
 
     def load_costs(self, graph: Graph, settings: ExplorerSettings) -> Costs:
-        """Return the costs of a graph: measured if the device of the settings is a profile.
-
-        Otherwise, they are estimated. Raises `InputError` if the device is not in the
-        catalogue, or a file is invalid.
-        """
+        """Return the costs of a graph: measured if the device of the settings is a profile."""
         name = settings.device
         if name not in {*self.profiles, *self.devices, *device_names()}:
             raise InputError(f"device {quote(name)}: expected a listed device")
@@ -208,8 +192,7 @@ class Catalogue:
     def build_problem(self, settings: ExplorerSettings, graph: Graph, costs: Costs) -> Problem:
         """Return the problem of some settings without a deadline, with the device's RAM as budget.
 
-        Without a device, the budget is the keep-all peak plus `Problem.resident_bytes`. Raises
-        `InputError` if the problem refuses a setting or the costs.
+        Without a device, the budget is the keep-all peak plus `Problem.resident_bytes`.
         """
         ram = "100%" if costs.device is None else None
         return Problem.from_limits(graph, costs, replace(settings.limits, ram=ram))
@@ -228,9 +211,8 @@ def catalogue_with_files(
 ) -> Catalogue:
     """Return a catalogue whose mappings have only the given files, which are not read.
 
-    The arguments are paths, and become absolute. `device` may also be a built-in device, which gets
-    no entry. The costs in `profile` were measured on `device`, or on an unknown one if that is
-    None. Every catalogue also lists everything built in.
+    Paths become absolute. `device` may also be a built-in device. The costs in `profile` were
+    measured on `device`, or on an unknown one if that is None.
     """
     is_built_in = device in device_names()
     return Catalogue(

@@ -47,11 +47,6 @@ class SolveManager:
         search: SearchOptions,
         notify: Notify,
     ) -> None:
-        """Create a manager without running solves.
-
-        `solve_workers` are the processes of long solves, `quick_workers` those of short tasks, such
-        as first schedules. `search` has the options of all solves.
-        """
         self.store = store
         self.solve_workers = solve_workers
         self.quick_workers = quick_workers
@@ -74,9 +69,9 @@ class SolveManager:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def start_solve(self, open_problem: OpenProblem, point: Point) -> None:
-        """Start the solve of a point in the background, and register its task in `running`.
+        """Start the solve of a point, now ``waiting``, in the background.
 
-        Sets the state of the point to ``waiting``.
+        Register it in `running`.
         """
         point.state = "waiting"
         self.running[point.id] = self._run_in_background(self._solve(open_problem, point))
@@ -90,9 +85,8 @@ class SolveManager:
     async def use_neighbour(self, open_problem: OpenProblem, point: Point) -> None:
         """Raise a point's bound to `inherited_bound`; use a better schedule of `best_neighbour`.
 
-        Neighbours are the other points of the problem. The schedule is provisional, unless the
-        bound proves it optimal within the gap tolerance: then the point is finished and saved. Also
-        sets `lender`, `neighbour_bytes` and `proof` of the point. Listeners are not notified.
+        The schedule is provisional, unless the bound proves it optimal within the gap tolerance:
+        then the point is finished and saved. Listeners are not notified.
         """
         other_points = [other for other in open_problem.points.values() if other is not point]
         point.bound = max(point.bound, inherited_bound(point, other_points))
@@ -123,10 +117,9 @@ class SolveManager:
             await self._save(point, schedule)
 
     async def load_schedule(self, point: Point) -> bytes:
-        """Return the packed schedule of a point; if it is provisional, that of the lender.
+        """Return the packed schedule of a point, or of the lender of a provisional one.
 
-        Read it from memory while the solve that found it runs, else from the store. Return empty
-        bytes if there is none.
+        B"" if none.
         """
         point_id = point.lender[0] if point.provisional and point.lender else point.id
         schedule = self._schedules.get(point_id)
@@ -148,9 +141,7 @@ class SolveManager:
     def make_job_with_proof(self, open_problem: OpenProblem, point: Point) -> dict[str, Any]:
         """Return the job of `make_job` with the proof of a point and the keywords of a solve.
 
-        ``proof`` has `Point.proof` (`NO_PROOF` if empty), the status (``feasible`` if None), the
-        bound, and ``final``: whether the point is finished. ``search`` has the keywords. The task
-        of the job is "", which the caller replaces.
+        ``final`` of the proof: whether the point is finished. The caller sets the task.
         """
         proof = {
             **NO_PROOF,
@@ -162,11 +153,10 @@ class SolveManager:
         return {**self.make_job("", open_problem, point), "proof": proof, "search": self.search}
 
     async def _solve(self, open_problem: OpenProblem, point: Point) -> None:
-        """Solve a point, save it, and remove the solve from `running`.
+        """Solve a point, save it, and remove the solve from `running`, also after cancellation.
 
-        Sets the result, or the state ``failed`` and a reason if the job fails. A cancelled solve
-        also saves the point and is removed. Points are saved on the conditions of `_save`. For a
-        point without a schedule, a quick worker searches for a first schedule at the same time.
+        A failed job gives the state ``failed`` and a reason. For a point without a schedule, a
+        quick worker searches for a first schedule at the same time.
         """
         first_schedule_task: asyncio.Task[None] | None = None
         if point.value is None:
@@ -201,11 +191,10 @@ class SolveManager:
                 self._use_if_better(open_problem, point, reply.values["metrics"], reply.body)
 
     async def _run_solver(self, open_problem: OpenProblem, point: Point) -> None:
-        """Run the solver from the schedule of a point, if any; update the point by its result.
+        """Run the solver from the schedule of a point, if any.
 
-        Reports of the solver update the point, too; both notify the listeners. The result is saved
-        before the point is updated. A better schedule of the point is retained. Raises
-        `WorkerError` or `RefusedError` if the job fails.
+        Update the point and notify listeners. The result is saved before the point is updated. A
+        better schedule of the point is retained.
         """
         this_solve, earlier_s, saved_s = asyncio.current_task(), point.seconds, time.monotonic()
         start_schedule = await self.load_schedule(point)
@@ -213,9 +202,7 @@ class SolveManager:
         def on_frame(frame: Frame) -> None:
             """Set the point's state to ``solving``; update time, bound and schedule by a report.
 
-            The bound never falls; the schedule is used and saved only as in `_use_if_better`. After
-            reports without a schedule, the point is saved at most every `SAVE_EVERY_S`. Notifies
-            the listeners. Ignores the report if the solve was cancelled.
+            The bound never falls. Ignores the report if the solve was cancelled.
             """
             nonlocal saved_s
             # The solve was cancelled, because no session requested the point any more.
@@ -257,8 +244,7 @@ class SolveManager:
     ) -> None:
         """Use and save a worker's schedule if it is the point's first one or has a lower value.
 
-        At equal value, it replaces a provisional schedule. Notifies the listeners in any case, with
-        `has_new_schedule` only if the point had none or the value is lower.
+        At equal value, it replaces a provisional schedule. Notifies the listeners in any case.
         """
         is_better = point.value is None or metrics["value"] < point.value
         if is_better:

@@ -49,10 +49,7 @@ CREATE TABLE IF NOT EXISTS answers (
 class PointStore:
     """Points and drawings in one file, and the token of its servers.
 
-    Raises
-    ------
-    InputError
-        If the file cannot be written, or was written by another program or version.
+    Raises `InputError` if the file cannot be written, or is of another program or version.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,9 +60,8 @@ class PointStore:
     def _open(self) -> sqlite3.Connection:
         """Open or create the file, folder and tables; return the connection in autocommit mode.
 
-        Only the user can read a new file, which has no format version until `load_token` writes
-        `FORMAT`. Raise `InputError` if the file cannot be written, is no store, or has another
-        format version.
+        Only the user can read a new file; it has no format version until `load_token` writes
+        `FORMAT`.
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,10 +101,7 @@ class PointStore:
             )
 
     async def call(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Call a method below in the thread of the store and return its result.
-
-        The event loop is not blocked.
-        """
+        """Call a method below in the thread of the store, without blocking the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     def call_and_wait(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
@@ -152,10 +145,8 @@ class PointStore:
     def save(self, point: Point, schedule: bytes | None) -> None:
         """Merge a point with the stored one by `merge_records`, and store the result.
 
-        Without `schedule`, or if the record of the stored point is retained, its stored schedule is
-        retained. If the merge raises the bound of the retained record, the stored point begins a
-        new revision; `point` is unchanged. Drawings of other revisions of the point are deleted.
-        Returns without a write if the merged point equals the stored one.
+        The stored schedule is retained without `schedule`, or if the stored record is. `point` is
+        unchanged. Drawings of other revisions are deleted.
         """
         with self._transaction() as connection:
             stored_point = self.load_point(point.id)
@@ -200,10 +191,7 @@ class PointStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Context manager: a transaction that excludes other writers from its first read on.
-
-        Yields the connection. Commits after the body, or rolls back if the body raises.
-        """
+        """Context manager: a transaction that excludes other writers from its first read on."""
         self._connection.execute("BEGIN IMMEDIATE")
         with self._connection as connection:
             yield connection

@@ -74,10 +74,7 @@ class JobContext:
 
 
 def load_job_problem(job: dict[str, Any], context: JobContext) -> Problem:
-    """Return the problem of a job's settings, with the RAM and the deadline of the job.
-
-    Raises `InputError` for invalid limits, and the errors of `load_prepared_problem`.
-    """
+    """Return the problem of a job's settings, with the RAM and the deadline of the job."""
     prepared = load_prepared_problem(job, context)
     limits = {"ram": job["ram_bytes"], "deadline": job["deadline_s"]}
     return replace(prepared.problem, **limits)
@@ -114,10 +111,7 @@ def unpack_schedule(body: bytes) -> Schedule:
 
 
 def prepare_problem(job: dict[str, Any], context: JobContext) -> Frame:
-    """Task: read the graph of a job's settings, and return facts about their problem for the page.
-
-    ``graph`` has the data of the graph for charts.
-    """
+    """Task: read the graph of a job's settings; return facts about the problem for the page."""
     prepared = load_prepared_problem(job, context)
     problem, graph = prepared.problem, prepared.source.graph
     device, resident_bytes = problem.costs.device, problem.resident_bytes
@@ -166,10 +160,7 @@ def to_gzipped_json(values: Any) -> bytes:
 
 
 def schedule_metrics(problem: Problem, simulation: Simulation) -> dict[str, Any]:
-    """Return the metrics of a verified schedule, named in `points.METRICS`, for the page.
-
-    ``value`` is the minimized quantity minus `Objective.baseline`.
-    """
+    """Return the `points.METRICS` of a verified schedule; ``value`` excludes the baseline."""
     return {
         "value": problem.objective.overhead_of(simulation),
         "energy_j": simulation.energy_j,
@@ -185,7 +176,7 @@ def find_first_schedule(job: dict[str, Any], context: JobContext) -> Frame:
     """Task: find a first schedule of a point with heuristics, and return it with its metrics.
 
     It is the first valid one of keep-all, a greedy schedule and paging of every tensor. Return an
-    empty frame if a limit alone excludes all schedules, or no heuristic finds a valid one.
+    empty frame if there is none.
     """
     problem = load_job_problem(job, context)
     if infeasibility_reason(problem) is not None:
@@ -230,8 +221,7 @@ class _Progress:
     def __call__(self, progress: SolveProgress) -> bool:
         """Raise `bound`; send a better valid schedule, or every `BOUND_EVERY_S` the bound alone.
 
-        Return False, which stops the solve, if the gap is closed or the job is cancelled. A
-        cancelled job sends no frame.
+        Return False, which stops the solve, if the gap is closed or the job is cancelled.
         """
         if self.context.is_cancelled():
             return False
@@ -274,10 +264,8 @@ class _Progress:
 def solve_point(job: dict[str, Any], context: JobContext) -> Frame:
     """Task: solve a point, from the schedule of the job if this is valid; return the result.
 
-    Better schedules and bounds are sent during the solve. The baseline is subtracted from bounds
-    and from the value. The bound of the result is the higher one of the job's and the solver's, at
-    most the value; the status is ``optimal`` if it closes the gap. Without a schedule, the result
-    has no metrics and no body, and its bound is that of the job.
+    Better schedules and bounds are sent during the solve. Bounds and value exclude the baseline.
+    The bound of the result is at least that of the job, and at most the value.
     """
     problem = load_job_problem(job, context)
     search: SearchOptions = job["search"]

@@ -67,7 +67,7 @@ def list_ram_kinds() -> list[dict[str, str]]:
 def graph_chart(graph: Graph) -> dict[str, Any]:
     """Return the data about the graph that the charts of a page need.
 
-    ``nodes``: node names. ``tensors``: for each tensor [name, bytes, index of its node, kind].
+    ``tensors``: for each tensor [name, bytes, index of its node, kind].
     """
     return {
         "nodes": [escape_controls(node.name) for node in graph.nodes],
@@ -86,9 +86,8 @@ def graph_chart(graph: Graph) -> dict[str, Any]:
 def map_chart(graph: Graph, schedule: Schedule) -> dict[str, Any]:
     """Return the map of a schedule, stages by nodes (POET, ICML 2022, figure 2).
 
-    ``columns``: node names. ``labels``: the different cells: kind as an index into `KINDS`, whether
-    paged out, description. ``runs``: vertical sequences of equal cells: column, first row, last
-    row, index into ``labels``.
+    ``labels``: the different cells: index into `KINDS`, whether paged out, description. ``runs``:
+    vertical sequences of equal cells: column, first row, last row, index into ``labels``.
     """
     labels: dict[tuple[int, bool, str], int] = {}
     labels_by_column: dict[int, list[tuple[int, int]]] = {}
@@ -124,7 +123,6 @@ def address_chart(subject: Subject) -> dict[str, Any] | None:
 
     ``boxes``: for each copy or workspace its kind, start, length, lowest address and height in the
     units of the axes, description, and tensor index (None for a workspace). ``end``: the makespan.
-    ``limit``, ``limit_name``: size of the arena and its label. ``x_name``, ``y_name``: axis labels.
     """
     graph, plan, check, arena_check = (
         subject.graph,
@@ -200,11 +198,7 @@ def _rectangles_with_kinds(
 
 
 def gauge_chart(subjects: Sequence[Subject]) -> dict[str, Any] | None:
-    """Return the device RAM used by valid schedules with a device, and by keep-all, or None.
-
-    ``rows``: label, device, RAM, use by kind (``parts``), free and missing bytes [B] of each
-    schedule.
-    """
+    """Return the device RAM used by valid schedules with a device, and by keep-all, or None [B]."""
     gauged_subjects = [
         subject for subject in subjects if subject.device_ram is not None and subject.verdict.valid
     ]

@@ -32,10 +32,7 @@ PICTURE_LIBRARIES: Final[Mapping[str, Sequence[str]]] = {
 def check_picture(
     path: str | Path, libraries: Mapping[str, Sequence[str]] = PICTURE_LIBRARIES
 ) -> None:
-    """Check that a picture with this file name can be drawn; write no file.
-
-    `libraries` has the packages that each suffix needs.
-    """
+    """Check that a picture with this file name can be drawn; write no file."""
     suffix = Path(path).suffix.lower()
     if suffix not in libraries:
         raise InputError(

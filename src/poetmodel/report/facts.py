@@ -44,9 +44,8 @@ TREATMENT_NAMES: Final = {
 def schedule_facts(subject: Subject) -> dict[str, Any]:
     """Return all facts of a report about one schedule as JSON values in SI units.
 
-    Metrics are those of the simulator; its energies and times are None without costs. For a
-    compiled step, peak and budget include reserved bytes, and the peak is that of its plan. Bounds
-    and times of the solve are those stated in the file.
+    Metrics are those of the simulator; bounds and times of the solve are those stated in the file.
+    For a compiled step, peak and budget include reserved bytes, and the peak is that of its plan.
     """
     simulation, has_costs = subject.simulation, subject.costs is not None
     stated_problem = subject.document.problem
@@ -93,10 +92,7 @@ def schedule_facts(subject: Subject) -> dict[str, Any]:
 
 
 def treatment_names(graph: Graph) -> list[str]:
-    """Return the names of the treatments that tensors of a graph can have.
-
-    They are in the order of `TREATMENT_NAMES`, without treatments of state if the graph has none.
-    """
+    """Return the names of the treatments that tensors of a graph can have."""
     state_treatments = (Treatment.RESIDENT, Treatment.ON_STORAGE, Treatment.REPLACEMENT)
     treatments = [
         treatment
@@ -109,11 +105,8 @@ def treatment_names(graph: Graph) -> list[str]:
 def graph_facts(subject: Subject) -> dict[str, Any]:
     """Return the facts about the graph, which all schedules of a report share.
 
-    These are name, hash, numbers of nodes, tensors, edges and FLOP, batch size, type, keep-all
-    peak, minimum RAM with its node, resident bytes by kind and, if there is any, count and bytes of
-    state. For a compiled step the keep-all peak and the minimum RAM include reserved bytes. The
-    minimum RAM is that of the problem, because for a graph with state it depends on storage and
-    paging.
+    Keep-all peak and minimum RAM of a compiled step include reserved bytes. The minimum RAM is that
+    of the problem: for a graph with state it depends on storage and paging.
     """
     graph, min_ram = subject.graph, subject.problem.floor
     state = {"tensors": len(graph.state_tensors), "bytes": graph.state_bytes}
@@ -137,10 +130,8 @@ def graph_facts(subject: Subject) -> dict[str, Any]:
 def _bound_facts(subject: Subject) -> dict[str, Any]:
     """Return bounds, objective, gap tolerance and gaps over time of the file, and the gap.
 
-    If energy was minimized, or no objective is stated, ``gap`` is that between the stated bound and
-    the simulated value of the overhead; None without costs or bound. If another quantity was
-    minimized, ``gap`` is the stated one of that quantity, and ``bound_j`` and ``overhead_bound_j``
-    are None unless the stated bound on the overhead is above 0.
+    ``gap`` is that of the minimized quantity. If this is not energy, ``bound_j`` and
+    ``overhead_bound_j`` are None unless the stated bound on the overhead is above 0.
     """
     stated_metrics, simulation = subject.document.stated_metrics, subject.simulation
     overhead_j, overhead_bound_j = simulation.overhead_j, stated_metrics.get("overhead_bound_j")
@@ -163,10 +154,7 @@ def _bound_facts(subject: Subject) -> dict[str, Any]:
 
 
 def _problem_facts(stated: ProblemEntry, subject: Subject) -> dict[str, Any]:
-    """Return the stated problem; omit each empty one of constraints, weights, solver options.
-
-    The budget of a compiled step includes the reserved bytes.
-    """
+    """Return the stated problem; the budget of a compiled step includes the reserved bytes."""
     values = stated.model_dump()
     values["ram_budget_bytes"] += subject.reserved_bytes
     return {
@@ -177,12 +165,10 @@ def _problem_facts(stated: ProblemEntry, subject: Subject) -> dict[str, Any]:
 
 
 def _peak_facts(subject: Subject) -> dict[str, Any]:
-    """Return the first step with the simulated peak RAM, and all tensors in RAM at this step.
+    """Return the first step with the simulated peak RAM, and its tensors in RAM, largest first.
 
-    Tensors are in descending order of bytes, of equal bytes in order of the graph. The plan of a
-    compiled step may have another peak. ``ram_bytes`` includes reserved bytes.
-    ``other_bytes`` is ``ram_bytes`` minus these tensors: workspace, second copies and reserved
-    bytes, minus bytes that outputs overwrite in place; it may be negative [B].
+    ``ram_bytes`` includes reserved bytes. ``other_bytes`` is the rest, such as workspace; it is
+    negative if outputs overwrite more bytes in place.
     """
     graph, simulation = subject.graph, subject.simulation
     peak = simulation.peak
@@ -201,11 +187,7 @@ def _peak_facts(subject: Subject) -> dict[str, Any]:
 
 
 def _state_facts(subject: Subject) -> dict[str, Any]:
-    """Return ``state`` if the graph has state, and ``in_place`` if it has in-place operators.
-
-    ``state`` has the `state_metrics`; ``in_place`` the number of in-place outputs, and the increase
-    of the peak without them [B].
-    """
+    """Return the `state_metrics`, and the use of in-place operators, if the graph has them."""
     state_values, values = state_metrics(subject.graph, subject.simulation), {}
     if state_values is not None:
         values["state"] = state_values
@@ -217,10 +199,7 @@ def _state_facts(subject: Subject) -> dict[str, Any]:
 
 
 def _plan_facts(subject: Subject) -> dict[str, Any] | None:
-    """Return mode, number of instructions, metrics and violations of the plan; None without a plan.
-
-    The peak includes reserved bytes.
-    """
+    """Return the facts about the plan; the peak includes reserved bytes. None without a plan."""
     plan, check = subject.plan, subject.check
     if plan is None or check is None:
         return None
@@ -238,9 +217,6 @@ def _plan_facts(subject: Subject) -> dict[str, Any] | None:
 def _decision_counts(subject: Subject) -> dict[str, Any]:
     """Return the numbers of tensors by treatment, of recomputations and of transfers.
 
-    Keys: ``tensors`` (a dict by `treatment_names`; a tensor has one treatment), ``recomputations``,
-    ``page_outs`` and ``page_ins``.
-
     Page-ins include first reads of state, and page-outs include its write-backs.
     """
     counts = Counter(row["choice"] for row in decision_rows(subject.problem, subject.schedule))
@@ -256,9 +232,8 @@ def _decision_counts(subject: Subject) -> dict[str, Any]:
 def _device_facts(subject: Subject) -> dict[str, Any] | None:
     """Return the source of the costs, and all fields of the device; None without costs.
 
-    Without a device, ``name`` is None and its other fields are absent. ``cycles`` is a text about
-    the cycles of the compute times; absent if none is known. An empty key, core or source becomes
-    None.
+    Without a device, its fields are absent, except ``name``, which is None. ``cycles`` is a text
+    about the cycles of the compute times.
     """
     costs = subject.costs
     if costs is None:
@@ -274,10 +249,7 @@ def _device_facts(subject: Subject) -> dict[str, Any] | None:
 
 
 def _versions(subject: Subject) -> dict[str, str]:
-    """Return the installed versions of poetmodel and of the package of the stated back end.
-
-    Packages that are not installed, and unknown back ends, are omitted.
-    """
+    """Return the installed versions of poetmodel and of the package of the stated back end."""
     stated_problem = subject.document.problem
     backend = (stated_problem and stated_problem.backend) or ""
     packages = (backend_class(backend).package,) if backend in backend_names() else ()
@@ -286,12 +258,10 @@ def _versions(subject: Subject) -> dict[str, str]:
 
 
 def reproduction_commands(subject: Subject) -> Iterator[str]:
-    """Yield the commands that solve the problem of a schedule again and verify the schedule.
+    """Yield the POSIX shell commands that solve a problem again and verify the schedule.
 
-    They are commands of a POSIX shell, with all digits of limits. If the problem has user-defined
-    sums, the first command writes their file. Without a stated problem or without costs, the only
-    command is that of the verification. For a compiled PyTorch step, yields instead one text with
-    lines of Python that compile the step again and verify it.
+    Limits have all digits. Without a stated problem or costs, only the verification remains. For a
+    compiled step, yields one text with lines of Python.
     """
     if subject.step is not None:
         yield f"step = {subject.step['call']}\nprint(step.verify().summary())"
@@ -343,10 +313,7 @@ def _has_user_sums(stated: ProblemEntry) -> bool:
 
 
 def _constraint_lines(stated: ProblemEntry) -> Iterator[str]:
-    """Yield the lines of a TOML file for ``--constraints``: `_user_constraints`, then objective.
-
-    The objective is omitted unless it is user-defined.
-    """
+    """Yield the lines of a TOML file for ``--constraints``, a user-defined objective last."""
     for row in _user_constraints(stated):
         limits_by_key = {"at_least": row.lower, "at_most": row.upper}
         if row.lower == row.upper:
@@ -377,14 +344,9 @@ def _option(option: str, value: object) -> tuple[str, ...]:
 def decision_rows(problem: Problem, schedule: Schedule) -> Iterator[dict[str, Any]]:
     """Yield one row of decisions for each tensor, in the order of the graph.
 
-    Keys: names of ``tensor`` and ``node``, ``size_bytes``, ``choice`` (of `TREATMENT_NAMES`),
-    ``first_stage`` (of the first computation), ``last_stage`` (the last one with the tensor in RAM
-    at some step; ``first_stage`` for state that is read in place),
-    ``ram_stages`` (number of stages that begin with the tensor in RAM), the counts ``recomputed``,
-    ``paged_out`` and ``paged_in``, ``energy_j`` and ``time_s``.
-
-    If a node has several tensors, only the first one has the cost of recomputing the node, so that
-    the energies sum to the overhead. The sum omits idle power if transfers overlap.
+    ``last_stage`` is the last stage with the tensor in RAM, ``ram_stages`` the number of stages
+    that begin with it there. Of the tensors of a node, only the first has the cost of recomputing
+    the node, so that the energies sum to the overhead (without idle power if transfers overlap).
     """
     graph = problem.graph
     resident = set(schedule.resident)

@@ -53,8 +53,8 @@ def fold(
 ) -> list[Fold[Item]]:
     """Fold items of equal `key` whose names differ only in numbers; names must be unique.
 
-    The name of a fold denotes exactly its members: ``layer1-2.0-1.norm`` denotes four, and if one
-    of them is missing, there are two folds. Folds are in the order of their first members.
+    The name of a fold denotes exactly its members: ``layer1-2.0-1.norm`` denotes four. Folds are in
+    the order of their first members.
 
     Examples
     --------
@@ -131,9 +131,8 @@ def decision_table(
 ) -> dict[str, Any]:
     """Return the table of decisions as plain values for the page, with tensors folded by `fold`.
 
-    ``heads``: column names. ``rows``: one for each tensor or fold, with ``name``, ``tail`` (start
-    of the part that is always shown), ``choice``, ``tensor``, ``node``, ``cells`` (sort key and
-    text) and ``members``. `costs` are the columns ``energy`` and ``time`` to show.
+    Rows have ``tail``, the start of the part of the name that is always shown, and ``cells``, pairs
+    of sort key and text. `costs` are the columns ``energy`` and ``time`` to show.
     """
     numbered_rows = [{**row, "index": i} for i, row in enumerate(rows)]
     folds = fold(numbered_rows, name=lambda row: str(row["tensor"]), key=_fold_key)

@@ -89,10 +89,7 @@ def gauge_fact(key: str, name: str, device_ram: DeviceRam | None) -> Fact:
 
 
 def state_metrics(graph: Graph, simulation: Simulation) -> dict[str, int] | None:
-    """Return counts of all and of resident state, bytes by home, and bytes read and written back.
-
-    Returns None without state.
-    """
+    """Return counts and bytes of state, its homes, reads and write-backs; None without state."""
     if not graph.state_tensors:
         return None
     sizes, on_storage = graph.tensor_bytes, set(graph.state_tensors) - simulation.resident
@@ -324,10 +321,7 @@ def format_count(value: float | None) -> str:
 
 
 def format_device_quantity(value: float, *, unit: str) -> str:
-    """Format a device quantity with its unit for display.
-
-    Watts, writes and times have no metric prefix; bytes are exact.
-    """
+    """Format a device quantity for display: watts, writes and times without metric prefix."""
     if unit == "B":
         return format_exact_bytes(value)
     if unit == "s":

@@ -72,7 +72,7 @@ _KEEP_ALL_COLOURS: Final = ("#DDDDDD", "#767676")
 def draw_timeline(graph: Graph, chart: Mapping[str, Any], title: str, file_format: str) -> bytes:
     """Draw the work of core and bus over time, and RAM below it; return the content of the file.
 
-    `chart` is the result of `plan_chart`, with times; `file_format` is ``svg``, ``png`` or ``pdf``.
+    `chart` is the result of `plan_chart`, with times.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -193,9 +193,8 @@ def draw_map(axes: Any, stage_map: Map) -> dict[str, Any]:
 def stack_bands(graph: Graph, chart: Mapping[str, Any]) -> Iterator[tuple[str, BandSegments]]:
     """Yield (band kind, segments) of each copy and workspace in RAM, from the bottom of the stack.
 
-    A segment is [start, end, lower edge, upper edge] in the chart's units. The order is that of the
-    kinds of RAM use in `KIND_NAMES`, then of begin. Bytes that an output overwrites in place count
-    for the output from then on.
+    A segment is [start, end, lower edge, upper edge] in the chart's units. Bytes that an output
+    overwrites in place count for the output from then on.
     """
     end_times = list(chart["issued"][:-1])
     for position, _, end in chart["work"]:

@@ -31,10 +31,7 @@ if TYPE_CHECKING:
 
 
 def make_document(result: SolveResult) -> ScheduleDocument:
-    """Return the schedule document of a result, like that of its file but without `device_ram`.
-
-    Values of the history are not rounded. Raises `NoScheduleError` if the result has no schedule.
-    """
+    """Return the schedule document of a result: history unrounded, without `device_ram`."""
     from poetmodel.schedule.document import ScheduleDocument
     from poetmodel.schedule.io import ObjectiveEntry, ProblemEntry
 
@@ -53,7 +50,7 @@ def make_document(result: SolveResult) -> ScheduleDocument:
 def drop_unknown_pairs(graph: Graph, schedule: Schedule) -> Schedule:
     """Return a schedule without the pairs whose stage, node or tensor the graph lacks.
 
-    The verifier reports these pairs; the remaining schedule can be drawn. `resident` is unchanged.
+    The verifier reports these pairs; the remaining schedule can be drawn.
     """
     n_nodes, node_of = len(graph.nodes), graph.node_of
     relations = {
@@ -108,9 +105,9 @@ class VerifiedSchedule:
 
     @property
     def device_ram(self) -> DeviceRam | None:
-        """Device RAM that the schedule uses; None without a device.
+        """Device RAM that the schedule uses, reserved bytes as activations.
 
-        Reserved bytes count as activations.
+        None without a device.
         """
         peak_use = self.simulation.peak_use.add_reserved_bytes(self.reserved_bytes)
         return DeviceRam.compare(self.problem.costs.device, self.problem.graph, peak_use)
@@ -127,10 +124,7 @@ class VerifiedSchedule:
 
     @property
     def budget_bytes(self) -> int | None:
-        """Usable RAM of the problem plus reserved bytes [B]; None if the file states no problem.
-
-        Usable RAM is the budget minus resident bytes that it includes (`Problem.usable_ram_bytes`).
-        """
+        """Usable RAM of the problem plus reserved bytes [B]; None if the file states no problem."""
         if self.document.problem is None:
             return None
         return self.problem.usable_ram_bytes + self.reserved_bytes
@@ -176,18 +170,12 @@ class Subject(VerifiedSchedule):
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes that a compiled step reserves: tensors without decisions, and results [B].
-
-        0 without a step.
-        """
+        """Bytes that a compiled step reserves: tensors without decisions, and results [B]."""
         return 0 if self.step is None else int(self.step["reserved_bytes"])
 
     @property
     def peak_ram_bytes(self) -> int:
-        """Peak RAM plus reserved bytes [B]: simulated, or that of the plan for a compiled step.
-
-        A plan whose transfers overlap computation may use more RAM than the schedule.
-        """
+        """Peak RAM plus reserved bytes [B]: simulated, or that of the plan for a compiled step."""
         checked_plan = self.check if self.step is not None else None
         peak_source = self.simulation if checked_plan is None else checked_plan
         return peak_source.peak_ram_bytes + self.reserved_bytes
@@ -210,10 +198,8 @@ def make_subject(
 ) -> Subject:
     """Verify the schedule of a result, and return it as a subject with its plan.
 
-    The subject's label is ``A``; a note states the reserved bytes of a compiled step. `check` is
-    the check of `plan`. `name` stands for schedule and graph in `Sources`. `step` is the result of
-    ``step.report()`` of `poetmodel.torch` if a compiled step executes the plan. Raises
-    `NoScheduleError` if the result has no schedule.
+    `name` stands for schedule and graph in `Sources`. `step` is the result of ``step.report()`` of
+    `poetmodel.torch` if a compiled step executes the plan.
     """
     problem, document = result.problem, make_document(result)
     notes = []

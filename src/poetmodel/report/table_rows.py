@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def metric_sections(schedules: Sequence[Facts]) -> Sections:
     """Return the rows of the metrics of schedules, in sections with titles.
 
-    Rows and sections without values are omitted, such as energies that no problem uses.
+    Empty ones are omitted.
     """
     return compare_objects(
         _schedule_rows(), [{**schedule, **_omitted_metrics(schedule)} for schedule in schedules]

@@ -30,11 +30,10 @@ def render(
     package: str = SHARED_PACKAGE,
     **values: Any,
 ) -> str:
-    """Render a page as text; equal values give equal text.
+    """Render a page that extends ``base.html.jinja``; equal values give equal text.
 
-    `template` extends ``base.html.jinja``. `chart_scripts` are the types of `charts`, which have
-    ``graph`` (see `graph_chart`) and ``charts``. Assets that `package` lacks come from
-    `SHARED_PACKAGE`; `values` are further values of the template.
+    `chart_scripts` are the types of `charts`. Assets that `package` lacks come from
+    `SHARED_PACKAGE`.
     """
     page_text: str = (
         _environment(package)

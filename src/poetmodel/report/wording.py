@@ -38,10 +38,9 @@ class Answer:
 
 
 def schedule_answers(schedule: Facts) -> tuple[Answer, Answer, Answer]:
-    """Answer, in this order, whether a schedule fits, is proven optimal, and how much it costs.
+    """Answer whether a schedule fits, is proven optimal, and how much it costs.
 
-    It fits if it is valid, and if the device's RAM, if known, suffices. `schedule` has
-    the facts of `poetmodel.report.facts.schedule_facts`.
+    It fits if it is valid, and if the device's RAM, if known, suffices.
     """
     return (
         Answer("Does it fit?", *_fit_answer(schedule)),
@@ -51,11 +50,7 @@ def schedule_answers(schedule: Facts) -> tuple[Answer, Answer, Answer]:
 
 
 def step_answers(step: Facts) -> tuple[Answer, Answer, Answer]:
-    """Answer whether a step equals eager PyTorch and meets its budget, and how long it takes.
-
-    Without a certificate in `step`, the words are ``Not verified`` and twice ``Not measured``.
-    `step` has the facts of ``step.report()`` of `poetmodel.torch`.
-    """
+    """Answer whether a step equals eager PyTorch and meets its budget, and how long it takes."""
     return (
         Answer("Are the results those of eager PyTorch?", *_equality_answer(step)),
         Answer("Is the budget met?", *_budget_answer(step)),
@@ -67,13 +62,7 @@ def step_answers(step: Facts) -> tuple[Answer, Answer, Answer]:
 
 
 def _fit_answer(schedule: Facts) -> AnswerTexts:
-    """Return (word, text, mood): whether the schedule is valid and fits budget and device.
-
-    The word is ``Rejected`` for an invalid schedule, ``Does not fit`` if it needs more than the
-    device's RAM (both with mood ``bad``), else ``Fits``, or ``Runs`` without a budget (``good``).
-    The text has the number of violations; or the peak RAM, its step, the limits that are met, and
-    a remark if the device's RAM is exceeded.
-    """
+    """Return (word, text, mood): whether the schedule is valid and fits budget and device."""
     peak, budget = schedule["peak_ram_bytes"], schedule["budget_bytes"]
     if not schedule["valid"]:
         count_text = format_items(len(schedule["violations"]), "violation")
@@ -104,10 +93,7 @@ def _fit_answer(schedule: Facts) -> AnswerTexts:
 
 
 def _device_remark(schedule: Facts) -> str:
-    """Return "; but ..." if peak and resident bytes together exceed the device's RAM, else "".
-
-    Also "" if the RAM of the device is unknown.
-    """
+    """Return "; but ..." if peak and resident bytes together exceed the device's RAM, else ""."""
     if schedule["device_ram_bytes"] is None:
         return ""
     device_ram = DeviceRam(
@@ -123,13 +109,7 @@ def _device_remark(schedule: Facts) -> str:
 
 
 def _proof_answer(schedule: Facts) -> AnswerTexts:
-    """Return (word, text, mood): whether the schedule is proven optimal, by its status and gap.
-
-    The word is the first that applies: ``No`` for an invalid schedule (mood ``bad``), ``Unknown``
-    without a gap, ``Not proven`` without a bound on the objective, ``Proven optimal`` for the
-    status ``optimal`` (``good``), ``Not proven`` for a gap of 1 or more, else ``Within`` with the
-    gap. The mood is otherwise ``warn``.
-    """
+    """Return (word, text, mood): whether the schedule is proven optimal, by its status and gap."""
     if not schedule["valid"]:
         return "No", "the verifier rejects the schedule, so its bound has no meaning", "bad"
     objective = schedule["objective"]
@@ -171,10 +151,7 @@ def _proof_answer(schedule: Facts) -> AnswerTexts:
 def _cost_answer(schedule: Facts) -> AnswerTexts:
     """Return (word, text, mood): energy and time that the schedule needs beyond a single pass.
 
-    The word is the additional time in percent if time is minimized or the problem does not use
-    energy (`Problem.uses_energy`), else the additional energy in percent. The text has the totals,
-    without energy if the problem does not use it. The mood is empty. Without costs, the word is
-    ``Unknown``, the text a hint at options, and the mood ``warn``.
+    The word is the additional energy in percent, or time if that is minimized or energy not used.
     """
     energy_j, baseline_j = schedule["energy_j"], schedule["baseline_energy_j"]
     if energy_j is None or schedule["makespan_s"] is None:
@@ -200,11 +177,7 @@ def _cost_answer(schedule: Facts) -> AnswerTexts:
 
 
 def _equality_answer(step: Facts) -> AnswerTexts:
-    """Return (word, text, mood): whether the results equal those of eager PyTorch.
-
-    The word is ``Not verified`` (mood ``warn``) without a certificate, ``Equal`` (``good``) or
-    ``Different`` (``bad``).
-    """
+    """Return (word, text, mood): whether the results equal those of eager PyTorch."""
     certificate = step["certificate"]
     if certificate is None:
         return "Not verified", REMEDY, "warn"
@@ -227,11 +200,7 @@ def _equality_answer(step: Facts) -> AnswerTexts:
 
 
 def _budget_answer(step: Facts) -> AnswerTexts:
-    """Return (word, text, mood): whether the measured heap peak meets the budget.
-
-    The word is ``Met`` (mood ``good``) or ``Exceeded`` (``bad``). Without a certificate, it is
-    ``Not measured`` (``warn``), and the text has the planned peak and the budget.
-    """
+    """Return (word, text, mood): whether the measured heap peak meets the budget."""
     certificate, budget = step["certificate"], step["budget_bytes"]
     planned_bytes = step["plan"]["peak_bytes"]
     if certificate is None:
@@ -246,11 +215,7 @@ def _budget_answer(step: Facts) -> AnswerTexts:
 
 
 def _speed_answer(step: Facts) -> AnswerTexts:
-    """Return (word, text, mood): the time of a step, compared with eager PyTorch and the plan.
-
-    The word is the time, with an empty mood. Without a certificate, it is ``Not measured`` (mood
-    ``warn``), and the text has the planned time, if any.
-    """
+    """Return (word, text, mood): the time of a step, compared with eager PyTorch and the plan."""
     certificate, planned_s = step["certificate"], step["plan"]["makespan_s"]
     device = step["plan"].get("device")
     plan_text = "" if planned_s is None else f"planned {format_seconds(planned_s)}"
