@@ -70,12 +70,9 @@ def list_missing_programs(target: Target, *, emulate: bool = True) -> tuple[str,
 
 
 def require_programs(target: Target, *, emulate: bool = True) -> None:
-    """Raise an error unless all programs of `list_required_programs` are installed.
+    """Raise `MissingExtraError` unless all programs of `list_required_programs` are installed.
 
-    Raises
-    ------
-    MissingExtraError
-        If programs are missing; the message names all of them and their Debian packages.
+    The message names all missing programs and their Debian packages.
     """
     missing_names = list_missing_programs(target, emulate=emulate)
     if missing_names:
@@ -91,25 +88,9 @@ def build_program(
 ) -> Path:
     """Build the program of an exported folder with ``make``; return its path, ``folder/build/...``.
 
-    ``CFLAGS`` and the flags of an outer ``make`` in the environment have no effect.
-
-    Parameters
-    ----------
-    folder : Path
-        The exported folder.
-    target : Target
-        The target of its Makefile.
-    settings : sequence of str
-        Variables of ``make``, such as ``DRIVER=ram``, ``CHECKSUM=1``, ``RAM_SIZE=65536``.
-    time_limit_s : float
-        Time limit of the build [s].
-
-    Raises
-    ------
-    MissingExtraError
-        If ``make`` or the compiler is missing.
-    ToolchainError
-        If ``make`` fails, with the first errors of its output, or exceeds the time limit.
+    `settings` are variables of ``make``, such as ``DRIVER=ram`` or ``RAM_SIZE=65536``; ``CFLAGS``
+    and the flags of an outer ``make`` have no effect. Raises `MissingExtraError` without a
+    compiler, `ToolchainError` with the first errors of the output or after the time limit.
     """
     require_programs(target, emulate=False)
     # Variables that an outer make exports would change the build.
@@ -133,15 +114,8 @@ def execute(
 ) -> subprocess.CompletedProcess[str]:
     """Execute a command in a folder with an empty stdin, and return its output and exit status.
 
-    An exit status other than 0 raises no error. `environment` replaces the environment of this
-    process, unless it is None.
-
-    Raises
-    ------
-    ToolchainError
-        If the command exceeds the time limit.
-    OSError
-        If the command cannot be started.
+    Only a start that fails and the time limit (`ToolchainError`) raise an error. `environment`
+    replaces that of this process, unless it is None.
     """
     try:
         return subprocess.run(  # noqa: S603 - make, QEMU, or a program built from the folder
@@ -165,7 +139,7 @@ def execute(
 def _find_first_errors(text: str, max_lines: int = 3) -> str:
     """Return the first error lines of a compiler's output, or its last lines if none is an error.
 
-    An error line contains one of `error_marks`. At most `max_lines` lines are joined by semicolons.
+    At most `max_lines` lines, joined by semicolons.
     """
     error_marks = ("error", "overflowed", "undefined reference", "heap")
     lines = [line.strip() for line in text.splitlines()]
@@ -223,13 +197,7 @@ class ProgramResult:
         return max(0, self.status - STEP_STATUS)
 
     def require_success(self) -> ProgramResult:
-        """Return this object if the exit status is 0.
-
-        Raises
-        ------
-        ToolchainError
-            If the exit status is not 0, with the first three lines of standard error.
-        """
+        """Return this object; raise `ToolchainError` with lines of stderr after a failure."""
         if self.status:
             output = "; ".join(self.messages.strip().splitlines()[:3]) or "no message"
             raise ToolchainError(f"pm_run: ended with status {self.status}: {output}")
@@ -249,37 +217,9 @@ def run_program(
 ) -> ProgramResult:
     """Execute a program that was built from an exported folder, in QEMU if it is for a board.
 
-    A failed step, or a signal that ends a program of this machine, raises no error: the result has
-    the exit status.
-
-    Parameters
-    ----------
-    program : Path
-        Result of `build_program`.
-    target : Target
-        The target that the program was built for.
-    folder : Path
-        Working folder; inputs, final state and storage are files in it. An old file of the final
-        state is deleted; the storage, from which ``resume`` continues, is preserved.
-    inputs : bytes
-        The batches, each of them the arrays of all inputs.
-    steps : int
-        Number of training steps, in addition to earlier ones with ``resume``.
-    learning_rate : float
-        Learning rate of all steps.
-    words : sequence of str
-        Further words of the command line: ``resume``, ``evaluate``, and faults such as ``cut:7``.
-    time_limit_s : float
-        Time limit of the execution [s].
-
-    Raises
-    ------
-    MissingExtraError
-        For a board, if a program of `list_required_programs` is missing, the compiler included.
-    ToolchainError
-        If the program exceeds the time limit, or a signal ends the emulator.
-    OSError
-        If the program of this machine cannot be started, or a file cannot be written or read.
+    `folder` has the inputs, the final state (an old one is deleted), and the storage, from which
+    the word ``resume`` continues; ``cut:7`` injects a fault. `inputs` are the batches, each with
+    the arrays of all inputs. A failed step raises no error: the result has the exit status.
     """
     (folder / INPUTS_FILE).write_bytes(inputs)
     (folder / STATE_FILE).unlink(missing_ok=True)

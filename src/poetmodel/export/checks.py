@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 def min_weight_bytes(step: LoweredStep) -> int:
     """Return a lower bound on the weights in flash, for any tiles: all nonzero elements [B].
 
-    Counts state before the first step and constants, those of forward passes included; values that
-    passes share count once (`LoweredStep.values`). Elements that are 0 do not count, because
-    weights in flash omit slices of state that contain only zeros.
+    Zeros do not count, because weights in flash omit slices of state that contain only zeros.
+    Values that passes share count once.
     """
     steps = (step, *step.forward_passes)
     return sum(
@@ -33,10 +32,9 @@ def min_weight_bytes(step: LoweredStep) -> int:
 
 
 def check_weight_bytes(weight_bytes: int, device: Device) -> None:
-    """Raise `FlashError` if the initial weights alone exceed the flash of a device.
+    """Raise `FlashError` if the initial weights alone, or a lower bound [B], exceed the flash.
 
-    `weight_bytes` is their size, or a lower bound on it [B]. A device without stated flash is not
-    checked.
+    A device without stated flash is not checked.
     """
     if device.flash is not None and weight_bytes > device.flash.size_bytes:
         raise FlashError(
@@ -59,14 +57,10 @@ def make_ram_error(
 ) -> BudgetError:
     """Return the error for a step with a node that needs more RAM than tensors may use.
 
-    `needed_bytes` is the working set of the node [B], `ram_bytes` the RAM limit of the step [B],
-    and `reserved_bytes` the RAM outside of the arena [B]. `tile_bytes` is the tile size [B], None
-    without tiles; `paging` is whether tensors may be paged.
-
-    The message lists `hints` for options that reduce the working set. If the device has enough RAM,
-    it advises a higher limit first. If not, it advises updates by an optimizer for a step that
-    returns gradients. Without any other advice, it advises a smaller network or batch, or a device
-    with more RAM.
+    `needed_bytes` is the working set of the node, `ram_bytes` the RAM limit of the step,
+    `reserved_bytes` the RAM outside of the arena, and `tile_bytes` the tile size (None: no tiles)
+    [B]. `hints` are options that reduce the working set; a higher limit comes first if RAM is
+    enough.
     """
     total_bytes, available_bytes = needed_bytes + reserved_bytes, device.ram_bytes
     tiling = "whole" if tile_bytes is None else f"in tiles of {format_bytes(tile_bytes)}"

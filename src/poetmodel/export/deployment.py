@@ -129,10 +129,9 @@ class Deployment:
     def slots(self) -> tuple[str, ...]:
         """Names of the slots: pages of the step and forward passes, then of one generation.
 
-        Pages are paged-out tensors, gradients, and state (`_has_page_slot`), in this order. A
-        generation consists of a record, its state tensors and a seal. If `copies_to_flash`, all its
-        state tensors are named by `saved_slot_name`. All generations have the same names, none
-        without commits; stored samples have no slot.
+        Pages are paged-out tensors, gradients and state, in this order; a generation is a record,
+        its state tensors and a seal. All generations have the same names; stored samples have no
+        slot.
         """
         if not self.generation_names:
             return tuple(self._page_bytes)
@@ -155,10 +154,7 @@ class Deployment:
 
     @cached_property
     def _page_bytes(self) -> dict[str, int]:
-        """Sizes of the slots outside of generations, by name, in the order of `slots` [B].
-
-        They are slots of paged-out tensors, also of forward passes, of gradients, and of state.
-        """
+        """Sizes of the slots outside of generations, by name, in the order of `slots` [B]."""
         buffers = self.step.buffers
         pages = {name: buffers[name].bytes for name in _list_paged_out(self.step, self.plan)}
         pass_pages = {
@@ -184,7 +180,7 @@ class Deployment:
     def _has_page_slot(self, name: str) -> bool:
         """Return whether a state tensor has a slot outside of generations.
 
-        If there is `rotating_state`, all other state has such a slot, also state in RAM. Otherwise,
+        If there is `rotating_state`, all other state has such a slot, also state in RAM; otherwise
         only state on storage has one.
         """
         if self.rotating_state:
@@ -234,17 +230,16 @@ class Deployment:
     def rotating_state(self) -> frozenset[str]:
         """Names of the state whose slots are in the generations on storage.
 
-        A step writes state on storage directly to the next generation; a commit writes state in
-        RAM there. Empty without commits, or if commits copy state to flash.
+        A step writes state on storage directly to the next generation; a commit writes state in RAM
+        there. Empty without commits, or if commits copy state to flash.
         """
         return frozenset(() if self.copies_to_flash else self.generation_names)
 
     def _written_state_names(self) -> Iterator[str]:
-        """Yield the names of state on storage in the order in which a step writes it.
+        """Yield the names of state on storage, once per write, in the order of a step's writes.
 
-        A name is yielded once per write. For memory-mapped storage, yields the names of all buffers
-        that calls write, in the order of the calls, except state in RAM; the caller drops
-        activations.
+        For memory-mapped storage, yields all buffers that calls write but state in RAM; the caller
+        drops activations.
         """
         graph = self.step.graph
         for op, i in self.plan.program:
@@ -263,8 +258,8 @@ class Deployment:
     def page_layout(self) -> GenerationLayout:
         """Write units and erase blocks of pages, which are the slots outside of generations.
 
-        Those of `layout`, except on volatile storage, which has no erase blocks: there the write
-        unit is the default, and the alignment of the arena is used as the size of an erase block.
+        Those of `layout`, but volatile storage has no erase blocks: there the write unit is the
+        default, and the alignment of the arena is used as the size of an erase block.
         """
         if self.device is None or not self.device.is_volatile:
             return self.layout
@@ -278,12 +273,11 @@ class Deployment:
 
     @property
     def generations(self) -> int:
-        """Number of generations that take turns; 0 without commits.
+        """Number of generations that take turns; 0 without commits, 2 without rated erase cycles.
 
-        If the memory of the generations has no rated erase cycles, there are 2. Otherwise there are
-        as many as fit, up to `MAX_GENERATIONS`, in groups of `generations_per_block`. Generations
-        in flash fit if program and storage use at most the fraction `NEARLY_FULL` of it. There are
-        at least two groups, also if they do not fit or the size of the storage is unknown.
+        Otherwise as many as fit, in groups of `generations_per_block`, from two groups (also if
+        these do not fit) up to `MAX_GENERATIONS`. Program and storage use at most `NEARLY_FULL` of
+        the flash.
         """
         if not self.generation_names:
             return 0
@@ -348,9 +342,9 @@ class Deployment:
 
     @property
     def saved_bytes(self) -> int:
-        """Size of the erase blocks of generations and samples in flash [B].
+        """Size of the erase blocks of generations (also the best one) and samples in flash [B].
 
-        Includes the best generation. 0, even with samples, unless commits copy state to flash.
+        0, even with samples, unless commits copy state to flash.
         """
         if not self.copies_to_flash:
             return 0
@@ -364,8 +358,8 @@ class Deployment:
     def stored_bytes(self) -> int:
         """Size of the erase blocks on storage [B].
 
-        Only pages count if commits copy state to flash. Otherwise, samples and generations count,
-        too, and the size is at least the storage of the earlier step that is migrated, if any.
+        Samples and generations count unless they are in flash. At least the storage of the earlier
+        step that is migrated, if any.
         """
         return self._stored_bytes(self._generation_groups)
 
@@ -375,11 +369,10 @@ class Deployment:
         return self._stored_bytes(min(self._generation_groups, 2))
 
     def _stored_bytes(self, groups: int) -> int:
-        """Return the size of the erase blocks on storage with `groups` groups of generations [B].
+        """Return the bytes of erase blocks on storage with `groups` groups of generations.
 
-        Only pages count if commits copy state to flash. Otherwise, the best generation and samples
-        count, too, and the result is at least the storage of the earlier step that is migrated, if
-        any.
+        Only pages count if commits copy state to flash. At least the storage of the earlier step
+        that is migrated, if any.
         """
         if self.copies_to_flash:
             return self._page_storage_bytes
@@ -400,10 +393,7 @@ class Deployment:
 
     @property
     def commit_erases(self) -> int:
-        """Maximum number of erases of a commit: all blocks of a generation, or its shared block.
-
-        0 without commits.
-        """
+        """Maximum number of erases of a commit: all blocks of a generation, or its shared block."""
         return self.layout.n_blocks(self.generation_bytes) if self.generation_names else 0
 
     @property
@@ -438,11 +428,10 @@ class Deployment:
 
     @property
     def steps_until_worn(self) -> float | None:
-        """Number of steps until the first block reaches its rated erase cycles.
+        """Number of steps until the first block reaches its rated erase cycles; None if none does.
 
         Drivers do no wear levelling: each page stays in the same blocks, and generations take
-        turns. Writes of samples and of the best generation are not counted. None if the device
-        states no endurance, or a step writes to no block with that rating.
+        turns. Writes of samples and of the best generation are not counted.
         """
         if self._endurance_cycles is None:
             return None
@@ -453,10 +442,7 @@ class Deployment:
 
     @cached_property
     def resident_bytes(self) -> int:
-        """Offset of the end of the resident state, aligned; 0 without resident state [B].
-
-        The resident state is at the beginning of the arena.
-        """
+        """Aligned size of the resident state, which is at the beginning of the arena [B]."""
         sizes, alignment = self.step.graph.tensor_bytes, self.arena.alignment
         resident_entries = [entry for entry in self.arena.offsets if entry.position == BEFORE]
         return max(
@@ -485,9 +471,7 @@ class Deployment:
     def flash_map(self) -> dict[str, int]:
         """Return the bytes of each use of the device's flash; their sum is its size [B].
 
-        The uses are those of `program_bytes`, then ``storage`` (pages, generations and samples in
-        flash) and ``free``, which is negative if the flash is too small. {} without a device with
-        flash.
+        ``free`` is negative if the flash is too small. {} without a device with flash.
         """
         if self.device is None or self.device.flash is None:
             return {}
@@ -499,7 +483,7 @@ class Deployment:
     def ram_map(self) -> dict[str, int]:
         """Return the bytes of each use of RAM; their sum is the RAM limit [B].
 
-        The last use, ``free``, is the rest of the limit; negative if the limit is too small.
+        The last use, ``free``, is negative if the limit is too small.
         """
         step, resident_tensors = self.step, self.plan.resident or ()
         state_bytes = sum(step.graph.tensor_bytes[i] for i in resident_tensors)
@@ -542,10 +526,7 @@ def gradient_slot_name(tensor: NamedTensor) -> str:
 
 
 def input_bytes(step: LoweredStep) -> int:
-    """Return the size of the inputs of a step, each rounded up to words [B].
-
-    They stay in RAM during the step.
-    """
+    """Return the size of the inputs of a step, which stay in RAM, each rounded up to words [B]."""
     sizes = (step.buffers[tensor.pieces[0].buffer].bytes for tensor in step.inputs)
     return sum(round_up(size, WORD_BYTES) for size in sizes)
 
@@ -557,11 +538,7 @@ def output_bytes(step: LoweredStep) -> int:
 
 
 def parse_stack(stack: str | int | None, *, commit: bool) -> int:
-    """Parse the size of the stack [B].
-
-    None is `COMMIT_STACK_BYTES` with `commit`, otherwise `STACK_BYTES`. Raises `BudgetError` for an
-    invalid size.
-    """
+    """Parse the size of the stack [B]; None is `COMMIT_STACK_BYTES` or `STACK_BYTES`."""
     if stack is None:
         return COMMIT_STACK_BYTES if commit else STACK_BYTES
     return parse_size(stack, field="stack")

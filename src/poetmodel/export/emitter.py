@@ -52,16 +52,13 @@ class ProgramSource:
     """Generates C lines of ``pm_run_nodes`` or of a forward pass: checks, then each instruction.
 
     Both begin with all state at its home; state in RAM is at the beginning of the arena. Generating
-    the lines, which is possible once, collects the kernels and the arrays of integers.
+    the lines, which is possible once, collects the kernels and the arrays of integers. Without a
+    `forward_pass`, the lines are those of the training step.
     """
 
     def __init__(
         self, deployment: Deployment, weights: Weights, forward_pass: ForwardPass | None = None
     ) -> None:
-        """Prepare `generate_lines`: pointers of the caller, offsets in the arena, slot numbers.
-
-        The lines are those of the training step if `forward_pass` is None.
-        """
         self.deployment = deployment
         self.forward_pass = forward_pass
         program = deployment if forward_pass is None else forward_pass
@@ -138,8 +135,7 @@ class ProgramSource:
         """Return the offset of each copy in the arena [B], by position, then by tensor.
 
         The position is that of the instruction that writes the copy, or `BEFORE`. Also sets
-        `_workspaces`, the offsets of workspaces by position [B]. Offsets of a forward pass begin
-        behind the state in RAM.
+        `_workspaces`. Offsets of a forward pass begin behind the state in RAM.
         """
         offsets: dict[int, dict[int, int]] = {}
         self._workspaces: dict[int, int] = {}
@@ -155,9 +151,8 @@ class ProgramSource:
     def generate_lines(self) -> Iterator[str]:
         """Yield the C statements of the step or the forward pass; add to `lists` and `kernels`.
 
-        Checks of inputs and page-outs of gradients that are no tensors of the graph precede the
-        instructions of the plan. Raises `InputError` if memory-mapped storage
-        cannot hold a new value, `BudgetError` if the stack is too small for an update.
+        Raises `InputError` if memory-mapped storage cannot hold a new value, `BudgetError` if the
+        stack is too small for an update.
         """
         tensors = {tensor.name for tensor in self.graph.tensors}
         yield from self._index_check_lines()
@@ -179,8 +174,8 @@ class ProgramSource:
     def _instruction_lines(self, op: Op, index: int) -> Iterator[str]:
         """Yield the C statements of one instruction of the plan, on node or tensor `index`.
 
-        A free marks memory by PM_FREE. It has no statement for tensors of 0 bytes, for state in RAM
-        or on memory-mapped storage, and for inputs that the last computation overwrites in place.
+        A free marks memory by PM_FREE, but not for inputs that the last computation overwrites in
+        place.
         """
         if op == Op.COMPUTE:
             yield from self._compute_lines(index)
@@ -205,12 +200,9 @@ class ProgramSource:
     def _replay_lines(self, front: Front, op: Op, index: int) -> Iterator[str]:
         """Yield the C statements of one instruction of a step with replay.
 
-        On a stored sample (PM_STORED), nodes of the front are skipped, with the transfers and frees
-        of the tensors that they make, except outputs of the front. In place of each computation of
-        one of these outputs, recomputations included, the output is read from the sample. A step
-        that stores a sample (PM_KEEPS) writes each of these outputs at its first computation, skips
-        nodes outside of the front, with the transfers and frees of the tensors that they make, and
-        returns once all outputs of the front are written.
+        On a stored sample (PM_STORED), the front is skipped, and its outputs are read from the
+        sample at each computation. A step that stores a sample (PM_KEEPS) writes them at their
+        first computation, skips nodes outside of the front, and then returns.
         """
         producer_index = index if op == Op.COMPUTE else self.graph.node_of[index]
         lines = list(self._instruction_lines(op, index))
@@ -237,8 +229,8 @@ class ProgramSource:
     def _sample_write_lines(self, names: Sequence[str]) -> Iterator[str]:
         """Yield the statements that write `names`, outputs of the front, to a sample if PM_KEEPS.
 
-        Marks these outputs as computed. The first time that all outputs of the front are computed,
-        also yields one statement with the waits for pending transfers and the return if PM_KEEPS.
+        Marks these outputs as computed. Once all are, also yields the statement that waits for
+        pending transfers and returns.
         """
         for name in names:
             write_call = self._try_call(f"pm_sample_write({self._sample_arguments(name)})")
@@ -259,8 +251,7 @@ class ProgramSource:
     def _find_overwritten_inputs(self, position: int, k: int) -> Iterator[str]:
         """Yield the names of the inputs that in-place outputs of node `k` overwrite.
 
-        Such an output, computed at `position`, has the offset of the input's current copy. Call
-        this before the outputs are in `_current_offsets`.
+        Call this before the outputs are in `_current_offsets`.
         """
         output_offsets = self._offsets.get(position, {})
         for output_index, input_index in self.graph.in_place_of[k]:
@@ -275,8 +266,7 @@ class ProgramSource:
     def _index_check_lines(self) -> Iterator[str]:
         """Yield the range checks of indices in inputs, also if kernels read copies of the inputs.
 
-        Checks of inputs that a stored sample lacks are in a C block ``if (!PM_STORED)``. Registers
-        the indices and their copies as checked, and ``pm_within`` as a kernel.
+        Registers the indices and their copies as checked, and ``pm_within`` as a kernel.
         """
         for indices, source_indices in find_input_indices(self.step):
             checks = list(self._range_check_lines(source_indices))
@@ -308,10 +298,9 @@ class ProgramSource:
         yield self._return_if(f"!pm_within({arguments})", "PM_ERROR_INPUT")
 
     def _return_if(self, condition: str, error: str) -> str:
-        """Return the statement that returns `error` if a condition is true.
+        """Return the statement that waits for transfers and returns `error` if a condition is true.
 
-        Before it returns, the statement waits for pending transfers. If the lines already include
-        an update, it returns PM_TORN instead.
+        If the lines already include an update, it returns PM_TORN instead.
         """
         waits = self._pending_waits()
         end = f"return {'PM_TORN' if self._has_updated else error};"
@@ -322,13 +311,9 @@ class ProgramSource:
     def _compute_lines(self, k: int) -> Iterator[str]:
         """Yield the statements of one computation of node `k`: page-ins, or calls with checks.
 
-        A state node has a page-in, or no statements if the state is in RAM or on memory-mapped
-        storage. A node `on_aux`, which loads state for a forward pass, has page-ins with waits. A
-        call that copies elements onto themselves has no statement. Calls that replace memory-mapped
-        state follow `_begin_generation_lines`. The loss is checked and stored, and the gradients
-        that the step returns are paged out, after the first computation only. Counts the
-        computation, and registers the kernels of calls, offsets of paged-in state
-        (`state_offsets`), and whether state is updated.
+        The loss is stored, and returned gradients paged out, after the first computation only.
+        Counts the computation, and registers kernels, `state_offsets`, and whether state is
+        updated.
         """
         node = self.graph.nodes[k]
         self._computation_counts[k] += 1
@@ -362,12 +347,10 @@ class ProgramSource:
         call_index: int,
         replaced_names: AbstractSet[str | None],
     ) -> Iterator[str]:
-        """Yield checks that the indices of one call of a node are in range, then its statements.
+        """Yield checks that the indices of ``calls[call_index]`` are in range, then its statements.
 
-        The call is ``calls[call_index]``; `calls` are all calls of node `node_name`, which replaces
-        the state `replaced_names`. Constant and already checked indices get no check. The driver
-        writes new values of mapped state. With rotating state, an update has no statement if all
-        its new values are already written.
+        `calls` are all calls of node `node_name`, which replaces the state `replaced_names`. With
+        rotating state, an update has no statement if all its new values are already written.
         """
         call = calls[call_index]
         for indices in find_index_operands(call):
@@ -398,11 +381,8 @@ class ProgramSource:
     ) -> Iterator[str]:
         """Yield the statements of a call that writes no mapped state: the call itself, if possible.
 
-        `replaced_names` are the names of the state that the node replaces, `earlier_calls` are
-        earlier calls of the same node. If one of these changes a sum of gradients that rotates on
-        mapped storage, `call` cannot read the new sum before the commit. In place of an update of
-        state in RAM, chunks of the sum are then computed again and used for the update. In place of
-        a copy of the new sum, the gradient is added to a copy of the old sum.
+        It is not if one of the node's earlier calls changes a sum of gradients that rotates on
+        mapped storage: the new sum cannot be read before the commit, so it is computed again.
         """
         sum_names = [ref.buffer for ref in call.refs if ref.buffer in replaced_names]
         additions = [
@@ -427,10 +407,9 @@ class ProgramSource:
     ) -> Iterator[str]:
         """Yield a copy of the old sum of gradients, and a call that adds the gradient to the copy.
 
-        They replace only `copy_call`, which copies the new sum, the result of the earlier
-        `add_call`. If the gradient is in the workspace, it is at the destination of the copy: then
-        a single call adds the old sum to it. `sum_names` are the names of the sums that `copy_call`
-        reads; they count as written afterwards.
+        They replace only `copy_call`, which copies the new sum of `add_call`. A gradient in the
+        workspace is at the destination: then one call adds the old sum. `sum_names` count as
+        written afterwards.
         """
         target, source, gradient = copy_call["out"], copy_call["x"], add_call["gradient"]
         self._written_state.difference_update(sum_names)
@@ -444,8 +423,7 @@ class ProgramSource:
     def _heading_lines(self, k: int) -> Iterator[str]:
         """Yield the comment before a computation of node `k`; in the step, after label and hook.
 
-        For each computation in the step, adds 1 to `_slice_count`; the slice label ``PM_SLICE`` has
-        this count plus 1. The hook is ``PM_NODE(k)``.
+        For each computation in the step, adds 1 to `_slice_count`. The hook is ``PM_NODE(k)``.
         """
         suffix = ", again" if self._computation_counts[k] > 1 else ""
         hook = ""
@@ -484,9 +462,9 @@ class ProgramSource:
         return f"if (*{self._pointer(call.condition.counter)} == {call.condition.value}) {line}"
 
     def _storage_copy_line(self, node_name: str, call: Call) -> str:
-        """Return the driver call for a kernel that copies a new value to memory-mapped state.
+        """Return the driver call that copies a new value to memory-mapped state.
 
-        Adds the state to `_written_state`.
+        Mark it as written.
         """
         sizes, *strides = table_columns(call["shape"])
         if len(sizes) == 1 and (sizes == (1,) or strides == [(1,), (1,)]):
@@ -513,13 +491,11 @@ class ProgramSource:
     def _serial_update_lines(
         self, calls: Sequence[Call], call_index: int, written_names: set[str]
     ) -> Iterator[str]:
-        """Yield the update of the mapped state that one call writes, one tensor after the other.
+        """Yield the update of mapped state that ``calls[call_index]`` writes, tensor by tensor.
 
-        The call is ``calls[call_index]``; `calls` are all calls of the node, and `written_names`
-        the state that the call replaces. Skips tensors that are already written; yields no line if
-        all are. Each other tensor is recomputed from old values, by all `calls` on which its new
-        value depends, and marked as written. State in RAM among `written_names` is updated with the
-        last of these tensors. Registers the kernels.
+        Each tensor that is not yet written is recomputed from old values, by all `calls` of the
+        node on which its new value depends, and marked as written. State in RAM among
+        `written_names` is updated with the last of these tensors.
         """
         names = (ref.buffer for ref in calls[call_index].writes)
         targets = [
@@ -550,14 +526,9 @@ class ProgramSource:
     ) -> Iterator[str]:
         """Yield a loop that updates memory-mapped state in chunks on the stack.
 
-        The driver writes the chunks of `targets`, which are added to `_written_state`. All other
-        mapped state that the calls change, and the state in RAM in `preserved_names`, are updated
-        in copies only. Without rotating state, a loop for `targets` that all are in
-        `_written_state` before executes only under the condition of its single call. Registers the
-        kernels.
-
-        The first arguments of update kernels are pointers, which advance with the elements except
-        for buffers of one element; the number of elements follows.
+        The driver writes the chunks of `targets`, which are marked as written. Other mapped state,
+        and state in RAM in `preserved_names`, changes in copies only. The first arguments of update
+        kernels are pointers, which advance unless the buffer has one element; the count follows.
         """
         buffers = self.step.buffers
         refs = {
@@ -610,8 +581,8 @@ class ProgramSource:
     def _call_on_chunk(self, call: Call, n_elements: int, chunks: Mapping[str, str]) -> str:
         """Return the C of an update call for one chunk: ``n`` elements from ``first`` on.
 
-        `chunks` has the C arrays of the chunks, by buffer; `n_elements` is the number of elements
-        of the buffers, except of those with one element.
+        `chunks` has the C arrays of the chunks, by buffer. Buffers have `n_elements` elements or
+        one.
         """
         expressions: list[str] = []
         if "first" in call:  # of int8 weights
@@ -636,9 +607,7 @@ class ProgramSource:
     ) -> str:
         """Return the C of the argument `name` of an int8 update call for one chunk.
 
-        The first element and the count become ``first`` and ``n``. The weight, the residual and a
-        separately computed gradient become the C array that `chunks` has for the buffer, otherwise
-        a pointer to element ``first``. Other arguments are those of a whole call.
+        `chunks` has the C arrays of the chunks, by buffer.
         """
         if name in ("first", "count"):
             return "first" if name == "first" else "n"
@@ -673,9 +642,9 @@ class ProgramSource:
     def _filter_update_lines(self, call: Call) -> Iterator[str]:
         """Yield the update of a memory-mapped convolution weight; the kernel computes its gradient.
 
-        Each call updates the windows of one output channel for some input channels. Their number
-        divides that of all input channels; it is the largest whose windows have at most
-        `_CHUNK_ELEMENTS` elements, or 1. Marks the weight as written.
+        Each call updates the windows of one output channel for some input channels: the largest
+        divisor of their number whose windows have at most `_CHUNK_ELEMENTS` elements. Marks it as
+        written.
         """
         sizes = ConvolutionSizes(*call["shape"])
         channels = sizes.group_channels
@@ -708,11 +677,9 @@ class ProgramSource:
     ) -> Iterator[str]:
         """Yield loops that update a mapped weight, at most `max_elements` per kernel call.
 
-        `loops` are the C headers of the outer and the inner loop, `n_expression` is the C
-        expression for the elements of one call, `texts` the C arguments of a call by parameter.
-        Calls update copies of the weight in an array on the stack. All writes of this array except
-        the last have `_CHUNK_ELEMENTS` elements, whatever the size of a call, so that each begins
-        at a write unit of flash. Marks the weight as written.
+        `loops` are the C headers of the outer and the inner loop, `texts` the C arguments by
+        parameter. Writes have `_CHUNK_ELEMENTS` elements, whatever the size of a call, so that each
+        begins at a write unit of flash. Marks the weight as written.
         """
         weight, arguments = call["w"], {**texts, "w": "piece + held"}
         needed_bytes = _OTHER_STACK_BYTES + DataType.REAL.itemsize * (
@@ -759,10 +726,7 @@ class ProgramSource:
         self._written_state.add(weight.buffer)
 
     def _argument(self, argument: Argument) -> str:
-        """Return the C of an argument: a pointer, list name, literal, or scaled learning rate.
-
-        Adds a new list to `lists`.
-        """
+        """Return the C of an argument: a pointer, list name (added to `lists`), literal or rate."""
         if isinstance(argument, Ref):
             return self._pointer(argument)
         if isinstance(argument, ScaledLearningRate):
@@ -774,8 +738,7 @@ class ProgramSource:
     def _pointer(self, ref: Ref, *, is_old_value: bool = False) -> str:
         """Return the C pointer to a workspace, or a buffer of caller, storage, arena or weights.
 
-        In the arena, it points to the current copy. For mapped state, it points to the new value
-        once that is written, unless `is_old_value`.
+        For mapped state, it points to the new value once that is written, unless `is_old_value`.
         """
         name = ref.buffer
         if name == WORKSPACE:
@@ -809,7 +772,7 @@ class ProgramSource:
         """Return the C expression of the slot of a tensor.
 
         State in `Deployment.rotating_state` has its slot in the last committed generation. A
-        replacement has the slot for the new value of its state (`_new_slot`).
+        replacement has the slot for the new value of its state.
         """
         old = self._replaced_state.get(name)
         if old is not None:
@@ -832,8 +795,7 @@ class ProgramSource:
     def _page_out_lines(self, name: str) -> Iterator[str]:
         """Yield the page-out of a tensor; no line for the replacement of memory-mapped state.
 
-        Before the first write of `Deployment.rotating_state`, yields the write of the generation's
-        record (`_begin_generation_lines`).
+        The generation's record is written before rotating state (`_begin_generation_lines`).
         """
         # An update writes mapped state itself.
         if self._replaced_state.get(name, name) not in self._mapped_state:
@@ -841,10 +803,9 @@ class ProgramSource:
             yield from self._transfer_lines("out", name)
 
     def _begin_generation_lines(self, written_names: AbstractSet[str | None]) -> Iterator[str]:
-        """Yield the write of the record before the first write of rotating state.
+        """Yield the write of the generation's record, once, before rotating state is written.
 
-        Yields the line once, and sets `writes_rotating_state`. Yields no line if `written_names`,
-        the names of the state that the next lines write, has no `Deployment.rotating_state`.
+        `written_names` is the state that the next lines write. Sets `writes_rotating_state`.
         """
         if not self.writes_rotating_state and written_names & self.deployment.rotating_state:
             self.writes_rotating_state = True
@@ -869,11 +830,7 @@ class ProgramSource:
         return self._try_call(f"pm_page_wait({slot})")
 
     def _result_lines(self, k: int) -> Iterator[str]:
-        """Yield the check that the loss is finite, its assignment, and page-outs of gradients.
-
-        Each page-out is followed by its wait. Yields no lines if node `k` computes neither the loss
-        nor gradients that the step returns (`LoweredStep.gradients`).
-        """
+        """Yield the check that the loss is finite, its assignment, and page-outs of gradients."""
         outputs = {tensor.name for tensor in self.graph.nodes[k].outputs}
         if self.step.loss.buffer in outputs:
             loss = f"*{self._pointer(self.step.loss)}"
@@ -894,9 +851,8 @@ class ProgramSource:
     def _try_call(self, call: str) -> str:
         """Return the statement that executes a call, and returns an error if the call fails.
 
-        It returns the call's error, converted by ``pm_page_error``; PM_TORN if the lines already
-        include an update. If the call fails while transfers are pending, the statement first waits
-        for them.
+        The error is PM_TORN if the lines already include an update. The statement waits for pending
+        transfers first.
         """
         macro = f"PM_TRY_{'TORN' if self._has_updated else 'PAGE'}"
         waits = self._pending_waits()
@@ -905,9 +861,9 @@ class ProgramSource:
         return f"{{ PM_ASIDE(const int error = {call}); if (error) {{ {waits}}} {macro}(error); }}"
 
     def _pending_waits(self) -> str:
-        """Return the C statements that wait for pending transfers, and ignore their errors.
+        """Return the C statements, each with a space behind it, that wait for transfers; or "".
 
-        Each statement ends with a space. The text is empty if no transfer is pending.
+        Errors of these transfers are ignored.
         """
         return "".join(f"(void)pm_page_wait({slot}); " for slot in self._transfers)
 

@@ -78,33 +78,16 @@ def export_step(
 ) -> Deployment:
     """Write a folder of C that executes a training step within the RAM of a device.
 
-    Parameters
-    ----------
-    step : LoweredStep
-        The step to export.
-    folder, infer, evaluate, **keywords
-        As for `ExportOptions.parse`.
-
-    Returns
-    -------
-    Deployment
-        The exported step, with the result of the solve.
+    The options, `infer` and `evaluate` included, are those of `ExportOptions.parse`.
 
     Raises
     ------
     InputError
-        If an option is invalid or does not fit the step or the device, if parameters, buffers,
-        constants or optimizer state are not finite, if memory-mapped storage cannot take a new
-        value, or if a file cannot be written.
-    BudgetError
-        If a size or limit is invalid, if RAM or storage is too small, or if the stack is too small
-        for updates on memory-mapped storage.
-    FlashError
-        If program and storage do not fit the flash of the device.
+        If an option or a value of the step is invalid, or a file cannot be written.
+    BudgetError, FlashError
+        If RAM, storage, the stack or the flash of the device is too small.
     NoScheduleError
         If no schedule meets the limits, or none was found in time.
-    VerificationError
-        If the plan or its offsets violate a rule, which is a bug.
     """
     options = ExportOptions.parse(folder, infer=infer, evaluate=evaluate, **keywords)
     return export_with(step, options)
@@ -280,10 +263,7 @@ def _load_migration_source(options: ExportOptions) -> dict[str, Any] | None:
 
 
 def _check_migration(deployment: Deployment) -> None:
-    """Raise `InputError` if a step that migrates has state on storage that is in no generation.
-
-    A step migrates if it copies state of an earlier export (`migrate_from`).
-    """
+    """Raise `InputError` if a step that migrates has state on storage that is in no generation."""
     graph = deployment.step.graph
     names = {graph.tensors[i].name for i in graph.state_tensors} - {*deployment.generation_names}
     stored_names = names - deployment.resident_names
@@ -303,8 +283,7 @@ def _deploy_tiles(
 ) -> Deployment:
     """Return a copy of `deployment` with a step in tiles of `tile_bytes`.
 
-    Its plan and arena are those of `make_smallest_program`, and serve only to count sizes later.
-    `make_replay` returns the storage for samples of the step.
+    Plan and arena are those of `make_smallest_program`, and serve only to count sizes later.
     """
     plan, arena = make_smallest_program(step)
     new_deployment = replace(deployment, step=step, tile_bytes=tile_bytes, replay=make_replay(step))
@@ -338,8 +317,7 @@ def _excess_flash_bytes(
 ) -> int:
     """Return the bytes by which a schedule's program exceeds `TRIAL_FLASH_RATIO` of the flash [B].
 
-    Storage in flash counts, copy statements do not. 0 if the program fits, or without a stated
-    flash.
+    Storage in flash counts, copy statements do not.
     """
     if device.flash is None:
         return 0
@@ -379,9 +357,8 @@ def _solve_and_place(
 ) -> tuple[SolveResult, Plan, Arena]:
     """Solve a problem, and return (result, plan, arena), which are all verified.
 
-    Uses at most the fraction `ratio` of the remaining time. The search begins from the schedule
-    `start`, if any. The message of a failure recommends at most `available_bytes` of RAM for
-    tensors [B]; None: the default of `fit_arena`.
+    Uses at most the fraction `ratio` of the remaining time. The message of a failure recommends at
+    most `available_bytes` of RAM for tensors [B]; None is the default of `fit_arena`.
     """
     limit_s = max(ratio * request.remaining_s(), 1e-3)
     result, plan, arena = fit_arena(
@@ -416,11 +393,8 @@ def _plan_forward_pass(
 ) -> ForwardPass:
     """Solve, plan and place a forward pass, `captured_step`, in the RAM behind the state in RAM.
 
-    This RAM is the usable RAM of `problem`, the problem of the step, minus the `resident_bytes` of
-    `deployment`. State on storage that is not memory-mapped is paged in. Costs are estimates, the
-    step's deadline does not apply, and the `min_stored_bytes` of `deployment` are not available.
-    Other limits are those of `problem`. `kind` is ``inference`` or ``evaluation``. Raises
-    `BudgetError` if a node does not fit in this RAM, and the errors of `_solve_and_place`.
+    Limits are those of `problem`, the step's, but its deadline does not apply, its resident state
+    takes RAM, and the `min_stored_bytes` of `deployment` are not available. Costs are estimates.
     """
     resident_bytes = deployment.resident_bytes
     is_mapped = deployment.plan.memory_mapped
@@ -457,9 +431,8 @@ _OPTION_OF_PASS: Final = {"inference": "infer", "evaluation": "evaluate"}
 def _check_stored_bytes(deployment: Deployment, device: Device) -> None:
     """Raise `BudgetError` if pages, generations or samples do not fit the storage of a device.
 
-    On storage, at most two groups of `generations_per_block` generations count. If commits copy
-    state to flash, only pages are on storage; all generations and samples must fit the flash for
-    state. Storage of unknown size is not checked.
+    At most two groups of `generations_per_block` generations count. If commits copy state to flash,
+    generations and samples must fit the flash. Storage of unknown size is not checked.
     """
     stores_samples, copies_to_flash = deployment.replay is not None, deployment.copies_to_flash
     _check_storage(
@@ -490,11 +463,8 @@ def _check_storage(
 ) -> None:
     """Raise `BudgetError` if `stored_bytes` exceed the storage of a device.
 
-    With `commit`, the flash is checked instead if the storage is volatile and the device has flash.
-    Storage of unknown size is not checked. `content` is the subject and the verb of the message.
-    The message advises fewer samples if storage has samples (`stores_samples`). It also advises,
-    with `commit`, to train fewer parameters or not to commit; otherwise more RAM if the device
-    `has_more_ram`, else a smaller network or another device.
+    With `commit`, flash for state replaces volatile storage. Storage of unknown size is not
+    checked. `content` is the subject and the verb of the message; flags select its advice.
     """
     flash = device.flash if commit and device.is_volatile else None
     capacity_bytes = device.aux_bytes if flash is None else flash.storage_bytes
@@ -517,9 +487,8 @@ def _check_storage(
 def _total_ram_bytes(step: LoweredStep, options: ExportOptions, reserved_ram_bytes: int) -> int:
     """Return the RAM limit of a step without tiles [B]; by default the RAM of the device.
 
-    `reserved_ram_bytes` is the RAM outside of the arena [B], see `reserved_bytes`; a percentage
-    excludes it, the result includes it. A budget of 100 % is increased to the keep-all peak of
-    aligned tensors.
+    A percentage excludes `reserved_ram_bytes` (RAM outside of the arena), the result includes them.
+    A budget of 100 % is increased to the keep-all peak of aligned tensors.
     """
     if options.limits.ram is None:
         return options.device.ram_bytes
@@ -545,10 +514,8 @@ def _ram_hints(
 ) -> Iterator[str]:
     """Yield hints for options of `export_step` with which the step fits the RAM of the device.
 
-    The options are ``tile``, unless it is already automatic, and ``paging``, if it is off and the
-    device has storage. An option with which the step fits has no hint unless it also reduces
-    `min_bytes`, the minimum RAM for tensors with the given options [B]. Automatic tiles are chosen
-    for the stated limit `ram_bytes` [B], of which `reserved_ram_bytes` are outside of the arena
+    An option with which the step fits has no hint unless it also reduces `min_bytes`, the minimum
+    RAM for tensors with the given options [B]. Automatic tiles are chosen for the limit `ram_bytes`
     [B].
     """
 

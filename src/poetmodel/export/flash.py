@@ -58,9 +58,8 @@ def load_code_sizes() -> dict[str, Any]:
 def program_sizes(deployment: Deployment, source: StepSource) -> dict[str, int]:
     """Return the flash usage of a step, storage excluded, by use [B].
 
-    The keys are ``code``, ``constants`` (tables, lists, padding, and all weights that are no state
-    tensors of the graph) and ``first weights`` (initial values of these state tensors, except
-    tensors that contain only zeros).
+    ``first weights`` are initial values of state tensors of the graph, except zeros; ``constants``
+    include all other weights.
     """
     graph, buffers = deployment.step.graph, deployment.step.buffers
     state_names = {
@@ -77,9 +76,8 @@ def program_sizes(deployment: Deployment, source: StepSource) -> dict[str, int]:
 def make_smallest_program(step: LoweredStep) -> tuple[Plan, Arena]:
     """Return a plan and an arena whose program uses the least flash of all programs of a step.
 
-    All state is in RAM, every node is computed once, and no tensor is paged. All offsets are 0, so
-    that outputs in place need no copy statement. The program is for sizes only, because its tensors
-    overlap.
+    All state is in RAM, every node is computed once, no tensor is paged. The program is for sizes
+    only, because its tensors overlap.
     """
     graph = step.graph
     program = tuple(Instruction(Op.COMPUTE, k) for k in range(len(graph.nodes)))
@@ -108,8 +106,7 @@ def make_zero_arena(step: LoweredStep, plan: Plan) -> Arena:
 def check_flash(deployment: Deployment, *, are_lower_bounds: bool = False) -> None:
     """Raise `FlashError` if a step does not fit the flash of its device.
 
-    Flash of unknown size is not checked. If the sizes `are_lower_bounds`, as for
-    `make_smallest_program`, the message adds "at least".
+    Flash of unknown size is not checked. With `are_lower_bounds`, the message adds "at least".
     """
     sizes, device = deployment.flash_map(), deployment.device
     if device is None or device.flash is None or sizes["free"] >= 0:
@@ -127,11 +124,7 @@ def check_flash(deployment: Deployment, *, are_lower_bounds: bool = False) -> No
 def _flash_advice(deployment: Deployment, sizes: Mapping[str, int], missing_bytes: int) -> str:
     """Return advice for a step that exceeds the flash by `missing_bytes`.
 
-    `sizes` is the flash usage by use [B]. If updates write moments, the advice includes an
-    optimizer with less state. If storage in flash is smaller than `missing_bytes`, it includes a
-    smaller network. Otherwise, it includes a device whose storage is a card, and a change of an
-    option: no ``commit`` or, without commits, more ``ram`` if the device has it. Advice
-    with neither a change nor an optimizer includes a smaller network, too.
+    `sizes` is the flash usage by use [B].
     """
     updates = (node for node in deployment.step.graph.nodes if node.phase == Phase.UPDATE)
     has_moments = any(len(node.outputs) > 1 for node in updates)
@@ -150,10 +143,7 @@ def _flash_advice(deployment: Deployment, sizes: Mapping[str, int], missing_byte
 
 
 def ram_warning(deployment: Deployment) -> str | None:
-    """Return a warning if the RAM limit of a step exceeds the RAM of the device, otherwise None.
-
-    Also None if the device is unknown.
-    """
+    """Return a warning if the RAM limit of a step exceeds the RAM of the device, otherwise None."""
     device, ram_bytes = deployment.device, deployment.ram_bytes
     if device is None or ram_bytes <= device.ram_bytes:
         return None
@@ -164,10 +154,7 @@ def ram_warning(deployment: Deployment) -> str | None:
 
 
 def flash_warning(deployment: Deployment) -> str | None:
-    """Return a warning if program and storage use more than `NEARLY_FULL` of the flash, else None.
-
-    Also None if the device or its flash is unknown.
-    """
+    """Return a warning if program and storage use more than `NEARLY_FULL` of the flash, or None."""
     device, free_bytes = deployment.device, deployment.flash_map().get("free", 0)
     if device is None or device.flash is None:
         return None
@@ -187,8 +174,8 @@ def flash_warning(deployment: Deployment) -> str | None:
 def code_bytes(deployment: Deployment, source: StepSource) -> int:
     """Return the estimated code size of a step on a Cortex-M4 [B].
 
-    It is the sum for the program, the used features of the runtime, the kernels and the members of
-    the C library. A kernel that the table lacks has the size of its entry ``other``.
+    The sum of the program, the used features of the runtime, the kernels and the members of the C
+    library. A kernel that the table lacks has the size of its entry ``other``.
     """
     sizes = load_code_sizes()
     kernels = [sizes["kernels"].get(name, sizes["other"]) for name in source.kernels]
@@ -205,8 +192,7 @@ def code_bytes(deployment: Deployment, source: StepSource) -> int:
 def count_elements(deployment: Deployment, statements: Iterable[str]) -> Counter[str]:
     """Count the elements of a program and the runtime features that it uses, by table key.
 
-    Elements are nodes, driver calls, loops, conditions, calls, and arguments by kind, in C
-    `statements`. Keys that the table of code sizes lacks count as 0 B in `code_bytes`.
+    Keys that the table of code sizes lacks count as 0 B in `code_bytes`.
     """
     counts = Counter({"runtime": 1})
     counts["slots"] += deployment.uses_storage
@@ -243,10 +229,9 @@ def count_elements(deployment: Deployment, statements: Iterable[str]) -> Counter
 
 
 def _split_arguments(line: str, begin: int) -> list[str]:
-    """Return the arguments of a call; `begin` follows its opening bracket in `line`.
+    """Return the stripped, nonempty arguments of a call; `begin` follows its opening bracket.
 
-    Arguments are stripped, and empty ones omitted. Without a closing bracket, the call ends with
-    the line.
+    Without a closing bracket, the call ends with the line.
     """
     depth, arguments = 0, [""]
     for character in line[begin:]:
@@ -276,9 +261,8 @@ See ``pm_state.h``. An entry of state or gradients includes its entry of the tab
 def table_bytes(deployment: Deployment, source: StepSource) -> int:
     """Return the size of the tables of state, gradients and slots, and of the lists of a step [B].
 
-    Lists are the integer arrays in flash that calls and tables refer to (`ProgramSource.lists`),
-    forward passes included. Tables of inputs, samples, migrated state and commits to flash are not
-    counted. Lists of gradients count only after `StepSource.template_values`, which adds them.
+    Tables of inputs, samples, migrated state and commits to flash are not counted. Lists of
+    gradients count only after `StepSource.template_values`, which adds them.
     """
     step = deployment.step
     pieces = [ref for tensor in step.states for ref in tensor.pieces]

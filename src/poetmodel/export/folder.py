@@ -56,11 +56,10 @@ _RESERVED_PREFIXES: Final = re.compile(
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `InputError` unless an export could be written to a folder.
+    """Raise `InputError` unless an export could be written to a folder; a temporary file is.
 
-    It must be possible to write the folder or, if it is missing, create it; a temporary file checks
-    this. The folder must not be inside another exported folder. Unless it contains an earlier
-    export, it must have no manifest, and no file with the path of a template.
+    The folder must not be inside another exported folder and, unless it contains an earlier export,
+    have no manifest and no file with the path of a template.
     """
     _check_folder_writable(folder)
     outer_folder = next(
@@ -78,9 +77,8 @@ def check_folder(folder: Path) -> None:
 def check_shared_folder(shared_folder: Path, folder: Path) -> None:
     """Raise `InputError` unless `shared_folder` can contain kernels of the step in `folder`.
 
-    It must differ from `folder`, and it must be possible to write it or, if it is missing, create
-    it: a temporary file checks this. Unless it contains shared kernels, it must have no file with
-    the path of a template of folders of shared kernels.
+    A temporary file checks that it can be written. Unless it contains shared kernels, it must have
+    no file with the path of a template of such folders.
     """
     _check_folder_writable(shared_folder)
     if shared_folder.resolve() == folder.resolve():
@@ -96,8 +94,7 @@ def check_shared_folder(shared_folder: Path, folder: Path) -> None:
 def _check_folder_writable(folder: Path) -> None:
     """Raise `InputError` unless a folder can be written or, if it is missing, created.
 
-    Creates and removes a temporary file in the folder or, if it is missing, in its nearest existing
-    ancestor. Does not create the folder.
+    Creates and removes a temporary file in the folder or in its nearest existing ancestor.
     """
     with raise_write_errors(folder):
         existing_folder = next(
@@ -124,8 +121,8 @@ def _check_absent_files(folder: Path, names: Sequence[str]) -> None:
 def check_prefix(prefix: object) -> None:
     """Raise `InputError` unless `prefix` is a string that is a valid prefix of names in C.
 
-    A prefix consists of small letters, digits and underscores, and begins with a letter. Names of
-    headers, build targets and libraries, and the prefix of shared kernels are not valid.
+    It has small letters, digits and underscores, and begins with a letter. Names of headers, build
+    targets and libraries, and the prefix of shared kernels are not valid.
     """
     if not (isinstance(prefix, str) and _PREFIX_PATTERN.fullmatch(prefix)):
         raise InputError(
@@ -144,10 +141,9 @@ def check_prefix(prefix: object) -> None:
 def write_folder(source: StepSource, folder: Path, *, command: str) -> None:
     """Write all files of a program, those of its folder of shared kernels included.
 
-    README and manifest contain `command`. Deletes C files, headers and weight files
-    (`_REPLACED_FILE`) that only an earlier export has. Raises `InputError` if a file cannot be
-    written. Before a file is written or deleted, folders are
-    created and all files except shared kernels are checked to be writable.
+    Deletes C files, headers and weight files (`_REPLACED_FILE`) that only an earlier export has.
+    All files except shared kernels are checked to be writable before the first is written or
+    deleted.
     """
     deployment = source.deployment
     shared_kernels = (
@@ -230,17 +226,16 @@ _REPLACED_FILE: Final = re.compile(r"(src|include|examples/Train)/[a-z0-9_]+\.(c
 def _list_templates() -> Iterator[tuple[str, str]]:
     """Yield (path, text) of all templates of an exported folder, which `_is_needed` filters.
 
-    Paths are those in the folder, with the default prefix: they do not begin with ``generated``.
+    Paths are those in the folder with the default prefix, without ``generated``.
     """
     yield from _list_template_files(SOURCES)
     yield from _list_template_files(SOURCES / "generated")
 
 
 def _list_template_files(folder: Traversable, parent: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (path, text) of each file below a folder.
+    """Yield (path, text) of each file below a folder, paths relative to it, after `parent`.
 
-    Omits its direct subfolders ``generated``, ``kernels`` and ``shared``. Paths are relative to the
-    folder, after `parent`.
+    Omits its direct subfolders ``generated``, ``kernels`` and ``shared``.
     """
     for path in folder.iterdir():
         name = f"{parent}{path.name}"
@@ -253,8 +248,7 @@ def _list_template_files(folder: Traversable, parent: str = "") -> Iterator[tupl
 def _is_needed(name: str, deployment: Deployment) -> bool:
     """Return whether an exported folder has the file of the template `name`.
 
-    False for files of commits, replay, migration or storage that the deployment does not use, and
-    for ``pm_driver.h``, whose text is inserted into the header ``pm.h`` instead.
+    The text of ``pm_driver.h`` is inserted into the header ``pm.h`` instead.
     """
     conditions = {
         "src/pm_commit.c": deployment.commit,
@@ -369,10 +363,7 @@ def _tile_keys(deployment: Deployment) -> dict[str, Any]:
 
 
 def _cycle_keys(deployment: Deployment) -> dict[str, Any]:
-    """Return the key ``cycles``, the model that converts instructions to times.
-
-    {} before the solve, and if costs are not based on instructions.
-    """
+    """Return the key ``cycles``, the model that converts instructions to times, if there is one."""
     result = deployment.result
     model = None if result is None else result.problem.costs.cycles
     return {} if model is None else {"cycles": model.to_dict()}
@@ -381,8 +372,8 @@ def _cycle_keys(deployment: Deployment) -> dict[str, Any]:
 def _evaluation_keys(deployment: Deployment) -> dict[str, Any]:
     """Return the key ``evaluation`` of an export; {} without an exported evaluation.
 
-    Its ``gives`` lists the names of the results of ``pm_evaluate``: ``loss`` and, if it counts
-    correct classes, ``correct``. Its ``keeps_best`` is whether ``pm_keep_best`` exists.
+    Its ``gives`` lists the results of ``pm_evaluate``: ``loss`` and, if classes are counted,
+    ``correct``.
     """
     if deployment.evaluation is None:
         return {}
@@ -396,8 +387,7 @@ def _generation_document(
     """Return the value of the key ``generation``: the layout of a generation.
 
     Its ``states`` are the state tensors all of whose pieces are in generations. A piece is [index
-    in ``tensor_bytes``, first element, number of elements]. `layout_id` and `instance_id` are those
-    of `StepSource`.
+    in ``tensor_bytes``, first element, number of elements].
     """
     tensors, buffers = list(deployment.generation_names), deployment.step.buffers
     states: dict[str, Any] = {}
@@ -430,9 +420,8 @@ def _generation_document(
 def _replay_keys(deployment: Deployment) -> dict[str, Any]:
     """Return the key ``replay``: sizes of samples and their groups, and two kinds of steps.
 
-    The steps are ``step``, on a batch, and ``stored_step``, on a stored sample, each with RAM,
-    instructions and nodes. Their RAM includes inputs, stack and runtime; their instructions are
-    estimates. {} without replay.
+    The RAM of ``step`` (on a batch) and ``stored_step`` (on a stored sample) includes inputs, stack
+    and runtime; their instructions are estimates. {} without replay.
     """
     replay, step = deployment.replay, deployment.step
     if replay is None:
@@ -467,8 +456,8 @@ def _replay_keys(deployment: Deployment) -> dict[str, Any]:
 def _generation_keys(deployment: Deployment, source: StepSource) -> dict[str, Any]:
     """Return the keys ``generation`` and, with a migration, ``migrates``; {} without generations.
 
-    ``generation`` is the result of `_generation_document`. ``migrates`` lists the state that is
-    copied, has its initial values, or is dropped, with the identity of the earlier step.
+    ``migrates`` lists the state that is copied, has its initial values, or is dropped, with the
+    identity of the earlier step.
     """
     if not deployment.generation_names:
         return {}
@@ -507,11 +496,10 @@ def _tensor_keys(tensor: NamedTensor) -> dict[str, Any]:
 
 
 def _table_keys(step: LoweredStep, tensor: NamedTensor) -> dict[str, Any]:
-    """Return the key ``tables``, a list of the tables that convert input `tensor`; {} without any.
+    """Return the key ``tables``, the tables that convert input `tensor`; {} without any.
 
-    A table is a list of rows, one row or one per channel. A row has 256 numbers, real or int8; a
-    number that is not finite is a string. Omits tables that only the calls of the step's inference
-    or evaluation read.
+    A table has one row, or one per channel, of 256 numbers; one that is not finite is a string.
+    Omits tables that only inference or evaluation reads.
     """
     if tensor.type is DataType.REAL:
         return {}

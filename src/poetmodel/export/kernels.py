@@ -26,8 +26,7 @@ _PM_NAME: Final = re.compile(r"(?:(?<![A-Za-z0-9])|(?<=-D))(pm|PM)(?=_(?!run\b)|
 def make_kernel_header(kernels: Mapping[str, str], shared_names: Iterable[str] = ()) -> str:
     """Return the text of the header that declares the functions of kernels.
 
-    `kernels` has the C source of each kernel by name. If there are `shared_names`, the
-    header includes that of their folder, and defines each name as a macro for the name with
+    `kernels` has their C source by name. Each of `shared_names` becomes a macro for the name with
     `SHARED_PREFIX` in place of ``pm``.
     """
     prototypes = [match for text in kernels.values() for match in find_prototypes(text)]
@@ -95,8 +94,7 @@ def add_licence(name: str, text: str) -> str:
 def write_shared_kernels(folder: Path, kernels: Iterable[str]) -> None:
     """Write a folder of shared kernels: `kernels`, and kernels already in it, in this version.
 
-    Also writes their headers and the build files. No file is deleted. Raises `InputError` if a file
-    cannot be written, and `FileNotFoundError` for an unknown kernel.
+    Also writes their headers and the build files. No file is deleted.
     """
     present_stems = {path.stem for path in (folder / "src").glob(f"{SHARED_PREFIX}_*.c")}
     present_kernels = {

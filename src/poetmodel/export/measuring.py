@@ -61,34 +61,21 @@ def measure_emulated(
 ) -> EmulatedProfile:
     """Measure costs of each node: instructions in QEMU, converted to times and energies.
 
-    Parameters
-    ----------
-    step : LoweredStep
-        The step, already in tiles if it will be exported in tiles.
-    device : str or Device
-        Source of transfer costs (storage), clock and power (core).
-    instructions_per_cycle : float, optional
-        Average instructions per cycle; by default that of the core, 1 if unknown. The memory factor
-        of the device applies in both cases.
-    core : {'m4', 'm3', 'm7'}, optional
-        Cortex-M core that the code is built for; by default that of the device, m4 if unknown.
-    time_limit_s : float
-        Time limit of the build, and again of the execution [s]; the solve has that of
-        `export_step`.
+    `device` is the source of transfer costs, clock and power; `core` (m4, m3 or m7) and the
+    instructions per cycle have its values by default (m4 and 1 if unknown). The memory factor of
+    the device always applies. `time_limit_s` limits the build, and again the execution [s]. The
+    step is already in tiles if it will be exported in tiles.
 
     Raises
     ------
     InputError
-        If the device states no clock or no power, if it or an option is invalid, or if values of
-        the step are not finite.
+        If the device states no clock or no power, or if it, an option or a value is invalid.
     MissingExtraError
         If a compiler or the emulator is missing.
     ToolchainError
-        If the build or the execution fails or exceeds its time limit, for example if the code does
-        not fit the emulated board.
+        If the build or the execution fails or exceeds its time limit.
     BudgetError, FlashError, NoScheduleError
-        If `export_step` finds no export with the RAM of the emulated board and the other limits of
-        the device.
+        If `export_step` finds no export with the RAM of the emulated board.
     """
     board, target, cycle_model, power_w = parse_emulation(
         device, instructions_per_cycle=instructions_per_cycle, core=core
@@ -118,8 +105,7 @@ def parse_emulation(
 ) -> tuple[Device, Target, CycleModel, float]:
     """Return (device, emulated core, cycle model, power [W]) for the options of `measure_emulated`.
 
-    Raises `InputError` for the device and the options as `measure_emulated` does. No step is
-    needed, so that options can be checked before the capture.
+    No step is needed, so that options can be checked before the capture.
     """
     board = Device.load(device) if isinstance(device, str) else device
     clock_hz, power_w = board.clock_hz, board.compute.power_w
@@ -148,9 +134,7 @@ def _measure_instructions(
 ) -> dict[str, int]:
     """Export, build and execute one step; return the mean instructions of a computation by node.
 
-    The keys are the names of all nodes except those of state. QEMU executes the step with the batch
-    of `_make_random_batch`. The folder of the export is temporary. `time_limit_s` limits the build,
-    and again the execution [s].
+    Nodes of state are omitted. `time_limit_s` limits the build, and again the execution [s].
     """
     with tempfile.TemporaryDirectory(prefix="poetmodel-profile-") as folder_name:
         folder = Path(folder_name)
@@ -176,8 +160,7 @@ def _measure_instructions(
 def _export_for_board(step: LoweredStep, device: Device, folder: Path) -> Deployment:
     """Export a step with RAM for its `reserved_bytes` plus 5/4 of the keep-all peak.
 
-    The RAM is at most that of the emulated board; if this is enough, few nodes are recomputed. No
-    tensor is divided into tiles. The limits on flash and storage are those of `device`.
+    The RAM is at most that of the emulated board; if this is enough, few nodes are recomputed.
     """
     needed_bytes = checkpoint_all_peak_bytes(step.graph) * 5 // 4 + reserved_bytes(
         step, STACK_BYTES

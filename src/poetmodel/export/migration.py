@@ -71,11 +71,7 @@ def list_state_pieces(step: LoweredStep, tensor: NamedTensor) -> Iterator[tuple[
 def load_generation_layout(folder: str | Path) -> dict[str, Any]:
     """Load the key ``generation`` of the manifest of an exported folder.
 
-    Raises
-    ------
-    InputError
-        If the folder has no manifest of an export, or the manifest does not describe generations
-        with all keys of this version.
+    Raises `InputError` if the manifest does not have all of its keys of this version.
     """
     with convert_errors(InputError, "migrate_from"):
         document = load_manifest(folder)
@@ -93,8 +89,8 @@ def load_generation_layout(folder: str | Path) -> dict[str, Any]:
 def describe_samples(step: LoweredStep, replay: Replay | None) -> dict[str, Any] | None:
     """Return the identity of stored samples, with the permitted indices in them, for JSON.
 
-    The key ``indices`` has a list for each index operand in a stored input: index of the input,
-    first element, shape table, and the numbers ``low``, ``high`` and ``ignored`` of `Indices`.
+    An entry of ``indices`` is index of the input, first element, shape table, and the numbers
+    ``low``, ``high`` and ``ignored`` of `Indices`.
     """
     if replay is None:
         return None
@@ -116,8 +112,8 @@ def describe_samples(step: LoweredStep, replay: Replay | None) -> dict[str, Any]
 def match_samples(samples: Mapping[str, Any] | None, earlier: Mapping[str, Any] | None) -> bool:
     """Return whether each stored sample of an earlier step is a sample of another step.
 
-    Both are results of `describe_samples`. The identities must be equal, and labels and other
-    indices that the earlier step permits must be permitted.
+    Both are results of `describe_samples`. Identities must be equal, and indices that the earlier
+    step permits must be permitted.
     """
     if samples is None or earlier is None or samples["identity"] != earlier["identity"]:
         return False
@@ -140,13 +136,8 @@ def match_samples(samples: Mapping[str, Any] | None, earlier: Mapping[str, Any] 
 def match_state(step: LoweredStep, source: Mapping[str, Any], replay: Replay | None) -> Migration:
     """Match the updated state of a step with that of another step by name, shape and type.
 
-    `source` is the result of `load_generation_layout` for the other step. State without a match is
-    listed in `Migration.reset` or `Migration.dropped`. Also matches the samples of `replay`.
-
-    Raises
-    ------
-    InputError
-        If no updated state matches.
+    `source` is the result of `load_generation_layout` for the other step. Also matches the samples
+    of `replay`. Raises `InputError` if no updated state matches.
     """
     graph, states = step.graph, source["states"]
     replaced_names = {graph.tensors[old].name for old in graph.replacement_of}

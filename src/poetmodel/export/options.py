@@ -284,7 +284,7 @@ class ExportOptions:
     def build_problem(self, step: LoweredStep, *, ram_bytes: int, paging: bool) -> Problem:
         """Return the problem of a step, whole or in tiles, with `ram_bytes` for its tensors.
 
-        `paging` is whether tensors may be paged: False also for a device without storage.
+        `paging` is False also for a device without storage.
         """
         limits = replace(self.limits, ram=ram_bytes, paging=paging)
         return Problem.from_limits(step.graph, self.costs(step.graph), limits)

@@ -21,10 +21,7 @@ _EXAMPLE_ADDRESS: Final = 0xC0000
 
 
 def folder_template_values(deployment: Deployment) -> TemplateValues:
-    """Return the template values that need no generated C, except ``COMMAND``.
-
-    The templates of README, build files, sketches, headers and sources contain these words.
-    """
+    """Return the template values that need no generated C, except ``COMMAND``."""
     step, plan = deployment.step, deployment.plan
     has_updates = step.learning_rate is not None
     shared_folder = deployment.shared_kernels or ""
@@ -60,8 +57,8 @@ def _table_rows(sizes: Mapping[str, int]) -> str:
 def _storage_values(deployment: Deployment) -> TemplateValues:
     """Return the template values for storage: pages, generations, samples, an example partition.
 
-    The example partition ends at the end of the flash if the device commits to its flash; otherwise
-    it starts at `_EXAMPLE_ADDRESS`.
+    The partition ends at the end of the flash if commits go to the flash, otherwise it starts at
+    `_EXAMPLE_ADDRESS`.
     """
     layout, pages = deployment.layout, deployment.page_layout
     reads_in_place = deployment.plan.memory_mapped and not deployment.copies_to_flash
@@ -102,10 +99,7 @@ def _storage_values(deployment: Deployment) -> TemplateValues:
 
 
 def _inference_values(inference: LoweredStep | None) -> TemplateValues:
-    """Return the template values for ``pm_infer``.
-
-    They are False or empty if `inference` is None or has no output.
-    """
+    """Return the template values for ``pm_infer``, False or empty without an output."""
     if inference is None or inference.output is None:
         return {"INFERENCE": False, "INFERENCE_INPUTS": "", "INFERENCE_SHAPE": ""}
     n_inputs = len(inference.inputs)
@@ -141,9 +135,6 @@ def _sketch_values(deployment: Deployment) -> Iterator[tuple[str, str]]:
 
 
 def format_command(command: str) -> str:
-    """Format the command that exported a folder as a Markdown code block.
-
-    Its language is Python if the command begins with ``import``, else shell.
-    """
+    """Format the command that exported a folder as a Markdown code block of Python or shell."""
     language = "python" if command.startswith("import ") else "sh"
     return f"```{language}\n{command}\n```"

@@ -124,12 +124,8 @@ def check_samples(samples: int) -> None:
 def create_replay(step: LoweredStep, samples: int, layout: GenerationLayout) -> Replay:
     """Return the storage for at most `samples` samples of a step, with the front of `find_front`.
 
-    `layout` has the write units and erase blocks of the storage. `samples` is not checked.
-
-    Raises
-    ------
-    InputError
-        If the step has no optimizer, or no frozen front.
+    `layout` has the write units and erase blocks of the storage. Raises `InputError` if the step
+    has no optimizer, or no frozen front.
     """
     if step.learning_rate is None:
         raise InputError(
@@ -150,10 +146,7 @@ def create_replay(step: LoweredStep, samples: int, layout: GenerationLayout) -> 
 
 
 def order_outputs(replay: Replay, step: LoweredStep, plan: Plan) -> Replay:
-    """Return `replay` with the outputs of its front, and their sizes, in the order of `plan`.
-
-    The plan's first computation of each output counts.
-    """
+    """Return `replay` with the outputs of its front in the order of their first computation."""
     first_computation: dict[int, int] = {}
     for position, (op, k) in enumerate(plan.program):
         if op == Op.COMPUTE:
@@ -175,10 +168,8 @@ def order_outputs(replay: Replay, step: LoweredStep, plan: Plan) -> Replay:
 def find_front(step: LoweredStep) -> Front | None:
     """Return the front whose samples have the fewest bytes; None if no front exists.
 
-    If several have equally small samples, returns the front with the highest number of nodes. A
-    front is a prefix of the frozen nodes (`_find_frozen_nodes`), in the order of the graph, with an
-    output that nodes outside of it read or the step returns. A sample has these outputs, and the
-    inputs of the step that nodes outside read or the step returns.
+    Of equally small samples, the front with most nodes. A front is a prefix of the frozen nodes; a
+    sample has its outputs and the inputs of the step that nodes outside read or the step returns.
     """
     frozen_nodes = tuple(_find_frozen_nodes(step))
     input_index_of = {value.pieces[0].buffer: k for k, value in enumerate(step.inputs)}
@@ -197,10 +188,8 @@ def find_front(step: LoweredStep) -> Front | None:
 def _find_frozen_nodes(step: LoweredStep) -> Iterator[int]:
     """Yield the ascending indices of the nodes that read only inputs, frozen tensors and constants.
 
-    Frozen tensors are the outputs of nodes yielded before. A node reads at least one input or
-    frozen tensor. Omits nodes that draw random numbers or replace state, and nodes that read state
-    tensors of the graph or outputs of an omitted node, even if these are computed from constants
-    alone, such as by ``arange``. Frozen weights are constants.
+    Frozen tensors are outputs of nodes yielded before; frozen weights are constants. Omits random
+    nodes, and nodes on constants alone, such as ``arange``.
     """
     input_buffers = {value.pieces[0].buffer for value in step.inputs}
     frozen_tensors: set[str] = set()
@@ -224,10 +213,8 @@ def _make_front(
 ) -> Front:
     """Return the front that consists of `nodes`.
 
-    Its tensors are those that nodes outside of it read or the step returns: outputs of `nodes`, in
-    this order, and inputs of the step, by ascending index, even if `nodes` do not read them.
-    `node_buffers` has the buffers of each node's calls, `input_index_of` the index of each input of
-    the step, by buffer.
+    Its tensors are outputs of `nodes`, then inputs of the step by index, that nodes outside of it
+    read or the step returns.
     """
     graph, front_nodes = step.graph, frozenset(nodes)
     read_names: set[str] = set(step.returned_buffers)
@@ -255,8 +242,7 @@ def program_instructions(step: LoweredStep, plan: Plan, skipped_nodes: Collectio
 def replay_arena_bytes(replay: Replay, step: LoweredStep, plan: Plan, arena: Arena) -> int:
     """Return the arena size of a step on a stored sample [B].
 
-    This is the highest end of a tensor or workspace that the step uses, at the addresses of
-    `arena`. The step skips the nodes of the front, but has the front's outputs in RAM.
+    The step skips the nodes of the front, but has the front's outputs in RAM.
     """
     graph, front = step.graph, replay.front
     skipped_tensors = {

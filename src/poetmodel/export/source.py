@@ -46,11 +46,6 @@ class StepSource:
     """The generated C of a deployment, as values for the templates."""
 
     def __init__(self, deployment: Deployment, weights: Weights) -> None:
-        """Generate the C lines of the step, and of each of `Deployment.forward_passes`.
-
-        All share the kernels and the C arrays of integers (`ProgramSource.lists`). Raises the
-        errors of `ProgramSource.generate_lines`.
-        """
         self.deployment = deployment
         self.step = deployment.step
         self.weights = weights
@@ -89,8 +84,7 @@ class StepSource:
     def template_values(self) -> TemplateValues:
         """Return the template values of ``pm.h``, ``pm_step.c`` and ``pm_weights.c``.
 
-        These templates also contain words of `folder_template_values`. Adds shapes and strides of
-        gradients that are not dense to `program.lists`.
+        Adds shapes and strides of gradients that are not dense to `program.lists`.
         """
         return {**self._header_values(), **self._program_values(), **self._weight_values()}
 
@@ -149,10 +143,7 @@ class StepSource:
         }
 
     def _migration_values(self) -> TemplateValues:
-        """Return the template values for the step whose state this step copies from storage.
-
-        Without migration, the values are MIGRATES and TAKES_SAMPLES, False.
-        """
+        """Return the template values for the step whose state this step copies from storage."""
         migration = self.deployment.migration
         if migration is None:
             return {"MIGRATES": False, "TAKES_SAMPLES": False}
@@ -180,25 +171,18 @@ class StepSource:
 
     @property
     def instance_id(self) -> str:
-        """Identity of this copy of a step within a program: a hash of its prefix.
-
-        It has 8 hexadecimal digits.
-        """
+        """Identity of this copy of a step within a program: 8 hex digits, a hash of its prefix."""
         return sha256(self.deployment.prefix.encode()).hexdigest()[:8]
 
     @property
     def layout_id(self) -> str:
-        """Identity of the layout of a generation: a hash of the ordered names of its state.
-
-        It has 8 hexadecimal digits.
-        """
+        """Identity of a generation's layout: 8 hex digits, a hash of its ordered state names."""
         return sha256(json.dumps(self.deployment.generation_names).encode()).hexdigest()[:8]
 
     def _tensor_macros(self, used_names: set[str]) -> Iterator[str]:
-        """Yield a macro with the index of each input, state tensor and gradient.
+        """Yield a macro with the index of each input, state tensor and gradient, each kind from 0.
 
-        Each of the three kinds counts from 0. A comment states type, shape, size and, for state,
-        the home of the first piece. Adds the names of the macros to `used_names`.
+        Adds the names of the macros to `used_names`.
         """
         step = self.step
         homes = [self.home_of(tensor.pieces[0].buffer) for tensor in step.states]
@@ -216,9 +200,9 @@ class StepSource:
                 yield f"#define PM_{name} {k} /* {tensor.type.c_name}{shape}, {size} B{home} */"
 
     def _weight_values(self) -> TemplateValues:
-        """Return the template value of the weights: 32-bit numbers in C.
+        """Return the template value of the weights as 32-bit numbers in C, or 0.
 
-        The value is 0 without weights, or if they are in a binary file.
+        It is 0 without weights, or if they are in a binary file.
         """
         is_binary = self.deployment.weights is WeightsFormat.BINARY
         numbers = np.frombuffer(b"" if is_binary else self.weights.data, "<u4")
@@ -261,9 +245,8 @@ class StepSource:
     def _describe_arena(self) -> Iterator[str]:
         """Yield a comment line for each copy of a tensor and each workspace of the step.
 
-        Lines are sorted by offset, then by the start of the lifetime; content of 0 bytes is
-        omitted. A line has the offset, the size, the first and last node of the lifetime, and the
-        name of the tensor, or of the node for a workspace; ``-`` means before or after the program.
+        A line has offset, size, first and last node of the lifetime, and the name of the tensor, or
+        of the node for a workspace; ``-`` means before or after the program.
         """
         graph, plan, arena = self.step.graph, self.deployment.plan, self.deployment.arena
         nodes = [str(k) if op == Op.COMPUTE else "" for op, k in plan.program]
@@ -295,8 +278,7 @@ class StepSource:
     def _generate_tables(self) -> Iterator[str]:
         """Yield the C tables of slots, buffers, pieces and tensors, then of optional features.
 
-        These features are commits to flash, samples, migrated state and returned gradients. Adds
-        shapes and strides of gradients that are not dense to `program.lists`.
+        Adds shapes and strides of gradients that are not dense to `program.lists`.
         """
         slot_bytes = self.deployment.page_bytes
         if self.deployment.generation_names:
@@ -351,8 +333,8 @@ class StepSource:
     def _buffer_row(self, name: str) -> str:
         """Return the table row of a state buffer, with the fields of ``pm_buffer_t``.
 
-        These are number of elements, offset of the initial values in the weights [B] (PM_ZEROS
-        if all are zero), offset in the arena [B] (0 outside of it), slot, home and type.
+        The offset of initial values is in the weights [B], or PM_ZEROS; that in the arena is 0
+        outside of it [B].
         """
         buffer = self.step.buffers[name]
         home = self.home_of(name)
@@ -368,8 +350,7 @@ class StepSource:
     def home_of(self, name: str) -> str:
         """Return the home of a state buffer: flash, ram, mapped or storage.
 
-        It is flash if the buffer is no tensor of the graph, so that no step changes it; else ram if
-        the plan has it resident; else mapped or storage, by ``plan.memory_mapped``.
+        Flash if no step changes the buffer, because it is no tensor of the graph.
         """
         graph, plan = self.step.graph, self.deployment.plan
         if name not in graph.tensor_index:
@@ -381,7 +362,6 @@ class StepSource:
     def _tensor_row(self, tensor: NamedTensor, piece_rows: list[str]) -> str:
         """Append the rows of a state tensor's pieces to `piece_rows`; return the tensor's row.
 
-        The tensor's row has the index of its first piece in `piece_rows`, and the number of pieces.
         The row of a piece has the index of its buffer, first element and number of elements.
         """
         first = len(piece_rows)
@@ -392,11 +372,10 @@ class StepSource:
         return f"{{{first}, {len(tensor.pieces)}}}"
 
     def _gradient_table(self) -> Iterator[str]:
-        """Yield the C table of returned gradients, if there are any.
+        """Yield the C table of returned gradients, if there are any; add shapes to `program.lists`.
 
         A row has slot, elements of the buffer, first element of the gradient in it, and rank, shape
-        and strides, all three 0 for a dense gradient. Adds other shapes and strides to
-        `program.lists`.
+        and strides, all three 0 for a dense gradient.
         """
         slots = self.deployment.slots
         rows = []
@@ -419,16 +398,13 @@ class StepSource:
 
 
 def _template_macro_names() -> set[str]:
-    """Return the names, without ``PM_``, of macros that no macro of a tensor may have.
-
-    They are those of the headers ``pm.h``, ``pm_driver.h`` and ``pm_state.h``.
-    """
+    """Return the names, without ``PM_``, of macros of ``pm.h``, ``pm_driver.h``, ``pm_state.h``."""
     texts = map(read_template, ("generated/include/pm.h", "pm_driver.h", "src/pm_state.h"))
     return {name for text in texts for name in _DEFINED_MACRO.findall(text)}
 
 
 def _storage_terms(unit: str, sizes: Sequence[int]) -> str:
-    """Return a C expression for the storage of slots, broken into lines of a macro.
+    """Return a C expression, broken into lines of a macro, for the storage of slots.
 
     It is the sum of ``n*PM_<unit>_BYTES(size)`` over the distinct sizes; ``0u`` without slots.
     """
@@ -474,9 +450,8 @@ def _latest_nonempty(earlier_label: str, label: str) -> str:
 def _make_macro_name(kind: str, name: str, used_names: set[str]) -> str:
     """Return a unique macro name, without ``PM_``, for a tensor; add it to `used_names`.
 
-    It consists of `kind` and the words of the tensor's name in upper case, and of a number from 2
-    if the name is used. For the kind ``INPUT``, a first word ``inputs`` is omitted if other words
-    follow.
+    A number from 2 on follows a used name. For the kind ``INPUT``, a first word ``inputs`` is
+    omitted if other words follow.
     """
     name_parts = re.sub(r"\W+|_+", " ", name.encode("ascii", "replace").decode()).split()
     if kind == "INPUT" and len(name_parts) > 1 and name_parts[0] == "inputs":

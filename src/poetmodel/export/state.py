@@ -45,10 +45,7 @@ class ExportedTensor:
 
 
 def load_manifest(folder: str | Path) -> dict[str, Any]:
-    """Load the manifest of an exported folder.
-
-    Raises `InputError` if there is none, or if it is of another format or a later version.
-    """
+    """Load the manifest of an exported folder; raise `InputError` for another format or version."""
     path = Path(folder) / _MANIFEST
     text = read_text(path)
     with convert_errors(InputError, str(path)):
@@ -64,18 +61,8 @@ def load_state_tensors(
 ) -> tuple[ExportedTensor, ...]:
     """Load the state tensors of an exported folder from its manifest, in the order of state files.
 
-    Parameters
-    ----------
-    folder : str or Path
-        The exported folder.
-    requires_updates : bool
-        Whether a folder whose program updates no state raises an error.
-
-    Raises
-    ------
-    InputError
-        If the folder has no valid manifest of an export, or its program updates no state and that
-        is required.
+    Raises `InputError` without a valid manifest, or if the program updates no state and
+    `requires_updates`.
     """
     document = load_manifest(folder)
     with convert_errors(InputError, str(Path(folder) / _MANIFEST)):
@@ -105,8 +92,8 @@ def _parse_tensor(entry: Mapping[str, Any]) -> ExportedTensor:
 def state_paths(path: str | Path, folder: str | Path | None) -> tuple[Path, Path]:
     """Return (state file, exported folder) for the path of a state file or of an exported folder.
 
-    The folder of a state file is `folder`, by default the one that contains the file. For the path
-    of a folder, the state file is ``state.bin`` in it, and `folder` is ignored.
+    The folder of a state file is `folder`, by default its own; ``state.bin`` is the state file of a
+    folder, for which `folder` is ignored.
     """
     path = Path(path)
     if path.is_dir():
@@ -115,14 +102,9 @@ def state_paths(path: str | Path, folder: str | Path | None) -> tuple[Path, Path
 
 
 def read_state(path: Path, tensors: Sequence[ExportedTensor]) -> dict[str, np.ndarray]:
-    """Read the arrays of a state file, by name. The arrays are read-only.
+    """Read the read-only arrays of a state file, by name; raise `InputError` if it does not fit.
 
     For the file of a double-precision build, the arrays of float32 tensors have type float64.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read, or its size is that of the tensors in neither precision.
     """
     data = read_bytes(path)
     real_bytes = sum(tensor.bytes for tensor in tensors if tensor.dtype == "float32")
@@ -150,8 +132,7 @@ def write_state(
 ) -> None:
     """Write a state file: the array of each of `tensors`, in their order, cast to their types.
 
-    `arrays` has the arrays by name; shapes are not checked. Raises `KeyError` if an array is
-    missing, `InputError` if the file cannot be written.
+    `arrays` has the arrays by name; shapes are not checked.
     """
     contents = (
         arrays[tensor.name].astype(_FILE_DTYPES[tensor.dtype]).tobytes() for tensor in tensors

@@ -32,20 +32,14 @@ def read_template(name: str) -> str:
 def fill_template(text: str, values: TemplateValues) -> str:
     """Return a template with words replaced by `values`, without blocks whose condition is false.
 
-    Raises
-    ------
-    KeyError
-        If a word or condition outside of removed blocks has no value.
+    Each word or condition outside of removed blocks needs a value.
     """
     resolved = _resolve_blocks(text, values)
     return _WORD_PATTERN.sub(lambda match: _format_value(values[match[1]]), resolved)
 
 
 def _resolve_blocks(text: str, values: TemplateValues) -> str:
-    """Return a text without the marks of blocks, and without blocks whose condition is false.
-
-    Resolves nested blocks, too.
-    """
+    """Return a text without marks of blocks, nested too, and blocks whose condition is false."""
 
     def replace_block(match: re.Match[str]) -> str:
         is_true = bool(values[match[3]]) == (match[2] == "IF")
