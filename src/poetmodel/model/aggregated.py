@@ -130,10 +130,9 @@ LAZY = Formulation(
 def build_relaxation(problem: Problem, grouping: Grouping, recomputable: Sequence[bool]) -> Model:
     """Build the relaxation of a problem that enforces the rows of a grouping.
 
-    The optimum of the relaxation is a lower bound for the problem. It equals the problem's optimum
-    if the solution, disaggregated to stages, satisfies every row. `recomputable` is the result of
-    `poetmodel.model.events.recomputable_nodes`. Dominated keeps are fixed only if the grouping
-    enforces no per-stage user constraint. `Model.relations` is not set. Raises `TimeLimitError`.
+    Its optimum is a lower bound, and equals the problem's if the solution, disaggregated to stages,
+    satisfies every row. Dominated keeps are fixed only if no per-stage user constraint is enforced.
+    `Model.relations` is not set.
     """
     m = Model(problem, LAZY, exact=True)
     m.grouping = grouping

@@ -56,10 +56,7 @@ class RelationColumns(Protocol):
         """Return the column of entry ``name[t,k]``; `ZERO` or `ONE` for a constant entry."""
 
     def nonzero_entries(self, is_one: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
-        """Yield (relation, stage, index) of each entry that is 1.
-
-        `is_one` returns whether a column is 1.
-        """
+        """Yield (relation, stage, index) of each entry whose column `is_one`."""
 
     def column_values(self, schedule: Schedule) -> Iterator[tuple[int, float]]:
         """Yield (column, value) of each column whose value follows from a schedule."""
@@ -68,8 +65,8 @@ class RelationColumns(Protocol):
 class Model:
     """A linear model of a problem, filled by the components of a formulation.
 
-    Columns and rows are numbered from 0. Names are those of `docs/concepts/glossary.md`. Methods
-    that add a row raise `TimeLimitError` once the time limit has passed.
+    Columns and rows are numbered from 0. Methods that add a row raise `TimeLimitError` once the
+    time limit has passed.
     """
 
     # Variables of compact and of its relaxations; some also of models over triangles.
@@ -165,11 +162,9 @@ class Model:
         upper: float | Sequence[float] = 1.0,
         integer: bool = True,
     ) -> Family:
-        """Add a family of variables, one for each key; return their columns by key.
+        """Add variables from 0, by default binary, one for each key; return their columns by key.
 
-        The lower bound is 0; by default, the variables are binary. `upper` is one bound for all
-        variables, or a list of one for each key; it must not be a tuple. Sets the attribute of the
-        family's name.
+        `upper` is one bound or a list, not a tuple. Sets the attribute of the family's name.
         """
         first_column = len(self.lower)
         columns = {key: column for column, key in enumerate(keys, start=first_column)}
@@ -182,10 +177,7 @@ class Model:
         return columns
 
     def add_variable(self, family: str, *, upper: float, lower: float = 0.0) -> int:
-        """Add a real variable, the only one of its family; return its column.
-
-        Unlike `add_variables`, sets no attribute.
-        """
+        """Add a real variable, the only one of its family; return its column; set no attribute."""
         column = len(self.lower)
         self.families[family] = {None: column}
         self.lower.append(lower)
@@ -210,8 +202,7 @@ class Model:
     def begin_rows(self, family: str) -> None:
         """Make `family` the family of all rows that are added next.
 
-        No effect if it already is. Rows of a family are consecutive, so callers must not begin a
-        family again after another one; this is not checked.
+        Rows of a family must be consecutive, which is not checked.
         """
         if not self._first_rows or next(reversed(self._first_rows)) != family:
             self._first_rows[family] = len(self.keys)
@@ -225,10 +216,7 @@ class Model:
         lower: float = -math.inf,
         upper: float = math.inf,
     ) -> None:
-        """Add the row ``lower <= sum of value * column <= upper`` to the family of `begin_rows`.
-
-        Columns must be distinct, which is not checked. Raises `TimeLimitError`.
-        """
+        """Add the row ``lower <= sum of value * column <= upper``; columns must be distinct."""
         check_time_limit()
         self._columns.extend(columns)
         self._values.extend(values)
@@ -242,10 +230,9 @@ class Model:
         *,
         upper: float,
     ) -> None:
-        """Add the row ``sum of values * columns <= upper`` to the family of `begin_rows`.
+        """Add the row ``sum of values * columns <= upper``; columns must be distinct.
 
-        Columns must be distinct, which is not checked. Faster than `add_row` for thousands of
-        terms. Raises `TimeLimitError`.
+        Faster than `add_row` for thousands of terms.
         """
         check_time_limit()
         self._columns.frombytes(columns.astype(np.intc).tobytes())
@@ -260,10 +247,7 @@ class Model:
         self.add_row(row.key, columns, values, lower=row.lower, upper=row.upper)
 
     def add_implication_row(self, key: Any, column: int, implied_columns: Sequence[int]) -> None:
-        """Add the row ``column <= sum of implied_columns`` to the family of `begin_rows`.
-
-        Raises `TimeLimitError`.
-        """
+        """Add the row ``column <= sum of implied_columns``."""
         check_time_limit()
         self._columns.append(column)
         self._columns.extend(implied_columns)
@@ -272,9 +256,9 @@ class Model:
         self._close_row(key, -math.inf, 0.0)
 
     def add_infeasible_row(self, key: Any = None) -> None:
-        """Add a row that no solution satisfies: a variable with upper bound 0 is at least 1.
+        """Add a row that every solver proves infeasible.
 
-        Every solver proves such a row infeasible. The first call adds the variable ``always_zero``.
+        A variable with upper bound 0 is at least 1.
         """
         families = self.families
         zero = families["always_zero"][None] if "always_zero" in families else None

@@ -110,7 +110,7 @@ def build_arrays(
 ) -> Model:
     """Build the model of a problem as arrays; user-defined components are left out.
 
-    By default, large costs are truncated, as for a solve of which the simulator tells the value.
+    Large costs are truncated unless `has_true_costs`.
     """
     if not isinstance(problem, Problem):
         raise InputError(f"build takes a Problem, got {quote(problem)}")
@@ -146,10 +146,7 @@ def build_arrays(
 
 
 def user_components(formulation: Formulation) -> list[Component]:
-    """Return a formulation's user-defined components, in its order.
-
-    They equal no component of ``compact``, of ``compact`` without reductions, or of ``paper``.
-    """
+    """Return a formulation's user-defined components, those equal to no shipped one, in order."""
     shipped_components = {*COMPACT.components, *UNREDUCED.components, *PAPER.components}
     return [
         component for component in formulation.components if component not in shipped_components
@@ -177,10 +174,9 @@ def read_schedule(m: pyo.ConcreteModel, value: Callable[[Any], bool] | None = No
 
 
 def schedule_from_columns(m: Model, is_one: Callable[[int], bool]) -> Schedule:
-    """Return the schedule of a model's solution; `is_one` returns whether a column is 1.
+    """Return the schedule of a model's solution; `Model.relations` must be set.
 
-    `Model.relations` must be set. State whose ``resident`` column is fixed (always to 1) is
-    resident, without a call of `is_one`.
+    Fixed ``resident`` columns are 1, without a call of `is_one`.
     """
     entries: dict[str, list[tuple[int, int]]] = {name: [] for name in RELATIONS}
     for name, t, k in m.relations.nonzero_entries(is_one):
@@ -196,11 +192,7 @@ def schedule_from_columns(m: Model, is_one: Callable[[int], bool]) -> Schedule:
 
 
 def _find_formulation(formulation: str | Formulation, *, reductions: bool) -> Formulation:
-    """Return the formulation of a name; a `Formulation` is returned unchanged.
-
-    Without `reductions`, ``compact`` is the unreduced variant. Raises `InputError` for an unknown
-    name.
-    """
+    """Return the formulation of a name; a `Formulation` is returned unchanged."""
     if not isinstance(formulation, str):
         return formulation
     if formulation not in FORMULATIONS:
@@ -214,11 +206,7 @@ def _find_formulation(formulation: str | Formulation, *, reductions: bool) -> Fo
 
 
 def estimate_build_s(problem: Problem, formulation: str) -> float:
-    """Return the approximate time to build a model and convert it for a solver [s].
-
-    `formulation` is ``compact`` or ``paper``. For ``compact``, the terms of memory rows are
-    counted, which raises `TimeLimitError` if time runs out.
-    """
+    """Return the approximate time to build a model and convert it for a solver [s]."""
     graph = problem.graph
     n = len(graph.nodes)
     if formulation == "paper":

@@ -93,9 +93,7 @@ VARIABLES = Component(
 def source_columns(m: Model, t: int, i: int) -> list[int]:
     """Return the columns of the keep up to `t`, recomputation and page-in at `t`, of tensor `i`.
 
-    Omits decisions that do not exist. The tensor is in RAM at `t` only if it is resident or one of
-    these columns is 1. `t` is an event of the tensor: a stage, or a group of stages in a
-    relaxation.
+    A tensor in RAM at event `t` (stage or group) is resident or has one of these columns at 1.
     """
     k = m.problem.working_graph.node_of[i]
     a = m.events.keep_index(i, m.events.group_of[k], t)
@@ -108,10 +106,7 @@ def source_columns(m: Model, t: int, i: int) -> list[int]:
 
 
 def presence_columns(m: Model, t: int, i: int) -> list[int]:
-    """Return the columns of `source_columns` and, for state, the column of the resident home.
-
-    At least one of them must be 1 if a step of `t`, a stage or group, reads tensor `i`.
-    """
+    """Return the columns of `source_columns` and, for state, the column of the resident home."""
     resident_columns = [m.resident[i]] if i in m.resident else []
     return source_columns(m, t, i) + resident_columns
 
@@ -315,11 +310,9 @@ def _add_stage_limits(m: Model) -> None:
 def add_stage_limit_rows(m: Model, view: StepView, positions: Iterable[int]) -> None:
     """Add one row for each per-stage user constraint at `positions`, over all its stages.
 
-    `positions` are positions in `Problem.stage_limits`; `view` maps decisions to columns.
-    Coefficients are 0 or more, so a row with a negative upper bound becomes an infeasible row. A
-    row that cannot bind is omitted. Registers the limits for cover cuts, except those of infeasible
-    and omitted rows. The terms of a decision in all stages of a group have the same coefficient,
-    and become one term.
+    `positions` are those in `Problem.stage_limits`. Also registers the limits for cover cuts. Rows
+    that cannot bind are omitted. Coefficients must be 0 or more, and equal in all stages of a
+    group.
     """
     column_getters = {"recomputed": view.recompute_column, "paged_in": view.page_in_column}
     m.begin_rows("stage_limits")

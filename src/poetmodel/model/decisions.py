@@ -23,10 +23,7 @@ Term = tuple[float, int]
 
 
 def merge_terms(terms: Iterable[Term]) -> list[Term]:
-    """Return one term for each column, with the sum of its coefficients; omit sums that are 0.
-
-    Columns are in the order of their first nonzero coefficient.
-    """
+    """Return one term for each column, with the sum of its coefficients; omit sums of 0."""
     sums: dict[int, float] = {}
     for coefficient, column in terms:
         if coefficient:
@@ -36,9 +33,9 @@ def merge_terms(terms: Iterable[Term]) -> list[Term]:
 
 @dataclass(frozen=True)
 class Decisions:
-    """Columns of the decisions of a formulation, in addition to the single pass.
+    """Columns of a formulation's decisions beyond the single pass; with Pyomo, its variables.
 
-    A node or tensor may have several pairs. With Pyomo, variables replace all columns.
+    A node or tensor may have several pairs.
     """
 
     recomputations: Sequence[tuple[int, Any]]
@@ -63,19 +60,12 @@ class Decisions:
         )
 
     def row_over_columns(self, row: LinearRow) -> LinearRow:
-        """Convert a limit on totals to a row over columns, with its `upper`, name and key.
-
-        Its `lower` and `baseline` are dropped.
-        """
+        """Convert a limit on totals to a row over columns, without its `lower` and `baseline`."""
         terms = self.terms(row.coefficients)
         return LinearRow.from_terms(terms, upper=row.upper, name=row.name, key=row.key)
 
     def terms(self, coefficients: Coefficients) -> list[Term]:
-        """Return one term (coefficient, column) per column of decisions; omit coefficients of 0.
-
-        `coefficients` are by node or tensor; `merge_terms` sums those of the same column. The
-        single pass has no columns, and so no terms.
-        """
+        """Return one term (coefficient, column) per column of decisions; omit coefficients of 0."""
         return merge_terms(
             (coefficient, column)
             for coefficients_by_item, columns_by_item in zip(
@@ -111,10 +101,7 @@ class LivenessBounds(NamedTuple):
     """Column that must be 1 for the bounds to apply."""
 
     def min_value(self, values: Mapping[int, float] | NDArray[np.float64]) -> float:
-        """Return the minimum of the liveness column, given the values of the decisions' columns.
-
-        It is ``max(0, max(needs) - waiver - (1 - condition))``, without a term for `NO_COLUMN`.
-        """
+        """Return the minimum of the liveness column, given the values of decisions."""
         bound = max(float(values[column]) for column in self.needs)
         bound -= values[self.waiver] if self.waiver >= 0 else 0.0
         return max(0.0, bound - (1 - values[self.condition] if self.condition >= 0 else 0.0))

@@ -64,9 +64,7 @@ class Events:
     def keep_index(self, i: int, first_group: int, group: int) -> int | None:
         """Return the index `a` of the segment of tensor `i` in which `group` begins.
 
-        The segment ends at ``event_groups[i][a]``. If the tensor is kept in it, the tensor is in
-        RAM when `group` begins. None up to `first_group`, the group of the tensor's first
-        computation, and after the tensor's last event.
+        None up to `first_group`, that of the tensor's first computation, and after its last event.
         """
         events = self.event_groups[i]
         if group <= first_group or not events or group > events[-1]:
@@ -77,8 +75,8 @@ class Events:
 def is_storage_limiting(problem: Problem) -> bool:
     """Return whether state and all useful page-outs together exceed the storage limit.
 
-    A page-out is useful if the tensor has readers, or a reward for a page-in or page-out, and does
-    not start on storage. False without a storage limit, and without paging.
+    A page-out is useful if it is rewarded, or the tensor has readers or rewarded page-ins, unless
+    the tensor starts on storage.
     """
     limit = problem.aux_limit_bytes
     graph = problem.graph
@@ -165,8 +163,8 @@ def _limited_coefficients(problem: Problem) -> list[Coefficients]:
 def recomputable_nodes(problem: Problem, *, dominance: bool = True) -> tuple[bool, ...]:
     """Return for each node whether the model has decisions to recompute it.
 
-    Excludes nodes that must not be recomputed, nodes whose outputs have no readers unless
-    recomputing them is rewarded and, with `dominance`, nodes whose recomputation paging dominates.
+    Excludes forbidden and useless recomputations and, with `dominance`, those that paging
+    dominates.
     """
     graph, rewards = problem.graph, problem.rewards.compute
     is_limiting = is_storage_limiting(problem)
@@ -285,11 +283,9 @@ def mark_dominated_keeps(
 
 
 def _replaceable_tensors(problem: Problem) -> Iterator[tuple[int, int, list[int]]]:
-    """Yield (tensor, only reader, used outputs) if used outputs are no larger than the tensor.
+    """Yield (tensor, only reader, its read outputs) if these are no larger than the tensor.
 
-    *Used outputs* are the outputs of the reader that have readers, perhaps none; their bytes are
-    added. Omits tensors of 0 bytes, state and its replacements as tensor or used output, and
-    triples with a reward for recomputing the reader, or for paging in the tensor or a used output.
+    Omits state and its replacements, and triples with a reward that the replacement would lose.
     """
     graph, rewards = problem.working_graph, problem.rewards
     state = {*problem.graph.state_tensors, *problem.graph.state_of}
@@ -307,9 +303,7 @@ def _replaceable_tensors(problem: Problem) -> Iterator[tuple[int, int, list[int]
 def _paging_costs_no_more(problem: Problem, i: int, outputs: Sequence[int]) -> bool:
     """Return whether paging `outputs` costs no more than paging tensor `i`, in any sum.
 
-    The sums are the objective and all limits on totals. Page-ins and page-outs are compared
-    separately; rewards for paging `outputs` do not count. False if `i` is on storage from the
-    start. Storage has space for `outputs` in place of `i`, because `outputs` have no more bytes.
+    Sums are the objective and all limits on totals. Rewards for paging `outputs` do not count.
     """
     return i not in problem.working_graph.on_aux and all(
         sum(max(0, costs[j]) for j in outputs) <= costs[i]
@@ -319,10 +313,7 @@ def _paging_costs_no_more(problem: Problem, i: int, outputs: Sequence[int]) -> b
 
 
 class _EventFinder:
-    """Finds events from the last node to the first.
-
-    In this order, the recomputations of a node's readers, which are uses of its outputs, are known.
-    """
+    """Finds events from the last node to the first: readers' recomputations are uses of outputs."""
 
     def __init__(
         self,
@@ -333,7 +324,6 @@ class _EventFinder:
         is_free: IsFree | None = None,
         counted_page_in_groups: Mapping[int, Collection[int]] | None = None,
     ) -> None:
-        """Store parameters, as of `find_events`; `counted_page_in_groups` has groups by tensor."""
         self.problem = problem
         self.graph = problem.working_graph
         self.rewards = problem.rewards
@@ -350,10 +340,7 @@ class _EventFinder:
         self.recompute_groups: list[tuple[int, ...]] = [()] * len(self.graph.nodes)
 
     def find(self) -> Events:
-        """Return the events of all nodes and tensors, as groups of `group_of`.
-
-        Raises `TimeLimitError` if the time limit passes.
-        """
+        """Return the events of all nodes and tensors, as groups of `group_of`."""
         for k in range(len(self.graph.nodes) - 1, -1, -1):
             check_time_limit()
             self._find_node_events(k)
@@ -369,8 +356,7 @@ class _EventFinder:
     def _find_node_events(self, k: int) -> None:
         """Set `recompute_groups` of node `k`, and the groups of uses and decisions of its outputs.
 
-        The latter are `use_groups`, `event_groups`, `present_groups` and, with paging,
-        `page_in_groups`. Requires the `recompute_groups` of all readers of the outputs.
+        Requires the `recompute_groups` of all readers of the outputs.
         """
         graph, group_of = self.graph, self.group_of
         first_group = group_of[k]
@@ -410,9 +396,7 @@ class _EventFinder:
     def _find_recompute_groups(self, k: int, use_groups: set[int]) -> tuple[int, ...]:
         """Return the groups in which the recomputable node `k` may be recomputed, ascending.
 
-        They are after its own group, up to that of its last stage. Unless recomputations of the
-        node are rewarded, only groups that `_select_useful_groups` selects, up to the last one of
-        `use_groups`, are returned. `use_groups` are the groups with uses of its outputs.
+        Unless rewarded, only useful ones up to the last of `use_groups`.
         """
         first_group = self.group_of[k]
         if self.rewards.compute[k]:
@@ -425,8 +409,7 @@ class _EventFinder:
     def _select_useful_groups(self, k: int, candidates: Sequence[int]) -> tuple[int, ...]:
         """Return the `candidates` in which a recomputation of node `k` can help.
 
-        It can help in a group if an output that is used in that group or later may be absent when
-        the group begins. Returns all candidates if `is_free` is None.
+        It can help if an output used from then on may be absent when the group begins.
         """
         if self.is_free is None:
             return tuple(candidates)
@@ -444,9 +427,7 @@ class _EventFinder:
     def _find_event_groups(self, i: int, recompute_groups: Sequence[int]) -> tuple[int, ...]:
         """Return the groups in which tensor `i` may be read, recomputed or paged in, ascending.
 
-        `recompute_groups` are those of its node. Page-ins are included if they are rewarded, or if
-        a per-stage row counts them. Only groups after that of the first computation, and up to the
-        last use of the tensor, are returned.
+        They are after that of the first computation, up to the last use.
         """
         last_group = self.use_groups[i][-1] if self.use_groups[i] else -1
         page_in_groups: Iterable[int] = self.counted_page_in_groups.get(i, ())
@@ -471,10 +452,7 @@ class _EventFinder:
     def _find_present_groups(self, i: int, event_groups: tuple[int, ...]) -> frozenset[int]:
         """Return the `event_groups` at whose beginning `i` can be in RAM in all solutions for free.
 
-        An event is returned if keeping `i` to it from the previous event or, for the first event,
-        from the group of the first computation is free (`is_free`), also if an earlier keep is not.
-        A tensor with rewarded page-ins has no such event: it must be absent before each page-in.
-        Without `is_free`, the result is empty.
+        Rewarded page-ins exclude all: the tensor must be absent before each.
         """
         if self.is_free is None or self._rewards_page_in(i):
             return frozenset()

@@ -87,10 +87,7 @@ class Formulation:
         return replace(self, name=name, components=components)
 
     def _require_component(self, component_name: str, verb: str) -> None:
-        """Raise `InputError` if the formulation has no component of this name.
-
-        `verb` is the action of the error message, such as ``swap``.
-        """
+        """Raise `InputError` if there is no component to `verb`, such as ``swap``."""
         if component_name not in {member.name for member in self.components}:
             raise InputError(
                 f"formulation {self.name!r} has no component {component_name!r} to {verb}"

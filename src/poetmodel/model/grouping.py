@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class Grouping:
     """The enforced memory rows and per-stage user constraints, and the resulting groups of stages.
 
-    A group ends after every enforced stage row and after `user_row_ends`, and a stage with an
-    enforced step row is a group by itself. A relaxation that enforces only these rows has the same
-    bound with one decision per group as with one per stage.
+    A group ends after every enforced stage row and after `user_row_ends`; a stage with an enforced
+    step row is a group. With only these rows, one decision per group has the same bound as one per
+    stage.
     """
 
     n_stages: int
@@ -84,10 +84,8 @@ class Grouping:
     def is_free(self, graph: Graph, i: int, begin: int, end: int) -> bool:
         """Return whether keeping tensor `i` from group `begin` to `end` adds to no enforced row.
 
-        Groups `begin` to ``end - 1`` must each end at a stage whose node makes or reads `i`, and
-        has no output that may overwrite `i`: the row of that stage counts `i` anyway. No step row
-        may be enforced in that stage or the next one, because such rows may count `i`. A tensor of
-        0 bytes is always free to keep.
+        It is free if each group ends at a stage whose row counts `i` anyway, because its node makes
+        or reads `i` and overwrites it with no output; and if no step row may count `i`.
         """
         if graph.tensor_bytes[i] == 0:
             return True
@@ -112,9 +110,8 @@ class Grouping:
     ) -> Grouping:
         """Return a grouping that enforces the rows of this one and the given rows.
 
-        `ends_of_user_row` maps the position of each given per-stage user constraint to its
-        `coefficient_change_stages`, which are added to `user_row_ends`: groups end there. Not for
-        `one_group_per_stage`: `enforces_all_steps` of the result is False.
+        `ends_of_user_row` maps positions of per-stage user constraints to their
+        `coefficient_change_stages`, where groups end. Not for `one_group_per_stage`.
         """
         ends_of_user_row = ends_of_user_row or {}
         return Grouping(
@@ -129,8 +126,8 @@ class Grouping:
 def coefficient_change_stages(row: LinearRow) -> frozenset[int]:
     """Return the stages `t - 1` for which the coefficients of a per-stage row change at stage `t`.
 
-    They change if the coefficient of a decision differs from its latest one since the last change.
-    Stages without a term of the decision are not compared; terms with coefficient 0 are.
+    A decision's coefficient is compared with its latest one since the last change; stages without a
+    term of the decision are skipped.
     """
     values_of_stage: dict[int, dict[tuple[str, int], float]] = {}
     for value, (family, (t, item)) in row.terms:

@@ -31,9 +31,8 @@ solvers ignore them."""
 def literal_limit(row: LinearRow, upper_bounds: Sequence[float]) -> float:
     """Return the limit of a row rewritten as a sum of *literals* with absolute coefficients.
 
-    The literal of a positive coefficient is its variable `x`, that of a negative one ``u - x`` with
-    the upper bound `u` of the column from `upper_bounds`. If `row.upper` is a float, the possible
-    rounding error of the added products is added, too.
+    The literal of a negative coefficient is ``u - x``, with the upper bound `u` of the column. A
+    float limit includes the possible rounding error.
     """
     negated_sum: float = sum(
         -value * round(upper_bounds[column]) for value, column in row.terms if value < 0
@@ -83,8 +82,7 @@ def _scale_values(
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64], float] | None:
     """Return the scaled row of ``sum of values <= limit``; None if the limit cannot bind.
 
-    The row is stated by a mask of its retained values, the coefficients of only these values, and
-    the right-hand side, by the rules of `scale_limit`.
+    It is a mask of retained values, their coefficients, and the right-hand side (`scale_limit`).
     """
     if _exact_sum(values) <= limit:
         return None
@@ -116,10 +114,9 @@ def _exact_sum(values: NDArray[Any]) -> float:
 def reduce_coefficients(row: LinearRow, upper_bounds: Sequence[float]) -> LinearRow:
     """Return an equivalent limit, with values below ``-v`` raised to ``-v``.
 
-    `v` is the maximum violation: the largest sum of the positive terms minus the limit. The same
-    decisions meet both limits. Returns `row` itself if no violation is possible. Solvers lose fewer
-    small values beside large ones (coefficient reduction: Savelsbergh, ORSA Journal on Computing 6,
-    1994). `upper_bounds` has the upper bound of each column.
+    `v` is the maximum violation: the largest sum of the positive terms minus the limit. Solvers
+    lose fewer small values beside large ones (coefficient reduction: Savelsbergh, ORSA Journal on
+    Computing 6, 1994).
     """
     positive_sum = sum(
         value * round(upper_bounds[column]) for value, column in row.terms if value > 0
@@ -135,13 +132,11 @@ def reduce_coefficients(row: LinearRow, upper_bounds: Sequence[float]) -> Linear
 
 
 def scale_signed_limit(row: LinearRow, upper_bounds: Sequence[float]) -> LinearRow | None:
-    """Return the row of a limit with negative values or counts; see `scale_limit`.
+    """Return the row of a limit with negative values or counts; None if it cannot bind.
 
-    The limit is scaled as a row over literals (`literal_limit`); a count up to `u` is `u` equal
-    literals. `literal_limit` of the row must be 0 or more. Returns None if the limit cannot bind:
-    the sum of positive values, each times its maximum count, is at most `row.upper`. A negative
-    value that would be dropped as negligible has a tiny coefficient, so that the row has the
-    variable and covers can count it. `upper_bounds` has the upper bound of each column.
+    Scaled by `scale_limit` as a row over literals, whose `literal_limit` must be 0 or more; a count
+    up to `u` is `u` equal literals. A negligible negative value keeps a tiny coefficient, so that
+    covers can count the variable.
     """
     terms = list(row.terms)
     counts = [round(upper_bounds[column]) for _, column in terms]
@@ -172,8 +167,7 @@ def scale_signed_limit(row: LinearRow, upper_bounds: Sequence[float]) -> LinearR
 def scale_and_register_limit(m: Model, limit: LinearRow) -> LinearRow | None:
     """Return a limit scaled by `scale_signed_limit`; register the unscaled limit for cover cuts.
 
-    Return None, and do not register the limit, if it cannot bind. The limit is over columns; its
-    `literal_limit` must be 0 or more.
+    None, and not registered, if it cannot bind.
     """
     row = scale_signed_limit(limit, m.upper)
     if row is not None:

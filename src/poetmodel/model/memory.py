@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 class StepView:
     """Map from entries of the paper's relations to columns of ``compact``.
 
-    In a relaxation, the stages of a group have common columns. Memory rows use them only at steps
-    with enforced rows, where a group ends or is a single stage.
+    In a relaxation, stages of a group have common columns: valid only at steps with enforced rows.
     """
 
     def __init__(self, m: Model) -> None:
@@ -73,7 +72,6 @@ class MemoryRowGenerator:
     """Generates memory rows of a model, and the liveness columns that they need."""
 
     def __init__(self, view: StepView) -> None:
-        """Collect the state tensors that may be resident and have bytes, and their columns."""
         self.view = view
         self.graph = view.graph
         self.limit_bytes = view.problem.usable_ram_bytes
@@ -102,10 +100,9 @@ class MemoryRowGenerator:
     ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64], int]]:
         """Yield (step, columns, bytes, constant bytes) for `steps` of stage `t` that can occur.
 
-        A step before `t` can occur if its node may be recomputed or one of its outputs paged in.
-        `steps` must ascend. A negative column ``-1 - index`` is a placeholder of the liveness
-        column with this index; new liveness columns are added to `index_of_bounds`. With
-        `only_binding`, steps whose terms and constant together meet the limit are omitted.
+        `steps` must ascend. A negative column ``-1 - index`` is a placeholder of a liveness column,
+        whose bounds are added to `index_of_bounds`. With `only_binding`, only steps that may exceed
+        the limit.
         """
         stage = _StageTerms(self, t)
         for k in steps:
@@ -117,10 +114,7 @@ class MemoryRowGenerator:
                 yield k, *row
 
     def liveness_column(self, bounds: LivenessBounds) -> int:
-        """Return the negative placeholder of the liveness column with `bounds`.
-
-        New bounds are added to `index_of_bounds`.
-        """
+        """Return the negative placeholder of a liveness column; register new `bounds`."""
         return -1 - self.index_of_bounds.setdefault(bounds, len(self.index_of_bounds))
 
 
@@ -131,13 +125,11 @@ def _column_or_placeholder(column: int | None) -> int:
 class _StageTerms:
     """Terms of the memory rows of one stage, updated from step to step.
 
-    *Older* tensors are those of nodes before the stage's node, except tensors of 0 bytes; lists of
-    tensors are in their order. From one step to a later one, terms change only for tensors that a
-    step between them reads or makes.
+    *Older* tensors are those of nodes before the stage's node, without tensors of 0 bytes; lists
+    are in their order. Terms change only for tensors that a step between reads or makes.
     """
 
     def __init__(self, generator: MemoryRowGenerator, t: int) -> None:
-        """Collect bytes and columns of the tensors of nodes before `t`, for the first step."""
         self.generator, self.t = generator, t
         graph, view = generator.graph, generator.view
         n_older_tensors = bisect_left(graph.node_of, t)
@@ -177,10 +169,8 @@ class _StageTerms:
     def _collect_need_columns(self, p: int, i: int) -> list[int]:
         """Return the columns of the decisions that need `i`, the older tensor at position `p`.
 
-        They are the recomputations of its readers, ascending, then its keep up to the next stage.
-        Appends the keep's column, or `NO_COLUMN`, to `keep_columns`, and `p` to `positions_read_by`
-        of each reader that may be recomputed. If the stage's node reads the tensor, only appends
-        `NO_COLUMN` to `keep_columns`, and returns only `_ALWAYS_NEEDED`.
+        They are recomputations of its readers, then its keep. Extends `keep_columns` and, unless
+        the stage's node reads `i` (only `_ALWAYS_NEEDED`), `positions_read_by`.
         """
         t, view = self.t, self.generator.view
         readers = self.generator.graph.users_of[i]
@@ -199,10 +189,8 @@ class _StageTerms:
     def _live_column(self, p: int) -> int:
         """Return the column that is 1 if the older tensor at `p` counts, or a placeholder.
 
-        If only one decision needs the tensor, it is the column of that decision. The placeholder is
-        `_ALWAYS_NEEDED` if the stage's node reads the tensor, `NO_COLUMN` if no decision needs it,
-        and `_LIVENESS_PENDING` if it needs a liveness column (several decisions need it, or a
-        recomputation reads state that may be resident).
+        `_LIVENESS_PENDING` stands for a liveness column: several decisions need the tensor, or a
+        recomputation reads state that may be resident.
         """
         columns = self.need_columns[p]
         if not columns:
@@ -232,8 +220,8 @@ class _StageTerms:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], int] | None:
         """Return columns, bytes and constant bytes of step `k`, after ``advance_to(k)``.
 
-        None if terms and constant together are at most `limit` [B]. May register liveness columns,
-        which replace `_LIVENESS_PENDING` in `live_columns`.
+        None if they cannot exceed `limit` [B]. May register liveness columns, which replace
+        `_LIVENESS_PENDING` in `live_columns`.
         """
         n_before, first_after = bisect_left(self.nodes, k), bisect_right(self.nodes, k)
         output_terms, constant_bytes = self._output_terms(k)
@@ -265,9 +253,8 @@ class _StageTerms:
     def _select_counted_homes(self, k: int) -> NDArray[np.bool_]:
         """Return the mask of the state tensors that count at step `k` by their resident column.
 
-        The mask is over `generator.home_nodes`. If the core reads state in place, all state counts
-        by this column. Otherwise, state of nodes before `k` that the stage's node reads and, if `k`
-        is the stage's node, state that it makes count anyway, as a copy or as resident state.
+        The mask is over `generator.home_nodes`. All other state counts anyway, as a copy or as
+        resident.
         """
         nodes = self.generator.home_nodes
         is_counted_as_copy = self.is_home_read & (nodes < k)
@@ -278,12 +265,8 @@ class _StageTerms:
     def _output_terms(self, k: int) -> tuple[list[tuple[int, int]], int]:
         """Return terms (bytes, column) of outputs and workspace of step `k`, and constant bytes.
 
-        The bytes of the stage's node are the constant. For an earlier node, the constant is 0, and
-        terms count its recomputation, and copies of its outputs that are paged in or in RAM from
-        the beginning of the stage. An output counts its bytes minus those of an input that it
-        overwrites. If a decision needs the input after the step, terms add the subtracted bytes
-        again; if the stage's node reads the input later, no bytes are subtracted. May register
-        liveness columns.
+        An output counts its bytes minus those of an input that it overwrites; terms add these again
+        if a decision needs the input after the step. May register liveness columns.
         """
         generator, t = self.generator, self.t
         node = generator.graph.nodes[k]
@@ -368,12 +351,10 @@ def _add_all_memory_rows(m: Model) -> None:
 def add_memory_rows(m: Model, view: StepView, steps: Mapping[int, Collection[int]]) -> None:
     """Add the memory rows of the `steps` of each stage, and their liveness columns and rows.
 
-    Registers the limits for cover cuts, and sets `Model.live_bounds`. Steps that cannot occur have
-    no row. A row limits the RAM of a step to the budget, and is omitted if it cannot bind. If the
-    objective is the peak RAM, adds the column of the peak, `Model.peak`, as a fraction of the
-    useful RAM: it replaces the budget in all rows, of which none is omitted, and has the budget as
-    upper bound. If the minimum RAM exceeds the budget, an infeasible row replaces all rows and
-    liveness columns. Raises `TimeLimitError`.
+    Registers the limits for cover cuts, and sets `Model.live_bounds`. Rows of steps that cannot
+    occur or bind are omitted. If the objective is the peak RAM, adds `Model.peak`, a fraction of
+    the useful RAM, which replaces the budget in all rows. If the minimum RAM exceeds the budget, an
+    infeasible row replaces all others.
     """
     problem = m.problem
     limit_bytes = problem.usable_ram_bytes
@@ -442,9 +423,8 @@ def memory_values(
 ) -> Iterator[tuple[int, float]]:
     """Yield (column, value) of the liveness columns and of the peak, for a start solution.
 
-    A liveness column has its lower bound at `values`, the values of the decisions' columns
-    (`LivenessBounds.min_value`). The peak is simulated, and divided by
-    `Problem.useful_ram_bytes`; it is omitted if the model has no column of the peak.
+    `values` are those of the decisions' columns. The peak is simulated, as a fraction of the useful
+    RAM.
     """
     for bounds, column in zip(m.live_bounds, m.live.values() if m.live_bounds else (), strict=True):
         yield column, bounds.min_value(values)
@@ -457,7 +437,7 @@ def _limit_or_peak_row(m: Model, limit_row: LinearRow, constant_bytes: int) -> L
     """Return the scaled row of a step; `Model.peak` replaces the budget if the model has it.
 
     The `upper` of `limit_row` is the budget minus `constant_bytes`. Registers `limit_row` for cover
-    cuts. But without `Model.peak`, returns None and registers no limit if the row cannot bind.
+    cuts. None if the row cannot bind.
     """
     if m.peak is None:
         row = scale_limit(limit_row)

@@ -66,14 +66,10 @@ def _add_objective(m: Model) -> None:
 def objective_terms(m: Model, problem: Problem) -> tuple[list[Term], float]:
     """Return the objective of `problem` in its `Objective.unit`: terms over `m`, and a constant.
 
-    The constant makes the sum 0 or more if there are rewards (negative terms), else it is 0; the
-    single pass is not included. `m` is a model of the problem, or of the stated problem if
-    `problem` is its surrogate. For the peak RAM, the only term is 1000 times the column
-    `Model.peak`; without this column, there is no term.
-
-    The magnitude of each cost is truncated to a million units, or to twice the `reference` of the
-    objective if it has one. Bounds remain valid, and solutions better than the reference have their
-    true cost.
+    The constant makes the sum 0 or more if there are rewards; the single pass is not included.
+    `problem` may be a surrogate of the model's. Costs are truncated to a million units, or to twice
+    the objective's `reference`: bounds remain valid, and solutions better than the reference have
+    their true cost.
     """
     objective = problem.objective
     if not objective.is_sum:
@@ -101,10 +97,7 @@ def _scaled_terms(
 
 
 def _true_cost_unit(m: Model) -> float:
-    """Return the unit of untruncated costs: that of the objective, or a finer one for small costs.
-
-    Raises `ModelError` if the largest cost has too many units.
-    """
+    """Return the unit of untruncated costs: the objective's, or a finer one for small costs."""
     objective = m.problem.objective
     costs = [abs(cost) for cost, _ in m.decisions.terms(objective.coefficients)]
     if not costs:
@@ -245,10 +238,9 @@ LIMITS_AND_OBJECTIVE: Final = (DEADLINE, ENERGY_BUDGET, USER_TOTALS, OBJECTIVE)
 
 
 def add_limit(m: Model, limit: LinearRow) -> None:
-    """Add the scaled row of a limit on totals to the family of its name.
+    """Add the scaled row of a limit on totals, and register the limit for cover cuts.
 
-    Also registers the limit for cover cuts. Does neither if the limit cannot bind. If no decisions
-    can meet the limit, instead adds an infeasible row and registers no limit.
+    Adds neither if the limit cannot bind, only an infeasible row if no decisions can meet it.
     """
     reduced_limit = reduce_coefficients(m.decisions.row_over_columns(limit), m.upper)
     if literal_limit(reduced_limit, m.upper) < 0:

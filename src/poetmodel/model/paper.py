@@ -28,11 +28,7 @@ if TYPE_CHECKING:
 
 
 def check_supported(problem: Problem) -> None:
-    """Raise `ModelError` if the problem has features that ``paper`` lacks, one message for each.
-
-    These are nodes on storage, state and in-place operators, objectives other than energy, an
-    energy budget, and constraints on stages.
-    """
+    """Raise `ModelError` with one message for each feature that ``paper`` lacks."""
     graph = problem.graph
     errors = []
     stored_nodes = [node.name for node in graph.nodes if node.on_aux]
@@ -60,10 +56,7 @@ def check_supported(problem: Problem) -> None:
 
 
 def describe_reduction(graph: Graph) -> str | None:
-    """Return a sentence that describes the change of a graph by `merge_outputs`.
-
-    None if each node has one output, so that the graph does not change.
-    """
+    """Return a sentence on the change of a graph by `merge_outputs`; None without a change."""
     node_names = [node.name for node in graph.nodes if len(node.outputs) != 1]
     if not node_names:
         return None
@@ -76,12 +69,11 @@ def describe_reduction(graph: Graph) -> str | None:
 
 
 def merge_outputs(problem: Problem) -> Problem:
-    """Return the problem with the outputs of each node merged to one tensor.
+    """Return the problem with the outputs of each node merged to one tensor of the node's name.
 
-    The tensor has the node's name and the bytes of all outputs; paging it costs as much as paging
-    the outputs that have readers. A node without outputs has a tensor of 0 bytes. Limits stated as
-    percentages become bytes, seconds and joules. User-defined constraints are dropped, because they
-    name tensors; `map_to_original_tensors` adds them to the model.
+    Paging it costs as much as paging the outputs that have readers. Percentages become absolute
+    limits. User-defined constraints name tensors: they are dropped, and `map_to_original_tensors`
+    adds them.
     """
     graph, cost_table = problem.graph, problem.table
     outputs_of_node = used_outputs(graph)
@@ -100,10 +92,7 @@ def merge_outputs(problem: Problem) -> Problem:
     def sum_costs(
         times: Sequence[float], energies: Sequence[float]
     ) -> list[tuple[float, float]] | None:
-        """Return (time, energy) of paging each merged tensor; None without storage.
-
-        Each is the sum over the outputs that have readers.
-        """
+        """Return (time, energy) of paging the read outputs of each node; None without storage."""
         if not cost_table.has_storage:
             return None
         return [
@@ -130,9 +119,8 @@ def used_outputs(graph: Graph) -> list[tuple[int, ...]]:
 def map_to_original_tensors(m: Model, problem: Problem) -> None:
     """Change a model of the merged problem to refer to the tensors of the original `problem`.
 
-    Every output with readers has the columns of its node; an output without readers is never in
-    RAM at the beginning of a stage, and never paged. Appends ``_of_node`` to the name of the family
-    of each relation but ``R``. Adds the user-defined constraints, and sets `Model.problem`,
+    Every output with readers has the columns of its node. Appends ``_of_node`` to the family of
+    each relation but ``R``, adds user-defined constraints, and sets `Model.problem`,
     `Model.decisions` and `Model.relations`.
     """
     outputs_of_node = used_outputs(problem.graph)
@@ -155,7 +143,6 @@ class NodeRelations(TriangleRelations):
         """Return the column of entry ``name[t,k]``; `ZERO` for a tensor without readers.
 
         `k` is a node for ``R``, otherwise a tensor. All read tensors of a node share a column.
-        Raises KeyError if the entry has no column.
         """
         if name == "R":
             return self.m.R[t, k]
@@ -167,9 +154,7 @@ class NodeRelations(TriangleRelations):
     def nonzero_entries(self, is_one: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
         """Yield (relation, stage, index) of every entry that is 1.
 
-        The index is a node for ``R``, otherwise a tensor of the original graph: a column of another
-        relation yields each output of its node that has readers. `is_one` returns whether a column
-        is 1.
+        A column other than of ``R`` yields each output of its node that has readers.
         """
         outputs_of_node = used_outputs(self.problem.graph)
         yield from (("R", t, k) for (t, k), column in self.m.R.items() if is_one(column))

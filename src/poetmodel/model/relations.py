@@ -26,8 +26,7 @@ ONE: Final = -2
 def first_stages(graph: Graph, name: str) -> Sequence[int]:
     """Return the first stage with an entry of relation `name`, for each node or tensor.
 
-    It is `k` for node `k` in ``R``, ``node(i)`` for tensor `i` in ``M_out``, and ``node(i) + 1`` in
-    the other relations: the number of stages for a tensor of the last node.
+    ``R``: `k`. ``M_out``: ``node(i)``. Others: ``node(i) + 1``, maybe the number of stages.
     """
     if name == "R":
         return range(len(graph.nodes))
@@ -73,11 +72,7 @@ class Relation(Mapping[tuple[int, int], Any]):
         return self._parse_index(index) is not None
 
     def _parse_index(self, index: object) -> tuple[int, int] | None:
-        """Return an index (stage, node or tensor) as plain integers.
-
-        Returns None if it is no pair of integers, or not in the triangle: for each node or tensor,
-        the stages from its first one in `first_stages`.
-        """
+        """Return an index (stage, node or tensor) as integers; None if not in the triangle."""
         if not isinstance(index, tuple) or len(index) != 2:  # noqa: PLR2004
             return None
         try:
@@ -147,11 +142,7 @@ def _declare_relations(m: Model) -> None:
 
 
 def _fix_impossible_state_entries(m: Model) -> None:
-    """Fix to 0, in `Model.fixed`, the entries that state and its replacements cannot have.
-
-    Of state, these are ``M_out``, all entries after the stage of its replacement and, on
-    memory-mapped storage, all but ``S_AUX``; of replacements, all but ``M_out`` in their own stage.
-    """
+    """Fix to 0, in `Model.fixed`, the entries that state and its replacements cannot have."""
     problem, node_of = m.problem, m.problem.graph.node_of
     state = frozenset(problem.graph.state_tensors)
     mapped_state = state if problem.reads_in_place else frozenset()
@@ -201,7 +192,7 @@ class TriangleRelations(StepView):
     def nonzero_entries(self, is_one: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
         """Yield (relation, stage, index) of every entry that is 1, in the order of `RELATIONS`.
 
-        `is_one` returns whether a column is 1, also for a fixed column such as ``R[t,t]``.
+        `is_one` must also accept fixed columns, such as ``R[t,t]``.
         """
         for name in RELATIONS:
             for (t, k), column in self.m.families[name].items():
@@ -209,12 +200,7 @@ class TriangleRelations(StepView):
                     yield name, t, k
 
     def column_values(self, schedule: Schedule) -> Iterator[tuple[int, float]]:
-        """Yield (column, value) of the columns of ``compact-unreduced``, for a schedule.
-
-        These are all entries of `RELATIONS` (1.0 or 0.0), the family `stored` (1.0 if a tensor is
-        paged out), homes, and, if the model has them, liveness columns and the peak. Not for
-        ``paper``.
-        """
+        """Yield (column, value) of the columns of ``compact-unreduced``, for a schedule."""
         values: dict[int, float] = {}
         for name in RELATIONS:
             ones, columns = set(getattr(schedule, name)), self.m.families[name]
@@ -244,11 +230,7 @@ class CompactRelations(StepView):
         return self._column_or_zero(self.in_ram_column(t, i))
 
     def S_AUX(self, t: int, i: int) -> int:
-        """Return the column of ``S_AUX[t,i]``, or `ZERO` or `ONE`.
-
-        For state, its column in `storage_home` (without one, `ZERO`), but `ZERO` after the stage of
-        its replacement.
-        """
+        """Return the column of ``S_AUX[t,i]``, or `ZERO` or `ONE`; for state, of `storage_home`."""
         if i in self.m.resident:
             home = self.m.storage_home.get(i, ZERO)
             return home if t <= self.problem.graph.last_page_in_stage(i) else ZERO
@@ -276,10 +258,7 @@ class CompactRelations(StepView):
         return ZERO if column is None else column
 
     def nonzero_entries(self, is_one: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
-        """Yield (relation, stage, index) of every entry that is 1, not sorted by relation.
-
-        `is_one` returns whether a column is 1.
-        """
+        """Yield (relation, stage, index) of every entry that is 1, not sorted by relation."""
         m, graph = self.m, self.graph
         yield from (("R", t, t) for t in range(len(graph.nodes)))
         yield from (("R", t, k) for (t, k), column in m.recomputed.items() if is_one(column))
@@ -305,9 +284,8 @@ class CompactRelations(StepView):
     def column_values(self, schedule: Schedule) -> Iterator[tuple[int, float]]:
         """Yield (column, value) of the columns of ``compact``, for a schedule.
 
-        These are decisions, also those that are 0, liveness columns and the peak. A keep is 1 if
-        the tensor is in RAM when each of its `segment_stages` begins. Entries of the schedule
-        without a column are ignored.
+        A keep is 1 if the tensor is in RAM when each of its `segment_stages` begins. Entries of the
+        schedule without a column are ignored.
         """
         m = self.m
         in_ram_entries = set(schedule.S_RAM)

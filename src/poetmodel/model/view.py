@@ -36,16 +36,10 @@ def to_pyomo(
 ) -> pyo.ConcreteModel:
     """Convert a model to a Pyomo model, and build user-defined components into it.
 
-    The result has the attributes `arrays`, which is `model`; `variables`, the Pyomo variable of
-    each column; `stated_rows`, the expressions of the rows of each constraint, by family and key;
-    and if there is an objective, `objective`, `objective_unit`, and `stated_objective`, the
-    expression. Families of constraints and variables, and relations, are attributes by their names;
-    `zero` and `one` are constant expressions. If `model` has them, `problem`, `formulation`,
-    `exact` and `events` are attributes, and `decisions` with variables in place of columns.
-
-    If `memory_rows` is False and the memory rows have terms, one row that solvers reject replaces
-    them. If `memory_rows` is None, raises `TooLargeError` if the memory rows have more than
-    `MAX_TERMS` terms. Raises `TimeLimitError`.
+    Families and relations are attributes by their names; `variables` has the Pyomo variable of each
+    column, `stated_rows` the expressions of rows by family and key, `stated_objective` that of the
+    objective. If `memory_rows` is False, one row that solvers reject replaces memory rows with
+    terms. If None, more than `MAX_TERMS` terms raise `TooLargeError`.
     """
     m = pyo.ConcreteModel(name=model.name)
     for name in ("problem", "formulation", "exact", "events"):
@@ -76,10 +70,9 @@ def to_pyomo(
 
 
 def _add_variables(m: pyo.ConcreteModel, model: Model) -> list[Any]:
-    """Add the variables of all families to the Pyomo model; return the variable of each column.
+    """Add the variables of all families, fixed ones as fixed.
 
-    Fixes the variables of fixed columns. Raises `TimeLimitError` if a time limit of the calling
-    context passes.
+    Return the variable of each column.
     """
     variables: list[Any] = []
     for name, columns in model.families.items():
@@ -109,10 +102,9 @@ def _add_variables(m: pyo.ConcreteModel, model: Model) -> list[Any]:
 
 
 def _includes_memory_rows(model: Model, rows: range, *, memory_rows: bool | None) -> bool:
-    """Return whether the Pyomo model gets the memory rows: `memory_rows`, or True if None.
+    """Return whether the Pyomo model gets the memory rows: always if they have no terms.
 
-    Always True if the rows have no terms. Raises `TooLargeError` if `memory_rows` is None and the
-    rows have more than `MAX_TERMS` terms.
+    `memory_rows` of None raises `TooLargeError` above `MAX_TERMS` terms.
     """
     n_terms = model.n_terms(rows)
     if memory_rows is None and n_terms > MAX_TERMS:
@@ -132,10 +124,7 @@ def _replace_memory_rows(m: pyo.ConcreteModel) -> None:
 
 
 def _add_constraint(m: pyo.ConcreteModel, name: str, rows: range) -> None:
-    """Add rows as the Pyomo constraint `name`, and their expressions as ``m.stated_rows[name]``.
-
-    Both are indexed by the keys of the rows; the constraint has no index if the only key is None.
-    """
+    """Add rows as the Pyomo constraint `name`, and their expressions to ``m.stated_rows``."""
     model, variables = m.arrays, m.variables
     relations = {}
     for number in rows:
@@ -162,8 +151,7 @@ def _make_relation(lower: float, body: Any, upper: float) -> Any:
 def linear_expression(terms: Iterable[tuple[float, Any]], constant: float = 0.0) -> Any:
     """Return ``sum of coefficient * variable + constant`` as a Pyomo expression.
 
-    Builds the expression from monomials, which takes a third of the time of summing. Raises
-    `TimeLimitError` once the time limit has passed, since models have thousands of expressions.
+    Built from monomials, which takes a third of the time of summing.
     """
     check_time_limit()
     summands: list[Any] = [MonomialTermExpression(term) for term in terms]
@@ -173,10 +161,7 @@ def linear_expression(terms: Iterable[tuple[float, Any]], constant: float = 0.0)
 
 
 def _add_relations(m: pyo.ConcreteModel, model: Model) -> None:
-    """Add the relations of the paper that are not families of variables, as `Relation`.
-
-    Adds the constants `zero` and `one` as expressions.
-    """
+    """Add `zero`, `one` and the paper's relations that are not families, as `Relation`."""
     m.zero = pyo.Expression(expr=0.0)
     m.one = pyo.Expression(expr=1.0)
     relations = _RelationEntries(m)
@@ -202,8 +187,8 @@ class _RelationEntries:
 def unchanged_constraints(m: pyo.ConcreteModel) -> dict[int, range]:
     """Return a range of rows of the model for each unchanged Pyomo constraint, by its `id`.
 
-    A constraint is unchanged if its expression is the object that `to_pyomo` made. The range has
-    one row; for the constraint that replaces omitted memory rows, all memory rows.
+    Unchanged: the expression is the object that `to_pyomo` made. The constraint in place of omitted
+    memory rows has all of them.
     """
     rows_of_constraint: dict[int, range] = {}
     for name, row_range in m.arrays.row_families.items():
