@@ -32,15 +32,11 @@ class EdgeGraph(StepGraph):
     """The operations of an edge program, without its views.
 
     Sizes are multiples of the alignment, as in the arena. User inputs are operations at the
-    beginning, because they are in the arena until their last use. `name` is that of the step.
+    beginning, because they are in the arena until their last use. `resident_bytes` counts only
+    trained parameters and changed buffers.
     """
 
     def __init__(self, program: ExportedProgram, *, name: str) -> None:
-        """Add the user inputs, and the operations with predicted profiles; set `resident_bytes`.
-
-        Nodes up to the loss belong to the forward pass. `resident_bytes` counts only trained
-        parameters and changed buffers.
-        """
         self._input_nodes, resident_nodes = _split_arguments(program)
         nodes = list(program.graph.nodes)
         self._forward_nodes = set(nodes[: nodes.index(_loss_node(program)) + 1])
@@ -75,8 +71,7 @@ class EdgeGraph(StepGraph):
     def training_graph(self) -> Graph:
         """Return the training graph, with an end node that reads all results.
 
-        The graph does not include `resident_bytes`. Inputs and random operations cannot be
-        recomputed.
+        Excludes `resident_bytes`. Inputs and random operations cannot be recomputed.
         """
         end_node = self.results_node(
             self.find_reads(self.graph.output_node().all_input_nodes).storages
@@ -93,10 +88,7 @@ class EdgeGraph(StepGraph):
 
 
 def _make_profile(node: fx.Node) -> OpProfile:
-    """Return the profile of a node, with memory for each output, and workspace and time 0.
-
-    The bytes of each output are rounded up to `ALIGNMENT`, but not the moved bytes.
-    """
+    """Return a node's profile; output bytes are rounded up to `ALIGNMENT`, moved bytes are not."""
     value = fake_value(node)
     is_single = not isinstance(value, tuple | list)
     tensors = [
@@ -132,8 +124,7 @@ def _loss_node(program: ExportedProgram) -> fx.Node:
 def _split_arguments(program: ExportedProgram) -> tuple[list[fx.Node], list[fx.Node]]:
     """Return (placeholders of user inputs, placeholders that stay in the arena).
 
-    Trained parameters and changed buffers stay in the arena. Placeholders of frozen parameters,
-    unchanged buffers and constants are in neither list.
+    Trained parameters and changed buffers stay in the arena.
     """
     signature = program.graph_signature
     trained_parameters = {
@@ -160,12 +151,9 @@ def _split_arguments(program: ExportedProgram) -> tuple[list[fx.Node], list[fx.N
 class ReorderOperations(PassBase):  # type: ignore[misc, unused-ignore]
     """Graph pass that puts operations into the order of a plan, with a copy for each recomputation.
 
-    `order` has the index in `step_graph` of each computed operation, repeated for a recomputation.
-    The index of the end node is ignored.
-
-    A view is written before its first reader, once for each copy of its input. The items of an
-    operation with several outputs directly follow it, because a later item would keep all other
-    items in memory.
+    `order` has an index in `step_graph` per computation. Views are written before their first
+    reader. Items of an operation with several outputs directly follow it, because a later item
+    would keep all others in memory.
     """
 
     def __init__(self, step_graph: EdgeGraph, order: Sequence[int]) -> None:
@@ -174,10 +162,7 @@ class ReorderOperations(PassBase):  # type: ignore[misc, unused-ignore]
         self._order = [i for i in order if i < len(step_graph.operations)]  # without the end node
 
     def call(self, module: fx.GraphModule) -> PassResult:
-        """Replace the module's graph by one in the order of the plan, with its recomputations.
-
-        `modified` of the result is always True.
-        """
+        """Replace the module's graph by one in the order of the plan, with its recomputations."""
         old_graph = module.graph
         nodes = {node.name: node for node in old_graph.nodes}
         output_keys = {

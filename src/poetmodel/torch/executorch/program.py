@@ -84,11 +84,7 @@ class ExecutorchProgram:
         return values | {"path": str(self.path)}
 
     def __str__(self) -> str:
-        """Return a line: name, sizes, recomputations, overhead, device, status and solve time.
-
-        The sizes are the arena, the budget, the keep-all peak, the arena without poetmodel, and
-        `resident_bytes`. The overhead in time is followed by its bound, unless `gap` is None.
-        """
+        """Return a line: name, sizes, recomputations, overhead, device, status and solve time."""
         bound = "" if self.gap is None else f" (at least {self.overhead * (1 - self.gap):.1%})"
         return (
             f"{self.name}: arena {format_bytes(self.arena_bytes)} of "
@@ -228,9 +224,7 @@ def _solve_and_lower(
 ) -> tuple[SolveResult, Plan, LoweredProgram]:
     """Solve a step and lower it in the order of the plan; return (result, plan, program).
 
-    While the arena of the file exceeds the budget, repeats with less RAM for the solver, by the
-    excess. Raises `VerificationError` if `_MAX_ATTEMPTS` do not suffice; otherwise raises as
-    `_solve_fitting` does.
+    While the file's arena exceeds the budget, repeats with the solver's RAM reduced by the excess.
     """
     excess_bytes = 0
     for _ in range(_MAX_ATTEMPTS):
@@ -249,11 +243,7 @@ def _solve_and_lower(
 
 
 def _solve_fitting(task: RamTask, options: SolveKeywords) -> tuple[SolveResult, Plan]:
-    """Return (result of a schedule whose arena fits, its plan), with plan and arena checked.
-
-    The arena fits if it has at most the RAM of the task's problem. If no schedule whose arena fits
-    is found, solves for minimum RAM.
-    """
+    """Return (result, plan) of a schedule whose arena fits, or else of minimum RAM, checked."""
     problem = task.problem
     result, plan, arena = fit_arena(problem, mode=StorageMode.BLOCKING, **options)
     if plan is None or arena is None:
@@ -272,9 +262,7 @@ def _solve_min_ram(
 ) -> tuple[SolveResult, Plan, Arena]:
     """Solve for minimum RAM, with gap 0; return (result, plan, arena).
 
-    The returned result is a copy of `failed_result`, the result without a schedule that fits, with
-    the schedule of minimum RAM and status FEASIBLE. Raises `BudgetError` if the arena of this
-    schedule exceeds the RAM of the problem, too, and `NoScheduleError` if no schedule is found.
+    The result is a copy of `failed_result` with this schedule and status FEASIBLE.
     """
     problem = task.problem
     ram_bytes = problem.usable_ram_bytes
@@ -320,11 +308,7 @@ def _check_arguments(output_path: Path, storage: object, paging: object) -> None
 
 
 def _sgd_options(optimizer: torch.optim.Optimizer, *objects: object) -> dict[str, Any]:
-    """Return arguments for ExecuTorch's SGD; raise `InputError` if it cannot replace `optimizer`.
-
-    The error has the first of `_sgd_errors`. The optimizer must have exactly the trained parameters
-    of the modules in `objects`.
-    """
+    """Return arguments for ExecuTorch's SGD, which must be able to replace `optimizer`."""
     for error in _sgd_errors(optimizer, objects):
         raise InputError(f"optimizer: {error}")
     (group,) = optimizer.param_groups
@@ -333,12 +317,7 @@ def _sgd_options(optimizer: torch.optim.Optimizer, *objects: object) -> dict[str
 
 
 def _sgd_errors(optimizer: torch.optim.Optimizer, objects: tuple[object, ...]) -> Iterator[str]:
-    """Yield each reason why ExecuTorch's SGD cannot replace an optimizer.
-
-    The reasons are: a class other than `torch.optim.SGD` itself, several groups or ``maximize``,
-    parameters that are not float32, and parameters that are not exactly the trained ones of the
-    modules in `objects`.
-    """
+    """Yield each reason why ExecuTorch's SGD cannot replace an optimizer of `objects`."""
     if type(optimizer) is not torch.optim.SGD:
         yield (
             f"ExecuTorch's training runtime has only SGD, got {type(optimizer).__name__}; use "

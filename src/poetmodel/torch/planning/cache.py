@@ -26,10 +26,7 @@ _SPANS: Final = ("R", "kept", "stored", "M_in", "M_out")
 
 
 def is_final_result(result: SolveResult, *, time_limit_s: float) -> bool:
-    """Return whether to use a cached result instead of solving for `time_limit_s` seconds.
-
-    False after an interrupt, and if the solve reached a time limit below `time_limit_s`.
-    """
+    """Return whether to use a cached result instead of solving for `time_limit_s` seconds."""
     if result.termination == Termination.TIME_LIMIT:
         return (result.time_limit_s or 0.0) >= time_limit_s
     return result.termination != Termination.INTERRUPTED
@@ -42,11 +39,9 @@ class CachedSchedules:
         self._cache = cache
 
     def load_result(self, problem: Problem, *, gap: float) -> SolveResult | None:
-        """Return the cached result of a problem: its schedule, verified now, and its bound.
+        """Return the cached result of a problem, with its schedule verified now; None if invalid.
 
-        Returns None if the cache has no valid result, or the schedule is invalid. If the solve
-        ended with a proof, but the gap of the result is larger than `gap`, the termination is
-        ``interrupted``, so that the result is not final.
+        A proof with a larger gap than `gap` becomes ``interrupted``: the result is not final.
         """
         content = self._cache.read("schedule", _problem_key(problem))
         if content is None:
@@ -83,10 +78,9 @@ class CachedSchedules:
         return result
 
     def store(self, result: SolveResult) -> None:
-        """Store a result (schedule and bound), unless the cached result is better.
+        """Store a schedule and bound, unless the cached result has a smaller value or then gap.
 
-        Better is a smaller value, or the same value with a smaller gap; on ties, the new result is
-        stored. A result without a schedule, or of a solve without a time limit, is not stored.
+        Solves without a time limit are not stored.
         """
         problem, schedule = result.problem, result.schedule
         if schedule is None or result.time_limit_s is None:
@@ -105,10 +99,7 @@ class CachedSchedules:
 
 
 def rank_key(result: SolveResult) -> tuple[float, float]:
-    """Return (value, gap) of a result for comparisons; smaller is better.
-
-    A missing value counts as infinite, a missing gap as 1.
-    """
+    """Return (value, gap), smaller is better; missing ones are infinite and 1."""
     value, gap = result.value, result.gap
     return (float("inf") if value is None else value, 1.0 if gap is None else gap)
 

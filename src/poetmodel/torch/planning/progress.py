@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 def show_phases(*, after_s: float = 0.0) -> Iterator[Callable[[str], None]]:
     """Context manager that yields a function to show the name of the current phase on stderr.
 
-    The display appears after `after_s` seconds, and is removed at the end. If stderr is no
-    terminal, the function has no effect.
+    Has no effect if stderr is no terminal.
     """
     if not sys.stderr.isatty():
         yield lambda _: None

@@ -55,10 +55,7 @@ class LeastRam(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RamTask:
-    """A problem whose RAM is a budget without its reserves.
-
-    All doors to PyTorch solve by it, with their own limits, and refuse a budget by its message.
-    """
+    """A problem whose RAM is a budget without its reserves, for all doors to PyTorch."""
 
     name: str
     """What must fit, for messages."""
@@ -86,10 +83,7 @@ class RamTask:
         time_limit_s: float,
         solve_from: Callable[[SolveResult | None], SolveResult],
     ) -> SolveResult:
-        """Return the cached result if it is final; otherwise solve, and store the result.
-
-        `solve_from` solves the problem, given the cached result if there is one.
-        """
+        """Return the cached result if it is final, or else solve from it and store."""
         cached = schedules.load_result(self.problem, gap=gap)
         if cached is not None and is_final_result(cached, time_limit_s=time_limit_s):
             return cached
@@ -99,10 +93,7 @@ class RamTask:
         return result
 
     def make_error(self, least: LeastRam, *, is_proved: bool = True) -> BudgetError:
-        """Return the error of a budget that is too small, or with which nothing was found in time.
-
-        It states the budget, the least that suffices, if known, and what is reserved.
-        """
+        """Return the error of a budget that is too small, with the least that suffices if known."""
         size_text = format_bytes(self.budget_bytes) + self._format_share(self.budget_bytes)
         hint = ""
         if is_proved:
@@ -135,8 +126,7 @@ class RamTask:
 def find_min_ram(problem: Problem, gap: float) -> SolveResult:
     """Solve for the smallest peak RAM, up to the keep-all peak, instead of a problem's objective.
 
-    Stops at the MIP gap `gap`, or after `REFUSING_S` of CPU time, plus `REFUSING_NODE_S` per node.
-    The result may have no schedule.
+    Limited to `REFUSING_S` plus `REFUSING_NODE_S` per node of CPU time; maybe without a schedule.
     """
     limit_s = REFUSING_S + REFUSING_NODE_S * len(problem.graph.nodes)
     with processor_clock(REFUSING_WALL_RATIO * limit_s):

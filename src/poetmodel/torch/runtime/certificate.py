@@ -154,17 +154,10 @@ class Certificate:
 def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
     """Execute eager PyTorch and a compiled step from the same state; compare and measure them.
 
-    `inputs` are flat inputs. Parameters, gradients, moments, buffers, inputs and the random state
-    are restored, and state moves to the homes of the plan.
-
-    Results are compared after steps without existing gradients. Peaks are measured with existing
-    gradients, or moments of an optimizer, so that their memory does not count as new. Every
-    execution is timed; short steps are repeated. The budget does not bound the memory of this
-    function.
-
-    Raises `CaptureError` if a profiler of PyTorch is on, a test of `Joint.finite_check_lines`
-    fails, or the optimizer or its parameters have changed since the capture. Raises `PageError` if
-    a page or state cannot be written or read. Exceptions of the eager step are not converted.
+    `inputs` are flat. All state is restored, and moved to the homes of the plan. Peaks are measured
+    with existing gradients or moments, so that their memory does not count as new. The budget does
+    not bound the memory of this function. Raises `CaptureError` if a profiler of PyTorch is on, and
+    the errors of `Runner`.
     """
     joint, runner = compiled.trace.joint, compiled.runner
     state = StepState(joint, inputs)

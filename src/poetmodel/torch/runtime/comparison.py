@@ -54,10 +54,7 @@ class ResultDifference:
         return f"{self.name} ({self.text}{operation_text})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the difference as plain values for JSON: its fields, and `text`.
-
-        ``largest`` is None for differences that are not finite.
-        """
+        """Return the fields and `text` for JSON; ``largest`` is None if not finite."""
         values = asdict(self)
         if self.largest is not None and not isfinite(self.largest):
             values["largest"] = None
@@ -67,19 +64,10 @@ class ResultDifference:
 def check_agreement(trace: Trace, runner: Runner) -> None:
     """Compare a compiled step with eager PyTorch, on the inputs of the capture.
 
-    First compares two executions of eager PyTorch, again with one thread if they differ. Restores
-    the values of all state, and moves it to the homes of the plan. Logs differences that are as
-    small as the rounding of sums in another order, and another final state of the random generator.
-
-    Raises `CaptureError` if results differ by more. Also raises it if eager PyTorch raises an
-    exception, if a test of `Joint.finite_check_lines` fails in the compiled step, or if the
-    executions of eager PyTorch still differ with one thread. Raises `PageError` if a page or state
-    cannot be written or read. Other exceptions of the compiled step are not converted.
-
-    Two executions of eager PyTorch differ if the step depends on values that Python code computes,
-    such as the time, a count of calls, or a number of another library's generator. The capture
-    contains these values as constants, so that later steps would be wrong. The second execution
-    starts with the modules as the first one left them.
+    Raises `CaptureError` if results differ by more than the rounding of sums in another order. Two
+    eager executions that differ, also with one thread, depend on values that Python computes, such
+    as the time: the capture contains these as constants, so that later steps would be wrong.
+    Restores all state, and moves it to the homes of the plan.
     """
     joint = trace.joint
     state = StepState(joint, joint.inputs)
@@ -132,17 +120,10 @@ def _execute_eager(joint: Joint, *, backward: bool = True) -> Any:
 
 
 def _unstable_results(trace: Trace, state: StepState, expected: Results) -> list[ResultDifference]:
-    """Return the results that differ in a second eager step.
+    """Return the results that differ in a second eager step, with modules as the first left them.
 
-    The second step starts with modules as the first step left them, but `StepState.reset` restores
-    the values of tensors, the moments and the random state. `expected` are the results of the first
-    step.
-
-    The backward pass is not repeated if modules are unchanged and all results of a second forward
-    pass are equal: a backward pass executes Python code of the model only in custom autograd
-    functions and hooks, which alone cause no repetition. With an optimizer, the compared results
-    include parameters and moments, which the reset restores, so that the backward pass is repeated
-    if the first step changed any of them.
+    The backward pass is omitted if modules and the results of a second forward pass are equal: only
+    custom autograd functions and hooks, which alone cause no repetition, execute Python in it.
     """
     if state.is_unchanged:
         execute_forward = partial(_execute_eager, trace.joint, backward=False)
@@ -166,9 +147,7 @@ _CHECKPOINT_ADVICE: Final = (
 def _is_rounding(difference: ResultDifference, expected: Results) -> bool:
     """Return whether a difference is small enough to come from the order of sums.
 
-    The limit is sqrt(eps) times the largest finite absolute value of the expected result; for a
-    gradient, of all gradients. Differences of integers or shapes, and of results that only one step
-    has, are never small enough.
+    The limit is sqrt(eps) times the largest finite expected value, for a gradient of all gradients.
     """
     name, value = difference.name, expected.get(difference.name)
     if value is None or difference.largest is None or not value.is_floating_point():
@@ -196,13 +175,10 @@ def format_differences(differences: Sequence[ResultDifference], *, max_count: in
 
 
 def execute_eager_step(joint: Joint, inputs: Sequence[Any], *, backward: bool = True) -> Any:
-    """Execute a step in eager PyTorch; return its output.
+    """Execute a step in eager PyTorch; return its output, with a detached undivided loss.
 
-    Without `backward`, executes only the forward pass, which may change buffers; autograd is on.
-    Otherwise also divides the loss by `Joint.accumulate` and adds its gradients to ``.grad``. With
-    an optimizer, each call then clips the gradients if `Joint.clip_grad_norm` is set, updates
-    parameters and moments, and clears the gradients. The loss in the output is detached and not
-    divided.
+    Adds gradients to ``.grad`` or, with an optimizer, updates parameters and clears gradients.
+    Without `backward` only the forward pass, which may change buffers, is executed.
     """
     with torch.enable_grad():
         outputs = joint.module(*inputs)
@@ -224,11 +200,6 @@ class StepState:
     """A snapshot of the state that a step may change, and execution of steps from this state."""
 
     def __init__(self, joint: Joint, inputs: Sequence[Any]) -> None:
-        """Copy parameters, buffers, moments and PyTorch's random state; take a `ModuleSnapshot`.
-
-        Also copies the states of other random generators (`GeneratorStates`), and each of `inputs`
-        that the step changes. Copies no gradients.
-        """
         self._joint = joint
         self.gradient_tensors = {
             argument.name: joint.value(argument, inputs)
@@ -268,11 +239,7 @@ class StepState:
 
     @contextmanager
     def restore_at_end(self) -> Iterator[None]:
-        """Context manager that clears gradients; at the end restores them and the snapshot.
-
-        Deletes moments created since the snapshot. Gradients, and random generators of other
-        libraries, are restored to their states at the beginning of the context.
-        """
+        """Context manager that clears gradients; at the end restores them and the snapshot."""
         gradients = {name: tensor.grad for name, tensor in self.gradient_tensors.items()}
         self._clear_gradients()
         try:
@@ -285,11 +252,7 @@ class StepState:
                 tensor.grad = gradients[name]
 
     def create_accumulators(self) -> None:
-        """Set the gradients of leaf tensors that require one to zeros.
-
-        With an optimizer, creates its missing moments instead. `reset` retains both; `execute_step`
-        clears the gradients.
-        """
+        """Set gradients to zeros or, with an optimizer, create moments; `reset` retains both."""
         if self._moments.has_optimizer:
             self._moments.create_missing()
             return
@@ -300,8 +263,7 @@ class StepState:
     def reset(self, *, restore_modules: bool = True) -> None:
         """Restore tensors, moments, random state and, if `restore_modules`, the `ModuleSnapshot`.
 
-        Deletes moments created since the snapshot, except those of `create_accumulators`. Gradients
-        are unchanged.
+        Gradients are unchanged.
         """
         if restore_modules:
             self._modules.restore()
@@ -322,9 +284,8 @@ class StepState:
     ) -> tuple[Results, torch.Tensor]:
         """Reset the state and call `step`; return (results by name, random state after the step).
 
-        Results are loss and outputs, gradients, changed tensors, and with an optimizer parameters
-        and moments. Without `restore_modules`, modules retain their attributes of the previous
-        step. Clears the gradients at the end.
+        Clears the gradients at the end. Without `restore_modules`, modules are those of the
+        previous step.
         """
         self.reset(restore_modules=restore_modules)
         # An output of a model may be a buffer, which the next step changes.
@@ -350,10 +311,9 @@ class StepState:
 def find_differences(
     trace: Trace, expected: Results, actual: Results
 ) -> Iterator[ResultDifference]:
-    """Yield the results that only one step has, or whose shapes or elements differ.
+    """Yield the results, by name, that only one step has, or whose shapes or elements differ.
 
-    They are sorted by name. NaN equals NaN, and types are not compared. `trace` only has the names
-    of the operations that compute the results.
+    NaN equals NaN, and types are not compared. `trace` only has the names of operations.
     """
     step_graph = trace.step_graph
     operation_names = {

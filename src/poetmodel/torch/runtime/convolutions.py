@@ -59,11 +59,8 @@ class DividedOp:
 def choose_divisions(trace: Trace, *, budget_bytes: int) -> list[DividedOp]:
     """Return the operations with a large workspace, with divisions that preserve all bits.
 
-    These are convolutions, their gradients, and gradients of batch norms whose tensors and
-    workspace exceed `MAX_FRACTION` of the budget, and which need less workspace in pieces. They are
-    executed on random numbers, undivided and in pieces, once per call key. Each has the fewest
-    pieces that need no more than that fraction, otherwise the smallest workspace; none if the
-    budget is keep-all's peak.
+    They exceed `MAX_FRACTION` of the budget, and are tried on random numbers, once per call key.
+    Each has the fewest pieces within that fraction, otherwise the smallest workspace.
     """
     if budget_bytes >= keep_all_bytes(trace):
         return []
@@ -98,10 +95,7 @@ def choose_divisions(trace: Trace, *, budget_bytes: int) -> list[DividedOp]:
 
 
 def divide_convolutions(trace: Trace, divided_ops: Iterable[DividedOp]) -> Trace:
-    """Set kernels that compute operations in pieces; return the trace with the new workspaces.
-
-    Changes the nodes of the captured graph, which the returned trace shares.
-    """
+    """Return the trace with new workspaces; sets kernels in the graph that both traces share."""
     nodes = list(trace.graph.nodes)
     for divided_op in divided_ops:
         node = trace.step_graph.operations[divided_op.operation].node
@@ -148,7 +142,7 @@ class Division:
     """Whether the convolution is transposed."""
 
     def ranges(self, total: int) -> Iterator[slice]:
-        """Yield the range of each of `total` images, channels or groups; the last may be smaller.
+        """Yield the range of each piece; the last may be smaller.
 
         Pieces of channels are rounded up to `_VECTOR_CHANNELS` if `total` is a multiple of it.
         """
@@ -161,10 +155,7 @@ class Division:
     def pieces(
         self, y: torch.Tensor, x: torch.Tensor, w: torch.Tensor, b: OptionalTensor
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, OptionalTensor, int]]:
-        """Yield (output, input, weight, bias, number of groups) of each piece, with views.
-
-        Tensors without the divided dimension are yielded whole.
-        """
+        """Yield (output, input, weight, bias, number of groups) of each piece, with views."""
         totals = {"batch": y.shape[0], "out": y.shape[1], "in": x.shape[1], "groups": self.groups}
         total = totals[self.dimension]
         for piece in self.ranges(total):
@@ -254,10 +245,7 @@ def _compute_gradients(
     settings: Sequence[Any],
     mask: Sequence[bool],
 ) -> Sequence[OptionalTensor]:
-    """Return the gradients of input, weight and bias; None where `mask` is False.
-
-    `settings` are the arguments of ``aten.convolution_backward`` between bias sizes and mask.
-    """
+    """Return the gradients of input, weight and bias; None where `mask` is False."""
     if division is None:
         gradients: Sequence[OptionalTensor] = _BACKWARD(
             dy, *operands[:2], [dy.shape[1]], *settings, mask
@@ -381,10 +369,7 @@ def _find_divided_kernel(node: fx.Node, allowed_bytes: int) -> tuple[Any, int] |
 
 
 def _convert_statistics(x: torch.Tensor, *vectors: OptionalTensor) -> list[OptionalTensor]:
-    """Return saved mean and inverse deviation of a batch norm in the norm's type.
-
-    `vectors` are weight, running mean and variance, then the saved mean and inverse deviation.
-    """
+    """Return saved mean and inverse deviation of a batch norm, the last two, in its type."""
     running_vectors, saved_vectors = vectors[:3], vectors[3:]
     dtype = next((vector.dtype for vector in running_vectors if vector is not None), x.dtype)
     return [None if vector is None else vector.to(dtype) for vector in saved_vectors]
@@ -393,10 +378,7 @@ def _convert_statistics(x: torch.Tensor, *vectors: OptionalTensor) -> list[Optio
 def _possible_divisions(
     dimension: str, y: torch.Tensor, x: torch.Tensor, w: torch.Tensor, settings: Sequence[Any]
 ) -> list[Division]:
-    """Return the divisions of a dimension into at least two pieces, fewest first.
-
-    With groups, the groups are divided instead of channels.
-    """
+    """Return the divisions of a dimension or of groups into 2 or more pieces, fewest first."""
     transposed, _, groups = settings[3:6]
     if groups > 1 and dimension != "batch":
         dimension = "groups"
@@ -415,10 +397,10 @@ def find_min_workspace_kernel(
     arguments: Sequence[Any],
     allowed_bytes: int,
 ) -> tuple[Any, int] | None:
-    """Return (divided kernel with equal bits and strides and less workspace, its workspace [B]).
+    """Return (divided kernel with equal bits and strides, its smaller workspace [B]).
 
-    The first within `allowed_bytes`, otherwise that of the smallest workspace. None if
-    `undivided_kernel` is within it, or no kernel needs less.
+    The first within `allowed_bytes`, otherwise the smallest. None if `undivided_kernel` is within
+    it.
     """
     expected_outputs, min_bytes = _measure_kernel(undivided_kernel, arguments)
     best_kernel = None

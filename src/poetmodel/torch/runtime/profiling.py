@@ -66,10 +66,7 @@ class Power:
 
     @classmethod
     def from_device(cls, device: Device) -> Power:
-        """Return the power of a device that describes this host.
-
-        Paging has the power of the storage's transfers, without storage that of computation.
-        """
+        """Return the power of a host's device: paging as its storage, or else as computation."""
         compute, storage = device.compute, device.storage
         compute_w = compute.power_w
         if compute_w is None:  # then a device states FLOP per joule
@@ -204,10 +201,7 @@ def build_profile(
     origin: str = "",
     power: Power | None = None,
 ) -> Profile:
-    """Return a profile whose costs follow from measured times of operations and pages.
-
-    `times_s` has one time per node of the trace's graph. Energies are times multiplied by `power`.
-    """
+    """Return a profile from measured times; energies are times multiplied by `power`."""
     power = power or NOMINAL_POWER
     costs = Costs.from_arrays(
         trace.graph,
@@ -264,9 +258,8 @@ def measure_operation_times(
     """Return (time of each operation with the views of its inputs, time of each timed step) [s].
 
     Whole steps are repeated, because a repeated operation would find its inputs in the CPU cache.
-    The minimum of each operation counts, because other load only adds time; CPU time with one
-    thread, which excludes other programs. Of expensive operations with equal shapes the first is
-    timed. State does not change.
+    The minimum counts, because other load only adds time; CPU time with one thread. Of expensive
+    operations with equal shapes the first is timed. State does not change.
     """
     shortest_s: dict[fx.Node, float] = {}
     steps_s: list[float] = []
@@ -274,10 +267,7 @@ def measure_operation_times(
     times_s: dict[fx.Node, float] = {}
 
     def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Execute a node, store its time in ``times_s[node]`` [s], and return its result.
-
-        An update is executed on copies of state and gradients.
-        """
+        """Execute a node, an update on copies, and store its time."""
         call_kernel = partial(execute_kernel, node, arguments, keywords)
         if isinstance(node.target, ParameterUpdate):
             # A program overwrites state and gradient. Here other operations read them: use copies,
@@ -354,10 +344,9 @@ def measure_paging(
 ) -> Paging:
     """Measure page-out and page-in in a temporary file of a folder, for two or more `sizes_bytes`.
 
-    A page-out ends when the bytes are on the medium; its copy in the file cache is dropped, so that
-    a page-in reads from the medium (`Paging.cold` tests it by ``RWF_NOWAIT``). Both include a
-    checksum, as in steps. The median counts, because a step includes all variations of the medium's
-    time. The fit minimizes relative deviations, so that small pages weigh as much as large ones.
+    A page-out ends on the medium, from which a page-in reads: the copy in the file cache is
+    dropped. The median counts, because a step includes all variations of the medium's time. The fit
+    minimizes relative deviations, so that small pages weigh as much as large ones.
     """
     try:
         with tempfile.TemporaryFile(dir=folder, prefix=".poetmodel-paging-") as file:
@@ -417,7 +406,7 @@ def _is_cold(descriptor: int) -> bool:
 
 
 def fit_transfer_time(sizes_bytes: Sequence[int], times_s: Sequence[float]) -> TransferTime:
-    """Fit latency and rate to measured times, by least squares of the relative deviations.
+    """Fit latency and rate by least squares of the relative deviations.
 
     The latency is 0 if it would be negative, or the rate not positive.
     """

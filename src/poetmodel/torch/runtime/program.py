@@ -53,11 +53,10 @@ class StepProgram:
 class StepWriter(Rewriter):
     """Writes the program of a plan, which emits each gradient as soon as it is computed.
 
-    `program` is the program of a valid plan with blocking transfers, for a graph whose tensors are
-    the storages `storage_indices`; its COMPUTE instructions have operation indices. Storages
-    outside the plan are kept until their last reader. Outputs that no operation computes are
-    written at the end. A recomputed random operation starts from the random state of its first
-    execution. `state_indices` is that of `StepProgram`.
+    `program` is of a valid plan with blocking transfers, for a graph whose tensors are the storages
+    `storage_indices`; its COMPUTE instructions have operation indices. Storages outside the plan
+    are kept until their last reader. A recomputed random operation starts from the random state of
+    its first execution.
     """
 
     def __init__(
@@ -68,12 +67,6 @@ class StepWriter(Rewriter):
         *,
         state_indices: Mapping[int, int] | None = None,
     ) -> None:
-        """Create a graph with placeholders for the arguments, new moments, `emit` and `pages`.
-
-        Without an optimizer, there is no placeholder for new moments. `write` adds the operations.
-        `storage_indices` has the storage of each tensor of the plan's graph, `state_indices` is
-        that of `StepProgram`.
-        """
         super().__init__(trace.step_graph.output_keys)
         self.name = f"step of {trace.graph.name}"
         self.state_indices = dict(state_indices or {})
@@ -131,11 +124,9 @@ class StepWriter(Rewriter):
         """Write outputs that are values from before the first operation; none by default."""
 
     def _write_computation(self, operation: Operation, instruction_index: int) -> None:
-        """Write an execution of an operation; the first also writes step outputs that it completes.
+        """Write an execution of an operation; the first also writes the outputs that it completes.
 
-        Repetitions make new copies only of storages in the plan. Repetitions of a random operation
-        start from the random state of its first execution, and restore the current state
-        afterwards.
+        A repeated random operation uses the first random state, and then restores the current one.
         """
         if operation.index not in self._random_states:
             is_repeated = operation.is_random and self._execution_counts[operation.index] > 1
@@ -162,16 +153,13 @@ class StepWriter(Rewriter):
     ) -> None:
         """Write an operation; its outputs become the newest copies of `storage_indices`.
 
-        `instruction_index` is the position of the computation in the program, for subclasses.
+        `instruction_index` is its position in the program, for subclasses.
         """
         del instruction_index
         self.write_node(operation.node, storage_indices)
 
     def _write_page(self, op: Op, storage_index: int) -> None:
-        """Write a page-out of a storage's newest copy, or a page-in.
-
-        Skips a storage none of whose tensors has a node in the captured graph.
-        """
+        """Write a page-out of a storage's newest copy, or a page-in, unless the graph lacks it."""
         keys = self.output_keys(storage_index)
         if not keys:
             return
@@ -194,10 +182,7 @@ class StepWriter(Rewriter):
             self._newest[key] = output
 
     def _write_output(self, output_index: int) -> None:
-        """Write the emission of a gradient; add the node of any other output to the end results.
-
-        If `_is_copied` returns True for that output, the added node is a clone, written now.
-        """
+        """Write the emission of a gradient, or add another output to the end results."""
         output = self.step_graph.outputs[output_index]
         value = self.map_node(output.result.node)
         if output_index not in self.end_results:
@@ -208,21 +193,13 @@ class StepWriter(Rewriter):
         self._results[output_index] = value
 
     def _is_copied(self, output: StepOutput) -> bool:
-        """Return whether to copy an output, which would otherwise keep a larger storage in RAM.
-
-        True for a view, or a tensor that fills only a fraction of its storage, if all storages that
-        it reads are in the plan. Also true for an argument without a source operation, and for a
-        view of one.
-        """
+        """Return whether to copy an output, which would otherwise keep a larger storage in RAM."""
         return self._scheduled_storages.issuperset(
             output.reads.storages
         ) and not self._fills_storage(output.result.node)
 
     def _fills_storage(self, node: fx.Node) -> bool:
-        """Return whether a node is an operation's output, no view, that fills its whole storage.
-
-        Source operations count, too: an argument with one is its output.
-        """
+        """Return whether a node is an output that fills its whole storage; sources count."""
         if node not in self.step_graph.output_keys:
             return False
         storage_index, layout_index = self.step_graph.output_keys[node]
@@ -234,10 +211,9 @@ class StepWriter(Rewriter):
 class TrainingWriter(StepWriter):
     """Writes a program whose operations include state, inputs and updates.
 
-    State with its home in RAM needs no instruction. State on storage is paged into new memory when
-    its operation is computed, updated there, and written back. An operator that may run in place
-    does so if the program frees its input right after the operation. `resident` has the positions
-    in `storage_indices` of the state tensors with their home in RAM.
+    State with its home in RAM, at the positions `resident` of `storage_indices`, needs no
+    instruction. State on storage is paged into new memory, updated there, and written back. An
+    operator runs in place if the program frees its input right after it.
     """
 
     step_graph: TrainingGraph
@@ -250,12 +226,6 @@ class TrainingWriter(StepWriter):
         *,
         resident: Collection[int],
     ) -> None:
-        """Create a graph as `StepWriter` does, with the `state_indices` of state on storage.
-
-        `storage_indices` has the storage of each tensor of the plan's graph. `resident` has the
-        positions in it of the state tensors with their home in RAM; all other state tensors in it
-        are on storage.
-        """
         replacement_of, state_storages = trace.graph.replacement_of, set(trace.graph.state_tensors)
         stored_state = {
             storage_index for i, storage_index in enumerate(storage_indices) if i not in resident
@@ -276,10 +246,9 @@ class TrainingWriter(StepWriter):
         super().__init__(trace, program, storage_indices, state_indices=state_indices)
 
     def _write_initial_state(self) -> None:
-        """Write copies of all outputs that are state or inputs before the step, or views of them.
+        """Write copies of outputs that are state or inputs before the step: updates overwrite them.
 
-        Updates may overwrite these values later. A gradient that is such a value is emitted here,
-        without a copy.
+        A gradient that is such a value is emitted without a copy.
         """
         for operation in self.step_graph.operations:
             output_indices = (
@@ -296,10 +265,7 @@ class TrainingWriter(StepWriter):
         return self._placeholders[node]
 
     def _write_computation(self, operation: Operation, instruction_index: int) -> None:
-        """Write an operation; `_write_update` writes updates.
-
-        For a source, which makes state or inputs, writes only page-ins of its state on storage.
-        """
+        """Write an operation or update; of a source only page-ins of its state on storage."""
         if operation.is_source:
             for storage_index in self.state_indices.keys() & set(operation.storages):
                 self._write_page_in(storage_index)
@@ -311,10 +277,7 @@ class TrainingWriter(StepWriter):
     def _write_update(self, operation: Operation, update: Update, instruction_index: int) -> None:
         """Write a call of `Update.overwrite_state`, which overwrites the memory of the state.
 
-        The call may also overwrite a parameter's first gradient, if `TrainingGraph.owns_gradient`
-        and the gradient is freed right after. An argument of the call, evaluated in each step,
-        states whether the parameter's moments, if any, are new. In `_newest`, the copies of state
-        on storage become those of its replacement, too.
+        In `_newest`, the copies of state on storage become those of its replacement, too.
         """
         state: Any = operation.node.args[0]
         options: dict[str, Any] = {}
@@ -346,12 +309,7 @@ class TrainingWriter(StepWriter):
     def _write_operation(
         self, operation: Operation, storage_indices: Iterable[int], instruction_index: int
     ) -> None:
-        """Write an operation, in place if it may overwrite an input that is freed right after.
-
-        Tries only the first input of `Operation.in_place` that the program frees there; without an
-        in-place kernel for it, the operation is not in place. The outputs become the newest copies
-        of `storage_indices`.
-        """
+        """Write an operation, in place if it may overwrite an input that is freed right after."""
         new_node = self.write_node(operation.node, storage_indices)
         freed_storages = self._storages_freed_after(instruction_index) if operation.in_place else ()
         for _, input_index in operation.in_place:
@@ -364,10 +322,7 @@ class TrainingWriter(StepWriter):
             return
 
     def _storages_freed_after(self, instruction_index: int) -> set[int]:
-        """Return indices of the storages that are freed right after a computation of the program.
-
-        Storages outside the plan are freed after their last use.
-        """
+        """Return the storages that are freed right after a computation of the program."""
         freed_storages = set(self._storages_of_last_use.get(instruction_index, ()))
         for op, i in self.program[instruction_index + 1 :]:
             if op != Op.FREE:
@@ -376,10 +331,7 @@ class TrainingWriter(StepWriter):
         return freed_storages
 
     def _is_copied(self, output: StepOutput) -> bool:
-        """Return whether to copy an output: as in `StepWriter`, or if it is state or an input.
-
-        Also true for a view of state or of an input.
-        """
+        """Return whether to copy an output, also one that is or views state or an input."""
         maker_indices = (self.step_graph.storages[i].operation for i in output.reads.storages)
         is_state = any(
             self.step_graph.operations[operation_index].is_source
@@ -391,10 +343,7 @@ class TrainingWriter(StepWriter):
 def _storages_by_last_use(
     step_graph: CapturedGraph, program: Program, scheduled_storages: Collection[int]
 ) -> dict[int, list[int]]:
-    """Return the indices of unscheduled storages, by the index in `program` of their last use.
-
-    A use is a computation that reads or makes the storage.
-    """
+    """Return unscheduled storages by the index of the instruction that last reads or makes them."""
     last_use: dict[int, int] = {}
     for instruction_index, (op, index) in enumerate(program):
         if op == Op.COMPUTE:

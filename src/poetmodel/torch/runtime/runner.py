@@ -54,12 +54,12 @@ class Runner:
     program : Program, optional
         The plan's program with operation indices, if these differ from the node indices.
     folder : str or Path, optional
-        Folder of the page file and the state file, by default the current folder.
+        Folder of the page file and the state file, by default the current folder. Their creation
+        moves state to the homes of the plan.
     rollback : bool
         Whether parameters, gradients and state are unchanged after a failed transfer or check.
-        Steps with a page file or checks then add gradients to existing ones only at the end. If
-        updates are part of the step, state is restored from the state file; that needs `folder`, or
-        state with its home on storage.
+        Existing gradients are then added to only at the end. Updates are undone from the state
+        file, which needs `folder`, or state with its home on storage.
     state_store : StateStore, optional
         State store of the same step with inputs of other shapes, to share with it. It determines
         whether state is restored.
@@ -76,19 +76,6 @@ class Runner:
         rollback: bool = True,
         state_store: StateStore | None = None,
     ) -> None:
-        """Write and compile the program; create a page file and a state file if the step uses them.
-
-        `program` is by default that of `plan`; `storage_indices` has the storage of each tensor of
-        the plan's graph. A page file is created if tensors other than state on storage are paged
-        out. Without `state_store`, a state file is created if state has its home on storage, or,
-        for a step with an optimizer, if `folder` is given and `rollback` is true. Its creation also
-        moves state to the homes of the plan, and removes the file in the folder from which the
-        model was recovered.
-
-        Raises `InputError` if a file cannot be created, or another state file in the folder cannot
-        be opened; `PageError` if state cannot be written; and `CaptureError` if `state_store` lacks
-        a state tensor of the step.
-        """
         self.trace = trace
         program = plan.program if program is None else program
         writer = (
@@ -168,11 +155,9 @@ class Runner:
 
     @property
     def traffic(self) -> tuple[int, int]:
-        """Bytes (written to, read from) page and state file so far [B].
+        """Bytes (written to, read from) page and state file so far, without `mirrored_bytes` [B].
 
-        Includes the first content of the state file, changes that other code made to state, and
-        transfers of other steps that share the state store. Excludes the copies of state in RAM
-        that are written for rollback (`mirrored_bytes`).
+        Includes transfers of other steps that share the state store.
         """
         written_bytes, read_bytes = -self.mirrored_bytes, 0
         for file in (self.page_file, None if self.state_store is None else self.state_store.file):
@@ -185,10 +170,7 @@ class Runner:
 
     @property
     def mirrored_bytes(self) -> int:
-        """Bytes of state in RAM that steps have written to the state file for rollback [B].
-
-        Includes steps of other runners that share the state store; 0 without a state store.
-        """
+        """Bytes of state in RAM that steps have written to the state file for rollback [B]."""
         return 0 if self.state_store is None else self.state_store.mirrored_bytes
 
     @property
@@ -200,10 +182,8 @@ class Runner:
     def trial(self) -> AbstractContextManager[None]:
         """Move state to its homes, and return a context manager for trial steps.
 
-        With two generations in the state file, each step in the context starts from the committed
-        state on storage, which the end of the context restores; with one generation, steps change
-        it. The caller restores state in RAM. Without a state file, this method and the context have
-        no effect. Both raise `PageError` like `move_state`.
+        With two generations in the state file, its end restores state on storage; with one, steps
+        change it. The caller restores state in RAM.
         """
         if self.state_store is None:
             return nullcontext()
@@ -213,10 +193,8 @@ class Runner:
     def move_state(self) -> None:
         """Prepare a step: commit changed state to the state file; move state to the plan's homes.
 
-        With one generation, only state on storage is written. Also stores new moments ``sum`` of
-        Adagrad in the optimizer. Within `trial`, with two generations, only discards the results of
-        the last step. Has no effect without a state file. Raises `PageError` if the file cannot be
-        used, read or written.
+        With one generation, only state on storage is written. Within `trial`, with two generations,
+        only discards the results of the last step.
         """
         if self.state_store is not None:
             self.state_store.prepare_step(frozenset(self._file_numbers.values()))
@@ -229,16 +207,10 @@ class Runner:
     def __call__(self, inputs: Sequence[Any], *, delays_gradients: bool | None = None) -> Any:
         """Execute one step on flat inputs; return its loss, or the model's output.
 
-        Changes gradients, buffers, inputs that the model changes, and the random state. If updates
-        are part of the step, also changes parameters and moments, and marks the optimizer as
-        stepped. `delays_gradients` overrides the attribute unless it is None.
-
-        Raises `PageError` if a page or state cannot be written, read or verified, or if one of the
-        files was closed or cannot be used. Raises `CaptureError` if a check for finite numbers
-        fails; in a step with updates also if optimizer or parameters have changed since the
-        capture, or a parameter already has a gradient. The random state is then restored. With
-        `rollback`, parameters, moments, buffers and delayed gradients are unchanged, unless the
-        error has the note `TORN_NOTE`.
+        Changes gradients, buffers, inputs that the model changes, and the random state; with
+        updates also parameters and moments. A `PageError` or `CaptureError` restores the random
+        state and, with `rollback`, all state, unless the error has the note `TORN_NOTE`.
+        `delays_gradients` overrides the attribute unless it is None.
         """
         self.move_state()
         values = self._argument_values(inputs)
@@ -271,8 +243,7 @@ class Runner:
     def _restore_state(self, error: BaseException) -> None:
         """Undo the updates of a failed step, or add the note `TORN_NOTE` to its error.
 
-        Undoing them needs a state file whose format has two generations. Has no effect in a step
-        without updates. Raises `PageError` if the earlier state cannot be read.
+        Undoing them needs a state file with two generations.
         """
         if self.state_store is not None:
             self.state_store.rollback()
@@ -287,10 +258,7 @@ class Runner:
         )
 
     def _argument_values(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the values of the step's arguments, in their order, with the flat `inputs`.
-
-        Moments and learning rates are None, until `OptimizerState.fill_arguments` sets them.
-        """
+        """Return the values of the step's arguments; None for moments and learning rates."""
         values: list[Any] = self._fixed_values.copy()
         tensors = self.trace.joint.module_tensors()
         for index, value in zip(self._module_indices, tensors, strict=True):
@@ -302,13 +270,8 @@ class Runner:
     def execute_program(self, values: Sequence[Any], emit: Emit) -> list[torch.Tensor]:
         """Execute the program on its argument values; return all of `StepProgram.end_results`.
 
-        In a step with updates, the last of `values` is the set of the positions of new moments (as
-        from `OptimizerState.fill_arguments`). `emit` is called once per gradient, with its output
-        index and value. Other effects are changes of the random state, of files, and of state that
-        is updated.
-
-        Raises `PageError` if a page cannot be written, read or verified, or the page file cannot be
-        used. Raises `CaptureError` if a check for finite numbers fails.
+        With updates, the last of `values` is the set of positions of new moments. `emit` is called
+        once per gradient, with its output index and value.
         """
         pager = self._make_pager()
         try:
@@ -324,10 +287,7 @@ class Runner:
         return results
 
     def _check_finite(self, results: Sequence[torch.Tensor]) -> None:
-        """Raise `CaptureError` if a test of `Joint.finite_check_lines` has failed.
-
-        `results` are the end results in order, which include the outcomes of the tests.
-        """
+        """Refuse a step in whose end results a test of `Joint.finite_check_lines` has failed."""
         if not all(results[position] for position in self._check_positions):
             joint = self.trace.joint
             is_rolled_back = self._rollback and self._can_restore_state
@@ -340,11 +300,7 @@ class Runner:
             )
 
     def _make_pager(self) -> Pages | None:
-        """Return the pager of a step; None if it has neither a page file nor a state file.
-
-        In a forked process, first creates a new page file. Raises `PageError` if that fails, or if
-        the page file was closed. Does not check the state file.
-        """
+        """Return the pager of a step, if it has a file; a forked process gets a new one."""
         if self.page_file is None and self.state_store is None:
             return None
         if self.page_file is not None:
@@ -372,8 +328,8 @@ class GradientTarget:
 class Gradients:
     """The gradients of one step, which are stored in or added to ``.grad``.
 
-    A target without ``.grad`` gets the new gradient when the step is complete; an existing one is
-    added to at once, or at the end of the step if `is_delayed`.
+    They are added to an existing ``.grad`` at once or, if `is_delayed`, at the end of the step; a
+    new one is always set at the end.
     """
 
     def __init__(

@@ -50,24 +50,11 @@ class StepOutput:
 class CapturedGraph(StepGraph):
     """The operations of a captured step, profiled by executing them on the captured inputs.
 
-    A backward operation belongs to the module of the forward operation with the same sequence
-    number. A sum of gradients has no sequence number. It belongs to the innermost module that
-    contains the known modules of its summands.
-
-    Parameters
-    ----------
-    joint : Joint
-    profiles : mapping, optional
-        Profiles from an earlier capture of the same graph, by position in that graph. If given,
-        the step is not executed.
-    measure_workspaces : bool
-        Whether to measure workspaces; otherwise they are 0.
-
-    Raises
-    ------
-    CaptureError
-        If an operation fails, or returns an input together with new memory and that output is read;
-        or if a profiler of PyTorch is on while workspaces are measured.
+    `profiles`, by position in the graph, are those of an earlier capture: the step is then not
+    executed. Without `measure_workspaces`, workspaces are 0. `outputs` has an entry per result,
+    sorted by `StepOutput.last_operation`, None last. A backward operation belongs to the module of
+    the forward operation with its sequence number, a sum of gradients to the innermost common
+    module of its summands.
     """
 
     def __init__(
@@ -77,12 +64,6 @@ class CapturedGraph(StepGraph):
         profiles: Mapping[int, OpProfile] | None = None,
         measure_workspaces: bool = True,
     ) -> None:
-        """Add the operations, profiled by executing them unless `profiles` are given.
-
-        `profiles` are by position in the captured graph. Without them, workspaces are 0 unless
-        `measure_workspaces`. Sets `outputs`, one for each result of the step, sorted by
-        `StepOutput.last_operation`, with None last.
-        """
         self._joint = joint
         self._paths = _module_paths(joint)
         self._backward = _tangent_descendants(joint)
@@ -137,10 +118,9 @@ class CapturedGraph(StepGraph):
         return Phase.FORWARD if path.partition(".")[0] == BODY else Phase.LOSS
 
     def path_of(self, node: fx.Node) -> str:
-        """Return the path of a node's module for display.
+        """Return a module path for display; "" for the user's module or an unknown one.
 
-        Returns "" for the user's module itself and for an unknown module, and `LOSS` for code
-        outside of the model, such as a loss function. Paths in a loss module begin with `LOSS`.
+        Code outside of the model, such as a loss function, has the path `LOSS`.
         """
         path = self._paths.get(node, BODY)
         return format_path(path) if path else LOSS
@@ -150,11 +130,7 @@ class CapturedGraph(StepGraph):
 
 
 def _module_paths(joint: Joint) -> dict[fx.Node, str]:
-    """Return the path of each node's module; nodes without a known module are omitted.
-
-    A node without an annotation has the path of the first annotated forward node with the same
-    sequence number; a sum of gradients has the innermost common module of its summands.
-    """
+    """Return the path of each node's module; nodes without a known module are omitted."""
     path_of_sequence: dict[int, str] = {}
     paths: dict[fx.Node, str] = {}
     for node in joint.graph_module.graph.nodes:

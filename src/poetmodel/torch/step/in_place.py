@@ -35,12 +35,8 @@ def in_place_pair(
 ) -> tuple[tuple[int, int], ...]:
     """Return ((output, input),) if the only output may overwrite an argument, otherwise ().
 
-    Output and input are storage indices; the first such argument counts. The output must replace no
-    state. The input must be a computed tensor of the output's layout that fills its storage and
-    that is read directly, not as a view. It must be a positional argument for which
-    `in_place_kernel` finds a kernel. `last_uses` has the index of the last operation that uses each
-    storage: `operation` must be that of the input. Storages in `excluded_indices` must not be
-    overwritten.
+    Both are storage indices. The input must be computed, last used here, read directly, and of the
+    output's layout; the output must replace no state.
     """
     if len(operation.storages) != 1 or operation.is_source:
         return ()
@@ -75,8 +71,7 @@ def in_place_pair(
 def in_place_workspace_bytes(step_graph: CapturedGraph, operation: Operation) -> int:
     """Return the workspace of an operation; 0 if not measured [B].
 
-    If `operation.in_place` is set, the bytes of the mask in the gradient's type are added for
-    dropout's backward; out of place, the output uses this memory.
+    In place, dropout's backward needs memory for a mask, for which it else uses the output.
     """
     workspace_bytes = operation.profile.workspace_bytes
     is_measured = operation.profile.time_s > 0  # A measured workspace may be 0, if p is 1.
@@ -86,10 +81,7 @@ def in_place_workspace_bytes(step_graph: CapturedGraph, operation: Operation) ->
 
 
 def argument_position(step_graph: CapturedGraph, operation: Operation, storage_index: int) -> int:
-    """Return the position of the first argument that is storage `storage_index`, not a view of it.
-
-    Keyword arguments are not searched. Raises `StopIteration` if there is none.
-    """
+    """Return the position of the first argument that is a storage, not a view of it."""
     return next(
         position
         for position, argument in enumerate(operation.node.args)
@@ -99,12 +91,10 @@ def argument_position(step_graph: CapturedGraph, operation: Operation, storage_i
 
 
 def in_place_kernel(node: fx.Node, position: int) -> Kernel | None:
-    """Return a kernel that computes a node into its argument at `position`; None if there is none.
+    """Return a kernel that computes a node into its argument at `position`, if there is one.
 
-    There is none for operators that are random or not element-wise, or of which PyTorch has no
-    variant that overwrites this argument; dropout's backward has one for position 0. The kernel
-    takes the arguments of the node, and returns the overwritten argument. The caller checks that
-    this argument has the layout of the output.
+    It takes the arguments of the node, and returns the overwritten one. The caller checks that this
+    argument has the layout of the output.
     """
     target: Any = node.target
     if target is _DROPOUT_BACKWARD:
@@ -148,10 +138,8 @@ def _call_with_out(
 def _find_variant(operator: Any, is_first: bool) -> tuple[Kernel, str | None] | None:  # noqa: FBT001 - for the cache
     """Return an operator's variant that overwrites a tensor, and the name of its out parameter.
 
-    If `is_first`, a variant that overwrites the first argument is preferred; it has no out
-    parameter, so the name is None. Other variants must have one out parameter and the names and
-    types of the operator's arguments. Variants that PyTorch derives from the operator are excluded:
-    they would allocate and copy. Returns None if there is no variant.
+    The name is None for a variant that overwrites the first argument. Variants that PyTorch derives
+    are excluded: they would allocate and copy.
     """
     if operator is torch.ops.aten.mul.Scalar:
         # Its variant ``mul_.Scalar`` rounds the number to half precision.
@@ -192,10 +180,7 @@ def _fills_storage(storage: TensorStorage) -> bool:
 
 
 def _has_equal_layout(storage: TensorStorage, other_storage: TensorStorage) -> bool:
-    """Return whether two storages have equal sizes and one tensor each, of equal layout.
-
-    The caller checks that `storage` has one tensor. Layout is type, shape, strides and offset.
-    """
+    """Return whether two storages, the first of one tensor, are equal in size and layout."""
     if len(other_storage.layouts) != 1 or storage.bytes != other_storage.bytes:
         return False
     layout, other_layout = storage.layouts[0], other_storage.layouts[0]

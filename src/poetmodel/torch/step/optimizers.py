@@ -75,9 +75,8 @@ class Rule(ABC):
     def scratch_bytes(self, parameter: Tensor) -> int:
         """Return the memory that an update needs in addition to the gradient [B].
 
-        It is the parameter's size or 0. A fused kernel needs it only to copy a gradient that is not
-        contiguous, any other update if `needs_scratch`. The gradient is assumed to have the layout
-        of the parameter.
+        A fused kernel needs it only to copy a gradient that is not contiguous. The gradient is
+        assumed to have the layout of the parameter.
         """
         copies_gradient = not torch.empty_like(parameter).is_contiguous()
         is_needed = copies_gradient if self.fused else self.needs_scratch
@@ -94,12 +93,10 @@ class Rule(ABC):
         return not self.fused and (self.reuses_gradient or self.maximize or decays)
 
     def update(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
-        """Overwrite `state`, a parameter and its moments, by one update.
+        """Overwrite `state`, a parameter and its moments, by one update; maybe also `gradient`.
 
-        Applies `maximize` and weight decay, then calls `_update`; if `fused`, calls `_update_fused`
-        instead of all these. May also overwrite `gradient`: see `writes_gradient`. `is_first`
-        states that the moments have no value from an earlier update: `Sgd` then sets the momentum
-        buffer to the gradient, other rules use the initial values.
+        `is_first` states that the moments have no value yet: the momentum buffer of `Sgd` then
+        becomes the gradient; other rules use initial values.
         """
         parameter, *_ = state
         if self.fused:
@@ -118,10 +115,7 @@ class Rule(ABC):
         """Overwrite parameter and moments; `update` has done weight decay and maximization."""
 
     def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
-        """Overwrite parameter and moments by the fused kernel, which includes all settings.
-
-        Raises `NotImplementedError` unless the rule `has_fused`.
-        """
+        """Overwrite parameter and moments by the fused kernel, which includes all settings."""
         raise NotImplementedError(self.op)
 
 
@@ -152,8 +146,7 @@ class Sgd(Rule):
     def _update(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
         """Overwrite parameter and any momentum buffer, whose first value is the gradient.
 
-        With `nesterov`, also overwrites the gradient. `update` has done weight decay and
-        maximization.
+        With `nesterov`, also overwrites the gradient.
         """
         parameter, *moments = state
         direction = gradient
@@ -166,10 +159,7 @@ class Sgd(Rule):
         parameter.add_(direction, alpha=-lr)
 
     def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
-        """Overwrite parameter and any momentum buffer by PyTorch's fused SGD.
-
-        The kernel includes all settings. With `is_first`, the buffer's old value is not read.
-        """
+        """Overwrite parameter and any momentum buffer by the fused kernel."""
         parameter, *moments = state
         torch._fused_sgd_(
             [parameter],
@@ -190,10 +180,7 @@ class CountingRule(Rule):
     """A rule that counts its updates. Moments start from initial values: `is_first` is ignored."""
 
     def _update(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
-        """Add 1 to the count of updates, ``state[1]``, and call `_apply` with its new value.
-
-        `is_first` is ignored.
-        """
+        """Add 1 to the count of updates, ``state[1]``, and call `_apply` with its new value."""
         del is_first
         parameter, count, *moments = state
         count.add_(1)
@@ -203,10 +190,9 @@ class CountingRule(Rule):
 
     @abstractmethod
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
-        """Overwrite the parameter `w` and its moments, which exclude the count of updates.
+        """Overwrite the parameter `w` and its moments, without the count; maybe also `gradient`.
 
-        `step` numbers the updates from 1. May also overwrite `gradient`. `update` has done weight
-        decay and maximization.
+        `step` numbers the updates from 1. `update` has done weight decay and maximization.
         """
 
 
@@ -228,11 +214,7 @@ class Adam(CountingRule):
         return (("max_exp_avg_sq",), 1) if self.amsgrad else ((), 0)
 
     def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
-        """Add 1 to the count, and overwrite parameter and moments by PyTorch's fused kernel.
-
-        The kernel is that of AdamW with `decoupled_weight_decay`, otherwise that of Adam; it
-        includes all settings. `is_first` is ignored, because moments have initial values.
-        """
+        """Add 1 to the count, and overwrite parameter and moments by the fused kernel."""
         del is_first
         parameter, count, mean, square, *max_squares = state
         kernel = torch._fused_adamw_ if self.decoupled_weight_decay else torch._fused_adam_
@@ -368,11 +350,7 @@ class Adagrad(CountingRule):
         w.addcdiv_(gradient, total.sqrt().add_(self.eps), value=-rate)
 
     def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
-        """Add 1 to the count; overwrite parameter and sum of squares by PyTorch's fused Adagrad.
-
-        The kernel includes all settings. `is_first` is ignored, because the sum has an initial
-        value.
-        """
+        """Add 1 to the count; overwrite parameter and sum of squares by the fused kernel."""
         del is_first
         parameter, count, total = state
         torch._fused_adagrad_(
@@ -390,10 +368,7 @@ class Adagrad(CountingRule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adamax(CountingRule):
-    """The update of ``torch.optim.Adamax``: Adam with a maximum instead of squares.
-
-    The maximum is that of the absolute gradients, each decayed once per later update.
-    """
+    """The update of ``torch.optim.Adamax``: Adam with a decayed maximum instead of squares."""
 
     betas: tuple[float, float]
     eps: float
@@ -426,10 +401,7 @@ class RAdam(CountingRule):
     reuses_gradient: ClassVar[bool] = True
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
-        """Overwrite parameter `w` and moments by RAdam; `update` has done weight decay.
-
-        Without `foreach`, also overwrites the gradient.
-        """
+        """Overwrite parameter `w` and moments; without `foreach`, also the gradient."""
         mean, square = moments
         beta1, beta2 = self.betas
         mean.lerp_(gradient, 1 - beta1)
@@ -464,8 +436,8 @@ class RAdam(CountingRule):
 class Muon(Rule):
     """The update of ``torch.optim.Muon``: the momentum, with singular values moved close to 1.
 
-    Newton-Schulz iterations in ``bfloat16`` move the values: see Jordan et al., Muon: An optimizer
-    for hidden layers in neural networks (2024). Parameters must be matrices.
+    Newton-Schulz iterations in ``bfloat16``; parameters are matrices. See Jordan et al., Muon: An
+    optimizer for hidden layers in neural networks (2024).
     """
 
     decoupled_weight_decay: bool = True
@@ -486,10 +458,7 @@ class Muon(Rule):
         return self.nesterov
 
     def flops_of(self, parameter: Tensor) -> int:
-        """Return the FLOP of an update of a matrix, which may be a meta tensor.
-
-        Includes the matrix products of the Newton-Schulz iterations.
-        """
+        """Return the FLOP of an update of a matrix, with the Newton-Schulz iterations."""
         min_size, max_size = sorted(parameter.shape)
         product_flops: int = self.ns_steps * 2 * min_size * min_size * (2 * max_size + min_size)
         return super(Muon, self).flops_of(parameter) + product_flops
@@ -500,11 +469,7 @@ class Muon(Rule):
         return 2 * (2 * int(parameter.numel()) + min_size * min_size)  # elements of 2 bytes
 
     def _update(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
-        """Overwrite parameter and momentum by one update of Muon; `update` has done weight decay.
-
-        With `nesterov`, also overwrites the gradient. `is_first` is ignored: the momentum starts
-        from 0.
-        """
+        """Overwrite parameter and momentum; with `nesterov`, also the gradient."""
         del is_first
         parameter, buffer = state
         buffer.lerp_(gradient, 1 - self.momentum)
@@ -541,13 +506,7 @@ TRACED_RULES: Final[Mapping[type[torch.optim.Optimizer], type[Rule]]] = {
 
 
 class Optimizers:
-    """Several optimizers of disjoint parameters, as one optimizer.
-
-    Parameters
-    ----------
-    members : sequence of torch.optim.Optimizer
-        For example one for matrices and one for all other parameters.
-    """
+    """Several optimizers of disjoint parameters, as one: for example one for matrices."""
 
     def __init__(self, members: Sequence[torch.optim.Optimizer]) -> None:
         self.members = tuple(members)
@@ -592,8 +551,7 @@ def find_owner(optimizer: Any, parameter: torch.Tensor) -> Any:
 def group_rules(optimizer: Any) -> list[tuple[Rule, list[torch.Tensor]]]:
     """Return (rule, parameters) of each parameter group; omits optimizers without a rule.
 
-    `optimizer` is a single one or `Optimizers`. The rule has the current settings of the group. The
-    lists of parameters are new.
+    The rule has the current settings of the group. The lists are new.
     """
     if isinstance(optimizer, Optimizers):
         return [pair for member in optimizer.members for pair in group_rules(member)]
@@ -611,12 +569,10 @@ def group_rules(optimizer: Any) -> list[tuple[Rule, list[torch.Tensor]]]:
 
 
 def make_optimizer(name: str, *modules: object) -> torch.optim.Optimizer | None:
-    """Create an optimizer of all parameters of `modules`, frozen ones too, with PyTorch's defaults.
+    """Create an optimizer of all parameters, frozen ones too; None if there are none.
 
     `name` is a `Rule.op`, or ``momentum`` for SGD with momentum 0.9; ``sgd`` is a `QuantizedSGD` of
-    the trained parameters if int8 layers train. Objects that are no modules are ignored. Returns
-    None if there are no parameters; the capture then raises an error. PyTorch raises `ValueError`
-    for ``muon`` unless all parameters are matrices. Raises `KeyError` for an unknown name.
+    the trained parameters if int8 layers train.
     """
     actual_modules = [module for module in modules if isinstance(module, torch.nn.Module)]
     parameters = list(dict.fromkeys(p for module in actual_modules for p in module.parameters()))
@@ -638,11 +594,7 @@ def make_optimizer(name: str, *modules: object) -> torch.optim.Optimizer | None:
 
 
 def optimizer_errors(optimizer: object) -> Iterator[str]:
-    """Yield each reason why the updates of an optimizer cannot be traced, for any model.
-
-    Reasons are the class, hooks on steps, settings, and a parameter in two members of `Optimizers`.
-    For an optimizer whose class has no rule, this is the only reason.
-    """
+    """Yield each reason why the updates of an optimizer cannot be traced, for any model."""
     if isinstance(optimizer, Optimizers):
         for member in optimizer.members:
             yield from optimizer_errors(member)
@@ -682,11 +634,7 @@ def optimizer_errors(optimizer: object) -> Iterator[str]:
 
 
 def _group_errors(group: Mapping[str, Any], *, has_fused: bool) -> Iterator[str]:
-    """Yield an error for each setting of a parameter group that cannot be traced.
-
-    These are ``capturable``, ``differentiable``, ``fused`` unless `has_fused`, a tensor as any
-    value except ``params``, also within ``betas``, and a learning rate that is no number.
-    """
+    """Yield an error for each setting of a parameter group that cannot be traced."""
     for key in ("fused", "capturable", "differentiable"):
         if group.get(key) and not (key == "fused" and has_fused):
             yield f"{key}=True cannot be traced; leave it out"
@@ -752,10 +700,9 @@ class OptimizerMoment:
 
     @property
     def starts_with_gradient(self) -> bool:
-        """Whether the moment is a momentum buffer that `is_new`, in a group with dampening.
+        """Whether this is a new momentum buffer with dampening: its first value is the gradient.
 
-        Its first value is the gradient, without dampening. Exported code marks this moment with
-        NaN. Raises `StopIteration` for a new momentum buffer whose parameter is in no group.
+        Exported code marks this moment with NaN.
         """
         if self.key != "momentum_buffer" or not self.is_new:
             return False
@@ -764,12 +711,7 @@ class OptimizerMoment:
         return bool(group.get("dampening"))
 
     def value(self) -> torch.Tensor:
-        """Return the current value, not a copy; for a new moment its initial value in new memory.
-
-        The initial value is 1 for ``mu_product``, ``initial_accumulator_value`` for ``sum``, and 0
-        for other keys. It has no dimensions for ``step`` and ``mu_product``, otherwise the shape of
-        the parameter.
-        """
+        """Return the current value itself, or that of a new moment in new memory."""
         if not self.is_new:
             value: torch.Tensor = self.optimizer.state[self.parameter][self.key]
             return value
@@ -812,20 +754,11 @@ class InitialValue:
 class OptimizerState:
     """Passes rates and moments from an optimizer to a captured step, and stores new moments.
 
-    Parameters
-    ----------
-    joint : Joint
-        A captured step with an optimizer.
-    positions_on_storage : collection of int
-        Positions of the arguments that have their home on storage.
+    `positions_on_storage` are those of the arguments with their home on storage. Records the
+    settings of the optimizer, to find later changes.
     """
 
     def __init__(self, joint: Joint, positions_on_storage: Collection[int] = ()) -> None:
-        """Record the positions of moments, rates and parameters in the arguments of `joint`.
-
-        Also records the current groups with their settings, to find later changes.
-        `positions_on_storage` are those of the arguments with their home on storage.
-        """
         self._positions_on_storage = frozenset(positions_on_storage)
         self._joint = joint
         self._optimizer: Any = joint.optimizer
@@ -850,11 +783,8 @@ class OptimizerState:
     def fill_arguments(self, values: list[Any]) -> frozenset[int]:
         """Write rates and moments into the arguments `values`; return the positions of new moments.
 
-        New moments get their initial value, unless they have their home on storage: their entries
-        in `values` do not change, but their positions are returned, too.
-
-        Raises `CaptureError` if optimizer or parameters have changed since the capture, or if a
-        parameter has a gradient.
+        New moments with their home on storage are not written. Raises `CaptureError` if optimizer
+        or parameters have changed since the capture, or if a parameter has a gradient.
         """
         refuse(self._joint.name, self._errors(values))
         new_positions = set()
@@ -867,11 +797,9 @@ class OptimizerState:
         return frozenset(new_positions)
 
     def store_first_moments(self, values: list[Any]) -> None:
-        """Store moments that are new in the optimizer's state; called after each step.
+        """Store moments that are new in the optimizer's state, except those on storage.
 
-        `values` are the arguments of the step. Moments with their home on storage are not stored.
-        Also counts the update in each `QuantizedSGD`, and marks the optimizers as stepped, so that
-        learning-rate schedulers do not warn.
+        Also marks the optimizers as stepped, so that learning-rate schedulers do not warn.
         """
         for position, source in self._sources:
             if (
@@ -887,12 +815,7 @@ class OptimizerState:
             member._opt_called = True  # noqa: SLF001 - no other way
 
     def _errors(self, values: list[Any]) -> Iterator[str]:
-        """Yield errors for changes of the optimizer or parameters since the capture.
-
-        These are `optimizer_errors`, one error if groups or settings except learning rates have
-        changed, and one for each parameter that is not the captured tensor itself in `values`, the
-        arguments of the next step. Also yields an error per parameter with a gradient.
-        """
+        """Yield errors for changes since the capture, and for each parameter with a gradient."""
         yield from (f"optimizer: {error}" for error in optimizer_errors(self._optimizer))
         if self._current_groups() != self._groups:
             yield "optimizer: its groups or their settings have changed; compile again"
@@ -910,7 +833,6 @@ class MomentSnapshot:
     """A snapshot of the moments of a step's optimizer, for `reset`; empty without an optimizer."""
 
     def __init__(self, joint: Joint) -> None:
-        """Copy the moments that have a value, and the counts of updates of each `QuantizedSGD`."""
         self.has_optimizer = joint.optimizer is not None
         """Whether the step has an optimizer."""
         self._moments = {
@@ -930,10 +852,7 @@ class MomentSnapshot:
         return {name: value.clone() for name, value in self.read_moments().items()}
 
     def create_missing(self) -> None:
-        """Store initial values of missing moments in the optimizer.
-
-        Later calls of `reset` restore all moments to their values after this call.
-        """
+        """Store initial values of missing moments in the optimizer; later resets retain them."""
         for moment in self._moments.values():
             if moment.is_new:
                 moment.store(moment.value())
@@ -944,10 +863,7 @@ class MomentSnapshot:
         self._reset_values = self._original_values
 
     def reset(self) -> None:
-        """Restore moments and counts of updates; delete moments that the snapshot does not have.
-
-        Moments that the optimizer has are overwritten in place; missing ones are stored as copies.
-        """
+        """Restore moments in place, and counts of updates; delete moments created since."""
         for name, moment in self._moments.items():
             if name not in self._reset_values:
                 moment.remove()

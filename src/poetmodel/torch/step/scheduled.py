@@ -74,8 +74,7 @@ class ScheduledGraph:
 def keep_all_bytes(trace: Trace) -> int:
     """Return the keep-all peak of a step, which is 100 % of a budget [B].
 
-    Counts tensors, workspaces and `_result_copies_bytes`. For a step with updates it counts state
-    and inputs too.
+    For a step with updates it includes state and inputs.
     """
     graph_bytes = checkpoint_all_peak_bytes(_decision_graph(trace)[0])
     return graph_bytes + _result_copies_bytes(trace, 0) + always_resident_bytes(trace)
@@ -86,12 +85,9 @@ def build_scheduled_graph(
 ) -> ScheduledGraph:
     """Return the graph to be solved, without small tensors.
 
-    These take at most a fraction of the budget in total: the largest of `KEPT_FRACTIONS` that
-    raises `floor_bytes`, compared with the lowest of all fractions, by at most
-    `MAX_HEADROOM_FRACTION` of the headroom, the budget minus the lowest `floor_bytes`. If the
-    headroom is negative, returns the graph with the lowest. With a budget of `keep_all_bytes` or
-    more, no computed tensor is left out. Otherwise, with `decide_homes`, the homes of larger state
-    are decisions, too.
+    They take the largest of `KEPT_FRACTIONS` of the budget that raises `floor_bytes` by at most
+    `MAX_HEADROOM_FRACTION` of the headroom. With `decide_homes`, below keep-all, the homes of
+    larger state are decisions.
     """
     if budget_bytes >= keep_all_bytes(trace):
         full_graph = coarsen(trace, kept_bytes=-1)  # omits no tensor, not even those of 0 bytes
@@ -128,13 +124,10 @@ def min_budget_bytes(trace: Trace, *, decide_homes: bool = False) -> int:
 def coarsen(trace: Trace, *, kept_bytes: int, decide_homes: bool = False) -> ScheduledGraph:
     """Return the graph without its smallest computed tensors, of at most `kept_bytes` in total.
 
-    Tensors of equal size are omitted all or not at all. The omitted tensors are always kept:
-    `reserves` counts them. Their nodes remain, and also count them as workspace, because a
-    recomputation writes them again. With negative `kept_bytes`, all computed tensors remain. Inputs
-    are omitted. State is always in RAM: it is omitted, or has 0 bytes and only orders readers
-    before updates. With `decide_homes`, state of at least `MIN_MOVABLE_BYTES`, except constants,
-    competes with computed tensors for `kept_bytes`: below `threshold_bytes` it counts towards
-    `kept_bytes` and is always in RAM; otherwise its home is a decision.
+    Omitted tensors are always kept, and `reserves` counts them; their nodes also count them as
+    workspace, because a recomputation writes them again. Tensors of equal size are omitted all or
+    not at all; none if `kept_bytes` is negative. With `decide_homes`, the homes of state of
+    `MIN_MOVABLE_BYTES` or more are decisions; smaller state is always in RAM.
     """
     storages = trace.step_graph.storages
     graph, operations = _decision_graph(trace)
@@ -180,10 +173,9 @@ def coarsen(trace: Trace, *, kept_bytes: int, decide_homes: bool = False) -> Sch
 
 
 def _movable_state(trace: Trace) -> tuple[int, ...]:
-    """Return the indices of the state storages whose home may be on storage.
+    """Return the state storages whose home may be on storage: no constants, no small ones.
 
-    Excludes constants, because the captured program refers to them, and state below
-    `MIN_MOVABLE_BYTES`. Returns () for a step without updates.
+    The captured program refers to constants.
     """
     if trace.joint.optimizer is None:
         return ()
@@ -201,10 +193,8 @@ def _movable_state(trace: Trace) -> tuple[int, ...]:
 def _decision_graph(trace: Trace, movable: Collection[int] = ()) -> tuple[Graph, tuple[int, ...]]:
     """Return the graph of the tensors to decide on, and the operation index of each of its nodes.
 
-    Omits inputs, which belong to the caller, and state that is not `movable`, which is always in
-    RAM; also the source nodes of both, and the replacements of this state. Updates remain as nodes.
-    State that a recomputable node reads and an update replaces stays in the graph with 0 bytes,
-    and so does its replacement. For a step without updates, returns the whole graph.
+    Omits inputs and state that is always in RAM, but not updates. State that a recomputable node
+    reads and an update replaces stays with 0 bytes, to order them.
     """
     graph = trace.graph
     if graph.version == 1:  # a step without updates, whose graph has neither state nor inputs
@@ -234,10 +224,9 @@ def _decision_graph(trace: Trace, movable: Collection[int] = ()) -> tuple[Graph,
 
 
 def _resident_reserves(trace: Trace, movable: Collection[int] = ()) -> tuple[tuple[str, int], ...]:
-    """Return the reserves of state and inputs that are always in RAM, as (description, bytes) [B].
+    """Return (description, bytes) of the state, then of the inputs, always in RAM [B].
 
-    The first reserve is that of all state except the tensors with an index in `movable`, the second
-    that of inputs. For a step without updates, returns ().
+    Empty for a step without updates.
     """
     graph = trace.graph
     inputs_bytes = [node.output_bytes for node in graph.nodes if node.phase == Phase.INPUT]
@@ -248,10 +237,7 @@ def _resident_reserves(trace: Trace, movable: Collection[int] = ()) -> tuple[tup
 
 
 def always_resident_bytes(trace: Trace) -> int:
-    """Return the bytes of all state and inputs; 0 for a step without updates [B].
-
-    They are in RAM throughout, unless the home of state is on storage.
-    """
+    """Return the bytes of all state and inputs; 0 for a step without updates [B]."""
     return sum(size for _, size in _resident_reserves(trace))
 
 
@@ -266,11 +252,7 @@ def select_costs(costs: Costs, graph: Graph) -> Costs:
 
 
 def _size_threshold(sizes_bytes: list[int], kept_bytes: int) -> int:
-    """Return the size threshold of scheduled tensors: smaller ones are kept [B].
-
-    It is one byte above the largest size up to which all tensors together have at most
-    `kept_bytes`; 0 if no tensor is kept.
-    """
+    """Return the size below which tensors are kept, in total at most `kept_bytes` [B]."""
     total_bytes = threshold = 0
     for size in sorted(set(sizes_bytes)):
         total_bytes += size * sizes_bytes.count(size)
@@ -283,10 +265,9 @@ def _size_threshold(sizes_bytes: list[int], kept_bytes: int) -> int:
 def _restrict_node(
     node: Node, names: Collection[str], zero_size_names: Collection[str] = ()
 ) -> Node:
-    """Return a node with only the inputs and outputs in `names`, and in-place pairs of these.
+    """Return a node with only the tensors in `names`; `zero_size_names` get 0 bytes.
 
-    Omitted outputs count as workspace, except those of state nodes and input nodes, and
-    replacements of state. Outputs in `zero_size_names` get 0 bytes.
+    Omitted outputs count as workspace, except state, inputs and replacements of state.
     """
     omitted_tensors = [t for t in node.outputs if t.name not in names and t.replaces is None]
     omitted_bytes = (
@@ -308,10 +289,8 @@ def _restrict_node(
 def _result_copies_bytes(trace: Trace, threshold_bytes: int) -> int:
     """Return the bytes of copies of the results that are returned at the end of the step [B].
 
-    Results with a storage below `threshold_bytes`, which is always kept, need no copy. Other
-    results are copied, so that a loss does not keep the larger storage that contains it in RAM.
-    Also counts the gradient sums of weights that have several gradients. If an operation is random,
-    also counts the random generator's state before the step.
+    Results are copied, so that a loss does not keep a larger storage in RAM, except from storages
+    below `threshold_bytes`. Includes sums of several gradients and the random state.
     """
     storages = trace.step_graph.storages
     gradient_sizes: dict[int, list[int]] = {}

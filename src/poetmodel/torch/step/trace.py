@@ -121,18 +121,7 @@ def capture_step(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     clip_grad_norm: float | None = None,
 ) -> Joint:
-    """Return a captured step, extended by the updates of `optimizer` if one is given.
-
-    Logs the warnings of `capture`.
-
-    Raises
-    ------
-    CaptureError
-        If the step, or an update of the optimizer, cannot be captured; or if `clip_grad_norm` is
-        given without an optimizer or is no positive number.
-    InputError
-        If a module quantized by PT2E cannot be converted to an int8 front.
-    """
+    """Return a captured step, extended by the updates of `optimizer`; log its warnings."""
     joint = capture(model, loss_fn, inputs, name=name)
     if clip_grad_norm is not None and optimizer is None:
         raise CaptureError(f"{joint.name}: clip_grad_norm: needs an optimizer; give optimizer=")
@@ -149,9 +138,8 @@ def build_captured_graph(
 ) -> CapturedGraph:
     """Return the operations of a captured step, profiled by executing them.
 
-    The result is a `TrainingGraph` if the step has an optimizer. If `profiles` are given, by
-    position in the captured graph, the step is not executed. Otherwise, workspaces are 0 on the
-    ``meta`` device even with `measure_workspaces`. Raises `CaptureError` as `CapturedGraph` does.
+    Given `profiles`, by position in the graph, it is not executed. On the ``meta`` device
+    workspaces are 0.
     """
     graph_class = CapturedGraph if joint.optimizer is None else TrainingGraph
     is_meta = any(joint.value(a).is_meta for a in joint.arguments_of(InputKind.PARAMETER))
@@ -168,10 +156,8 @@ def build_trace(joint: Joint, step_graph: CapturedGraph) -> Trace:
 def _build_graph(joint: Joint, step_graph: CapturedGraph) -> Graph:
     """Return the training graph of a captured step, without a node for its results.
 
-    The batch size is the first dimension of the first input that has one, at least 1; 1 if no input
-    has dimensions. The type is that of the first parameter. `forward_macs` counts operators of the
-    forward phase for which PyTorch has a FLOP formula. `resident_bytes` is empty for a step with
-    updates, whose state is in the graph.
+    The batch size is the first dimension of the first input that has one. `resident_bytes` is empty
+    for a step with updates, whose state is in the graph.
     """
     nodes = tuple(_make_node(step_graph, operation) for operation in step_graph.operations)
     forward_operations = [
@@ -203,11 +189,7 @@ def _build_graph(joint: Joint, step_graph: CapturedGraph) -> Graph:
 
 
 def _make_node(step_graph: CapturedGraph, operation: Operation) -> Node:
-    """Return the node of an operation.
-
-    An update has the workspace of `TrainingGraph.update_workspace_bytes`. `bytes_moved` of a state
-    node is None. State, inputs and updates are not recomputable; all other nodes are.
-    """
+    """Return the node of an operation; state, inputs and updates are not recomputable."""
     workspace_bytes, moved_bytes = operation.profile.workspace_bytes, operation.profile.moved_bytes
     if isinstance(step_graph, TrainingGraph) and isinstance(operation.node.target, Update):
         workspace_bytes = step_graph.update_workspace_bytes(operation)
@@ -221,12 +203,10 @@ def _make_node(step_graph: CapturedGraph, operation: Operation) -> Node:
 
 
 def _resident_bytes(joint: Joint, trained_tensors: Sequence[torch.Tensor]) -> dict[str, int]:
-    """Return the bytes that stay in RAM for the whole step: ``parameters`` and ``gradients`` [B].
+    """Return the bytes in RAM for the whole step: ``parameters`` and ``gradients`` [B].
 
-    ``parameters`` counts all parameters and buffers of the captured module, also if they are frozen
-    or not read, and constants, but each storage once. Inputs are excluded: they belong to the
-    caller. ``gradients`` counts one ``.grad`` for each of `trained_tensors`, even if it is None
-    now. New gradients are tensors of the graph.
+    Buffers and constants are ``parameters``. Each trained tensor counts one ``.grad``; new
+    gradients are tensors of the graph.
     """
     resident_tensors = _distinct_storages(
         joint.value(argument)

@@ -37,11 +37,10 @@ _SCALARS_BYTES: Final = 16
 class TrainingGraph(CapturedGraph):
     """The operations of a captured step that ends with the updates of an optimizer.
 
-    Parameters, moments, buffers and constants that the step reads are state. State and inputs are
-    source operations, placed before their first reader. A parameter is updated as soon as its
-    gradient and any clipping factor exist and no other operation will read the parameter. Buffers
-    are updated once no operation will read the outputs of their readers: until then these readers,
-    such as batch norm, may be recomputed.
+    Parameters, moments, buffers and constants that the step reads are state. A parameter is updated
+    as soon as its gradient and any clipping factor exist and it has no later reader. Buffers are
+    updated once no operation will read the outputs of their readers: until then these readers, such
+    as batch norm, may be recomputed.
     """
 
     last_uses: tuple[int, ...] = ()
@@ -52,11 +51,7 @@ class TrainingGraph(CapturedGraph):
         return _UpdateProfiler(measure_workspaces=measure_workspaces)
 
     def _add_sources(self) -> None:
-        """Add an operation for each storage of state and inputs; numbers and tangents have none.
-
-        Arguments that share a storage share its operation; the storage gets the layout of each.
-        Registers the nodes of these arguments in `output_keys`.
-        """
+        """Add an operation for each storage of state and inputs; numbers and tangents have none."""
         index_of_storage: dict[int, int] = {}
         values = list(map(self._joint.value, self._joint.arguments))  # keeps storage keys unique
         for argument, value in zip(self._joint.arguments, values, strict=True):
@@ -77,11 +72,7 @@ class TrainingGraph(CapturedGraph):
             )
 
     def _add_source(self, argument: InputSpec, value: torch.Tensor) -> None:
-        """Append the source operation and storage of a graph input.
-
-        The phase is INPUT for inputs of the user and learning rates, otherwise STATE. The storage
-        has the size of the storage of `value`.
-        """
+        """Append the source operation and storage of a graph input; rates are inputs."""
         is_moment = argument.kind is InputKind.MOMENT
         kind = argument.name.rpartition(".")[2] if is_moment else str(argument.kind)
         self.add_source(
@@ -99,11 +90,7 @@ class TrainingGraph(CapturedGraph):
         return Phase.UPDATE if is_custom else super().phase_of(node)
 
     def _finish_operations(self) -> None:
-        """Link updates to the state that they replace, and sort operations by `_execution_order`.
-
-        Sources without a reader are removed. Also sets `last_uses`, and `in_place` and workspace of
-        operations that may run in place. Workspaces of updates remain as measured.
-        """
+        """Link updates to the state that they replace, sort operations, and set in-place pairs."""
         for operation in self.operations:
             if isinstance(operation.node.target, Update):
                 self._set_replacements(operation)
@@ -128,11 +115,7 @@ class TrainingGraph(CapturedGraph):
         ]
 
     def _set_replacements(self, operation: Operation) -> None:
-        """Make the outputs of an update the replacements of its state.
-
-        Sets their sizes and layouts to those of the state, and their names to the state's names
-        plus ``+``. Also sets the FLOP of an update that has a `rule`.
-        """
+        """Make an update's outputs the replacements of its state, named ``NAME+``."""
         state: Any = operation.node.args[0]
         for storage_index, node in zip(operation.storages, state, strict=True):
             state_index, layout_index = self.output_keys[node]
@@ -168,9 +151,7 @@ class TrainingGraph(CapturedGraph):
     def owns_gradient(self, operation: Operation) -> bool:
         """Return whether a parameter's update may overwrite the first gradient that it reads.
 
-        An update of several gradients adds the rest to the first. The first gradient must be
-        computed and fill its storage, and no later operation may read it. Raises `TypeError` for an
-        update of buffers or of int8 weights.
+        The gradient must be computed, fill its storage, and have no later reader.
         """
         storages = self.gradient_storages(operation)
         computed_storages = [
@@ -184,11 +165,8 @@ class TrainingGraph(CapturedGraph):
     def update_workspace_bytes(self, operation: Operation) -> int:
         """Return the workspace of an update in addition to its gradient [B].
 
-        The update of a parameter needs the rule's scratch memory and scalars, or its measured
-        workspace without a copy of the gradient if that is larger. A copy of the gradient is added
-        if its strides are not those of the parameter, or if the update overwrites a gradient for
-        which `owns_gradient` is False. For int8 weights, returns the measured workspace. An update
-        of buffers or of the batch count has only scalars.
+        Includes a copy of a gradient with other strides than the parameter, or one that is
+        overwritten but not owned.
         """
         update: Any = operation.node.target
         if isinstance(update, QuantizedUpdate):
@@ -221,11 +199,9 @@ class TrainingGraph(CapturedGraph):
         return tuple(last_uses)
 
     def _execution_order(self) -> Iterator[Operation]:
-        """Yield operations in execution order, with their old indices.
+        """Yield operations in execution order: FX order, updates as early as dependencies allow.
 
-        The order is that of the FX graph, but updates and other custom operations run as early as
-        dependencies allow, and each source directly before its first reader. Sources without a
-        reader are left out.
+        Each source directly precedes its first reader. Indices are not renumbered yet.
         """
         custom_indices = {
             operation.index
@@ -261,10 +237,8 @@ class TrainingGraph(CapturedGraph):
     ) -> dict[int, int]:
         """Map the index of each custom operation to that of the last one that must precede it.
 
-        Both are `Operation.index`; `custom_indices` are sorted. The makers of an operation's
-        operands, of which there is at least one, must precede it, and the readers of the state that
-        it replaces. In place of a custom maker or reader, its own predecessor counts. For buffers,
-        users of the readers' outputs in `computed_operations` must precede it, too.
+        These are makers of operands, readers of the replaced state and, for buffers, users of the
+        readers' outputs. `custom_indices` are sorted.
         """
         last_uses = [storage.operation for storage in self.storages]
         readers: dict[int | None, list[Operation]] = {}
@@ -300,11 +274,7 @@ class TrainingGraph(CapturedGraph):
         return predecessors
 
     def _renumber(self, order: list[Operation]) -> None:
-        """Renumber operations by their position in `order`, and storages by operation.
-
-        Replaces `operations`, `storages` and `output_keys`. Deletes operations that are not in
-        `order`, with their storages.
-        """
+        """Renumber operations by their position in `order`, and delete all others."""
         new_operation_index = {
             operation.index: position for position, operation in enumerate(order)
         }
@@ -343,11 +313,7 @@ class TrainingGraph(CapturedGraph):
 
 
 def _gradient_fits(update: Operation) -> tuple[bool, bool]:
-    """Return `OpProfile.gradient_fits` from the profile of a parameter's update.
-
-    It is (first gradient has the parameter's strides, first gradient fills its storage); the update
-    may sum several gradients. Raises `TypeError` if the operation is no `ParameterUpdate`.
-    """
+    """Return (first gradient has the parameter's strides, it fills its storage) of an update."""
     if update.profile.gradient_fits is None:
         raise TypeError(update.name)
     return update.profile.gradient_fits
@@ -357,11 +323,7 @@ class _UpdateProfiler(OpProfiler):
     """Profiler that sets `OpProfile.gradient_fits` for updates of parameters."""
 
     def profile(self, node: fx.Node, arguments: Any, keywords: Any, value: Any) -> OpProfile:
-        """Return the profile of a call, with `gradient_fits` for a `ParameterUpdate`.
-
-        `gradient_fits` is a pair: whether the first gradient has the first parameter's strides, and
-        whether this gradient fills its own storage. It is None for other calls.
-        """
+        """Return the profile of a call, with `gradient_fits` for a `ParameterUpdate`."""
         profile = super().profile(node, arguments, keywords, value)
         if not isinstance(node.target, ParameterUpdate):
             return profile

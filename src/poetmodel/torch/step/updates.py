@@ -63,10 +63,7 @@ BATCHES: Final = "accumulated_batches"
 
 
 def copy_tensors(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Return copies of tensors in new memory.
-
-    Call it under ``torch.no_grad``: otherwise copies of parameters are in the autograd graph.
-    """
+    """Return copies in new memory; call this under ``torch.no_grad``."""
     return tuple(torch.empty_like(tensor, requires_grad=False).copy_(tensor) for tensor in tensors)
 
 
@@ -80,18 +77,15 @@ class CustomOperation:
         return self.__name__
 
     def key_attributes(self) -> dict[str, Any]:
-        """Return the attributes that determine the operation's results, by name, for cache keys.
-
-        By default these are all attributes; the dict is then that of the object, not a copy.
-        """
+        """Return the attributes that determine the results, for cache keys; not a copy."""
         return vars(self)
 
 
 class GradientNorm(CustomOperation):
     """Computes the factor that clips the total norm of all gradients to `max_norm`.
 
-    The arithmetic is that of ``torch.nn.utils.clip_grad_norm_``. Gradients are in the order of
-    `parameters`, and are read with the strides of these; values of `parameters` are not read.
+    The arithmetic is that of ``torch.nn.utils.clip_grad_norm_``. Only the strides of `parameters`
+    are read.
     """
 
     def __init__(self, max_norm: float, parameters: Sequence[torch.Tensor]) -> None:
@@ -103,10 +97,7 @@ class GradientNorm(CustomOperation):
         ]
 
     def __call__(self, gradients: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
-        """Return the clipping factor, at most 1; gradients of one parameter are summed first.
-
-        The factor is a tensor without dimensions. `gradients` has the gradients of each parameter.
-        """
+        """Return the factor, at most 1; the gradients of one parameter are summed first."""
         pairs = zip(gradients, self._layout_examples, strict=True)
         norm = torch.nn.utils.get_total_norm(
             [sum_gradients(terms, example) for terms, example in pairs]
@@ -115,9 +106,9 @@ class GradientNorm(CustomOperation):
 
 
 def sum_gradients(gradients: Sequence[torch.Tensor], layout_example: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the gradients of one parameter, with the strides of `layout_example`.
+    """Return the sum of gradients with the strides of `layout_example`; no input is changed.
 
-    A single gradient that has these strides is returned itself, not copied. No gradient is changed.
+    A single gradient that has these strides is returned itself.
     """
     gradient_sum, *further_gradients = gradients
     for gradient in further_gradients:
@@ -145,10 +136,7 @@ class Update(CustomOperation, ABC):
     def overwrite_state(
         self, state: Sequence[torch.Tensor], *operands: Any, **options: bool
     ) -> None:
-        """Overwrite the state with its new values.
-
-        `operands` are the operation's arguments after the state; `options` depend on the class.
-        """
+        """Overwrite the state with its new values; `options` depend on the class."""
 
 
 class BufferUpdate(Update):
@@ -174,12 +162,7 @@ class ParameterUpdate(Update):
         self.rule: Rule = rule
 
     def writes_gradient(self, operands: Sequence[Any]) -> bool:
-        """Return whether `overwrite_state` may overwrite the first gradient, or a copy of it.
-
-        True for several gradients, for a clipping factor, and if the rule writes the gradient.
-        `operands` are those of `overwrite_state`. Always True for those of an `AccumulatingUpdate`,
-        which include a count.
-        """
+        """Return whether `overwrite_state` may overwrite the first gradient, or a copy of it."""
         gradients, _, *factors = operands
         return bool(len(gradients) > 1 or factors or self.rule.writes_gradient)
 
@@ -188,11 +171,9 @@ class ParameterUpdate(Update):
     ) -> None:
         """Overwrite the parameter and its moments with their new values.
 
-        `operands` are the gradients, which are summed, the learning rate, and the clipping factor
-        if there is one. If `writes_gradient` returns True, the first gradient is overwritten with
-        the option ``owns_gradient``, otherwise a copy. A gradient whose strides are not those of
-        the parameter is always copied. The option ``is_first`` states that the moments have no
-        value from an earlier update. Both options are False by default.
+        `operands` are the gradients, the learning rate and any clipping factor. Options, False by
+        default: ``owns_gradient`` allows overwriting the first gradient instead of a copy;
+        ``is_first`` states that the moments have no value yet.
         """
         gradients, rate, *factors = operands
         parameter = state[0]
@@ -210,9 +191,8 @@ class ParameterUpdate(Update):
 class AccumulatingUpdate(ParameterUpdate):
     """The optimizer's step for one parameter, by the sum of its gradients over several batches.
 
-    The last state tensor is the sum so far. Operands of `overwrite_state` are the gradients, the
-    learning rate, the number of earlier batches in the sum, and the clipping factor if there is
-    one. Of `batches` batches, the last one updates the parameter and resets the sum to 0.
+    The last state tensor is the sum. The last of `batches` batches updates the parameter and resets
+    the sum to 0.
     """
 
     def __init__(self, rule: Rule, batches: int) -> None:
@@ -224,10 +204,8 @@ class AccumulatingUpdate(ParameterUpdate):
     ) -> None:
         """Add the gradients to the sum; the last batch updates the parameter and resets the sum.
 
-        The sum is the last tensor of `state`; the update does not divide it by the number of
-        batches. `operands` are the gradients, the learning rate, the number of earlier batches in
-        the sum, and the clipping factor if there is one. No gradient is changed, and the option
-        ``owns_gradient`` has no effect.
+        `operands` are the gradients, the learning rate, the number of earlier batches in the sum,
+        and any clipping factor. The sum is not divided; no gradient is changed.
         """
         gradients, rate, count, *factors = operands
         *updated_state, gradient_sum = state
@@ -245,22 +223,10 @@ class AccumulatingUpdate(ParameterUpdate):
 
 
 class QuantizedUpdate(Update):
-    """The gradient-descent step of the int8 weights of a layer.
+    """The gradient-descent step of the int8 weights of a layer, the `site` of its rounding.
 
-    Its state is the weight, the residual if weights have 16 bits, and the gradient sum if several
-    batches are summed.
-
-    Parameters
-    ----------
-    rule : Sgd
-        Settings of SGD, without momentum.
-    site : int
-        Number of the layer, for stochastic rounding: see `RoundingDraws`.
-    draw_numbers : callable, optional
-        Function of `site` that returns the random numbers of the next update, for weights without
-        residuals.
-    batches : int
-        Number of batches whose gradients are summed before each step.
+    Its state is the weight, the residual if weights have 16 bits, and the gradient sum if `batches`
+    are summed. Without residuals, each update rounds by the numbers of `draw_numbers(site)`.
     """
 
     def __init__(
@@ -271,11 +237,6 @@ class QuantizedUpdate(Update):
         draw_numbers: Callable[[int], RoundingDraws] | None = None,
         batches: int = 1,
     ) -> None:
-        """Store the settings; each update calls `draw_numbers`, unless it is None.
-
-        `draw_numbers` is None for weights with residuals. Its argument `site` is the number of the
-        layer. The gradients of `batches` batches are summed before each update.
-        """
         super().__init__("quantized_sgd")
         self.settings = rule
         self.site = site
@@ -292,14 +253,9 @@ class QuantizedUpdate(Update):
     ) -> None:
         """Overwrite weights, residuals if any and, if batches are summed, the gradient sum.
 
-        Gradients before the last batch are only added to the sum, which the last batch resets to 0.
-
-        `state` is the weight, the residual if any, and the gradient sum if batches are summed.
-        `operands` are the gradients of the real weights, the scales of the weights and the learning
-        rate. The number of earlier batches in the sum follows if batches are summed (`batches` - 1
-        for the last batch), and the clipping factor if gradients are clipped. `options` are
-        ignored. Raises `InputError` if weights have no residual and the update has no random
-        numbers.
+        `operands` are the gradients of the real weights, the scales of the weights, the learning
+        rate, the number of earlier batches if batches are summed, and any clipping factor. Batches
+        before the last one only change the sum. `options` are ignored.
         """
         del options
         gradients, scale, rate, *optional_operands = operands
@@ -369,13 +325,8 @@ def extend_with_optimizer(
 ) -> Joint:
     """Return a captured step extended by an optimizer's step, with loss and outputs as results.
 
-    Each execution of the step reads one batch. The gradients of `accumulate` batches are summed;
-    only the execution for the last of them updates parameters.
-
-    Changes the graph of `joint`, in which operators that only dropped results read are erased.
-    Raises `CaptureError` if the updates cannot be traced or would differ from those of the
-    optimizer, if the step has `Joint.finite_check_lines`, or if `clip_grad_norm` is no positive
-    number.
+    Changes the graph of `joint`. Each execution reads one batch; only that for the last of
+    `accumulate` batches updates parameters, by the sum of gradients.
     """
     combined = Optimizers.combine(optimizer)
     refuse(joint.name, (f"optimizer: {error}" for error in optimizer_errors(combined)))
@@ -393,10 +344,7 @@ def extend_with_optimizer(
 
 
 def _trained_parameters(joint: Joint) -> dict[int, _TrainedParameter]:
-    """Return the parameters whose gradients are results of the step, by the parameter's ``id``.
-
-    They have the order of the step's arguments.
-    """
+    """Return the parameters whose gradients are results, by ``id``, in the order of arguments."""
     parameters: dict[int, _TrainedParameter] = {}
     for argument in joint.arguments_of(InputKind.PARAMETER):
         value = joint.value(argument)
@@ -423,12 +371,7 @@ def _extension_errors(
     parameters: dict[int, _TrainedParameter],
     clip_grad_norm: float | None,
 ) -> Iterator[str]:
-    """Yield an error for each parameter, argument, result or option that updates do not support.
-
-    `clip_grad_norm` must be above 0. Trained parameters must be real and in the optimizer, and the
-    optimizer's parameters in model or loss. Only parameters may have gradients as results, and only
-    buffers may be changed in forward. Includes `_quantized_errors` and `_shared_memory_errors`.
-    """
+    """Yield an error for each parameter, argument, result or option that updates do not support."""
     max_norm: object = clip_grad_norm
     is_valid_norm = (
         isinstance(max_norm, int | float) and not isinstance(max_norm, bool) and max_norm > 0
@@ -469,8 +412,7 @@ def _extension_errors(
 def _quantized_errors(joint: Joint, optimizer: Any) -> Iterator[str]:
     """Yield at most one error: that of the first int8 layer that an optimizer cannot train.
 
-    Int8 layers need SGD without momentum, and for stochastic rounding a `QuantizedSGD` of the
-    layer.
+    Int8 layers need SGD without momentum, for stochastic rounding a `QuantizedSGD`.
     """
     layers = trained_layers(joint.module)
     for rule, parameters in group_rules(optimizer):
@@ -494,12 +436,10 @@ def _counts_updates(optimizer: Any, layer: TrainedLayer) -> bool:
 
 
 def _shared_memory_errors(joint: Joint) -> Iterator[str]:
-    """Yield an error per argument that shares a storage with another tensor of an earlier argument.
+    """Yield an error per argument that shares a storage with another tensor of an earlier one.
 
-    An update of one tensor may change the other; disjoint views of a storage are refused, too.
-    Two arguments may be the same tensor, unless exactly one of them is an input of the user.
-    Inputs of the user may share storages with each other, because no update changes inputs.
-    Tangents are not checked.
+    An update may change both; disjoint views are refused, too. Only inputs of the user may share
+    storages with each other.
     """
     first_arguments: dict[int, tuple[int, str]] = {}
     values = list(map(joint.value, joint.arguments))
@@ -515,7 +455,10 @@ def _shared_memory_errors(joint: Joint) -> Iterator[str]:
 
 
 class _OptimizerExtension:
-    """Adds the updates of an optimizer to a captured graph, in place."""
+    """Adds the updates of an optimizer to a captured graph, in place.
+
+    `parameters` are by ``id``; the gradients of `accumulate` batches are summed.
+    """
 
     def __init__(
         self,
@@ -524,11 +467,6 @@ class _OptimizerExtension:
         parameters: dict[int, _TrainedParameter],
         accumulate: int,
     ) -> None:
-        """Store the arguments, and index int8 layers and buffers of the step by ``id``.
-
-        `parameters` are the trained parameters by ``id``. `accumulate` is the number of batches
-        whose gradients are summed.
-        """
         self.joint = joint
         self.graph = joint.graph_module.graph
         self.optimizer = optimizer
@@ -545,9 +483,7 @@ class _OptimizerExtension:
     def extend(self, clip_grad_norm: float | None) -> Joint:
         """Add inputs and operations of the updates to the graph; return the extended step.
 
-        The step's results are loss and outputs only; operators that no node reads any more are
-        erased. Gradients are not clipped if `clip_grad_norm` is None.
-        Raises `CaptureError` if a changed buffer has several names.
+        Operators that no node reads any more are erased.
         """
         count = self._add_gradient_sums() if self.batches > 1 else None
         factors = (
@@ -578,10 +514,7 @@ class _OptimizerExtension:
         )
 
     def _erase_unread_nodes(self) -> None:
-        """Erase operators without readers, except updates and random operators.
-
-        Operators that only erased operators read are erased, too.
-        """
+        """Erase operators without readers, except updates and random operators."""
         for node in reversed(self.graph.nodes):
             is_needed = node.op != "call_function" or isinstance(node.target, Update)
             is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
@@ -591,11 +524,7 @@ class _OptimizerExtension:
     def _add_argument(
         self, name: str, source: LearningRate | OptimizerMoment | InitialValue
     ) -> fx.Node:
-        """Add a graph input for a value of the optimizer, or for state that only exported code has.
-
-        Inserts its node as the first node of the graph, and returns it. Appends its specification,
-        with `name` and `source` as `optimizer_value`, to `new_arguments`.
-        """
+        """Insert a first graph input for a value of the optimizer; append it to `new_arguments`."""
         with self.graph.inserting_before(next(iter(self.graph.nodes))):
             node = self.graph.placeholder(f"optimizer_{len(self.new_arguments)}")
         is_rate = isinstance(source, LearningRate)
@@ -606,21 +535,14 @@ class _OptimizerExtension:
         return node
 
     def _add_operation(self, path: str, operation: CustomOperation, *arguments: Any) -> fx.Node:
-        """Add a custom operation before the output, annotated with `path`; return its node.
-
-        `path` is that of a module, parameter or int8 weight in the captured module.
-        """
+        """Add a custom operation before the output, annotated with a module's path."""
         with self.graph.inserting_before(self.graph.output_node()):
             node = self.graph.call_function(operation, arguments)
         node.meta["custom"] = {ANNOTATION: path}
         return node
 
     def _add_gradient_norm(self, max_norm: float) -> fx.Node:
-        """Add the operation that computes the clipping factor; return its node.
-
-        The operation reads the gradients of all trained parameters and, if batches are summed, the
-        gradient sums of earlier batches.
-        """
+        """Add the operation that computes the clipping factor, also from gradient sums."""
         gradients = [
             [*self.gradient_sums.get(key, ()), *trained_parameter.gradients]
             for key, trained_parameter in self.parameters.items()
@@ -654,10 +576,7 @@ class _OptimizerExtension:
     ) -> None:
         """Add the update of a parameter, with a graph input for each moment of `rule`.
 
-        If the parameter's gradients are those of int8 weights, calls `_add_quantized_update`
-        instead. `rate` is the node of the learning rate, and `factors` has the node of the clipping
-        factor, if any. `count` is the node of the number of earlier batches in the gradient sum
-        (the last batch changes parameter and moments); None if batches are not summed.
+        `count` is the node of the number of earlier batches; None if batches are not summed.
         """
         layer = self.quantized_layers.get(id(trained_parameter.parameter))
         if layer is not None:
@@ -694,9 +613,7 @@ class _OptimizerExtension:
     ) -> None:
         """Add the operation that updates a layer's int8 weights, a `QuantizedUpdate`.
 
-        It reads the gradients of `trained_parameter`. Weights, residuals, scales and gradient sums
-        are graph inputs already. `operands` are the operands of `QuantizedUpdate.overwrite_state`
-        after the scales.
+        `operands` are those after the scales.
         """
         *weights, scale = (
             self.buffers[id(buffer)].node for buffer in (*layer.state, layer.weight_scale)
@@ -722,10 +639,7 @@ class _OptimizerExtension:
         self._add_operation(path, update, state, trained_parameter.gradients, scale, *operands)
 
     def _add_buffer_updates(self) -> None:
-        """Add one update per module with changed buffers.
-
-        Raises `CaptureError` if a changed buffer has several names.
-        """
+        """Add one update per module with changed buffers."""
         updates_of_owner: dict[str, list[tuple[fx.Node, fx.Node]]] = {}
         buffer_ids: set[int] = set()
         for result in self.joint.results:
