@@ -28,8 +28,8 @@ each attempt updates all stages from its target to that stage."""
 class EarlierRecomputation:
     """Moves recomputations, and restorations that serve only them, to earlier stages at no cost.
 
-    A stage may have enough RAM for its recomputed tensors at its last step, but not for the step of
-    the recomputation beside the inputs of the last step.
+    A stage may have RAM for its recomputed tensors at its last step, but not for the step of the
+    recomputation beside the inputs of the last step.
     """
 
     partial: PartialSchedule
@@ -45,7 +45,7 @@ class EarlierRecomputation:
     def relieve(self, t: int) -> bool:
         """Move one recomputation of stage `t` earlier if that lowers the total excess over the RAM.
 
-        Recomputations with `MAX_ATTEMPTS` failures are skipped. Return whether one was moved.
+        Skips those with `MAX_ATTEMPTS` failures.
         """
         partial, excess_bytes = self.partial, self._excess_bytes()
         if not 0 < len(partial.recomputed[t]) <= MAX_RECOMPUTATIONS or not partial.extra_bytes[t]:
@@ -63,9 +63,7 @@ class EarlierRecomputation:
     def _move(self, original: Restoration, max_excess_bytes: int) -> bool:
         """Move a recomputation to the last earlier stage that lowers the total excess.
 
-        Tries at most `MAX_STAGES` stages, while the RAM rows between have room. After False, the
-        caller must undo the removal of the recomputation and of the restorations that serve only
-        it.
+        After False, the caller must undo the removal of it and of restorations that serve only it.
         """
         partial, (t, k, _) = self.partial, original
         peak = partial.peak(t)

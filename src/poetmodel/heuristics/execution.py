@@ -50,7 +50,7 @@ _OVERWRITE_PERMISSION: Final[ContextVar[_OverwritePermission | None]] = ContextV
 def may_overwrite_inputs() -> bool:
     """Return whether a method may evict an input by overwriting it; register the request.
 
-    Return False outside of `retry_with_overwrites` and in its first attempt.
+    False outside of `retry_with_overwrites` and in its first attempt.
     """
     permission = _OVERWRITE_PERMISSION.get()
     if permission is None:
@@ -62,13 +62,10 @@ def may_overwrite_inputs() -> bool:
 def retry_with_overwrites(graph: Graph, attempt: Callable[[], Schedule]) -> Schedule:
     """Execute a method; if it finds no schedule, repeat it with permission to overwrite inputs.
 
-    Only methods that requested the permission are repeated. An in-place operator may then overwrite
-    an input that is read later: the input is evicted after the step. The first attempt has no
-    permission, because a method would use it to keep more state in RAM, at a higher cost. A call
-    inside of another one has the permission of the outer call and does not repeat the method. A
-    method is not repeated either for a graph without in-place operators that save bytes.
-
-    Raises the `MethodNotApplicableError` of the first attempt if no attempt succeeds.
+    An in-place operator may then overwrite an input that is read later: the input is evicted after
+    the step. The first attempt has no permission, because a method would use it to keep more state
+    in RAM, at a higher cost. Only methods that requested the permission are repeated, and no inner
+    calls.
     """
     permission = _OVERWRITE_PERMISSION.get()
     if permission is not None or not any(graph.shared_bytes_of):
@@ -92,10 +89,9 @@ def retry_with_overwrites(graph: Graph, attempt: Callable[[], Schedule]) -> Sche
 class Execution:
     """The execution of a training step; records computations, kept tensors and page-ins by stage.
 
-    First computations are in graph order, each in its own stage. Within a stage, a schedule has the
-    order of the nodes: a node that a stage computes twice is computed once, and its outputs stay in
-    RAM between their uses. A tensor that is paged in is paged out right after its first
-    computation, unless it starts on storage. `compute` and `page_in` do not check `limit_bytes`.
+    First computations are in graph order, each in its own stage. A node that a stage computes twice
+    is computed once, and its outputs stay in RAM between their uses. A tensor that is paged in is
+    paged out right after its first computation. `compute` and `page_in` do not check `limit_bytes`.
     """
 
     def __init__(self, graph: Graph, limit_bytes: float = math.inf) -> None:
@@ -145,7 +141,7 @@ class Execution:
     def page_in(self, i: int) -> None:
         """Add tensor `i` to RAM, and record its page-in; begin the next stage if necessary.
 
-        A tensor that the schedule keeps into the stage, or that the stage computed, needs none.
+        A tensor that the stage has kept or computed needs none.
         """
         if self._is_stage_over:
             self.begin_stage()
@@ -209,10 +205,10 @@ class Execution:
 
 
 class StagedExecution(Execution):
-    """An execution that, stage by stage, recomputes or pages in the missing inputs of the stage.
+    """An execution that restores, stage by stage, the missing inputs of the stage.
 
     A stage computes in graph order, each node at most once, so a tensor that a later step of the
-    stage reads must not be evicted before it: see `evictable_candidates`.
+    stage reads must not be evicted: see `evictable_candidates`.
     """
 
     def __init__(self, graph: Graph, limit_bytes: float = math.inf) -> None:
@@ -232,10 +228,7 @@ class StagedExecution(Execution):
         return False
 
     def retains(self, i: int) -> bool:
-        """Return whether tensor `i` stays in RAM after its last use in the stage.
-
-        By default it stays if the node of a later stage reads it.
-        """
+        """Return whether tensor `i` stays in RAM after its last use in the stage."""
         return self.is_awaited(i)
 
     def demanded_tensors(self) -> Iterable[int]:
@@ -250,10 +243,9 @@ class StagedExecution(Execution):
         return bool(users) and users[-1] > self.stage
 
     def evictable_candidates(self, k: int) -> list[int]:
-        """Return tensors in RAM, of more than 0 bytes, that no step of the stage from `k` on reads.
+        """Return tensors in RAM, above 0 bytes, that no step of the stage from `k` on reads.
 
-        While `_overwritten_victim` chooses an input that step `k` may overwrite, these are
-        included.
+        Includes inputs of `k` while `_overwritten_victim` chooses one to overwrite.
         """
         return [
             i
@@ -270,11 +262,7 @@ class StagedExecution(Execution):
         return self.schedule()
 
     def _execute_stage(self) -> None:
-        """Execute the page-ins, computations and evictions of the current stage, in graph order.
-
-        First frees the outputs of all nodes that the stage computes. After each step, evicts its
-        inputs and outputs that no later step of the stage reads, if `retains` does not keep them.
-        """
+        """Execute the page-ins, computations and evictions of the current stage, in graph order."""
         graph = self.graph
         computations, page_ins = self._find_missing()
         for k in computations:  # outputs of nodes that the stage computes need not be in RAM before
@@ -299,10 +287,7 @@ class StagedExecution(Execution):
             self._overwritten_inputs.clear()
 
     def _evict_for_step(self, k: int) -> None:
-        """Evict tensors until node `k` fits; without a victim, overwrite an input if permitted.
-
-        `_overwritten_inputs` then contains the input until the end of the step.
-        """
+        """Evict tensors until node `k` fits; without a victim, overwrite an input if permitted."""
         while self.ram_bytes + (needed_bytes := self._step_bytes(k)) > self.limit_bytes:
             victim = self.choose_victim(k)
             if victim is not None:
@@ -314,10 +299,7 @@ class StagedExecution(Execution):
                 self.evict_until_fits(needed_bytes, k)  # raises the error
 
     def _overwritten_victim(self, k: int) -> int | None:
-        """Choose an input to evict by overwriting it in node `k`; None without a victim.
-
-        Calls `may_overwrite_inputs`, which registers the request.
-        """
+        """Choose an input to evict by overwriting it in node `k`; registers the request."""
         if not may_overwrite_inputs():
             return None
         self._replaceable_inputs = frozenset(
@@ -371,9 +353,9 @@ def retain_tensors(
 ) -> Schedule:
     """Return the schedule that keeps tensors by a rule, and restores missing tensors when read.
 
-    `is_kept(stage, evictable tensor)` returns whether the tensor stays in RAM after the stage;
-    `list_demanded(stage)` returns tensors needed besides the inputs of its node. RAM is not
-    limited. `stored_tensors` are paged, not recomputed. All state has its home on storage.
+    `is_kept(stage, tensor)` is about RAM after the stage; `list_demanded(stage)` returns tensors
+    needed beside its node's inputs. RAM is not limited. `stored_tensors` are paged, not recomputed.
+    All state has its home on storage.
     """
     unreduced_schedule = _Retention(graph, is_kept, list_demanded, stored_tensors).execute_stages()
     return PartialSchedule.from_schedule(graph, unreduced_schedule).schedule()
@@ -467,9 +449,9 @@ def evictable_tensors(graph: Graph) -> frozenset[int]:
 
 
 def last_forward_uses(graph: Graph) -> tuple[int, ...]:
-    """Return, for each tensor, its last reader in the forward pass, or its own node without one.
+    """Return each tensor's last reader in the forward pass, or its own node without one.
 
-    The pass includes updates before `first_backward_node`, those of running statistics.
+    The pass includes updates of running statistics, before `first_backward_node`.
     """
     first_backward = first_backward_node(graph)
     return tuple(

@@ -40,16 +40,10 @@ make the schedule fit in RAM. It applies until a schedule meets all limits."""
 def construct(problem: Problem, *, max_s: float = math.inf) -> Schedule | None:
     """Construct a greedy schedule that meets every limit; None if none was found in `max_s` [s].
 
-    Per-stage constraints are not checked. The first fit in RAM has no time limit.
-
-    Notes
-    -----
-    Tensors kept across stages above the limit are evicted and restored at their next need, those
-    with the most freed bytes per price first. If the schedule then exceeds a limit, a penalty for
-    the use of the limits is added to the prices, and bisection searches for the smallest sufficient
-    penalty; if RAM is minimized, then for the smallest RAM limit. If tensors may be paged, storage
-    is unlimited and RAM is the only limit, a schedule is found whenever the budget is at least the
-    minimum RAM.
+    Per-stage constraints are not checked. The first fit in RAM has no time limit. Tensors kept
+    across full stages are evicted, those with the most freed bytes per price first. Bisection finds
+    the smallest penalty, then if RAM is minimized the smallest RAM limit. With paging, unlimited
+    storage and RAM as only limit, a schedule is found from the minimum RAM on.
     """
     greedy = _Greedy(problem, now_s() + max_s)
     greedy.find_best()
@@ -61,10 +55,7 @@ def add_rewarded_decisions(
     restorations: Iterable[Restoration],
     rewarded: Iterable[Restoration] = (),
 ) -> Schedule:
-    """Return the schedule of `restorations` and of decisions that constraints or costs reward.
-
-    Decisions in `rewarded` are added first, each in the stage where it fits best.
-    """
+    """Return the schedule of `restorations` and of rewarded decisions, `rewarded` ones first."""
     problem = objective.problem
     partial = objective.make_partial(restorations)
     repair = Repair(problem, partial, objective.prices(0.0), problem.usable_ram_bytes)
@@ -90,10 +81,9 @@ def refit(problem: Problem, schedule: Schedule, *, max_s: float = math.inf) -> S
 
 
 def page_everything(problem: Problem) -> Schedule | None:
-    """Return the schedule in which each stage pages in the tensors that its node reads.
+    """Return the schedule that pages in the inputs of each stage; None without paging.
 
-    It fits in the minimum RAM and is constructed without a search; it may exceed other limits.
-    Tensors that the stage before uses stay in RAM. None if the problem permits no paging.
+    It fits in the minimum RAM; it may exceed other limits.
     """
     if not problem.can_page:
         return None
@@ -109,9 +99,8 @@ def page_everything(problem: Problem) -> Schedule | None:
 def keep_all_if_within_budgets(problem: Problem) -> Schedule | None:
     """Return keep-all if it meets the limits on RAM, time, energy and commits, else None.
 
-    None also if a bound shows that no schedule meets some user-defined constraint; the result may
-    violate such constraints. If it meets them, a better schedule exists only if RAM is minimized or
-    decisions are rewarded.
+    The result may violate user-defined constraints. If it meets them, a better schedule exists only
+    if RAM is minimized or decisions are rewarded.
     """
     if checkpoint_all_peak_bytes(problem.graph) > problem.usable_ram_bytes:
         return None
@@ -130,10 +119,7 @@ class _Greedy:
         self.best_score = WORST
 
     def find_best(self) -> None:
-        """Construct schedules to find the smallest sufficient penalty: 0, infinity, then bisection.
-
-        The best is stored in `best`, which stays None if none meets all limits.
-        """
+        """Store in `best` the schedule with the smallest sufficient penalty, by bisection."""
         usable_bytes = self.problem.usable_ram_bytes
         penalty = 0.0
         if not self._try_repair(penalty, usable_bytes):
@@ -145,10 +131,7 @@ class _Greedy:
             self._minimize_peak(penalty)
 
     def _find_min_penalty(self, limit_bytes: int) -> float:
-        """Bisect the logarithm of the penalty for the smallest one with which all limits are met.
-
-        Return infinity if no tried finite penalty suffices.
-        """
+        """Bisect the logarithm of the penalty for the smallest one that suffices, else inf."""
         low, high = -MAX_PENALTY_LOG2, MAX_PENALTY_LOG2
         penalty = math.inf
         for _ in range(N_PENALTIES):
@@ -175,7 +158,7 @@ class _Greedy:
     def _try_repair(self, penalty: float, limit_bytes: int) -> bool:
         """Repair keep-all within `limit_bytes`; return whether the result meets all limits.
 
-        Stores it in `best` if it has the lowest score. Time is unlimited while `best` is None.
+        Stores the best in `best`. Time is unlimited while that is None.
         """
         partial = self.objective.make_partial()
         repair = Repair(self.problem, partial, self.objective.prices(penalty), limit_bytes)

@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 class RamLedger:
     """The RAM of keep-all with recomputations, page-ins and homes of state.
 
-    A resident state tensor is like a tensor that is computed before the first stage and read after
-    the last one: it is in RAM in every stage. Methods that compute peaks raise `TimeLimitError` if
-    a time limit of the calling context has passed.
+    A resident state tensor is like one computed before the first stage and read after the last.
+    Methods that compute peaks raise `TimeLimitError` after the calling context's time limit.
     """
 
     def __init__(self, graph: Graph, working_graph: Graph) -> None:
@@ -97,10 +96,9 @@ class RamLedger:
     # -- tensors in RAM --------------------------------------------------------------------------
 
     def _spans(self, i: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (i, first, last) ranges: tensor `i` is in RAM when stages first..last begin.
+        """Yield (i, first, last): tensor `i` is in RAM when stages first..last begin.
 
-        There is one for each first computation or restoration, up to the last reader before the
-        next one. It is empty (``last < first``) or omitted if no later stage reads the tensor.
+        One for each source, up to the last reader before the next; empty if ``last < first``.
         """
         needs, sources = self._needs[i], self._sources[i]
         for a, source in enumerate(sources):
@@ -116,10 +114,7 @@ class RamLedger:
         return n_sources_before > 0 and self._next_is_need(i, t, n_sources_before)
 
     def is_read_from(self, i: int, t: int) -> bool:
-        """Return whether a step of stage `t` or later reads tensor `i` from its source in `t`.
-
-        A source is the first computation or a restoration.
-        """
+        """Return whether a step of stage `t` or later reads tensor `i` from its source in `t`."""
         return self._next_is_need(i, t, bisect_right(self._sources[i], t))
 
     def is_available(self, i: int, t: int) -> bool:
@@ -129,10 +124,9 @@ class RamLedger:
         return sources[n_sources_before - 1] == t or self._next_is_need(i, t, n_sources_before)
 
     def _next_is_need(self, i: int, t: int, next_source_index: int) -> bool:
-        """Return whether a step from stage `t` on reads tensor `i` before its next source.
+        """Return whether a step from stage `t` on reads tensor `i` before its next source's stage.
 
-        `next_source_index` is the position of that source among the tensor's sources; the number of
-        sources if there is none. A step in the stage of that source does not count.
+        `next_source_index` is the source's position, or the number of sources if there is none.
         """
         needs, sources = self._needs[i], self._sources[i]
         position = bisect_left(needs, t)
@@ -143,9 +137,8 @@ class RamLedger:
     def first_keeping_stage(self, i: int, t: int) -> int:
         """Return the first stage whose RAM row counts tensor `i` only if it is kept for stage `t`.
 
-        The tensor is then kept from the last stage before `t` that computes, restores or reads it.
-        That stage is returned, or the next one if the row of that stage counts the tensor in any
-        case. A *row* is the RAM use at the last step of a stage.
+        That is the last earlier stage that computes, restores or reads it, or the next one if the
+        row of that stage counts it anyway. A *row* is the RAM use at the last step of a stage.
         """
         sources, needs = self._sources[i], self._needs[i]
         last = sources[bisect_left(sources, t) - 1]
@@ -157,18 +150,16 @@ class RamLedger:
     def sources_and_needs(self, i: int) -> tuple[Sequence[int], Sequence[int]]:
         """Return the stages that compute or restore tensor `i`, and those that read it, ascending.
 
-        For resident state, the source is -1 and the last need is the number of stages. The two
-        sequences are not copies; a stage may occur repeatedly.
+        Not copies; stages may repeat. Resident state: source -1, last need the number of stages.
         """
         return self._sources[i], self._needs[i]
 
     def first_counting_stage(self, i: int, last: int) -> tuple[int, int | None]:
         """Return the first stage whose RAM row counts tensor `i` only if kept from stage `last`.
 
-        That is `last`, or the next stage if the row of `last` counts the tensor in any case. A
-        *row* is the RAM use at the last step of a stage. The second value is None if this row
-        counts the whole tensor; if the node of the stage could overwrite the tensor, it is the
-        number of bytes that the row counts instead: those that overwriting would save [B].
+        The second value is None if this row (RAM at the last step) counts the whole tensor, else
+        the bytes that the stage's node would save by overwriting the tensor, which the row counts
+        [B].
         """
         first = last + (last in self._always_counting[i])
         saved_bytes_by_stage = self._overwritable_bytes.get(i)
@@ -177,10 +168,8 @@ class RamLedger:
     def row_bytes_with(self, i: int, t: int) -> int:
         """Return the highest row before stage `t` if tensor `i` were also kept for `t` [B].
 
-        A *row* is the RAM use at the last step of a stage. Rows from `first_keeping_stage` to
-        ``t - 1`` count. The bytes of the tensor are added to them, so it must not be kept yet. If
-        the node of the first stage could overwrite the tensor, only the bytes that overwriting
-        would save are added to that row. Return 0 if there is no such row.
+        The tensor must not be kept yet. Rows (RAM at the last step) from `first_keeping_stage` to
+        ``t - 1`` count; 0 without one.
         """
         first, size = self.first_keeping_stage(i, t), self.sizes[i]
         row_bytes = self.row_bytes[first:t]
@@ -196,10 +185,8 @@ class RamLedger:
     def row_bytes_if_resident(self, i: int) -> int:
         """Return the highest row in stages that count state `i` only if the state is resident [B].
 
-        The home of the state must be on storage. The stages are those before the node of the state
-        and after the last reader, or all stages if the core reads the state in place. Stages
-        between two readers are not checked. The size of the state is added to the *row*, the RAM
-        use at the last step of a stage. Return 0 if there is no such stage.
+        The home of the state must be on storage. Stages between two readers are not checked. A
+        *row* is the RAM use at the last step of a stage; 0 without one.
         """
         k, needs = self.graph.node_of[i], self._needs[i]
         last_need = needs[-1] if needs else k - (k not in self._always_counting[i])
@@ -209,8 +196,7 @@ class RamLedger:
     def tensors_kept_across(self, stage: int) -> list[tuple[int, int, int]]:
         """Return (tensor, first, need) for each of `intervals` with ``first <= stage < need``.
 
-        These are the tensors that the stage keeps in RAM although its node does not use them, or
-        could overwrite them. Tensors of 0 bytes are omitted.
+        The stage keeps these although its node does not use them, or could overwrite them.
         """
         sizes = self.sizes
         return [
@@ -267,8 +253,7 @@ class RamLedger:
         """Yield the links of tensor `i` as (start, need), ascending.
 
         Stage `need` reads the tensor, but does not compute or restore it; `start` is the last
-        earlier stage that computes, restores or reads it. For resident state, the first start is -1
-        and the last need is the number of stages.
+        earlier stage that uses it. Resident state begins at -1 and ends at the number of stages.
         """
         sources = self._sources[i]
         previous_need = -1
@@ -291,12 +276,10 @@ class RamLedger:
             self._count_link(i, last, need, sign)
 
     def _change_source(self, i: int, t: int, *, is_added: bool) -> None:
-        """Add or remove stage `t` as a source of tensor `i`; update the tensor's links (`_links`).
+        """Add or remove stage `t` as a source (computation or restoration) of `i`; update links.
 
-        A source computes or restores the tensor. A new one removes the link that ends at `t`, if
-        stage `t` reads the tensor; otherwise the next link starts at `t` instead of at an earlier
-        stage. A removal reverses this. No link changes if the stage has another source of the
-        tensor, or no step reads the tensor from this one.
+        A source replaces the link that ends at `t`; the next link then starts at `t`. No link
+        changes if the stage has another source, or no step reads from this one.
         """
         sources, needs = self._sources[i], self._needs[i]
         position = bisect_left(sources, t)
@@ -323,9 +306,7 @@ class RamLedger:
     def _change_need(self, i: int, t: int, *, is_added: bool) -> None:
         """Add or remove a step of stage `t` that reads tensor `i`; update the tensor's links.
 
-        A new reader splits the link (`_links`) across `t` in two, or else adds a link that ends at
-        `t`. A removal reverses this. No link changes if another step of the stage reads the tensor,
-        or if the stage computes or restores it.
+        No link changes if the stage reads, computes or restores the tensor anyway.
         """
         sources, needs = self._sources[i], self._needs[i]
         position = bisect_left(needs, t)
@@ -352,10 +333,9 @@ class RamLedger:
     def _count_link(self, i: int, last: int, need: int, sign: int) -> None:
         """Add a link of tensor `i` from stage `last` to reader `need` (sign 1), or remove it (-1).
 
-        Updates the `row_bytes` of stages from `last` to ``need - 1`` (without `last` if its row
-        counts the tensor in any case), the tensor's `intervals` and, unless `last` is -1,
-        `_links_from` stage `last`, whose peak becomes stale. If node `last` could overwrite the
-        tensor, row `last` changes only by the bytes that overwriting would save.
+        Updates `row_bytes`, `intervals` and `_links_from`; the peak of `last` becomes stale. If
+        node `last` could overwrite the tensor, its row counts only the bytes that overwriting
+        saves.
         """
         first = last + 1 if last in self._always_counting[i] else last
         if first < need:
@@ -374,10 +354,8 @@ class RamLedger:
     def _split_link(self, i: int, whole_link: tuple[int, int], t: int, sign: int) -> None:
         """Split `whole_link` of tensor `i` at reader `t` (sign 1), or merge its two halves (-1).
 
-        Updates the tensor's `intervals` and `_links_from` stage `t`, whose peak becomes stale. A
-        split reduces row `t` of `row_bytes` by the tensor's size if the row always counts the
-        tensor (`_always_counting`); otherwise, if node `t` could overwrite the tensor, by this size
-        minus the bytes that overwriting saves; otherwise not. A merge adds the same number.
+        Updates `row_bytes`, `intervals` and `_links_from`; the peak of `t` becomes stale. Row `t`
+        loses the bytes that it counted for keeping the tensor and counts anyway.
         """
         always_counting, intervals, (last, need) = (
             self._always_counting[i],
@@ -414,10 +392,7 @@ class RamLedger:
 
     @property
     def extra_bytes(self) -> NDArray[np.int64]:
-        """Excess of the highest step of each stage over its last step, in `row_bytes` [B].
-
-        Evaluates stale stages first. The array is not a copy.
-        """
+        """Excess of each stage's highest step over its last step [B]; not a copy."""
         for t in self._stale_stages:
             self._update_extra_bytes(t)
         self._stale_stages.clear()
@@ -435,10 +410,7 @@ class RamLedger:
         return int(self.row_bytes[t] + self._extra_bytes[t])
 
     def _update_extra_bytes(self, t: int) -> None:
-        """Compute `_extra_bytes` of stage `t`, and log the previous value for `undo`.
-
-        The caller removes the stage from `_stale_stages`.
-        """
+        """Compute `_extra_bytes` of stage `t`, logged for `undo`; leaves it in `_stale_stages`."""
         check_time_limit()
         self._peak_changes.append((t, int(self._extra_bytes[t])))
         bytes_at_steps, last_bytes = self._step_bytes(t)
@@ -450,10 +422,7 @@ class RamLedger:
         return max(bytes_at_steps, key=bytes_at_steps.__getitem__)
 
     def _step_bytes(self, t: int) -> tuple[dict[int, int], int]:
-        """Return the RAM of the active steps of stage `t`, by node, and of its last step [B].
-
-        Counted relative to the RAM when the stage begins.
-        """
+        """Return the RAM of active steps and of the last step above the stage's begin [B]."""
         recomputed, paged_in = self.recomputed[t], self.paged_in[t]
         if not recomputed and not paged_in:
             return {t: 0}, 0
@@ -504,8 +473,7 @@ class RamLedger:
     def find_excess(self, limit_bytes: int) -> tuple[int, int] | None:
         """Return (stage, RAM use [B]) of one stage above a limit; None if no stage is above it.
 
-        If last steps of stages exceed the limit, return the highest of these; other steps may use
-        more. Otherwise return the peak of some stage above the limit.
+        It is the highest last step above the limit, otherwise the peak of some stage.
         """
         row_bytes = self.row_bytes
         fullest_stage = int(row_bytes.argmax())

@@ -63,8 +63,7 @@ class _Trajectory:
         """Return whether to continue from a partial schedule with `score`.
 
         It may exceed the current score by `MAX_RISE_RATIO` and the trajectory's best by
-        `MAX_DISTANCE_RATIO`; these apply to the excess until the best score has none, then to the
-        value.
+        `MAX_DISTANCE_RATIO`: in excess until the best has none, then in value.
         """
         if score <= self.current_score:
             return True
@@ -86,9 +85,9 @@ class _Trajectory:
         )
 
     def is_behind(self, overall_best: Score) -> bool:
-        """Return whether the trajectory's best score is behind the overall best score.
+        """Return whether the best score is behind `overall_best` in excess, else in value.
 
-        Its excess is larger or, without excess, its value more than `MAX_DISTANCE_RATIO` above.
+        Values may differ by `MAX_DISTANCE_RATIO`.
         """
         if overall_best.excess > 0 or self.best_score.excess > 0:
             return self.best_score.excess > overall_best.excess
@@ -100,8 +99,8 @@ def improve_schedule(
 ) -> Schedule | None:
     """Search from a schedule that was made for the same RAM or more; return the best schedule.
 
-    Return None if no candidate meets all limits; per-stage constraints are not checked. The search
-    ends after `max_s` [s], or after `MAX_IDLE_ITERATIONS` iterations without a better schedule.
+    None if no candidate meets all limits; per-stage constraints are not checked. Ends after `max_s`
+    [s], or `MAX_IDLE_ITERATIONS` iterations without a better schedule.
     """
     search, n_idle = LargeNeighbourhoodSearch(problem, seed=seed), 0
     search.until_s = now_s() + max_s
@@ -158,10 +157,7 @@ class LargeNeighbourhoodSearch:
         """RAM limit of repairs [B]; if RAM is minimized, below the best peak that meets limits."""
 
     def schedule(self) -> Schedule | None:
-        """Return the best schedule found so far; None if it does not meet all limits.
-
-        Per-stage constraints are not checked.
-        """
+        """Return the best schedule so far; None if it misses limits, per-stage ones aside."""
         if self.best_score.excess > 0:
             return None
         return self.objective.make_partial(self._best_restorations).schedule()
@@ -169,9 +165,8 @@ class LargeNeighbourhoodSearch:
     def consider(self, restorations: Iterable[Restoration]) -> bool:
         """Repair a partial schedule of `restorations`; return whether any result is a new best.
 
-        The first trajectory does the repair, a second time at an infinite penalty if limits have a
-        price and the first result does not meet them. The first call also sets the penalty, and
-        starts the further trajectories from keep-all.
+        If limits with a price are not met, repairs again at an infinite penalty. The first call
+        sets the penalty, and starts the further trajectories from keep-all.
         """
         first_trajectory, *other_trajectories = self._trajectories
         partial_before, score_before = first_trajectory.partial, first_trajectory.current_score
@@ -204,8 +199,7 @@ class LargeNeighbourhoodSearch:
     def iterate(self) -> bool:
         """Destroy some restorations of a trajectory, repair it, and accept or undo the result.
 
-        Return whether the result is the best so far. Trajectories take turns. The penalty rises by
-        `PENALTY_FACTOR` while limits are exceeded, and falls otherwise.
+        Return whether the result is the best so far. Changes the penalty by `PENALTY_FACTOR`.
         """
         trajectory = self._select_trajectory()
         has_destroyed = self._destroy_restorations(trajectory.partial)
@@ -219,7 +213,7 @@ class LargeNeighbourhoodSearch:
     def _select_trajectory(self) -> _Trajectory:
         """Return the trajectory whose turn is next, and count the iteration.
 
-        One that `is_behind` after `RESTART_ITERATIONS` idle iterations restarts from the best.
+        One that is behind and idle restarts from the best.
         """
         trajectory = self._trajectories[self._n_iterations % len(self._trajectories)]
         self._n_iterations += 1
@@ -264,10 +258,9 @@ class LargeNeighbourhoodSearch:
     def _repair_trajectory(
         self, trajectory: _Trajectory, penalty: float, rng: Random | None = None
     ) -> Score:
-        """Repair the partial schedule of a trajectory; return its score, `WORST` after a failure.
+        """Repair a trajectory's partial schedule; return its score, `WORST` after a failure.
 
-        `rng` adds noise to prices. If the last accepted schedule exceeds limits, a failed repair is
-        repeated without regard to user-defined rows.
+        `rng` adds noise to prices.
         """
         partial = trajectory.partial
         repair = Repair(
@@ -295,10 +288,9 @@ class LargeNeighbourhoodSearch:
         return score
 
     def _accept_or_undo(self, trajectory: _Trajectory, score: Score) -> bool:
-        """Accept a repaired partial schedule, or undo all changes since the last accepted one.
+        """Accept a repair, or undo all changes since the last accepted one; return if it is best.
 
-        Returns whether `score` is the best of the search; if so, stores it. If RAM is minimized, a
-        new best peak lowers the RAM limit of further repairs.
+        If RAM is minimized, a new best peak lowers the RAM limit of further repairs.
         """
         partial, is_best = trajectory.partial, score < self.best_score
         trajectory.n_idle += 1

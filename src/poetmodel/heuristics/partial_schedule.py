@@ -52,8 +52,9 @@ START: Final = Mark(0, 0)
 class PartialSchedule(RamLedger):
     """A set of restorations that can be changed and undone. The empty set is keep-all.
 
-    The constructor, `add`, and methods that compute peaks raise `TimeLimitError` if a time limit of
-    the calling context has passed.
+    `working_graph` defaults to that of `graph` for a core that reads no state in place. `row_use`
+    and `exceeded_rows` track `rows`, those of user-defined constraints. The constructor, `add`, and
+    methods that compute peaks raise `TimeLimitError` after the context's time limit.
     """
 
     def __init__(
@@ -64,11 +65,6 @@ class PartialSchedule(RamLedger):
         working_graph: Graph | None = None,
         rows: UserRows | None = None,
     ) -> None:
-        """Begin with keep-all and add `restorations`; a repeated one is added once.
-
-        `working_graph` defaults to the working graph of `graph` for a core that reads no state in
-        place. `row_use` and `exceeded_rows` track `rows`, the rows of user-defined constraints.
-        """
         if working_graph is None:
             working_graph = make_working_graph(graph, read_in_place=False)
         super().__init__(graph, working_graph)
@@ -113,12 +109,8 @@ class PartialSchedule(RamLedger):
         """Return the partial schedule of a valid schedule, with only read or rewarded restorations.
 
         The result is valid, too, and needs no more energy, time, writes or RAM at any step; homes
-        of state are unchanged. `rewards` are `Problem.rewards`, nonzero for rewarded decisions;
-        None rewards none. `working_graph` is that of the problem.
-
-        Stages are visited backwards, so that restorations are removed, too, if they serve only
-        unneeded ones. An unrewarded recomputation is also removed if `schedule` has all outputs
-        that are read from it in RAM when its stage begins.
+        of state are unchanged. Stages are visited backwards, so that restorations that serve only
+        unneeded ones go, too. `rewards` are `Problem.rewards`; None rewards none.
         """
         partial = cls(graph, list_restorations(graph, schedule), working_graph=working_graph)
         coefficients = Coefficients((), (), (), ()) if rewards is None else rewards
@@ -155,10 +147,7 @@ class PartialSchedule(RamLedger):
         return restoration.item in items[restoration.stage]
 
     def restorations(self) -> list[Restoration]:
-        """Return recomputations and page-ins by stage, then homes on storage, then page-outs.
-
-        The page-outs are those of the tensors in `paged_out`, not those that only page-ins need.
-        """
+        """Return recomputations and page-ins by stage, then homes on storage, then `paged_out`."""
         restorations = [
             Restoration(t, item, kind)
             for t in range(len(self.recomputed))
@@ -186,10 +175,9 @@ class PartialSchedule(RamLedger):
         )
 
     def source(self, i: int, t: int) -> Restoration | None:
-        """Return the recomputation or page-in from which stage `t` reads tensor `i`.
+        """Return the restoration from which stage `t` reads tensor `i`, a page-in if it has both.
 
-        If one stage has both, return the page-in. Return None for a first computation, for resident
-        state, and for state that is still in RAM from the first read at its node.
+        None for a first computation, and for state still in RAM or resident.
         """
         stage = self._sources[i][bisect_right(self._sources[i], t) - 1]
         if stage < 0:
@@ -215,8 +203,7 @@ class PartialSchedule(RamLedger):
     def remove(self, restoration: Restoration) -> list[Restoration]:
         """Remove a restoration and those that serve only it; return all in the order of removal.
 
-        All page-ins of a state tensor are removed before its home on storage. Restorations from
-        which only a removed recomputation reads are removed after it. All removals are logged.
+        Page-ins of a state tensor are removed before its home on storage. All removals are logged.
         """
         n_changes_before = len(self._changes)
         if restoration.kind == STORAGE_HOME and self.page_ins[restoration.item]:
@@ -235,8 +222,7 @@ class PartialSchedule(RamLedger):
     def is_useless(self, restoration: Restoration) -> bool:
         """Return whether no step reads a tensor from a restoration; True for a page-out.
 
-        If one stage both recomputes a tensor and pages it in, reads of the tensor count for
-        neither.
+        If a stage both recomputes and pages in a tensor, its reads count for neither.
         """
         t, item, kind = restoration
         if kind == RECOMPUTE:
@@ -267,9 +253,9 @@ class PartialSchedule(RamLedger):
         self._peak_changes.clear()
 
     def _apply(self, restoration: Restoration, *, is_added: bool) -> None:
-        """Add or remove a restoration; update its tensors' links, `row_use` and `aux_used_bytes`.
+        """Add or remove a restoration; update links, `row_use` and `aux_used_bytes`.
 
-        Logs each peak that becomes stale, for `undo`. `add` and `drop` log the restoration.
+        Logs stale peaks for `undo`; `add` and `drop` log the restoration.
         """
         t, item, kind = restoration
         is_recomputation = kind == RECOMPUTE
@@ -287,8 +273,7 @@ class PartialSchedule(RamLedger):
     def _apply_transfer(self, restoration: Restoration, *, is_added: bool) -> bool:
         """Count an added or removed page-in or page-out; return whether it is a page-out.
 
-        Updates `paged_out` or `page_ins`, then `aux_used_bytes`, `row_use` and `exceeded_rows`. The
-        caller updates `paged_in` and links for page-ins.
+        The caller updates `paged_in` and links for page-ins.
         """
         i, rows, change = restoration.item, self.rows, 1 if is_added else -1
         is_page_out = restoration.kind == PAGE_OUT
@@ -308,9 +293,7 @@ class PartialSchedule(RamLedger):
     def _apply_home(self, i: int, *, is_added: bool) -> None:
         """Move the home of state `i` to storage if `is_added`, otherwise to RAM.
 
-        Updates the state's links (with `row_bytes`), `resident`, `aux_used_bytes` and the use of
-        user-defined rows. Peaks of the node's stage and of stages where these links start become
-        stale.
+        Updates links, `resident`, `aux_used_bytes` and the use of rows; peaks become stale.
         """
         self.change_home(i, to_storage=is_added)
         change = 1 if is_added else -1
@@ -321,7 +304,7 @@ class PartialSchedule(RamLedger):
             )
 
     def is_paged_out(self, i: int) -> bool:
-        """Return whether tensor `i` is paged out, by a page-out of its own or for a page-in.
+        """Return whether tensor `i` is paged out, by itself or for a page-in.
 
         The write-back of a replacement does not count: it belongs to the home of the state.
         """
@@ -330,8 +313,7 @@ class PartialSchedule(RamLedger):
     def changes_page_out(self, restoration: Restoration, *, is_added: bool) -> bool:
         """Return whether adding (`is_added`) or dropping a transfer changes `is_paged_out`.
 
-        The transfer is a page-in or page-out. A dropped transfer is present, an added one is not.
-        Page-ins of a tensor that starts on storage never change `is_paged_out`.
+        A dropped transfer must be present, an added one absent.
         """
         i, is_page_out = restoration.item, restoration.kind == PAGE_OUT
         if is_added:

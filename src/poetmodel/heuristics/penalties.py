@@ -22,10 +22,7 @@ divisor."""
 
 
 def total_price(coefficients: Coefficients, partial: PartialSchedule) -> float:
-    """Return the sum of the coefficients of the decisions that a partial schedule adds to keep-all.
-
-    Includes homes on storage, and the page-outs that follow from page-ins.
-    """
+    """Return the sum of coefficients of decisions beyond keep-all, implied page-outs included."""
     recompute_price = sum(
         coefficients.compute[k] for recomputed in partial.recomputed for k in recomputed
     )
@@ -111,10 +108,9 @@ class PenalizedObjective:
     def prices(self, penalty: float) -> Coefficients:
         """Return the prices of decisions: the objective plus the use of limits times `penalty`.
 
-        Prices of the objective are relative to its baseline, or to `Objective.scale` if that is 0;
-        unless energy is minimized, they include energy with the weight `TIE_WEIGHT`. With penalty
-        1, the use of all slack of a limit costs as much as the baseline; with infinity, the
-        objective only breaks ties.
+        They are relative to the baseline, or `Objective.scale` if that is 0. With penalty 1, all
+        slack of a limit costs as much as the baseline; with infinity, the objective only breaks
+        ties.
         """
         if not self.is_limited or penalty == 0:
             return self._objective_prices
@@ -132,8 +128,8 @@ class PenalizedObjective:
     def score(self, partial: PartialSchedule) -> Score:
         """Return the score of a partial schedule.
 
-        The excess is the sum of the relative excesses over deadline, energy budget and user-defined
-        constraints; the value is the minimized quantity minus that of keep-all, or the peak [B].
+        Its excess is the sum of relative excesses over deadline, energy budget and constraints; its
+        value excludes that of keep-all, or is the peak [B].
         """
         excess = 0.0
         for prices, slack in self.limits:

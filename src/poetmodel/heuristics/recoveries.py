@@ -52,8 +52,8 @@ class RecoveryRules(Protocol):
 class Recoveries:
     """Searches for the cheapest recoveries in a fixed partial schedule, and caches them.
 
-    Tensors evicted in `relieved_stage`, whose RAM is to be reduced, may be recomputed only in later
-    stages; -1 for no such stage.
+    Tensors evicted in `relieved_stage`, whose RAM is to be reduced (-1: none), may be recomputed
+    only in later stages.
     """
 
     def __init__(self, rules: RecoveryRules, relieved_stage: int = -1) -> None:
@@ -79,8 +79,7 @@ class Recoveries:
     def find_cheapest(self, i: int, t: int, max_chain: int, max_price: float) -> Recovery | None:
         """Return the cheapest recovery of tensor `i` for stage `t` below `max_price`, or None.
 
-        At most `max_chain` recomputations are nested. A found recovery is cached, so that the
-        result may be that for another `max_chain`.
+        At most `max_chain` recomputations are nested; a cached result may be of another maximum.
         """
         recovery, failed_price = self._cache.get((i, t), (None, -1.0))
         if recovery is None and failed_price < max_price:
@@ -89,10 +88,7 @@ class Recoveries:
         return recovery if recovery is not None and recovery.price < max_price else None
 
     def price_range(self, i: int, t: int) -> tuple[float, float]:
-        """Return a lower and an upper bound on the price of recovering tensor `i` for stage `t`.
-
-        The upper bound is the price of a page-in, the lower one at most that of the node alone.
-        """
+        """Return a lower and an upper bound on the price of recovering tensor `i` for stage `t`."""
         page_in_price, last_page_in_stage = self._page_in(i)
         max_price = math.inf if t > last_page_in_stage else page_in_price
         return min(max_price, self._recompute_prices[self._node_of[i]]), max_price
@@ -107,7 +103,7 @@ class Recoveries:
     def _search_cheapest(self, i: int, t: int, max_chain: int, max_price: float) -> Recovery | None:
         """Return the cheaper of a recomputation and a page-in (on ties) of `i` for stage `t`.
 
-        The recomputation must cost less than `max_price`; the page-in may cost more.
+        Only the recomputation must cost less than `max_price`.
         """
         k = self._node_of[i]
         page_in_price, last_page_in_stage = self._page_in(i)
@@ -128,9 +124,9 @@ class Recoveries:
         )
 
     def _last_recompute_stage(self, i: int, t: int) -> int:
-        """Return the last stage that may recompute tensor `i` and keep it for stage `t`, or -1.
+        """Return the last stage that may recompute `i` and keep it for `t`, or -1.
 
-        Later than `Graph.last_stages`, state that the node reads is replaced.
+        After `Graph.last_stages`, state that the node reads is replaced.
         """
         partial = self.partial
         last_stage = self._last_stages[self._node_of[i]]
@@ -146,8 +142,7 @@ class Recoveries:
     ) -> Recovery | None:
         """Return the recovery that recomputes node `k` in stage `t` and restores missing inputs.
 
-        None if limits refuse the recomputation, or an input has no recovery within `max_chain` and
-        `max_price`. Callers check whether the problem permits the recomputation.
+        None if limits refuse it or an input has none. Callers check the problem's permission.
         """
         recomputation = Restoration(t, k, RECOMPUTE)
         if self._has_user_rows and not self.rules.fits_limits(recomputation):

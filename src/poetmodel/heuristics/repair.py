@@ -109,10 +109,9 @@ class Repair:
     def fit(self) -> bool:
         """Evict and restore tensors until every step fits in RAM; return whether that succeeded.
 
-        The fullest stage is relieved first: a recomputation moves to an earlier stage at no cost,
-        else tensors kept across the stage are evicted and restored at their next need, those that
-        free most bytes per price first. If no tensor can be evicted, the recomputations of the
-        stage are replaced by page-ins (`paging_only_stages`). Changes remain after a failure.
+        The fullest stage is relieved first: by an earlier recomputation at no cost, by eviction at
+        the lowest price per freed byte, or by page-ins instead of recomputations. Changes remain
+        after a failure.
         """
         earlier_recomputation = EarlierRecomputation(
             partial=self.partial,
@@ -137,10 +136,9 @@ class Repair:
         return False
 
     def _find_best_recoveries(self, stage: int, excess: np.ndarray) -> list[Recovery]:
-        """Return recoveries of tensors kept across a stage; those with most relief per price first.
+        """Return recoveries of tensors kept across a stage, most relief per price first.
 
-        Relief counts all stages above the limit. At most one for each `candidates_per_relief`
-        tensors that could be evicted; a recovery is searched only if it could be one of the best.
+        Relief counts all stages above the limit. At most one per `candidates_per_relief` tensors.
         """
         partial = self.partial
         recoveries = Recoveries(self, stage)
@@ -188,10 +186,9 @@ class Repair:
     def _storage_home_recovery(
         self, i: int, interval: tuple[int, int]
     ) -> tuple[Recovery | None, Sequence[tuple[int, int]]]:
-        """Return the recovery that moves state `i` to storage, and the freed intervals.
+        """Return the recovery that moves state `i` to storage, and the intervals that it frees.
 
-        The home frees the intervals before the state's node and after its last reader. (None, ())
-        if it is forbidden.
+        These are before the state's node and after its last reader. (None, ()) if forbidden.
         """
         partial, graph = self.partial, self.problem.graph
         home = Restoration.at_its_node(graph, i, STORAGE_HOME)
@@ -226,8 +223,7 @@ class Repair:
     def price_page_in(self, i: int) -> tuple[float, int]:
         """Return the price of a page-in of tensor `i` with its page-out, and its last stage.
 
-        An infinite price and -1 if the page-in is forbidden. State on storage may always be paged
-        in.
+        An infinite price and -1 if it is forbidden.
         """
         graph = self.problem.graph
         k = graph.node_of[i]
@@ -241,7 +237,7 @@ class Repair:
     def _is_allowed(self, restoration: Restoration) -> bool:
         """Return whether the rules for state permit a restoration.
 
-        After the stage that replaces state, nothing that reads it runs, and it is not paged in.
+        After its replacement, state is neither read nor paged in.
         """
         stage, item, kind = restoration
         problem = self.problem
@@ -255,7 +251,7 @@ class Repair:
     def fits_limits(self, restoration: Restoration) -> bool:
         """Return whether user-defined constraints, storage and state permit adding a restoration.
 
-        Only constraints without negative coefficients are checked. RAM is not checked.
+        RAM, and constraints with negative coefficients, are not checked.
         """
         partial, i = self.partial, restoration.item
         rows = partial.rows if self.respects_rows else None
@@ -300,10 +296,7 @@ class Repair:
     # -- user-defined constraints ----------------------------------------------------------------
 
     def satisfy_constraints(self) -> None:
-        """Add decisions that constraints or the objective reward; drop some to meet constraints.
-
-        Has no effect if no decision is rewarded.
-        """
+        """Add rewarded decisions; drop some to meet constraints. No effect without rewards."""
         rows, partial = self.partial.rows, self.partial
         if rows is None or rows.rewards is None:
             return
@@ -334,8 +327,7 @@ class Repair:
     def _lower_excess(self, rows: UserRows) -> bool:
         """Apply the move that lowers the excess most for its price; return whether one was applied.
 
-        A move adds a rewarded decision or drops a restoration. An addition is repeated in further
-        stages while it lowers the excess.
+        An addition is repeated in further stages while it lowers the excess.
         """
         partial = self.partial
         moves: list[tuple[float, int, Restoration]] = []
@@ -384,7 +376,7 @@ class Repair:
     def _row_amounts(
         self, rows: UserRows, restoration: Restoration, *, is_added: bool = True
     ) -> RowAmounts:
-        """Return the changes of rows if `restoration` is added or, unless `is_added`, dropped.
+        """Return the changes of rows if `restoration` is added or dropped.
 
         Includes its page-out and, for a home on storage, the page-ins of the state.
         """
@@ -425,7 +417,7 @@ class Repair:
                 yield Restoration.at_its_node(graph, i, STORAGE_HOME)
 
     def _add_in_best_stage(self, restoration: Restoration) -> bool:
-        """Add a rewarded decision in the first stage in which it fits; return whether it was added.
+        """Add a rewarded decision where it fits; return whether it was added.
 
         Stages with the fewest missing inputs, then the smallest RAM use, come first.
         """
@@ -466,9 +458,9 @@ class Repair:
         return rows.total_excess(self.partial.row_use, self.partial.exceeded_rows)
 
     def _add_with_inputs(self, restoration: Restoration) -> bool:
-        """Add a restoration and restorations of its missing inputs; return whether it is present.
+        """Add a restoration and those of its missing inputs; return whether it is present.
 
-        RAM is not checked. After False, restorations of inputs may have been added.
+        RAM is not checked. After False, restorations of inputs may remain.
         """
         recovery: Recovery | None = Recovery(0.0, (restoration,))
         if restoration.kind == RECOMPUTE:
@@ -483,8 +475,7 @@ class Repair:
     def drop_unneeded(self) -> None:
         """Drop restorations whose tensors can be kept in RAM, highest (noisy) price per byte first.
 
-        No drop violates the RAM limit or raises the excess of user-defined constraints. Prices are
-        per byte, because dropping many small page-ins can save more than dropping a large one.
+        Prices are per byte, because dropping many small page-ins can save more than a large one.
         """
         has_dropped = True
         while has_dropped and now_s() < self.until_s:
@@ -508,7 +499,7 @@ class Repair:
         return -price / max(1, sum(self.partial.sizes[i] for i in restored_tensors))
 
     def _price(self, restoration: Restoration, *, is_added: bool = False) -> float:
-        """Return the price of a present restoration or, if `is_added`, of a new one, without noise.
+        """Return the price of a present restoration or, if `is_added`, a new one, without noise.
 
         A page-out is included if it is needed only for this restoration.
         """
@@ -557,10 +548,7 @@ class Repair:
         return tuple(tuple(self.partial.intervals[i]) for i in restored_tensors)
 
     def _may_drop(self, restoration: Restoration) -> bool:
-        """Return whether the RAM rows permit keeping the tensors of a restoration in RAM instead.
-
-        A row is the RAM use at the last step of a stage; other steps are not checked.
-        """
+        """Return whether RAM rows (last steps) permit keeping a restoration's tensors instead."""
         partial, graph, t = self.partial, self.problem.graph, restoration.stage
         freed_bytes = 0
         tensors: Sequence[int] = (restoration.item,)
@@ -597,10 +585,7 @@ class _Relief:
         which is in RAM in all stages: otherwise the largest state would always be evicted first."""
 
     def total_bytes(self, intervals: Iterable[tuple[int, int]], size_bytes: int) -> int:
-        """Return the relief of the stages above the limit if intervals free `size_bytes` [B].
-
-        An interval (first, end) excludes stage `end`.
-        """
+        """Return the relief of full stages if intervals [first, end) free `size_bytes` [B]."""
         total_bytes = 0
         for first, end in intervals:
             first_index, end_index = bisect_left(self.stages, first), bisect_left(self.stages, end)

@@ -43,10 +43,7 @@ class Restoration(NamedTuple):
 
 
 def list_restorations(graph: Graph, schedule: Schedule) -> list[Restoration]:
-    """Return a schedule's recomputations, page-ins, homes on storage, then page-outs.
-
-    Page-outs that belong to a page-in or to a home are excluded.
-    """
+    """Return a schedule's recomputations, page-ins, homes on storage, then further page-outs."""
     unread_page_outs = {i for _, i in schedule.M_out} - {i for _, i in schedule.M_in}
     unread_page_outs.difference_update(graph.state_of)
     state_on_storage = sorted(set(graph.state_tensors).difference(schedule.resident))

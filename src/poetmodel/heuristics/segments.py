@@ -57,8 +57,8 @@ If no node begins within this distance, the segment begins at the next node, if 
 def checkpoint_segments(problem: Problem) -> Schedule | None:
     """Return the schedule with the lowest `Score` among segmentations and repairs of one of them.
 
-    Per-stage constraints and makespans are not checked. None if none was found, for fewer than
-    `MIN_NODES` nodes, or if keep-all fits in RAM and RAM is not minimized.
+    Per-stage constraints and makespans are not checked. None for fewer than `MIN_NODES` nodes, or
+    if keep-all fits in RAM and RAM is not minimized.
     """
     keep_all_bytes = checkpoint_all_peak_bytes(problem.graph)
     keep_all_fits = keep_all_bytes <= problem.usable_ram_bytes and problem.objective.is_sum
@@ -91,8 +91,7 @@ class _SegmentSearch:
     def find_best(self) -> None:
         """Evaluate all segmentations, and store the best schedule within the limits in `best`.
 
-        Then drop its unneeded restorations or, without one, repair that with the smallest peak. If
-        RAM is minimized, call `_minimize_peak` instead.
+        Then drop its unneeded restorations or, without one, repair that with the smallest peak.
         """
         started_s = now_s()
         for restorations in _segmentations(self.problem):
@@ -108,10 +107,7 @@ class _SegmentSearch:
             self._repair(start, self.problem.usable_ram_bytes)
 
     def _store_if_best(self, partial: PartialSchedule) -> None:
-        """Store a schedule in `best` if it fits the limits and has the lowest score so far.
-
-        The restorations with the smallest peak are stored, too, within the limits or not.
-        """
+        """Store the best schedule within limits, and the restorations of the smallest peak."""
         peak_bytes, score = int(partial.peaks().max()), self.objective.score(partial)
         if peak_bytes < self.min_peak_bytes:
             self.min_peak_restorations, self.min_peak_bytes = partial.restorations(), peak_bytes
@@ -120,9 +116,9 @@ class _SegmentSearch:
             self.best, self.best_score = partial, score
 
     def _repair(self, start: list[Restoration], limit_bytes: int) -> bool:
-        """Repair a schedule to fit `limit_bytes` [B]; return whether that succeeds by `until_s`.
+        """Repair a schedule to fit `limit_bytes` [B], not other limits.
 
-        True does not mean that other limits are met.
+        Return success by `until_s`.
         """
         partial = self.objective.make_partial(start)
         prices = self.objective.prices(0.0)
@@ -148,7 +144,7 @@ class _SegmentSearch:
 def _segmentations(problem: Problem) -> Iterator[list[Restoration]]:
     """Yield the recomputations of 16, 8, 32, 4, ... segments, those best most often first.
 
-    They obey the rules of execution, but may exceed limits.
+    They may exceed limits.
     """
     graph = problem.graph
     forward_count = next(
@@ -166,8 +162,7 @@ def _segmentations(problem: Problem) -> Iterator[list[Restoration]]:
 def _segment_starts(problem: Problem, forward_count: int, count: int) -> list[int]:
     """Return the first node of each segment except the first segment, ascending.
 
-    Segments produce nearly equal bytes; each begins where the fewest bytes cross, within
-    `START_RANGE_RATIO` of an equal division.
+    Segments produce nearly equal bytes; each begins where the fewest bytes cross.
     """
     graph = problem.graph
     produced_bytes = [0, *accumulate(graph.output_bytes[:forward_count])]
@@ -202,9 +197,8 @@ def _segment_starts(problem: Problem, forward_count: int, count: int) -> list[in
 def _segment_recomputations(problem: Problem, bounds: list[int]) -> list[Restoration]:
     """Return the recomputations of all segments except the last one.
 
-    A segment's tensors that the backward pass reads are recomputed together, with those from which
-    they are computed, in the first backward stage that reads one. `bounds` ends with the end of the
-    forward pass.
+    A segment's tensors that the backward pass reads are recomputed together, in the first backward
+    stage that reads one. `bounds` ends with the end of the forward pass.
     """
     graph = problem.graph
     segment_of = [

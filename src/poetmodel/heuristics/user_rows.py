@@ -20,7 +20,6 @@ class UserRows:
     """The rows of a problem's user-defined constraints on totals, indexed by decision."""
 
     def __init__(self, problem: Problem, limits: Sequence[LinearRow]) -> None:
-        """Index the terms of `limits` by decision, and list the rewarded decisions of `problem`."""
         self.limits = tuple(limits)
         self.upper_limits = [limit.upper for limit in limits]
         """For each row, the largest sum that its limit permits."""
@@ -74,10 +73,7 @@ class UserRows:
 
     @classmethod
     def from_problem(cls, problem: Problem) -> Self | None:
-        """Return the rows of a problem's user-defined constraints on totals; None without any.
-
-        The objective has no row; if only it rewards decisions, there are no rows.
-        """
+        """Return the rows of user-defined constraints on totals; None without any."""
         limits = [limit for limit in problem.linear_limits if limit.name == USER_CONSTRAINTS]
         has_rewards = any(min(column, default=0) < 0 for column in problem.objective.coefficients)
         return cls(problem, limits) if limits or has_rewards else None
