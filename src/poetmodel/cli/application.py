@@ -60,10 +60,7 @@ Then try:
 
 
 def _hide_flag_metavars(params: list[Any]) -> list[Any]:
-    """Remove the value placeholder of flags, such as ``--json``, from help; return `params`.
-
-    Sets `metavar` of each flag without one to "".
-    """
+    """Remove the value placeholder of flags, such as ``--json``, from help; return `params`."""
     for param in params:
         if getattr(param, "is_flag", False) and param.metavar is None:
             param.metavar = ""
@@ -89,9 +86,8 @@ class Application(TyperGroup):
         """Run a command and exit with its status; raise unexpected exceptions.
 
         Resets ``--quiet``, prints warnings that poetmodel logs, and makes stdout and stderr escape
-        characters that their encoding lacks. Discards output that a closed pipe or a full disk does
-        not accept. A closed pipe gives CLOSED_PIPE without a message; a full disk is an error,
-        which is printed.
+        characters that their encoding lacks. A closed pipe ends without a message, a full disk is
+        an error.
         """
         options["standalone_mode"] = False
         set_quiet(False)
@@ -116,10 +112,8 @@ class Application(TyperGroup):
     def _run_command(self, *args: Any, **options: Any) -> int | None:
         """Run the command line; return its exit status, 0 or None for success.
 
-        Prints a usage error (BAD_INPUT), and a `PoetModelError` or `OSError` (status of
-        `report_error`). Ctrl-C gives INTERRUPTED without a message. A `SystemExit` gives its code,
-        or FAILURE if that is no number. Raises all other exceptions, and `BrokenPipeError` if the
-        reader of the output closed the pipe.
+        Errors of users and of poetmodel are printed; Ctrl-C gives INTERRUPTED without a message.
+        All other exceptions, and the `BrokenPipeError` of a closed pipe, propagate.
         """
         try:
             status: int | None = super().main(*args, **options)

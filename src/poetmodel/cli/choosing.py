@@ -145,8 +145,7 @@ def _check_options(
 ) -> None:
     """Raise `InputError` for an invalid limit, tile size, file of scores or profile.
 
-    One error has all invalid limits. `device` is the device of the profile. These errors do not
-    depend on the step, so they are raised before PyTorch is imported.
+    These errors do not depend on the step, so they are raised before PyTorch is imported.
     """
     from poetmodel.choosing.scores import load_scores
     from poetmodel.choosing.search import GRADIENT_NORM
@@ -168,11 +167,7 @@ def _choose_layers(
     limits: Limits,
     search: SearchOptions,
 ) -> Choice:
-    """Choose the layers and schedule their step; output of the user's model goes to stderr.
-
-    `onnx` has the options for a step that is an ONNX file. Raises `BackendUnavailableError` if
-    PyTorch is missing, and the errors of `load_step`, `load_batch` and `poetmodel.torch.choose`.
-    """
+    """Choose the layers and schedule their step; output of the user's model goes to stderr."""
     from poetmodel.torch.errors import require_torch
     from poetmodel.torch.target import default_name, load_batch, load_step
 
@@ -203,8 +198,8 @@ def _choose_layers(
 def _save_and_print(choice: Choice, files: ChoiceFiles, *, json: bool, total_s: float) -> None:
     """Print the choice; write the files of `ChoiceFiles`; print warnings and paths on stderr.
 
-    With `json`, print JSON, else tables, but no tables without a schedule. Write ``out`` only with
-    a schedule, ``step`` if a set of layers was found. `total_s` is the time of the command [s].
+    ``out`` is written only with a schedule, ``step`` if a set of layers was found. `total_s` is the
+    time of the command [s].
     """
     if json:
         print_json(choice.to_dict())
@@ -251,10 +246,7 @@ def _choice_facts(choice: Choice) -> Iterator[Fact]:
 
 
 def _print_reason(choice: Choice) -> None:
-    """If the choice has no schedule, print the reason as an error on stderr.
-
-    The reason begins with ``infeasible`` if it is proved that there is no schedule.
-    """
+    """If the choice has no schedule, print the reason as an error on stderr."""
     from poetmodel.result import Status
 
     if choice.result.schedule is None:

@@ -42,8 +42,7 @@ def complete_methods(incomplete: str) -> Suggestions:
 def complete_list(complete: Callable[[str], Suggestions]) -> Callable[[str], Suggestions]:
     """Return a completion function for options with several comma-separated names.
 
-    The function completes the last name with `complete`, and returns each completed list with the
-    description of its last name. Names that precede it in the list are skipped.
+    `complete` completes the last name; names that precede it in the list are skipped.
     """
 
     def complete_last(incomplete: str) -> Suggestions:

@@ -115,11 +115,9 @@ def _decision_values(decision: Decision, graph: Graph) -> dict[str, Any]:
 
 
 def _compared_facts(verified: VerifiedSchedule) -> Iterator[Fact]:
-    """Yield the facts about one schedule: device, method, status, RAM budget, deadline, metrics.
+    """Yield the facts about one schedule; schedules of one graph have the same facts in one order.
 
-    Among the metrics are the RAM of the device and the homes of state; recomputations and
-    user-defined constraints are last. Facts without a name are only in JSON, facts without a key
-    only in the table. Schedules of one graph have equally many facts, in the same order.
+    Facts without a name are only in JSON, facts without a key only in the table.
     """
     simulation, problem = verified.verdict.simulation, verified.problem
     stated_problem = verified.document.problem
@@ -151,9 +149,7 @@ def _compared_facts(verified: VerifiedSchedule) -> Iterator[Fact]:
 def _table_row(first: Fact, second: Fact) -> tuple[str, str, str, str]:
     """Return a row of the table: name, value of each schedule, and second minus first value.
 
-    The difference is empty unless the values are different numbers; that of a user-defined
-    constraint ends with the limits of the first schedule. An unknown value is ``none``, or empty if
-    the fact states whether a step fits the device.
+    The difference is empty unless the values are different numbers.
     """
     unknown_text = "" if first.format_value is _format_fit else "none"
     difference = ""
@@ -174,8 +170,7 @@ def _format_fit(value: object) -> str:
 def _decision_key(decision: Decision) -> tuple[object, ...]:
     """Return the treatment of a tensor, and the stages of its recomputations and transfers.
 
-    Decisions with equal keys count as equal. The treatment also distinguishes resident state from
-    state on storage, which may both have no transfer.
+    The treatment distinguishes resident state from state on storage: both may have no transfer.
     """
     return decision.treatment, decision.recomputed, decision.paged_out, decision.paged_in
 
@@ -183,11 +178,7 @@ def _decision_key(decision: Decision) -> tuple[object, ...]:
 def _print_changed_decisions(
     graph: Graph, names: Sequence[str], changed_pairs: Sequence[tuple[Decision, Decision]]
 ) -> None:
-    """Print the tensors with different decisions, largest first; at most `MAX_TENSORS` of them.
-
-    Prints the number of further tensors, or a sentence if there is no difference. `names` are the
-    column heads of the two schedules.
-    """
+    """Print the tensors with different decisions, largest first; at most `MAX_TENSORS` of them."""
     if not changed_pairs:
         print_text("The schedules have the same decisions for all tensors.")
         return
@@ -211,9 +202,8 @@ def _print_changed_decisions(
 def _decision_texts(*decisions: Decision) -> tuple[str, ...]:
     """Return the decision of each schedule on a tensor as text, such as ``recomputed x2``.
 
-    The number counts recomputations and page-ins together. If the texts are equal, each is followed
-    by all stages of the first kind in which the decisions differ, if any: recomputations and
-    page-ins together, page-outs, recomputations.
+    The number counts recomputations and page-ins together. Equal texts are followed by the stages
+    in which the decisions differ.
     """
     restoration_stages = [
         sorted((*decision.recomputed, *decision.paged_in)) for decision in decisions

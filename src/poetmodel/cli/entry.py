@@ -17,9 +17,8 @@ SOLVER_THREAD: Final = "poetmodel-solve"
 def main() -> None:
     """Run the command line and exit with the status of the command.
 
-    First opens the null device for closed standard streams. If Python has the option ``-OO``,
-    restarts as with ``-O``. If Ctrl-C arrives during imports, exits with `INTERRUPTED` and without
-    a traceback. The exit does not wait for a solver thread that has been abandoned.
+    Opens the null device for closed standard streams, and restarts ``-OO`` as ``-O``. The exit does
+    not wait for a solver thread that has been abandoned.
     """
     start_s = time.monotonic()
     try:
@@ -45,8 +44,7 @@ def main() -> None:
 def _open_closed_streams() -> None:
     """Open the null device in place of a closed stdin, stdout or stderr (``>&-``).
 
-    Otherwise the next opened files get these descriptors, and printed text is written to them. A
-    stream of `sys` that is None becomes a file with its descriptor.
+    Otherwise the next opened files get these descriptors, and printed text is written to them.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -58,7 +56,7 @@ def _open_closed_streams() -> None:
 
 
 def _restart_with_docstrings() -> None:
-    """Replace the process by one with ``PYTHONOPTIMIZE=1``, because ``-OO`` removes docstrings.
+    """Replace the process by one with ``PYTHONOPTIMIZE=1``.
 
     Help texts and Pyomo need docstrings.
     """

@@ -103,8 +103,7 @@ def _alternative_fact(summary: DecisionSummary, alternative: Alternative) -> Fac
     """Return the extra cost of a schedule without a decision, with its proof status.
 
     The cost is a value, a range, an upper or a lower bound, or ``unknown``; it is ``impossible`` if
-    every schedule has the decision. If a schedule was found, the note also has the new treatment of
-    the tensor and, unless time is minimized, the extra time.
+    every schedule has the decision.
     """
     name = f"without {alternative.forbidden}"
     if alternative.status == "infeasible":
@@ -139,8 +138,7 @@ def _ram_step_fact(summary: DecisionSummary, ram_step: RamStep) -> Fact:
     """Return the saving of the smallest RAM budget with a better schedule, with its proof status.
 
     The saving is a negative change of the minimized quantity; the name of the fact has the extra
-    bytes. If a better schedule fits in the present budget, return its saving. If no budget permits
-    a better schedule, or no better schedule was found, the fact states that.
+    bytes.
     """
     problem = summary.verified.problem
     budget = problem.ram_budget_bytes
@@ -185,8 +183,7 @@ def _format_change(summary: DecisionSummary, amount: float) -> str:
 def _decision_facts(summary: DecisionSummary, decision: Decision) -> Iterator[Fact]:
     """Yield the facts about a tensor: size, decision, energy and time, and stages in RAM.
 
-    Then yield the stages on storage and the in-place uses, if any, and always the size times the
-    number of full steps (`steps_at_limit`) with the tensor in RAM.
+    The last fact is the size times the number of full steps (`steps_at_limit`) with it in RAM.
     """
     graph = summary.verified.graph
     size = graph.tensor_bytes[decision.tensor]
@@ -209,11 +206,7 @@ def _decision_facts(summary: DecisionSummary, decision: Decision) -> Iterator[Fa
 
 
 def _in_place_facts(summary: DecisionSummary, decision: Decision) -> Iterator[Fact]:
-    """Yield the tensors whose memory a tensor overwrites, and those that overwrite its memory.
-
-    For a replacement, the first fact is the state tensor that it overwrites, ``always``. All other
-    facts have the stages.
-    """
+    """Yield the tensors whose memory a tensor overwrites, and those that overwrite its memory."""
     graph, i = summary.verified.graph, decision.tensor
     if i in graph.state_of:
         yield text_fact(
@@ -234,10 +227,7 @@ def _in_place_facts(summary: DecisionSummary, decision: Decision) -> Iterator[Fa
 
 
 def _action_text(decision: Decision) -> str:
-    """Return the stages in which a tensor is recomputed, paged out and paged in; "" for none.
-
-    For state on storage, reads come before write-backs.
-    """
+    """Return the stages in which a tensor is recomputed, paged out and paged in; "" for none."""
     is_on_storage = decision.treatment == "on storage"
     transfer_verbs = ("written back", "read") if is_on_storage else ("paged out", "paged in")
     actions = (
@@ -262,10 +252,7 @@ def _spans_text(spans: Sequence[tuple[int, int]]) -> str:
 
 
 def _print_schedule(summary: DecisionSummary) -> None:
-    """Print the table of the schedule, and groups of its most expensive decisions.
-
-    If no decision has a cost, print a sentence instead of the groups.
-    """
+    """Print the table of the schedule, and groups of its most expensive decisions."""
     show(fact_table(f"Schedule for {summary.verified.graph.name}", _explanation_facts(summary)))
     if not summary.groups:
         print_text("", "No tensor is recomputed or paged: all decisions are free.")
@@ -276,11 +263,7 @@ def _print_schedule(summary: DecisionSummary) -> None:
 
 
 def _explanation_facts(summary: DecisionSummary) -> Iterator[Fact]:
-    """Yield the facts about the schedule, for the table and for JSON.
-
-    Identity of the graph, status, RAM budget, full steps as a list, decisions, groups and RAM step
-    are only in JSON.
-    """
+    """Yield the facts about the schedule, for the table and for JSON."""
     verified = summary.verified
     graph, simulation = verified.graph, verified.simulation
     overhead = f"overhead {format_joules(simulation.overhead_j or 0.0)}"
@@ -328,7 +311,6 @@ def _explanation_facts(summary: DecisionSummary) -> Iterator[Fact]:
 def _in_place_total_facts(summary: DecisionSummary) -> Iterator[Fact]:
     """Yield one fact: the number of overwriting (output, input) pairs, and the peak RAM they save.
 
-    They save the increase of the schedule's peak RAM if no output overwrites an input [B].
     Yield no fact if the graph has no in-place operators.
     """
     graph, uses, saved_bytes = (
@@ -346,10 +328,7 @@ def _in_place_total_facts(summary: DecisionSummary) -> Iterator[Fact]:
 
 
 def _steps_at_limit_fact(summary: DecisionSummary) -> Fact:
-    """Return a fact for the table: the number of full steps, and up to three with the most RAM.
-
-    Full steps are those of `steps_at_limit`; their number is given with that of all steps.
-    """
+    """Return a fact for the table: the number of full steps, and up to three with the most RAM."""
     graph, points = summary.verified.graph, summary.full_steps
     points_with_most_ram = sorted(points, key=lambda point: -point.ram_bytes)[:3]
     names = ", ".join(
@@ -364,11 +343,7 @@ def _steps_at_limit_fact(summary: DecisionSummary) -> Fact:
 
 
 def _decision_rows(summary: DecisionSummary) -> Iterator[tuple[str, ...]]:
-    """Yield the row (name, decision, energy, time) of each group of `summary.groups`, as texts.
-
-    If a group has several members, their number precedes the decision. Energy and time are sums
-    over the members.
-    """
+    """Yield the row (name, decision, energy, time) of each group, summed over its members."""
     for group in summary.groups:
         n_members, choice = len(group.members), group.members[0].treatment
         yield (
@@ -423,11 +398,7 @@ class DecisionSummary:
 
     @property
     def tolerance(self) -> float:
-        """Largest change of the minimized quantity that counts as 0.
-
-        It is `GAP` of alternatives times the overhead, or `MIN_GAIN_RATIO` times the value of the
-        schedule if that is larger.
-        """
+        """Largest change of the minimized quantity that counts as 0."""
         from poetmodel.solver.sensitivity.alternatives import GAP, MIN_GAIN_RATIO
 
         objective, simulation = self.verified.problem.objective, self.verified.simulation
@@ -438,9 +409,8 @@ class DecisionSummary:
 def summarize_decisions(verified: VerifiedSchedule, tensor: str | None) -> DecisionSummary:
     """Return a decision per tensor, full steps and in-place uses, without alternatives.
 
-    Full steps are those of `steps_at_limit`. The only main decision is that on `tensor`; if
-    `tensor` is None, there are up to `MAX_DECISIONS`, most expensive first, and also groups. Raises
-    `InputError` if the graph has no tensor of this name.
+    The only main decision is that on `tensor`; if `tensor` is None, there are up to
+    `MAX_DECISIONS`, most expensive first, and also groups.
     """
     from poetmodel.schedule.decisions import (
         find_decisions,
@@ -474,8 +444,7 @@ def summarize_decisions(verified: VerifiedSchedule, tensor: str | None) -> Decis
 def _solve_for_alternatives(summary: DecisionSummary, search: SearchOptions) -> DecisionSummary:
     """Return a summary with `alternatives` of the first main decision, and with `ram_step`.
 
-    `find_alternatives` has all but `RAM_STEP_TIME_FRACTION` of the time limit, then `find_ram_step`
-    has the rest, at least 1 s. Raises `KeyboardInterrupt` after Ctrl-C.
+    `find_ram_step` has the rest of the time limit, at least 1 s.
     """
     from poetmodel.solver.sensitivity import find_alternatives, find_ram_step
 
@@ -497,8 +466,8 @@ def _solve_for_alternatives(summary: DecisionSummary, search: SearchOptions) -> 
 def _sort_by_cost(decisions: Sequence[Decision], graph: Graph) -> list[Decision]:
     """Return the decisions with a cost (`has_cost`), highest energy first, then largest tensor.
 
-    Of the tensors of a node that are not paged, only the first in this order is listed, because all
-    have the full cost of the node's recomputations. Each paged tensor is listed itself.
+    Of the tensors of a node that are not paged, only the first is listed: all have the full cost of
+    the node's recomputations.
     """
     sizes = graph.tensor_bytes
     costly_decisions = [decision for decision in decisions if decision.has_cost]
@@ -516,10 +485,9 @@ def _sort_by_cost(decisions: Sequence[Decision], graph: Graph) -> list[Decision]
 
 
 def _fold_decisions(decisions: Sequence[Decision], graph: Graph) -> list[Fold[Decision]]:
-    """Group decisions on tensors whose names differ only in numbers.
+    """Group equal decisions on tensors whose names differ only in numbers.
 
-    All members of a group have equal treatment, tensor size, numbers of recomputations and
-    transfers, and rounded costs. Return at most `MAX_DECISIONS` groups, highest total energy first.
+    Return at most `MAX_DECISIONS` groups, highest total energy first.
     """
     decision_folds = fold(
         decisions,

@@ -102,9 +102,8 @@ def initial_state(
 ) -> tuple[Catalogue, ExplorerSettings, dict[str, Any]]:
     """Return the catalogue with the given files, the initial settings and slider positions.
 
-    The default settings have mobilenetv2 on rpi4b. The positions are ``ram_bytes`` [B] and
-    ``deadline_s`` [s], None without the option; percentages are resolved. For a step file and a
-    device, prints the size that ``--tile auto`` chooses. Raises `InputError` for invalid options.
+    The positions are ``ram_bytes`` [B] and ``deadline_s`` [s], None without the option. For a step
+    file and a device, prints the size that ``--tile auto`` chooses.
     """
     from poetmodel.explore.settings import ExplorerSettings, catalogue_with_files
     from poetmodel.schedule.io import validate_model
@@ -150,11 +149,7 @@ def initial_state(
 
 
 def _is_built_in(source: options.GraphOptions) -> bool:
-    """Return whether the graph is built-in, published or not given; False for a file.
-
-    Any ``--graph`` is a file. Any other name is that of a built-in network or published graph, or
-    else a file if it exists as a path or ends in ``.json``. Raises `InputError` for other names.
-    """
+    """Return whether the graph is built-in, published or not given; False for a file."""
     from poetmodel.graph.catalogue import check_model_name, model_names
 
     if source.graph is not None:
@@ -168,10 +163,7 @@ def _is_built_in(source: options.GraphOptions) -> bool:
 
 
 def _bind_socket(port: int | None) -> socket.socket:
-    """Return a TCP socket bound to `port` of `LOOPBACK`, or to the first free default port if None.
-
-    Raises `InputError` if no such port can be bound.
-    """
+    """Return a TCP socket bound to `port` of `LOOPBACK`, or to the first free default port."""
     ports = range(PORT, PORT + N_PORTS) if port is None else (port,)
     for candidate_port in ports:
         # asyncio sends replies without delay only if the socket's protocol is explicitly TCP.

@@ -303,11 +303,9 @@ def export(
 
 
 def _parse_byte_inputs(texts: Iterable[str]) -> dict[str, str]:
-    """Parse all values of ``--byte-input``; return ``TYPE[:SCALE[:OFFSET]]`` by input name.
+    """Parse all values of ``--byte-input``: ``"a=i8;b=u8:0.5"`` -> ``{"a": "i8", "b": "u8:0.5"}``.
 
-    Semicolons separate the items of a value, which are ``NAME=TYPE[:SCALE[:OFFSET]]``. Names,
-    types, scales and offsets are not checked. Raises `InputError` for an input without a type, or
-    one that is named twice.
+    Names, types, scales and offsets are not checked.
     """
     items = (item for text in texts for item in text.split(";"))
     return options.collect_unique("--byte-input", map(_parse_byte_input, items))
@@ -341,8 +339,7 @@ All targets also have the source, ``--target``, ``--out``, ``--optimizer`` and t
 def _options_on_command_line(context: typer.Context) -> dict[str, str]:
     """Return the options and arguments on the command line: spelling by parameter name.
 
-    They are in the order of their declaration. The spelling of an option is the first declared one,
-    whichever was typed; that of an argument is its parameter name.
+    They are in the order of their declaration. The spelling of an option is the first declared one.
     """
     return {
         str(parameter.name): parameter.opts[0]
@@ -353,11 +350,7 @@ def _options_on_command_line(context: typer.Context) -> dict[str, str]:
 
 
 def _check_target_options(context: typer.Context, target: ExportTarget) -> None:
-    """Raise `InputError` if an option on the command line does not apply to a target.
-
-    The message names the first of these in the order of declaration. The target is not C, to which
-    all options apply.
-    """
+    """Raise `InputError` if an option on the command line does not apply to the target, not C."""
     description, target_options = _TARGET_OPTIONS[target]
     common_options = (
         common_field.name for group in _COMMON_GROUPS for common_field in fields(group)
@@ -386,10 +379,7 @@ def _write_program(
 ) -> None:
     """Capture and solve a step, write it as a program of ExecuTorch, and print its metrics.
 
-    Output of the user's code goes to stderr. Before the capture, raises `InputError` for an invalid
-    device or without a valid ``--ram``, and `BackendUnavailableError` without PyTorch or
-    ExecuTorch. Also raises the errors of `poetmodel.torch.target.load_step` and
-    `poetmodel.torch.to_executorch`.
+    Output of the user's code goes to stderr. Invalid options are reported before the capture.
     """
     if device_options.ram is None:
         raise InputError("--ram: expected the budget of the arena, such as 256KiB or 60%")
@@ -446,13 +436,9 @@ def read_or_capture_step(
 ) -> LoweredStep:
     """Read a step file, or capture the step of ``module:function`` or of an ONNX file.
 
-    The keywords are the options of ``poetmodel export``, with the device already read. On a step
-    file, `infer`, `evaluate` and `device` have no effect. Output of the user's code goes to stderr.
-
-    Raises `InputError` for an invalid source, for options that a step file does not support, and
-    for a step that cannot be captured. For a capture, also raises `FlashError` before it if the
-    nonzero trained weights exceed the flash of `device`, and `BackendUnavailableError` without
-    PyTorch.
+    On a step file, `infer`, `evaluate` and `device` have no effect. Output of the user's code goes
+    to stderr. A device whose flash is too small for the nonzero trained weights is reported before
+    a capture.
     """
     from poetmodel.torch.target import needs_capture
 
@@ -499,11 +485,7 @@ def read_or_capture_step(
 
 
 def _deployment_facts(deployment: Deployment) -> Iterator[Fact]:
-    """Yield the facts about an exported step: proof, times, plan, tiles, RAM, storage and flash.
-
-    Wear, stored samples and migrated state are included if the step has them; proof and times if it
-    was solved, tiles if there are any, and flash if the device states its size.
-    """
+    """Yield the facts about an exported step: proof, times, plan, tiles, RAM, storage and flash."""
     from poetmodel.cli.summary import proof_facts, tile_facts, time_facts
     from poetmodel.plan import Op
 

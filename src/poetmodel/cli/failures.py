@@ -75,11 +75,7 @@ def result_exit_status(result: SolveResult) -> ExitStatus:
 def report_error(error: PoetModelError | OSError) -> ExitStatus:
     """Print the message of an error, or its faults, on stderr; return its `ExitStatus`.
 
-    The status is BAD_INPUT for `InputError`, `OSError` and `UnknownOptionError`, but INFEASIBLE for
-    `FlashError`; NO_BACKEND for `BackendUnavailableError`; NO_SCHEDULE for
-    `MethodNotApplicableError`; REJECTED for a `UserMethodError` that is `refused`; by
-    `result_exit_status` for `NoScheduleError`; otherwise FAILURE. For a `VerificationError`, a
-    request to report the bug and the violations replace the message.
+    For a `VerificationError`, a request to report the bug and the violations replace the message.
     """
     if isinstance(error, InputError):
         print_errors(error.faults)
@@ -128,10 +124,7 @@ class WarningHandler(logging.Handler):
 
 
 def _prefixed_lines(prefix: str, sentences: Iterable[str]) -> list[str]:
-    """Return up to `MAX_FAULTS` sentences with a prefix, then the number of any further ones.
-
-    The line with this number, ``and 3 more``, has no prefix.
-    """
+    """Return up to `MAX_FAULTS` sentences with a prefix, then ``and 3 more`` for 3 further ones."""
     messages = list(sentences)
     lines = [
         f"{prefix}: {printable(' '.join(message.split()))}" for message in messages[:MAX_FAULTS]
@@ -141,10 +134,7 @@ def _prefixed_lines(prefix: str, sentences: Iterable[str]) -> list[str]:
 
 
 def print_device_ram_warnings(*device_rams: DeviceRam | None) -> None:
-    """Print a warning on stderr for each step that does not fit its device, unless quiet.
-
-    Equal warnings are printed once. None, for an unknown device, gives no warning.
-    """
+    """Print a warning on stderr for each step that does not fit its device, unless quiet."""
     warnings = (device_ram.format_warning() for device_ram in device_rams if device_ram is not None)
     print_warnings(dict.fromkeys(text for text in warnings if text is not None))
 

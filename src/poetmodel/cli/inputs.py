@@ -68,9 +68,7 @@ class NamedGraph:
 def read_graph_by_name(name: str, shape: Variant) -> Graph:
     """Return the built-in network of this name and shape, else the graph of a graph or step file.
 
-    The graph of a step file is that of the exported kernels. A tile size in `shape` splits the
-    larger tensors. Raises `InputError` for an unknown name, an invalid file, the tile size
-    ``auto``, and settings in `shape` that the network or file does not support.
+    The graph of a step file is that of the exported kernels. The tile size ``auto`` is refused.
     """
     step = read_step(name, shape) if "tile" in shape.overrides else None
     return read_model_or_file(name, shape) if step is None else step.graph
@@ -79,9 +77,7 @@ def read_graph_by_name(name: str, shape: Variant) -> Graph:
 def read_step(name: str | None, shape: Variant) -> LoweredStep | None:
     """Return the step of a step file, in tiles of the size in `shape`.
 
-    Return None without a name, for a name without the suffix of step files, and if `shape` has
-    settings besides tiles, which a step file does not support. Raises `InputError` for an invalid
-    file, an invalid tile size, and the tile size ``auto``.
+    None if the name is no step file, or if `shape` has settings besides tiles.
     """
     if name is None or not is_step_file(name) or shape.overrides.keys() - {"tile"}:
         return None
@@ -110,8 +106,7 @@ class AutoTiles:
     def print_choice(self, tile_bytes: int | None, step: LoweredStep) -> str:
         """Print the chosen ``--tile`` on stderr, unless quiet, and return its value as text.
 
-        `step` is in tiles of `tile_bytes`, or without tiles for None (``none``). The hint states
-        the minimum RAM of `step` if that exceeds the budget.
+        `step` is in tiles of `tile_bytes`; None is ``none``.
         """
         from poetmodel.budgets import TileChoice
         from poetmodel.tiling.choice import needed_bytes
@@ -132,9 +127,8 @@ def find_auto_tiles(
 ) -> AutoTiles | None:
     """Return the tile sizes to try for ``--tile auto`` of a step file, largest first.
 
-    Return None for other graphs or values of ``--tile``, and without ``--device``. The budget is
-    ``--ram``, by default the RAM of the device; a percentage refers to the keep-all peak of the
-    step without tiles. Raises `InputError` for an invalid file, device, budget or tile size.
+    None for all other graphs and tile options, and without ``--device``. The budget is ``--ram`` or
+    the device's RAM; a percentage is of the keep-all peak without tiles.
     """
     from poetmodel.budgets import Budget, TileChoice
     from poetmodel.graph import checkpoint_all_peak_bytes
@@ -170,10 +164,8 @@ def resolve_sizes(
 ) -> tuple[GraphOptions, Limits]:
     """Return the options with ``--tile auto`` and a percentage of RAM replaced by sizes.
 
-    For a step file and a device, ``auto`` becomes the first candidate of `find_auto_tiles`, a size
-    or ``none``, and a hint on stderr states it; otherwise ``auto`` stays. A percentage of RAM is
-    replaced only with ``--tile``; it refers to the keep-all peak of the graph without tiles. Raises
-    the errors of `find_auto_tiles` and `resolve_ram`.
+    ``auto`` is replaced for a step file and a device, with a hint on stderr; a percentage only with
+    ``--tile``, since it refers to the keep-all peak without tiles.
     """
     tiles = find_auto_tiles(source, costing, limits, constraint_files)
     if tiles is not None:
@@ -184,9 +176,7 @@ def resolve_sizes(
 def resolve_ram(source: FileGraphOptions, limits: Limits) -> Limits:
     """Return the limits with a percentage of RAM replaced by a size, if there is a tile size.
 
-    The percentage refers to the keep-all peak of the graph without tiles. Without a graph, a
-    percentage or a tile size, `limits` itself is returned. With a graph and a tile size, raises
-    `BudgetError` for an invalid ``--ram``, and the errors of `read_graph_by_name`.
+    The percentage refers to the keep-all peak of the graph without tiles.
     """
     from poetmodel.budgets import Budget
     from poetmodel.graph import checkpoint_all_peak_bytes
@@ -202,10 +192,9 @@ def resolve_ram(source: FileGraphOptions, limits: Limits) -> Limits:
 
 
 def read_given_step(graph_options: GraphOptions) -> LoweredStep | None:
-    """Return the step of a MODEL argument or a ``--graph`` option that is a step file.
+    """Return the step of a MODEL argument or a ``--graph`` option that is a step file, else None.
 
-    The step is in tiles of the size of ``--tile`` if given. Return None for other graphs, if both
-    or neither are given, and with options that step files do not support. Raises as `read_step`.
+    None, too, if both are given, and with options that step files do not support.
     """
     names = [name for name in (graph_options.model, graph_options.graph) if name is not None]
     return read_step(names[0], graph_options.variant) if len(names) == 1 else None
@@ -228,11 +217,7 @@ def is_step_file(name: str | None) -> bool:
 
 
 def read_graph(graph_options: GraphOptions) -> Graph:
-    """Return the graph of a MODEL argument or a ``--graph`` option.
-
-    MODEL is a built-in network or a file, ``--graph`` is a file. Raises `InputError` if both or
-    neither are given, and the errors of `read_graph_by_name`.
-    """
+    """Return the graph of a MODEL argument (network or file) or a ``--graph`` option (file)."""
     if graph_options.model is not None and graph_options.graph is not None:
         raise InputError(
             f"MODEL {graph_options.model!r} and --graph {graph_options.graph!r} exclude each "
@@ -256,11 +241,8 @@ def resolve_graph(
 ) -> NamedGraph:
     """Return the graph of a schedule or plan: ``--graph``, else the built-in network it names.
 
-    `identity` is the graph identity in the schedule or plan file `source`, or None if it has none.
-    Without ``--graph`` and options for sizes, state or tiles, the variant of the network is found
-    by its hash (see `find_model_by_hash`). Raises `InputError` if the graph is not found, or has
-    the name but not the hash of `identity`. If ``--graph`` gives another name, such as the path of
-    a file, the graph is not compared.
+    Without options of the graph, the variant of the network is found by its hash. A graph of the
+    name, but not of the hash, is refused; one of another name is not compared.
     """
     name, shape = graph_options.graph, graph_options.variant
     if name is None:
@@ -286,10 +268,7 @@ def resolve_binary_graph(
 ) -> Graph:
     """Return the graph of a binary plan: ``--graph``, else the first built-in network that matches.
 
-    `data` is the content of the file `source`, with a fingerprint of the graph, which is not
-    compared with ``--graph``. With ``--graph``, raises the errors of `read_graph_by_name`, and
-    ignores `data`. Otherwise raises `PlanError` for corrupt data, and `InputError` if no built-in
-    network with the sizes and state of the options has this fingerprint.
+    ``--graph`` is not compared with the fingerprint in `data`, the content of the file `source`.
     """
     if graph_options.graph is not None:
         return read_graph_by_name(graph_options.graph, graph_options.variant)
@@ -345,10 +324,7 @@ def check_names(identity: GraphIdentity | None, graph: Graph) -> None:
 
 
 def read_device(device: str | None) -> Device | None:
-    """Return the device of ``--device``, a built-in device or a file; None without the option.
-
-    Raises `DeviceError` if there is no such device or the file is invalid.
-    """
+    """Return the device of ``--device``, a built-in device or a file; None without the option."""
     if device is None:
         return None
     from poetmodel.device import Device
@@ -364,11 +340,7 @@ def device_warnings(device: Device) -> tuple[str, ...]:
 
 
 def warn_about_kernels(graph: Graph, device: Device | None) -> None:
-    """Print a warning if a graph has PyTorch's kernels, for which the device has too little RAM.
-
-    PyTorch needs a `Device.ram_bytes` of at least `MIN_PYTORCH_BYTES`. If `device` is None, there
-    is no warning.
-    """
+    """Print a warning if a graph has PyTorch's kernels, for which the device has too little RAM."""
     if device is None or graph.kernels != "pytorch" or device.ram_bytes >= MIN_PYTORCH_BYTES:
         return
     print_warnings(
@@ -385,9 +357,8 @@ def read_costs(
 ) -> Costs:
     """Return the measured costs of ``--profile``, else the estimates for ``--device``.
 
-    `default_device` is used without ``--device``, also as the device of a profile. Raises
-    `InputError` if there are no costs, or if device or profile are invalid; whether a profile has
-    the nodes of `graph` is not checked. Prints the warning of `warn_about_kernels`.
+    `default_device` is used without ``--device``, also as the device of a profile. Whether a
+    profile has the nodes of `graph` is not checked.
     """
     from poetmodel.device import Costs
 
@@ -405,10 +376,8 @@ def read_file_costs(
 ) -> tuple[Costs, list[str]]:
     """Return the costs for a file, and notes: one if no option states the costs, else [].
 
-    Without such an option, the costs are the estimates for `device_name`, the device that the file
-    states. With ``--profile`` alone, this device, if known, is the device of the profile. Prints
-    and raises as `read_costs`: `InputError` also without such an option if this device is unknown
-    or None.
+    Without such an option, the costs are estimates for `device_name`, the device that the file
+    states. With ``--profile`` alone, this is the device of the profile.
     """
     default_device = find_named_device(device_name)
     costs = read_costs(graph, cost_options, default_device=default_device)
@@ -420,11 +389,7 @@ def read_file_costs(
 def costs_for_verification(
     device_name: str | None, graph: Graph, cost_options: CostOptions
 ) -> tuple[Costs | None, list[str]]:
-    """Return the costs for a file and notes: the results of `read_file_costs`, or None and a note.
-
-    The costs are None if neither the options nor a known device of the file state them; the note
-    states this. `MEASURED_COSTS` ends each other note. Raises the errors of `read_costs`.
-    """
+    """Return the costs for a file, and notes; None and a note if no costs are known."""
     if find_named_device(device_name) is None and not cost_options.is_given:
         return None, [
             "times and energies were not checked: give --device or --profile for the costs"
@@ -452,16 +417,9 @@ def verify_document(
 ) -> VerifiedSchedule:
     """Verify a schedule file against its problem and its statements (`ScheduleDocument.claims`).
 
-    If any option of `limits` differs from its default, the problem is built from `limits` instead
-    of the file. Of the statements, only metrics are then compared, and only RAM metrics if the
-    `deadline_counts` or `commit` of the two problems differ, or if the file states other costs:
-    then notes list the other metrics that differ, and the document has no proofs. Without cost
-    options, the costs are the estimates for the device that the file states. If this device is
-    unknown or not stated, times and energies have no limits, and only RAM metrics are compared.
-
-    Raises `ScheduleError` for another graph, and `InputError` for changed `limits` with neither
-    cost options nor a known device, and for invalid costs or limits. Violations are returned in the
-    verdict; then pairs that the graph lacks are dropped from the returned schedule.
+    Changed `limits` replace the problem of the file; then only metrics are compared, and only those
+    of RAM if costs, counted time or commits differ. Violations are in the verdict; pairs that the
+    graph lacks are dropped from the returned schedule.
     """
     from poetmodel.planner import verify
     from poetmodel.report.subject import VerifiedSchedule, drop_unknown_pairs
@@ -510,8 +468,8 @@ def verify_document(
 def _stated_problem(document: ScheduleDocument, graph: Graph, costs: Costs | None) -> Problem:
     """Return the problem stated in a file, or one without limits if the file states none.
 
-    Without limits, RAM and storage are `MAX_BYTES`. Without costs, all times and energies are 0,
-    and limits and constraints that need costs are dropped.
+    Without costs, all times and energies are 0, and limits and constraints that need costs are
+    dropped.
     """
     from poetmodel.problem import Problem
     from poetmodel.report.subject import zero_costs
@@ -533,12 +491,8 @@ def read_valid_schedule(
 ) -> VerifiedSchedule:
     """Read a schedule file, and verify the schedule with its problem and costs.
 
-    Of stated metrics, only those are compared that may be of other costs: they are in the notes,
-    and the document has no proofs. If the file states no problem, only the RAM and storage of the
-    device are limits, or the RAM is `MAX_BYTES` without a device. The notes of the result, each
-    with the path, state if the costs are estimates for the device of the file, and if the file
-    states no problem. Raises `ScheduleError` if the file or its schedule is invalid, and
-    `InputError` without a valid graph or costs.
+    Metrics that may be of other costs are only compared in the notes; the document then has no
+    proofs. Without a stated problem, the limits are the RAM and storage of the device, if any.
     """
     from poetmodel.planner import verify
     from poetmodel.problem import Problem
@@ -580,9 +534,8 @@ def read_valid_schedule(
 def check_outputs(*outputs: tuple[str, Path | None], inputs: tuple[str | None, ...] = ()) -> None:
     """Raise `InputError` unless output files can be written and differ from inputs and each other.
 
-    Each output is an option and its path; None, for an option that is not given, passes. `inputs`
-    are paths or other names; only existing files are compared. A file of ``--plot`` must have the
-    suffix of a picture whose libraries are installed.
+    `inputs` are paths or other names; only existing files are compared. A file of ``--plot`` must
+    have the suffix of a picture whose libraries are installed.
     """
     from poetmodel.files import check_writable
 

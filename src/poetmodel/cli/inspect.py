@@ -158,10 +158,8 @@ def models(model_argument: ModelArgument, output: OutputOptions) -> None:
 def graph_values(graph: Graph, device: Device | None = None) -> dict[str, Any]:
     """Return the facts about a graph as JSON values; None for facts that the graph does not state.
 
-    The peak of inference is None unless phases mark the forward pass (`inference_profile`). With a
-    device, the minimum RAM is that with state read in place if the device can do so, and the values
-    include the device's name, and its gauges for keep-all and for the minimum RAM.
-    ``state_bytes`` is present only for a graph with state or in-place operators.
+    With a device, the minimum RAM is that with state read in place if the device can do so, and its
+    name and gauges are included.
     """
     from poetmodel.graph import checkpoint_all_profile, floor, inference_profile
 
@@ -216,10 +214,9 @@ def compare_device_ram(graph: Graph, device: Device) -> tuple[DeviceRam | None, 
 
 
 def _gauge_values(graph: Graph, device: Device | None) -> dict[str, Any]:
-    """Return the name of a device, and its gauges for keep-all and for the minimum RAM.
+    """Return the name of a device and its gauges for keep-all and for the minimum RAM, or {}.
 
-    Return {} without a device. The key ``trains`` of the minimum is None if it fits, because no
-    schedule is known.
+    The key ``trains`` of the minimum is None if it fits, because no schedule is known.
     """
     if device is None:
         return {}
@@ -232,10 +229,7 @@ def _gauge_values(graph: Graph, device: Device | None) -> dict[str, Any]:
 
 
 def graph_tables(graph: Graph, device: Device | None = None) -> tuple[RenderableType, ...]:
-    """Return the tables of a graph with a blank line between: its facts, its largest tensors.
-
-    Without tensors, return only the facts. With a device, the facts include the use of its RAM.
-    """
+    """Return the tables of a graph with a blank line between: its facts, its largest tensors."""
     facts = [*_graph_facts(graph, graph_values(graph, device), device)]
     facts_table = fact_table(graph.name, facts)
     return (facts_table, "", _largest_tensors(graph)) if graph.tensors else (facts_table,)
@@ -253,10 +247,7 @@ def _phase_totals(graph: Graph) -> dict[str, dict[str, int]]:
 
 
 def _graph_facts(graph: Graph, values: dict[str, Any], device: Device | None) -> Iterator[Fact]:
-    """Yield the facts about a graph; with a device, also the use of the device's RAM.
-
-    `values` are those of `graph_values` with the same device.
-    """
+    """Yield the facts about a graph; with a device, also the use of the device's RAM."""
     yield text_fact("batch", f"{graph.batch_size}", f"elements are {graph.dtype}")
     sizes = f"{values['tensors']:,} tensors, {values['edges']:,} edges"
     yield text_fact("nodes", f"{values['nodes']:,}", sizes)
@@ -334,10 +325,7 @@ def _shared_memory_remark(graph: Graph, i: int) -> str:
 
 
 def _gauge_facts(graph: Graph, device: Device) -> Iterator[Fact]:
-    """Yield the RAM of a device, then the RAM free or missing with keep-all and the minimum RAM.
-
-    The note of the first is whether keep-all fits, only a schedule may fit, or none does.
-    """
+    """Yield the RAM of a device, then the RAM free or missing with keep-all and the minimum RAM."""
     keep_all, min_ram = compare_device_ram(graph, device)
     verdict = "keep-all does not fit, a schedule may"
     if min_ram is not None and not min_ram.fits:
@@ -352,8 +340,7 @@ def _gauge_facts(graph: Graph, device: Device) -> Iterator[Fact]:
 def _inference_texts(values: dict[str, Any]) -> tuple[str, str]:
     """Return the peak RAM of the forward pass alone, and a note with the node of this peak.
 
-    The note also has the ratio of the keep-all peak to this peak, if this peak is not 0. Without a
-    known peak, return ``unknown`` and the reason. `values` are those of `graph_values`.
+    Without a known peak, return ``unknown`` and the reason.
     """
     inference_bytes, peak_bytes = (
         values["inference_peak_bytes"],
@@ -371,10 +358,7 @@ def _inference_texts(values: dict[str, Any]) -> tuple[str, str]:
 
 
 def _largest_tensors(graph: Graph) -> Table:
-    """Return the table of the `MAX_TENSORS` largest tensors, largest first, then by index.
-
-    Its columns are name, operator, phase, size and number of readers.
-    """
+    """Return the table of the `MAX_TENSORS` largest tensors, largest first, then by index."""
     largest = sorted(range(len(graph.tensors)), key=lambda i: (-graph.tensor_bytes[i], i))[
         :MAX_TENSORS
     ]
@@ -443,10 +427,7 @@ def device_dict(device: Device) -> dict[str, Any]:
 
 
 def _device_row(device: Device) -> tuple[str, ...]:
-    """Return key, core, RAM, FLOP/s and mode of transfers of a device, for the list of devices.
-
-    The mode is ``no storage`` for a device without storage.
-    """
+    """Return key, core, RAM, FLOP/s and mode of transfers of a device, for the list of devices."""
     storage = device.storage
     return (
         device.key,

@@ -35,9 +35,7 @@ _REGISTRY: Final = "instances"
 def write_instances(folder: Path, mps: str | None, output: OutputOptions) -> None:
     """Write the instance library to a folder, and print the number of problems by kind.
 
-    Also prints whether the library contains the graphs of Moccasin. With ``--json`` prints only the
-    folder and the index of the library. `mps` has the names of large problems that get MPS files,
-    too, with commas between them. Raises `InputError` without a checkout, and as `write_library`.
+    `mps` has the comma-separated names of large problems that get MPS files, too.
     """
     from collections import Counter
 
@@ -58,9 +56,7 @@ def write_instances(folder: Path, mps: str | None, output: OutputOptions) -> Non
 def check_solutions(folder: Path, solutions: Path, output: OutputOptions) -> None:
     """Verify the folder `solutions` against the library `folder`; print a table or JSON.
 
-    Prints JSON with ``--json``. `print_errors` prints the solutions that are invalid, then those
-    that a proof of the library excludes. Raises `typer.Exit` with status 3 only if a solution
-    is invalid, and `InputError` as `poetmodel.sweeps.instances.check_solutions`.
+    Exits with status 3 only if a solution is invalid.
     """
     from poetmodel.sweeps.instances import Finding
     from poetmodel.sweeps.instances import check_solutions as verify_solutions
@@ -119,13 +115,8 @@ def _format_overhead(value: float | None, unit: str) -> str:
 def _import_registry() -> Any:
     """Import and return the registry of problems of a checkout; add its ``bench`` to `sys.path`.
 
-    The checkout is that of an editable install; otherwise it contains the working folder.
-
-    Raises
-    ------
-    InputError
-        If there is no checkout. An installed package contains neither the captured graphs nor the
-        records.
+    The checkout is that of an editable install; otherwise it contains the working folder. An
+    installed package contains neither the captured graphs nor the records.
     """
     working_folder = Path.cwd()
     for root in (Path(str(files("poetmodel"))).parents[1], working_folder, *working_folder.parents):

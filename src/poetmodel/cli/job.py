@@ -48,11 +48,7 @@ class JobOptions:
     )
 
     def to_job(self, limits: Limits) -> Job | None:
-        """Return the job; None without ``--samples``.
-
-        Raises `InputError` for a limit of a job without its samples, for a limit that is given both
-        for the job and for a step, and for an invalid value.
-        """
+        """Return the job; None without ``--samples``."""
         faults = []
         if self.samples is None and (self.within is not None or self.battery is not None):
             faults.append(
@@ -77,11 +73,8 @@ class JobOptions:
 def make_job_result(job: Job, result: SolveResult, *, threads: int) -> JobResult:
     """Return the result of a job from the result of one step.
 
-    If the result has a schedule, solves again without one of the limits at a time, to decide
-    whether it binds: the RAM budget, then the deadline, then the energy budget, if stated. A limit
-    on the minimized quantity never binds and needs no solve. Other limits are not examined. These
-    solves together may take `LIMITS_TIME_RATIO` of `SolveResult.time_limit_s`, but each at least
-    0.1 s. A limit that is not decided in this time has the state OPEN.
+    Solves again without one limit at a time, within `LIMITS_TIME_RATIO` of the time limit, to
+    decide whether RAM budget, deadline and energy budget bind. An undecided limit is OPEN.
     """
     from poetmodel.solver.sensitivity import find_used_limits
 
@@ -121,9 +114,8 @@ class JobResult:
     def facts(self) -> Iterator[Fact]:
         """Yield samples, steps, limits, time and energy of the job, then `limits` of a step.
 
-        The fact ``limits`` lists the limits of a step for JSON. Then each limit has a fact with the
-        value ``binds``, ``does not bind`` or ``not decided in time``; if it binds, the note is the
-        saving without it. Time and energy are None without a schedule.
+        The fact ``limits`` lists the limits of a step for JSON. Time and energy are None without a
+        schedule.
         """
         batch_size = self.result.problem.graph.batch_size
         batch = "one sample each" if batch_size == 1 else f"batches of {batch_size}"
@@ -143,10 +135,9 @@ class JobResult:
             )
 
     def _saving_text(self, limit: UsedLimit) -> str:
-        """Return the saving of the minimized quantity without a limit, as text.
+        """Return the saving of the minimized quantity without a limit; "" unless the limit binds.
 
-        An energy or a time is that of the whole job, another quantity that of a step. Return "" if
-        the limit does not bind, or is not decided.
+        An energy or a time is that of the whole job, another quantity that of a step.
         """
         if limit.state != "binds" or limit.saved is None:
             return ""
@@ -189,8 +180,7 @@ def _format_fraction(
 ) -> str:
     """Format a total as a percentage of its limit, such as ``80 % of the battery of 4,320 J``.
 
-    `quantity` is ``battery`` there; `format_value` formats the limit. Return ``the whole job`` if
-    total or limit is None.
+    `quantity` is ``battery`` there. Return ``the whole job`` if total or limit is None.
     """
     if total_value is None or limit_value is None:
         return "the whole job"

@@ -119,7 +119,6 @@ def limits(
 def _min_ram_tiles(step: LoweredStep, problem: Problem) -> tuple[int, int] | None:
     """Return the tile size with the smallest minimum RAM, and this minimum [B].
 
-    Considers the sizes of ``--tile auto``; of equal minima, the largest size is returned. Return
     None without a device, or if whole tensors need no more RAM than tiles.
     """
     from poetmodel.budgets import TileChoice
@@ -135,8 +134,8 @@ def _min_ram_tiles(step: LoweredStep, problem: Problem) -> tuple[int, int] | Non
 def _evaluation_bytes(step: LoweredStep, problem: Problem) -> int | None:
     """Return the minimum RAM of a step's evaluation, the forward pass without updates [B].
 
-    Return None if the step has no evaluation, or without a device. State is on storage if tensors
-    can be paged, else it is resident and counted. State on memory-mapped storage needs no RAM.
+    None if the step has no evaluation, or without a device. State on memory-mapped storage needs no
+    RAM.
     """
     from poetmodel.lowered.step import with_stored_state
     from poetmodel.tiling.choice import needed_bytes
@@ -161,11 +160,8 @@ def limit_values(
 ) -> dict[str, Any]:
     """Return graph, problem, minimum RAM and limits by name as JSON values in SI units.
 
-    The limits on RAM are in the object ``ram``, those on time and energy at the top level. The last
-    three parameters are added at the top level unless None: `extra_bytes`, the RAM of exported C in
-    addition to its tensors [B], as ``reserved_bytes``; `min_ram_tiling`, the tile size and minimum
-    RAM of `_min_ram_tiles` [B], as ``tile_bytes`` and ``tiled_floor_bytes``; and
-    `evaluation_bytes`, the minimum RAM of ``pm_evaluate`` [B], as ``evaluation_floor_bytes``.
+    `extra_bytes` is the RAM of exported C in addition to its tensors, `min_ram_tiling` tile size
+    and minimum RAM of `_min_ram_tiles`, `evaluation_bytes` the minimum RAM of ``pm_evaluate`` [B].
     """
     graph = problem.graph
     min_ram = problem.floor
@@ -195,12 +191,8 @@ def _limit_facts(
 ) -> Iterator[Fact]:
     """Yield each limit with its proof and, except for exported C, the other limits of its solve.
 
-    The label of int8 results comes first, if the graph has one, then the limits on RAM, then the
-    deadline and the energy. A limit with a schedule is followed by node, stage and largest tensors
-    of the schedule's peak RAM. Instead, the limit of exported C is followed by the minimum RAM with
-    ``pm_evaluate`` if the limit has a value and `evaluation_bytes` is given, and by the minimum RAM
-    in tiles if `min_ram_tiling` is given; all three include `extra_bytes`. The last three
-    parameters are those of `limit_values`.
+    The parameters are those of `limit_values`; the minimum RAM of exported C, of ``pm_evaluate``
+    and in tiles include `extra_bytes`.
     """
     if problem.graph.exactness:
         yield text_fact("numbers", problem.graph.exactness)
@@ -235,11 +227,7 @@ def _limit_facts(
 
 
 def _exported_fact(problem: Problem, limit: Limit, extra_bytes: int) -> Fact:
-    """Return the minimum RAM of exported C as a fact: its tensors plus `extra_bytes`.
-
-    JSON does not contain the fact. Its note has the proof and the alignment. If the limit has no
-    value, the text is ``none`` and the note is the reason.
-    """
+    """Return the minimum RAM of exported C for tables: its tensors plus `extra_bytes`."""
     from poetmodel.plan.alignment import device_alignment
 
     if limit.value is None:
@@ -258,11 +246,7 @@ def _exported_fact(problem: Problem, limit: Limit, extra_bytes: int) -> Fact:
 
 
 def _proof_text(limit: Limit, format_value: ValueFormatter) -> str:
-    """Return the proof status of a limit as text: proven, proven within a gap, or gap and bound.
-
-    "Within a gap" is for the status OPTIMAL, gap and bound for FEASIBLE; `format_value` formats the
-    bound. Without a value, return the reason.
-    """
+    """Return the proof status of a limit as text: proven, proven within a gap, or gap and bound."""
     from poetmodel.result import Status
 
     if limit.value is None:
@@ -279,11 +263,7 @@ def _proof_text(limit: Limit, format_value: ValueFormatter) -> str:
 
 
 def _conditions_text(problem: Problem, limit: Limit) -> str:
-    """Return the other limits of the solve that found a limit, as text: ``; with ...``.
-
-    They are RAM, deadline, energy budget and number of user-defined constraints, but not storage.
-    Return "" if the solve had none of them, and for a limit without a value.
-    """
+    """Return the other limits of the solve that found a limit, as text: ``; with ...``."""
     if limit.value is None:
         return ""
     conditions = []
@@ -301,12 +281,7 @@ def _conditions_text(problem: Problem, limit: Limit) -> str:
 
 
 def _peak_text(limit: Limit) -> str:
-    """Return node and stage of the schedule's peak RAM as text, with the largest tensors there.
-
-    The peak itself is included unless RAM is the limited quantity, and a remark if it is the
-    minimum RAM. `MAX_NAMED_TENSORS` tensors are named with their sizes, the rest are counted.
-    Return "" without a schedule.
-    """
+    """Return node and stage of the schedule's peak RAM as text, with the largest tensors there."""
     simulation, graph = limit.result.simulation, limit.result.problem.graph
     if simulation is None:
         return ""

@@ -64,11 +64,9 @@ class Command(NamedTuple):
 def command(example: str) -> Callable[[Callable[..., None]], Command]:
     """Return a decorator that turns a function into a command with the name of the function.
 
-    The parameters of the function are groups of options, which become separate options on the
-    command line. ``Annotated[Group, without("field")]`` excludes options, whose fields then have
-    their defaults; ``only("field")`` excludes all others. A parameter of type ``typer.Context``
-    gets typer's context. The help ends with
-    the example call.
+    The parameters are groups of options, which become separate options on the command line.
+    ``Annotated[Group, without("field")]`` excludes options, whose fields then have their defaults;
+    ``only("field")`` excludes all others. `example` ends the help.
     """
 
     def decorate(function: Callable[..., None]) -> Command:
@@ -104,12 +102,10 @@ def command(example: str) -> Callable[[Callable[..., None]], Command]:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def group(cls: type[_Group]) -> type[_Group]:
-    """Decorate a class as a group of options.
+    """Decorate a class as a group of options: a dataclass without generated methods.
 
-    The class becomes a dataclass without generated methods: each start of the program creates all
-    these classes, and compiling their methods would take milliseconds. Its `__init__` takes the
-    fields as keywords, and raises `TypeError` for an unknown one. A field that is omitted gets its
-    default, `REQUIRED` if it is required.
+    Each start of the program creates all these classes, and compiling their methods would take
+    milliseconds. An omitted field gets its default, `REQUIRED` if it is required.
     """
 
     def init(self: object, **values: object) -> None:
@@ -159,9 +155,7 @@ def without(*names: str) -> Callable[[str], bool]:
 def option(default: object, spelling: str, text: str, **typer_options: Any) -> Any:
     """Return the dataclass field of an option, with its `typer.Option` as ``metadata["typer"]``.
 
-    `spelling` is the option with its value: ``--ram SIZE``. `text` is its help, and `typer_options`
-    are further keywords of `typer.Option`. The default of ``autocompletion`` is the entry of
-    `COMPLETERS` for ``--ram``, else for ``SIZE``, else None.
+    `spelling` is the option with its value: ``--ram SIZE``; `text` is its help.
     """
     name, _, metavar = spelling.partition(" ")
     typer_options.setdefault("autocompletion", COMPLETERS.get(name, COMPLETERS.get(metavar)))
@@ -170,12 +164,7 @@ def option(default: object, spelling: str, text: str, **typer_options: Any) -> A
 
 
 def argument(default: object, metavar: str, text: str, **typer_options: Any) -> Any:
-    """Return the dataclass field of a positional argument; see `option`.
-
-    `metavar` is its placeholder and `text` its help; `typer_options` are further keywords of
-    `typer.Argument`. The default of ``autocompletion`` is the entry of `COMPLETERS` for `metavar`,
-    else None.
-    """
+    """Return the dataclass field of a positional argument, like `option` with a placeholder."""
     typer_options.setdefault("autocompletion", COMPLETERS.get(metavar))
     information = typer.Argument(metavar=metavar, help=text, **typer_options)
     return field(default=default, metadata={"typer": information})
@@ -201,14 +190,13 @@ def _parse_plain_number(text: object, number_type: type[_Value]) -> _Value:
 def number_parser(expected: str, *, positive: bool) -> Callable[[str | float], float]:
     """Return a parser of finite numbers of at least 0, or above 0 if `positive`.
 
-    The parser raises `typer.BadParameter` for other texts; `expected` describes the accepted values
-    in its message.
+    `expected` describes the accepted values in the message.
     """
 
     def parse(text: str | float) -> float:
-        """Parse a finite number; raise `typer.BadParameter` for other texts, or if it is too small.
+        """Parse a finite number.
 
-        See `number_parser`.
+        Raise `typer.BadParameter` for other texts, or if it is too small.
         """
         try:
             value = _parse_plain_number(text, float)
@@ -222,10 +210,7 @@ def number_parser(expected: str, *, positive: bool) -> Callable[[str | float], f
 
 
 def parse_seconds(text: str | float) -> float:
-    """Parse a time limit: a positive number of seconds, or a time with a unit, such as 5min.
-
-    Return seconds; raise `typer.BadParameter` for other texts.
-    """
+    """Parse a time limit: a positive number of seconds, or a time with a unit, such as 5min."""
     try:
         value = _parse_plain_number(text, float)
     except ValueError:
@@ -242,15 +227,12 @@ def parse_seconds(text: str | float) -> float:
 def integer_parser(
     max_value: int | None = None, *, min_value: int = 1
 ) -> Callable[[str | int], int]:
-    """Return a parser of whole numbers from `min_value`, to `max_value` if it is given.
-
-    The parser raises `typer.BadParameter` for other texts.
-    """
+    """Return a parser of whole numbers from `min_value`, to `max_value` if it is given."""
 
     def parse(text: str | int) -> int:
-        """Parse a whole number; raise `typer.BadParameter` for other texts and outside the range.
+        """Parse a whole number.
 
-        See `integer_parser`.
+        Raise `typer.BadParameter` for other texts and outside the range.
         """
         try:
             value = _parse_plain_number(text, int)
@@ -272,8 +254,7 @@ parse_input_size = integer_parser(MAX_SIZE)
 def _parse_method(text: str) -> str:
     """Return `text` if it is the name of a method for `poetmodel.baselines.method`.
 
-    Imports the file of ``FILE.py:FUNCTION``. Raises `typer.BadParameter` if the name is unknown, or
-    if the import fails.
+    Imports the file of ``FILE.py:FUNCTION``.
     """
     try:
         return method(text).name
@@ -299,10 +280,7 @@ def _parse_option(text: str) -> tuple[str, bool | int | float | str]:
 
 
 def _parse_option_value(text: str) -> bool | int | float | str:
-    """Parse the value of a solver option: true or false in any case, a number, or else text.
-
-    ``inf`` and ``nan`` are numbers.
-    """
+    """Parse the value of a solver option: true or false in any case, a number, or else text."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for number_type in (int, float):
@@ -487,9 +465,9 @@ class OnnxOptions:
     )
 
     def onnx_step(self, batch: int | None = None) -> OnnxStep:
-        """Return the options as properties of a step; `batch`, unless None, overrides ``--batch``.
+        """Return the options as properties of a step.
 
-        Raises `InputError` for a ``--dim`` without a name or a valid size, and for repeated names.
+        `batch`, unless None, overrides ``--batch``.
         """
         from poetmodel.torch.target import OnnxStep
 

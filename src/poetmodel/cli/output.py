@@ -49,10 +49,7 @@ class _Verbosity:
 
 
 def set_quiet(quiet: bool) -> bool:
-    """Set ``--quiet`` for the process; return `quiet`, as typer requires of a callback.
-
-    If True, only errors are printed, and JSON or a log if requested.
-    """
+    """Set ``--quiet`` for the process; return `quiet`, as typer requires of a callback."""
     _Verbosity.quiet = quiet
     return quiet
 
@@ -76,8 +73,8 @@ def print_written(path: Path) -> None:
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
     """Return a console of rich that prints texts unchanged: no markup, highlighting or emoji.
 
-    `width` [columns] is by default the environment variable ``COLUMNS``. Without the variable, it
-    is that of the terminal, or `UNLIMITED_WIDTH` for a pipe or file.
+    `width` [columns] is by default ``COLUMNS``, else that of the terminal, or `UNLIMITED_WIDTH` for
+    a pipe or file.
     """
     from rich.console import Console
 
@@ -91,7 +88,7 @@ def print_json(document: dict[str, Any] | list[dict[str, Any]]) -> None:
     """Print an object, one key per line, or a list, one object per line, as JSON on stdout.
 
     The output is ASCII, so that it does not depend on the encoding of a terminal or pipe. It is
-    printed even if quiet. Raises `ValueError` for a number that is not finite.
+    printed even if quiet.
     """
     compact = partial(json.dumps, allow_nan=False)
     if isinstance(document, dict):
@@ -112,12 +109,10 @@ def print_text(*lines: str) -> None:
 
 
 def show(*renderables: RenderableType) -> None:
-    """Print tables and texts on stdout, unless quiet.
+    """Print tables and texts on stdout, unless quiet; changes the widths and cells of the tables.
 
-    Cells are wrapped between words to the width of the terminal. If the longest words of a table
-    need more width, names are wrapped, too (see `_set_column_widths`). If that does not suffice,
-    words are not broken, and the table is printed wider than the terminal. Changes the column
-    widths and cells of the tables.
+    Cells are wrapped to the width of the terminal. A table whose words do not fit is printed wider
+    than the terminal.
     """
     from rich.table import Table
 
@@ -140,9 +135,8 @@ def show(*renderables: RenderableType) -> None:
 def _set_column_widths(table: Table, width: int) -> int:
     """Set the widths of a table's columns, and wrap its cells; return the width of the table.
 
-    `width` is that of the terminal. If the longest words do not fit, names and paths in the cells
-    are wrapped after one of ``._/``, except in columns with `no_wrap`. If that does not fit either,
-    neither names nor other words break, and the table is wider than the terminal.
+    If the longest words do not fit, names and paths are wrapped after one of ``._/``. If that does
+    not fit either, no word breaks, and the table is wider than `width`.
     """
     columns = table.columns
     texts = [[str(column.header), *map(str, column.cells)] for column in columns]
@@ -198,8 +192,7 @@ def _fit_widths(
 ) -> list[int]:
     """Return column widths between lower and upper bounds, whose sum fits if possible.
 
-    The sum is at most `total_width` unless the sum of the lower bounds exceeds it. All columns
-    wider than a common width are reduced to this width, or to their lower bound.
+    All columns wider than a common width are reduced to this width, or to their lower bound.
     """
     widths = list(max_widths)
     for common_width in reversed(range(max(max_widths, default=0))):
@@ -215,9 +208,7 @@ def _fit_widths(
 def fact_table(title: str, facts: Iterable[Fact]) -> Table:
     """Return a table of facts with name, value and note; facts with an alarm are red.
 
-    Facts whose name or value is None are omitted. Long texts and words are shortened by
-    `printable`. If a cell has an energy or the word "overhead", the title states that energies are
-    estimates.
+    Facts whose name or value is None are omitted. Long texts and words are shortened.
     """
     cells_and_alarms = [
         ((fact.name or "", fact.text, fact.note), fact.alarm) for fact in listed_facts(facts)
@@ -240,12 +231,10 @@ def listing(
     n_text_columns: int = 1,
     whole_names: bool = True,
 ) -> Table:
-    """Return a table of `rows` below `heads`.
+    """Return a table of `rows` below `heads`; long texts and words are shortened.
 
     The first `n_text_columns` columns are left-aligned texts; the rest are right-aligned numbers.
-    With `whole_names` the first column is not wrapped. Long texts and words are shortened by
-    `printable`. If a head or cell has an energy or the word "overhead", the title states that
-    energies are estimates.
+    With `whole_names` the first column is not wrapped.
     """
     from rich import box
 
@@ -272,8 +261,7 @@ states that energies are estimates."""
 def _titled_table(title: str, texts: Iterable[str], **style: Any) -> Table:
     """Return an empty table, whose title has `ESTIMATES` if one of `texts` matches `_ENERGY`.
 
-    `texts` are the heads and cells that the caller will add; `style` are keywords of
-    `rich.table.Table`.
+    `texts` are the heads and cells that the caller will add.
     """
     from rich.table import Table
 
@@ -290,9 +278,7 @@ def _format_cell(text: str) -> str:
 def printable(text: str, *, max_characters: int = MAX_LINE, max_word: int = MAX_WORD) -> str:
     """Format a text for display: escape control characters, then shorten long words, then the text.
 
-    Line breaks are escaped, too. The middle of a word longer than `max_word`, then that of a text
-    still longer than `max_characters`, is replaced by ``...``. Before the escapes, a text is
-    shortened likewise to ``4 * max_characters``.
+    Line breaks are escaped, too. The middle of a long word or text is replaced by ``...``.
     """
     escaped = escape_controls(_omit_middle(text, 4 * max_characters))
     shortened = re.sub(r"\S+", lambda match: _omit_middle(match[0], max_word), escaped)
@@ -312,8 +298,7 @@ def _omit_middle(text: str, max_characters: int) -> str:
 class LiveLine:
     """A line with the elapsed seconds, and with the activity or the progress of a solve.
 
-    Without a problem, it shows activity and gap. With a problem, it shows the activity until the
-    first progress, then incumbent, bound and gap.
+    With a problem, it shows the activity until the first progress, then incumbent, bound and gap.
     """
 
     def __init__(self, problem: Problem | None = None, activity: str = "solving") -> None:
@@ -327,11 +312,7 @@ class LiveLine:
         self._latest = progress
 
     def text(self) -> str:
-        """Return the text of the line, which ends with the gap if known and the elapsed seconds.
-
-        It begins with incumbent and bound or, without a problem or before the first progress, with
-        the activity.
-        """
+        """Return the text of the line, which ends with the gap if known and the elapsed seconds."""
         seconds = f"{time.monotonic() - self._start_s:.0f} s"
         latest = self._latest
         gap = "" if latest is None or latest.gap is None else f"gap {latest.gap:.2%}  "
@@ -352,8 +333,7 @@ class LiveLine:
 def _format_overhead(value: float | None, objective: Objective) -> str:
     """Format an overhead, or a bound on it, as a percentage of the objective's baseline.
 
-    `value` is in the unit of `objective`. With a baseline of 0, format bytes with a unit, and other
-    amounts as plain numbers. None gives ``none yet``.
+    With a baseline of 0, it is an amount. None gives ``none yet``.
     """
     if value is None:
         return "none yet"
@@ -368,9 +348,7 @@ def live_line(
 ) -> Iterator[OnProgress | None]:
     """Show a live line on stderr during the body, if enabled, not quiet, and on a terminal.
 
-    Yields the progress callback, or None without a line. The line shows `activity`, the gap once
-    known, and elapsed seconds. With a problem, incumbent and bound replace the activity after the
-    first progress. The line is removed at the end.
+    Yields the progress callback, or None without a line.
     """
     if is_quiet() or not (enabled and sys.stderr.isatty()):
         yield None
@@ -387,7 +365,7 @@ def live_line(
 def progress_bar(*, enabled: bool) -> Iterator[Callable[[Progress], None] | None]:
     """Show the progress of a sweep on stderr: a bar on a terminal, else a line per report.
 
-    Yields the progress callback; None if quiet or not `enabled`. The bar is removed at the end.
+    Yields the progress callback; None if quiet or not `enabled`.
     """
     if not enabled or is_quiet():
         yield None

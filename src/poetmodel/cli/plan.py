@@ -171,8 +171,7 @@ def _plan_problem(
 ) -> tuple[Problem, bool]:
     """Return the problem of a file with another RAM budget, and whether anything states a budget.
 
-    The budget is that of the option, else of the file, else of the device. Raises `BudgetError` if
-    resident bytes leave no RAM for tensors.
+    The budget is that of the option, else of the file, else of the device.
     """
     stated_problem = document.problem
     if stated_problem is None:
@@ -190,11 +189,7 @@ def _plan_problem(
 
 
 def _save_and_print(planned: CheckedPlan, request: PlanOptions, *, json: bool) -> None:
-    """Write the plan and its picture to the given files; print JSON, text or a table.
-
-    With `json` prints JSON. Otherwise prints the listing or the trace events if one of them is the
-    format and ``--out`` is not given, else a table. Warns if the plan does not fit the device.
-    """
+    """Write the plan and its picture to the given files; print JSON, text or a table."""
     if request.out is not None:
         _save_plan(planned, request.out, request.plan_format)
         print_written(request.out)
@@ -214,10 +209,7 @@ def _save_and_print(planned: CheckedPlan, request: PlanOptions, *, json: bool) -
 
 
 def _plan_facts(planned: CheckedPlan) -> Iterator[Fact]:
-    """Yield instructions, transfer mode, metrics, addresses, state and binary size of a plan.
-
-    Metrics of storage follow the addresses. Addresses and state are omitted if there are none.
-    """
+    """Yield instructions, transfer mode, metrics, addresses, state and binary size of a plan."""
     from poetmodel.plan import Op, encode
     from poetmodel.plan.listing import describe_homes
 
@@ -256,10 +248,7 @@ def _plan_facts(planned: CheckedPlan) -> Iterator[Fact]:
 
 
 def arena_facts(arena: Arena) -> Iterator[Fact]:
-    """Yield size, lower bound on the size, fragmentation ratio and alignment of an arena.
-
-    Tables list the size alone, with a note on lower bound and fragmentation.
-    """
+    """Yield size, lower bound on the size, fragmentation ratio and alignment of an arena."""
     from poetmodel.plan.listing import describe_fragmentation
 
     bound = describe_fragmentation(arena)
@@ -313,12 +302,8 @@ def save_plan_and_map(
 ) -> Iterator[Path]:
     """Write a solve's plan to `plan`, and its map of stages to `plot`; yield each written file.
 
-    A path of None omits its file and warnings. The files are written while the caller iterates. The
-    plan is that of `fitted`, with addresses; if there is none, the schedule is planned without
-    addresses. Without a schedule no file is written. If the schedule has violations, a warning is
-    printed in place of the plan, and the map is written. If a plan is made, the warnings of
-    `blocking_warnings` are printed. Raises `VerificationError` if the plan has violations, and
-    `InputError` if a file cannot be written.
+    The files are written while the caller iterates. The plan is that of `fitted`, else one without
+    addresses. If the schedule has violations, a warning is printed in place of the plan.
     """
     problem = result.problem
     if result.schedule is None:

@@ -89,8 +89,7 @@ def read_subjects(
     """Read and verify schedule files of one graph; return them with plans and labels.
 
     Files beyond the number of `LABELS` are ignored. Without ``--graph`` the first file names the
-    graph. Raises `ScheduleError` for a malformed file and one of another graph, and `InputError` if
-    the graph is not found or the costs are invalid.
+    graph.
     """
     from poetmodel.schedule.document import load_document
 
@@ -109,12 +108,7 @@ def read_subjects(
 def _read_subject(
     path: Path, named_graph: NamedGraph, costing: options.CostOptions, *, label: str
 ) -> Subject:
-    """Read and verify a schedule file, and plan its schedule as `_plan_schedule` does.
-
-    A schedule with violations is returned with them. `label` names it on the page. Raises
-    `ScheduleError` for a malformed file and one of another graph, and `InputError` for an
-    unreadable file and invalid costs.
-    """
+    """Read and verify a schedule file, and plan its schedule; return it even with violations."""
     from poetmodel.files import read_text
     from poetmodel.report.subject import Sources, Subject, VerifiedSchedule
     from poetmodel.schedule.document import parse_document
@@ -149,8 +143,7 @@ def _read_subject(
 def _plan_schedule(verified: VerifiedSchedule) -> tuple[CheckedPlan | None, list[str]]:
     """Plan a schedule, with addresses; return the plan and notes.
 
-    There is no plan without costs, and of a schedule that violates a rule of execution. If resident
-    bytes use up the budget, the plan has no RAM budget.
+    There is no plan without costs, and of a schedule that violates a rule of execution.
     """
     if verified.costs is None or verified.simulation.violations:
         return None, []

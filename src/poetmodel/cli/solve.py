@@ -201,10 +201,8 @@ def _choose_tiles(
 ) -> tuple[ChosenTiles, float]:
     """Solve each candidate tile size; return that of smallest value, and the remaining time [s].
 
-    Returns the first candidate of equal values, or if no schedule is found. A single candidate is
-    not solved. The trials together may take `TRIAL_RATIO` of the time limit. The remaining time is
-    0 if the schedule in the returned tiles is proved optimal, or after Ctrl-C; otherwise it is at
-    least `MIN_TIME_LIMIT_S`.
+    The trials together may take `TRIAL_RATIO` of the time limit. The remaining time is 0 if the
+    returned schedule is proved optimal, or after Ctrl-C.
     """
     from poetmodel.result import Termination
     from poetmodel.solver.request import Request
@@ -240,9 +238,7 @@ def _solve_problem(
 ) -> tuple[SolveResult, Fitted | None]:
     """Solve a problem within `limit_s` [s], from the schedule of a known result if there is one.
 
-    With `arena`, `_fit_arena` solves it and adds plan and addresses; else the second value is None.
-    If `limit_s` is 0, return the known result; without one, or with `arena`, solve for
-    `MIN_TIME_LIMIT_S`.
+    The second value is None without `arena`. If `limit_s` is 0, return the known result, if any.
     """
     start = None if known_result is None else known_result.schedule
     if arena:
@@ -262,10 +258,7 @@ def _fit_hints(
 ) -> Iterator[str]:
     """Yield hints for an infeasible step file, and for a built-in network too large for its device.
 
-    For the step file, the hint states for which tile size it is infeasible, and suggests ``--tile
-    auto`` unless that is `requested_tile`. For the network, whose schedule and resident bytes
-    together exceed the device's RAM, the hint suggests ``--state sgd --in-place`` if
-    `find_whole_step` finds that the step may fit with these options.
+    They suggest ``--tile auto`` unless that is `requested_tile`, and ``--state sgd --in-place``.
     """
     from poetmodel.device.ram import find_whole_step
     from poetmodel.result import Status
@@ -308,10 +301,8 @@ def _fit_arena(
 ) -> Fitted:
     """Solve by the method, if necessary with less RAM, until the addresses of the plan fit.
 
-    All solves, plans and addresses together may take `limit_s` [s]. The first solve begins with the
-    schedule `start`, if any. Plan and arena are None without a schedule whose addresses fit. Raises
-    `InputError` if tensors may be paged and time counts overlapping transfers, but the device's
-    transfers block.
+    All solves, plans and addresses together may take `limit_s` [s]. Plan and arena are None without
+    a schedule whose addresses fit.
     """
     from poetmodel.solver import fit_arena
 
@@ -337,10 +328,8 @@ def _run_method(
 ) -> SolveResult:
     """Solve a problem by the method and return the result, also after Ctrl-C.
 
-    Only the default method uses `start`. After Ctrl-C outside the search, the result has no
-    schedule and the status UNKNOWN. `on_progress` gets the progress in addition to the live line,
-    and stops the solve by returning False. If the method does not apply, its partial result is
-    returned; raises `MethodNotApplicableError` if it has none.
+    Only the default method uses `start`. `on_progress` stops the solve by returning False. If the
+    method does not apply, returns its partial result.
     """
     try:
         with live_line(problem, enabled=show_progress) as update_line:
@@ -388,10 +377,9 @@ def _run_method(
 
 
 def _explain_result(result: SolveResult, *, threads: int) -> Explanation | None:
-    """Return the explanation of an infeasible result of the default method, with remedies.
+    """Return the explanation, with remedies, of an infeasible result of the default method.
 
-    It may take `EXPLANATION_FRACTION` of the time limit of the solve. Return None for other results
-    and methods, and if Ctrl-C ends the explanation.
+    It may take `EXPLANATION_FRACTION` of the time limit of the solve. None for other results.
     """
     from poetmodel.result import Status
 
@@ -420,11 +408,8 @@ def _save_and_print(
 ) -> None:
     """Write the schedule file, and print the result as JSON or tables.
 
-    The command began at `start_s` on the monotonic clock, and read its inputs for `read_s` [s].
-    Only the JSON contains `explanation`, and only the tables contain `arena`. Without a schedule,
-    no file is written, and the notes on a job are printed in place of tables.
-    Warns if the step does not fit the device. If the file cannot be written, raises `InputError`
-    after the result is printed.
+    The command began at `start_s` on the monotonic clock, and read its inputs for `read_s` [s]. A
+    failed write is reported after the result is printed.
     """
     write_error: InputError | None = None
     if out is not None and result.schedule is not None:
@@ -451,10 +436,7 @@ def _save_and_print(
 def _extra_values(
     job_result: JobResult | None, explanation: Explanation | None, chosen_tiles: ChosenTiles | None
 ) -> dict[str, Any]:
-    """Return the JSON entries that the schedule file lacks; entries of None are omitted.
-
-    The keys are ``tile_bytes`` and ``tile_trials``, ``job``, and ``infeasible``, the explanation.
-    """
+    """Return the JSON entries that the schedule file lacks; entries of None are omitted."""
     values: dict[str, Any] = {}
     if chosen_tiles is not None:
         values["tile_bytes"] = chosen_tiles.tile_bytes
@@ -486,11 +468,7 @@ def _extra_tables(
 
 
 def _print_reason(result: SolveResult, explanation: Explanation | None) -> None:
-    """Print on stderr the reason if there is no valid schedule.
-
-    The reason is the violations of the schedule, the infeasibility with the hints of its
-    explanation, or the event that ended the solve before a schedule was found.
-    """
+    """Print on stderr the reason if there is no valid schedule."""
     from poetmodel.result import Status, Termination
 
     if result.violations:

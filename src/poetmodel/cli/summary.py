@@ -55,10 +55,8 @@ TERMINATION_TEXTS: Final = {
 def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table:
     """Return the table of a result; raise `NoScheduleError` if it has no schedule.
 
-    Its parts are proof, RAM, decisions, storage, times, constraints and effort. A result without a
-    simulation, which no solve returns, has only proof and effort. `total_s` is the time since the
-    start of the command [s]. It includes `read_s`, the time in which the program started and read
-    graph, device and limits [s].
+    `total_s` is the time since the start of the command [s], including `read_s`, the time in which
+    the program started and read its inputs [s].
     """
     schedule, simulation = result.require_schedule(), result.simulation
     problem = result.problem
@@ -80,12 +78,7 @@ def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table
 
 
 def proof_facts(result: SolveResult) -> Iterator[Fact]:
-    """Yield the status, noting why the solve stopped, and the minimized value, bound and gap.
-
-    `Graph.exactness` follows the status unless it is "". The value and its bound are those of
-    `_energy_facts` or `_objective_facts`. If another quantity than energy is minimized,
-    `_energy_facts` come last if `Problem.uses_energy`.
-    """
+    """Yield the status, noting why the solve stopped, and the minimized value, bound and gap."""
     reason = TERMINATION_TEXTS[result.termination]
     if result.termination == Termination.STALLED and _is_solved_model_proved(result):
         reason = "proved for the model that was solved, which is not the stated problem"
@@ -108,12 +101,7 @@ def proof_facts(result: SolveResult) -> Iterator[Fact]:
 def tile_facts(
     tile_bytes: int | None, trials: Sequence[TileTrial], problem: Problem
 ) -> Iterator[Fact]:
-    """Yield the tile size, and in one fact the sizes that were tried.
-
-    Each tried size has its objective value, in the unit of the objective of `problem`, or ``no
-    schedule``. `tile_bytes` is None without tiles, which omits the first fact; empty `trials` omit
-    the second.
-    """
+    """Yield the tile size, unless None, and in one fact the sizes that were tried, if any."""
     if tile_bytes is not None:
         yield text_fact("tiles", format_bytes(tile_bytes), f"--tile {tile_bytes}B")
     if trials:
@@ -132,9 +120,6 @@ def _is_solved_model_proved(result: SolveResult) -> bool:
     """Return whether the solver's solution is proved optimal for its model, within the tolerance.
 
     The model may differ from the problem: it is that of ``paper``, or a restriction of the problem.
-    A restriction is proved if its `restricted_status` is OPTIMAL. Any other model is proved if the
-    relative gap between its value and bound is at most `requested_gap`; return False if the
-    statistics lack value or bound.
     """
     statistics = result.statistics
     value, bound = statistics.get("model_value"), statistics.get("model_bound")
@@ -197,9 +182,7 @@ def _tolerance_text(result: SolveResult) -> str:
 def _conditions_text(problem: Problem) -> str:
     """Return " within the other limits", or " at all" if there is no limit but RAM.
 
-    Limits are a deadline, an energy budget, user-defined constraints, forbidden recomputation or
-    paging, missing storage, and storage smaller than the sum of all tensors. The text follows the
-    proven minimum RAM.
+    The text follows the proven minimum RAM.
     """
     limits = (problem.deadline_s, problem.energy_budget_j, problem.constraints or None)
     storage_bytes, tensor_bytes = problem.aux_limit_bytes, sum(problem.graph.tensor_bytes)
@@ -213,11 +196,7 @@ def _conditions_text(problem: Problem) -> str:
 
 
 def _memory_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
-    """Yield peak RAM, then resident bytes unless these are 0.
-
-    A note compares the peak, plus resident bytes if these count, with the budget, and states the
-    keep-all peak.
-    """
+    """Yield peak RAM, compared with the budget, then resident bytes unless these are 0."""
     graph, peak_bytes = problem.graph, simulation.peak_ram_bytes
     resident_bytes = graph.total_resident_bytes
     used_bytes = peak_bytes + (resident_bytes if problem.count_parameters else 0)
@@ -243,11 +222,10 @@ def _memory_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
 
 
 def decision_facts(graph: Graph, schedule: Schedule, simulation: Simulation) -> Iterator[Fact]:
-    """Yield facts about homes of state, recomputations, page-outs, page-ins and kept tensors.
+    """Yield counts and bytes of homes of state, recomputations, transfers and kept tensors.
 
-    The facts are counts and bytes, also if they are 0; a graph without state has none about homes.
-    Page-ins include the first reads of state on storage. Kept tensors have readers, are computed
-    once, never paged, and not state: they stay in RAM until their last use.
+    Page-ins include the first reads of state on storage. Kept tensors are not state, have readers,
+    are computed once, and stay in RAM until their last use.
     """
     recomputations = [k for t, k in schedule.R if k < t]
     recomputed = set(recomputations)
@@ -275,11 +253,7 @@ def decision_facts(graph: Graph, schedule: Schedule, simulation: Simulation) -> 
 
 
 def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
-    """Yield core and bus times, cost of commits, times of the step, deadline and energy budget.
-
-    Commits and limits are omitted if there are none. The cycle model follows the compute time if
-    the costs have one. Tables list the makespan only if time is counted as ``overlap``.
-    """
+    """Yield core and bus times, cost of commits, times of the step, deadline and energy budget."""
     compute_note = f"a single pass takes {format_seconds(problem.pass_time_s)}"
     makespan_note = "of the plan, where transfers overlap computation"
     notes = {"compute_s": compute_note, "makespan_s": makespan_note}
@@ -311,11 +285,9 @@ def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
 
 
 def commit_facts(problem: Problem) -> Iterator[Fact]:
-    """Yield one fact, the time and energy of commits per step; no fact without commits.
+    """Yield the time and energy of commits per step: 1/N of a commit every N steps.
 
-    With a commit every N steps, these are 1/N of the cost of a commit, as are the bytes and erases
-    in the note. They are equal for all schedules. A commit writes the new values of state to
-    storage, where they survive a power cut.
+    A commit writes the new values of state to storage, where they survive a power cut.
     """
     commit, cost = problem.table.commit, problem.commit_cost
     if commit is not None:
@@ -328,11 +300,7 @@ def commit_facts(problem: Problem) -> Iterator[Fact]:
 
 
 def _effort_facts(result: SolveResult, *, total_s: float, read_s: float) -> Iterator[Fact]:
-    """Yield the time by activity, the size of the solver's model, and the solver with versions.
-
-    Activities shorter than `MIN_SHOWN_S` and an unknown size are omitted. Without a solver, yield
-    the method instead of the solver.
-    """
+    """Yield the time by activity, the size of the solver's model, and the solver with versions."""
     seconds_by_activity = {
         "reading": read_s,
         "building": result.build_s,
@@ -364,7 +332,7 @@ def _effort_facts(result: SolveResult, *, total_s: float, read_s: float) -> Iter
 def _model_size_texts(statistics: Mapping[str, Any]) -> Iterator[str]:
     """Yield columns, rows, nonzeros, rounds and enforced rows as texts, such as ``12 rows``.
 
-    Rounds and enforced rows are of row generation. Counts that the statistics lack are omitted.
+    Rounds and enforced rows are of row generation.
     """
     for key in ("columns", "rows", "nonzeros", "rounds", "enforced_rows"):
         value = statistics.get(key)

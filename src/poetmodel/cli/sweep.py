@@ -212,11 +212,8 @@ def _write_and_show_records(
 ) -> None:
     """Write and print tables of records, draw pictures, and exit with 1 if a run failed.
 
-    The tables in `folder` are ``cells.csv`` with all runs and, with ``--pareto``, ``pareto.csv``;
-    JSON has the keys ``cells`` and, with ``--pareto``, ``pareto``. Pictures are drawn at ``--plot``
-    and, of a Pareto front that is not empty, in `folder`; without matplotlib, a warning replaces
-    the latter. Warns about runs whose step does not fit the device. Raises `typer.Exit` after all
-    output.
+    The tables in `folder` are ``cells.csv`` and, with ``--pareto``, ``pareto.csv``. Without
+    matplotlib, a warning replaces the picture of the front.
     """
     from poetmodel.sweeps import panels, tables
 
@@ -247,10 +244,7 @@ def _grid_runs(
     limits: Limits,
     search: SearchOptions,
 ) -> Sequence[Run]:
-    """Return the runs of all combinations of the options' values, as `sweeps.grid` orders them.
-
-    Raises `InputError` for invalid options and for an invalid constraints file.
-    """
+    """Return the runs of all combinations of the options' values, as `sweeps.grid` orders them."""
     from poetmodel import sweeps
     from poetmodel.sweeps.runs import CONSTRAINTS_PREFIX
 
@@ -317,10 +311,7 @@ def _warn_about_device_ram(rows: Sequence[Row]) -> None:
 
 
 def _split_values(text: str, option: str) -> list[str]:
-    """Split a text at commas, without blanks and empty values; raise `InputError` if none is left.
-
-    `option` is the prefix of the error.
-    """
+    """Split a text at commas, without blanks and empty values; `option` is the prefix of errors."""
     values = [value.strip() for value in text.split(",") if value.strip()]
     if not values:
         raise InputError(f"{option}: expected names with commas between them, got {text!r}")
@@ -328,10 +319,7 @@ def _split_values(text: str, option: str) -> list[str]:
 
 
 def _parse_sizes(text: str | None, option: str) -> list[int | None]:
-    """Return the input sizes of an option; [None], the network's default, without the option.
-
-    Raises `InputError` for an invalid size.
-    """
+    """Return the input sizes of an option; [None], the network's default, without the option."""
     if text is None:
         return [None]
     try:
@@ -350,8 +338,7 @@ def _parse_backend(name: str) -> str:
 def _run_table(title: str, rows: Sequence[Row], *, proof_column: str) -> Table:
     """Return the table of runs: model and device, limits, method and solver, proof, metrics.
 
-    `proof_column` is the key of the proof: ``status`` or, shown as yes or no, ``proven``. Metrics
-    are overhead, gap, peak RAM and makespan.
+    `proof_column` is the key of the proof: ``status`` or, shown as yes or no, ``proven``.
     """
     from poetmodel.sweeps.summaries import overhead_ratio
 
@@ -450,12 +437,9 @@ def bench(
 def _reproduce_figure(
     request: FigureOptions, worker_options: WorkersOption, output: options.OutputOptions
 ) -> None:
-    """Solve the runs of a figure of the paper and write its outputs.
+    """Solve the runs of a figure of the paper and write records, ``cells.csv`` and pictures.
 
-    Runs with a record are not repeated, unless they failed. The outputs are records, ``cells.csv``
-    and pictures in ``--out``, by default a folder of the figure's name in `DEFAULT_FOLDER`. Prints
-    tables or JSON. Raises `InputError` for an unknown figure, and `typer.Exit` with status 1 if a
-    run failed.
+    Runs with a record are not repeated, unless they failed. Exits with 1 if a run failed.
     """
     from poetmodel.sweeps import figures, panels, summaries, tables
     from poetmodel.sweeps import sweep as run_sweep
@@ -511,8 +495,7 @@ def _draw_pictures(
 ) -> tuple[list[Path], list[str]]:
     """Draw panels or maps as SVG and PNG; return the paths, in this order, and notes.
 
-    The paths are `stem` with suffixes; existing files are replaced. If a library is missing, draw
-    no picture, and return no path and one note; else no note.
+    If a library is missing, draws no picture and returns one note.
     """
     from poetmodel.sweeps.pictures import check_suffix, draw
 

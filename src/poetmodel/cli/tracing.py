@@ -73,12 +73,10 @@ class CostingOptions:
     )
 
     def capture(self, target: str, onnx: OnnxStep, optimizer: str | None = None) -> Trace:
-        """Capture the step of ``module:function`` or of an ONNX file.
+        """Capture the step of ``module:function`` or of an ONNX file, with updates of `optimizer`.
 
-        Includes the updates of `optimizer`, a name for `make_optimizer`, unless it is None. The
-        graph has the name of the option, else that of the ONNX file or of the model's class. Output
-        of the user's code goes to stderr. Raises the errors of `load_step` and
-        `poetmodel.torch.trace`.
+        The graph has the name of the option, else that of the ONNX file or of the model's class.
+        Output of the user's code goes to stderr.
         """
         from poetmodel.torch import trace
         from poetmodel.torch.step.optimizers import make_optimizer
@@ -95,8 +93,7 @@ class CostingOptions:
     def check_power(self, *, is_emulated: bool = False) -> None:
         """Raise `InputError` for two power options, or for one where this host measures no times.
 
-        No times are measured with ``--device``, or if the step `is_emulated`. Also raises
-        `InputError` for an unknown device of ``--power-from``.
+        No times are measured with ``--device``, or if the step `is_emulated`.
         """
         power_options = [
             option
@@ -150,11 +147,7 @@ class CostingOptions:
 
 
 def estimate_costs(graph: Graph, device: str) -> tuple[Costs, tuple[str, ...]]:
-    """Return the estimated costs of a graph on a device, and one note on their origin.
-
-    The note names the cycle model if the costs have one, else FLOP and bytes. `device` is a name or
-    a file. Raises `DeviceError` if it cannot be read.
-    """
+    """Return the estimated costs of a graph on a device, and one note on their origin."""
     from poetmodel.device import Costs, Device
 
     costs = Costs.estimate(graph, Device.load(device))
@@ -166,10 +159,7 @@ def estimate_costs(graph: Graph, device: str) -> tuple[Costs, tuple[str, ...]]:
 
 
 def _cost_facts(graph: Graph, costs: Costs) -> Iterator[Fact]:
-    """Yield the sums of compute time and energy over nodes, and of transfer times over tensors.
-
-    Transfer times are None without storage.
-    """
+    """Yield the sums of compute time and energy over nodes, and of transfer times over tensors."""
     table = costs.table(graph)
     has_storage = table.has_storage
     compute_note = "of a single pass: every node computed once"
@@ -271,11 +261,7 @@ def _profile_path(graph: Path) -> Path:
 def _print_trace(
     step_trace: Trace, costs: Costs | None, notes: tuple[str, ...], *, json: bool
 ) -> None:
-    """Print a captured graph as tables or JSON, with its costs unless these are None.
-
-    JSON always has the notes, tables only with costs. Tables and JSON state the bytes of results
-    that are held until the end of a step; tables omit 0.
-    """
+    """Print a captured graph as tables or JSON, with its costs unless these are None."""
     graph = step_trace.graph
     facts = [] if costs is None else list(_cost_facts(graph, costs))
     if json:
@@ -358,11 +344,9 @@ class EmulationOptions:
     ) -> tuple[Graph, Costs, tuple[str, ...]]:
         """Export a step in tiles, execute it on the emulated board; return graph, costs and notes.
 
-        `step_source` is a step file, or a step to capture. `tile` is the tile size; None for whole
-        tensors. `costing` has the graph's name, and the device, by default `DEFAULT_DEVICE`, whose
-        clock and power convert instructions to times and energies. The graph is that of the step in
-        tiles. Raises `InputError` if `tile` is ``auto``, and the errors of `parse_tile`,
-        `read_or_capture_step` and `measure_emulated`.
+        `step_source` is a step file, or a step to capture. Clock and power of the device of
+        `costing` convert instructions to times and energies. The graph is that of the step in
+        tiles.
         """
         from poetmodel.export.measuring import measure_emulated, parse_emulation
         from poetmodel.export.options import DEFAULT_DEVICE
@@ -404,10 +388,7 @@ def _step_properties(
 ) -> tuple[OnnxStep, options.FileGraphOptions]:
     """Return the options of ``profile`` for an ONNX file, and those for the sizes of a graph.
 
-    ``--batch`` is in `sizes`. For an ONNX file it moves to the returned `OnnxStep`, and is None in
-    the returned sizes; otherwise `sizes` is returned unchanged. Raises `InputError` for an invalid
-    ``--dim``, and if `onnx` has options, but `step_source` is a graph or step file or a built-in
-    network. For a function, the caller gets this error from `load_step`.
+    ``--batch`` is in `sizes`; for an ONNX file it moves to the returned `OnnxStep`.
     """
     from poetmodel.torch.target import is_onnx, needs_capture
 

@@ -111,9 +111,8 @@ def _print_verdict(
 ) -> None:
     """Print on stdout whether the file is valid, else the number of violations and the first ones.
 
-    At most `MAX_VIOLATIONS` are printed. `limit_options` are the names of the limit options on the
-    command line. If there are any and the file is valid, prints that an infeasible result of
-    ``poetmodel solve`` with them is a bug.
+    `limit_options` are the names of the limit options on the command line: a valid file shows that
+    an infeasible result with them is a bug.
     """
     if not violations:
         print_text(f"valid: the {document_kind} meets every rule and limit that was checked", "")
@@ -154,9 +153,7 @@ def _verify_schedule(
 ) -> tuple[list[Fact], str, DeviceRam | None]:
     """Verify a schedule; return its facts, the title of their table, and its use of device RAM.
 
-    A single limit in the options replaces all limits of the file. The use of RAM is None without a
-    device. `path` is for messages. Raises `InputError` for a malformed file, for a missing or
-    another graph, for invalid limits or costs, and for limits in the options without costs.
+    A single limit in the options replaces all limits of the file.
     """
     from poetmodel.schedule.document import parse_document
 
@@ -171,11 +168,7 @@ def _verify_schedule(
 
 
 def _schedule_facts(verified: VerifiedSchedule) -> Iterator[Fact]:
-    """Yield verdict, metrics, device RAM, the peak with its tensors, state, wear and constraints.
-
-    Metrics of energy, time and RAM precede device RAM; those of storage follow the state. Without
-    costs, times and energies are None.
-    """
+    """Yield verdict, metrics, device RAM, the peak with its tensors, state and constraints."""
     graph, simulation = verified.graph, verified.simulation
     peak, tensors = simulation.peak, simulation.peak_tensors
     yield from _verdict_facts(graph, verified.costs, verified.verdict.violations, verified.notes)
@@ -235,11 +228,8 @@ def _verify_plan(
 ) -> tuple[list[Fact], str, DeviceRam | None]:
     """Verify a plan; return its facts, the title of their table, and its use of device RAM.
 
-    The facts include the verdict and all violations. Also checks addresses and stated metrics, if
-    the file has any. The use of RAM is None without a device. The RAM budget is ``--ram``, else
-    that of the plan; with neither, the peak is not checked, which a note states. The storage limit
-    is ``--aux``, else that of the device. ``--deadline`` limits the makespan. Raises `InputError`
-    for a malformed file, a missing or another graph, or invalid costs, and as `_plan_problem`.
+    Also checks addresses and stated metrics, if the file has any. If neither option nor plan states
+    a RAM budget, the peak is not checked, which a note states. ``--deadline`` limits the makespan.
     """
     from poetmodel.plan import check_arena, check_plan
 
@@ -292,9 +282,7 @@ def _read_plan(
 ) -> tuple[PlanDocument, Graph]:
     """Parse the content of a plan file; return its document, and the graph to verify it with.
 
-    The graph is ``--graph``, else the built-in network that the plan identifies. The document of a
-    binary plan has no stated metrics and no arena. `path` is for messages. Raises `InputError` for
-    a malformed file, and if the graph is not found.
+    The document of a binary plan has no stated metrics and no arena.
     """
     from poetmodel.plan import decode
     from poetmodel.plan.binary import is_binary
@@ -316,8 +304,7 @@ def _plan_problem(
     """Return the problem of a plan with the RAM, storage limit and deadline of the options.
 
     Without ``--ram`` the RAM is unlimited; without ``--aux`` the storage limit is the device's, if
-    any. Without costs, all times and energies are 0. Raises `InputError` for other limits, which do
-    not apply to plans, for invalid limits, and for a deadline without costs.
+    any. Without costs, all times and energies are 0.
     """
     unsupported_options = [
         name for name in options.changed_options(limits, own) if name not in _PLAN_LIMITS
@@ -338,9 +325,7 @@ def _plan_facts(
 ) -> Iterator[Fact]:
     """Yield mode, budget, instruction count, metrics, device RAM, peak and arena of a plan.
 
-    The peak is the position of its instruction. Metrics of storage come last. Without costs, times
-    and energies are None, and the note on stalls is omitted. Without addresses, the facts of the
-    arena are omitted.
+    The peak is the position of its instruction. Without costs, times and energies are None.
     """
     plan = document.plan
     yield Fact("mode", str(plan.mode))
