@@ -37,20 +37,12 @@ poetmodel, which report an error."""
 def connect(
     scheduler: str, isolation: Isolation | None = None
 ) -> Iterator[tuple[Executor, Callable[[], int]]]:
-    """Context manager: connect to a Dask scheduler; yield a pool and a function.
+    """Context manager: connect to a Dask scheduler; yield a pool and a count of its threads.
 
-    The function returns the present number of threads of all workers, at least 1. Workers start
-    processes for the runs, with the settings of `isolation`, or of ``Isolation()`` if it is None.
-    If a worker dies, another one repeats its run. Sets the log level of Dask in this process to
-    CRITICAL, also after the context. On exit and on errors, closes the connection.
-
-    Raises
-    ------
-    InputError
-        If the address is malformed, no scheduler listens there, the scheduler has no workers, or a
-        worker lacks this version of poetmodel.
-    MissingExtraError
-        If the extra ``cluster`` is not installed.
+    Workers start processes for the runs, with the settings of `isolation` or the defaults. If a
+    worker dies, another one repeats its run. Dask's log level stays CRITICAL after the context.
+    Raises `InputError` for an unusable scheduler, `MissingExtraError` without the extra
+    ``cluster``.
     """
     _check_address(scheduler)
     try:
@@ -75,10 +67,7 @@ def connect(
 
 
 def _check_workers(scheduler: str, client: Any) -> None:
-    """Raise `InputError` if no worker is connected, or if one lacks this version of poetmodel.
-
-    Does not wait for workers.
-    """
+    """Raise `InputError` if no worker is connected, or if one lacks this version of poetmodel."""
     versions = client.run(eval, _VERSION, on_error="return")
     if not versions:
         raise InputError(
@@ -107,8 +96,7 @@ def _check_workers(scheduler: str, client: Any) -> None:
 def _check_address(scheduler: str) -> None:
     """Raise `InputError` for a malformed address, or if no Dask scheduler seems to listen.
 
-    Dask itself would retry for minutes. Without TLS, the server must begin with the length of a
-    short message, as a scheduler does. With TLS, any server that accepts a connection passes,
+    Dask itself would retry for minutes. With TLS, any server that accepts a connection passes,
     because the client sends the first message.
     """
     match = _ADDRESS.fullmatch(scheduler)
@@ -131,9 +119,6 @@ def _check_address(scheduler: str) -> None:
 
 
 def _greets_like_dask(connection: socket.socket) -> bool:
-    """Return whether the first bytes of a connection are the length of a short message.
-
-    Dask schedulers send this first.
-    """
+    """Return whether a connection begins with the length of a short message, as Dask's do."""
     length = connection.recv(_LENGTH_BYTES, socket.MSG_WAITALL)
     return len(length) == _LENGTH_BYTES and int.from_bytes(length, "little") < _MAX_GREETING_BYTES

@@ -117,11 +117,7 @@ class Instance:
 
 
 def file_name(*words: object) -> str:
-    """Return a file name: the words in lower case, joined by hyphens.
-
-    Each sequence of characters other than ASCII letters, digits, dots and plus signs becomes one
-    hyphen. Hyphens at both ends are removed.
-    """
+    """Return the words in lower case, joined by hyphens, which also replace unusual characters."""
     text = "-".join(map(str, words)).lower()
     return re.sub(r"[^a-z0-9.+]+", "-", text).strip("-")
 
@@ -140,32 +136,9 @@ def write_library(
 ) -> list[dict[str, Any]]:
     """Write an instance library, with README and checksums; return the index lines as JSON values.
 
-    Parameters
-    ----------
-    instances : iterable of Instance
-        The problems, in the order of the index.
-    folder : Path
-        The folder, which must be empty; it is created if it is missing.
-    mps : collection of str, optional
-        Names of problems that get an MPS file of `compact`, beside those with less than
-        `MPS_NODES_BELOW` nodes and the first of each graph with less than `FIRST_MPS_NODES_BELOW`.
-    remark : str, optional
-        Sentence for the README, such as one about graphs under another licence.
-
-    Raises
-    ------
-    InputError
-        If the folder is not empty or cannot be written, a device is not a shipped one, a problem
-        minimizes neither energy nor time, two problems have different costs of one graph and
-        device, a schedule is not valid or misses its overhead, or `mps` has unknown names.
-    TooLargeError
-        If the memory rows of a problem with an MPS file have more than five million terms.
-    OSError
-        If the folder cannot be listed, or an MPS file cannot be written.
-
-    Notes
-    -----
-    Files written before an error remain.
+    `folder` must be empty or missing. `mps` has the names of large problems that get an MPS file,
+    too; `remark` is a sentence for the README. Raises `InputError` for invalid or inconsistent
+    problems, and `TooLargeError` for a too large MPS file. Files written before an error remain.
     """
     instance_list = list(instances)
     names = [instance.name for instance in instance_list]
@@ -198,9 +171,6 @@ class _LibraryWriter:
         """Write the files of a problem, and return its line of the index.
 
         Graph, costs and device are not written again if an earlier problem has the same ones.
-        Raises `InputError` if one of them cannot be written, if the costs differ from those written
-        for the same graph and device, if the device is not a shipped one, or if the problem does
-        not minimize energy or time, and the errors of `_write_mps`.
         """
         problem = instance.problem
         if problem.minimize not in {Quantity.ENERGY, Quantity.TIME}:
@@ -239,8 +209,7 @@ class _LibraryWriter:
     def _write_costs(self, graph: Graph, costs: Costs) -> str:
         """Write the costs of a graph, and return the path of their file relative to the library.
 
-        A graph has one file for each device, and one for costs without a device. Raises
-        `InputError` if the costs of two problems with one file differ.
+        A graph has one file for each device, and one for costs without a device.
         """
         source = "measured" if costs.device is None else costs.device.short_name
         key = graph.sha256, source
@@ -254,10 +223,7 @@ class _LibraryWriter:
         return name
 
     def _write_device(self, device: Device) -> str:
-        """Copy the shipped file of a device once, and return the copy's path in the library.
-
-        Raises `InputError` if this device, with these numbers, is not shipped.
-        """
+        """Copy the shipped file of a device once, and return the copy's path in the library."""
         name = f"{device.short_name}.toml"
         if device != Device.load(device.short_name):
             raise InputError(f"device {device.short_name}: differs from the shipped one")
@@ -266,9 +232,9 @@ class _LibraryWriter:
         return f"devices/{name}"
 
     def _write_schedule(self, instance: Instance) -> str | None:
-        """Write the best schedule of a problem; return its path in the library, None without one.
+        """Write the best schedule of a problem.
 
-        Raises `InputError` if the verifier rejects the schedule, or its overhead is not the best.
+        Return its path in the library, None without one.
         """
         schedule, best, problem = instance.schedule, instance.best.overhead, instance.problem
         if schedule is None or best is None:
@@ -293,10 +259,8 @@ class _LibraryWriter:
     def _write_mps(self, instance: Instance, *, is_first: bool) -> dict[str, Any] | None:
         """Write the MPS file of ``compact`` for a problem; return ``file`` and ``objective_unit``.
 
-        ``file`` is the path relative to the library. Return None, without a file, for a large
-        problem that is not requested by name; a problem that `is_first` of its graph may be larger.
-        Raises `TooLargeError` if the memory rows have more than five million terms, and `OSError`
-        if the file cannot be written.
+        None, without a file, for a large problem that is not requested by name; a problem that
+        `is_first` of its graph may be larger.
         """
         name = instance.name
         max_nodes = FIRST_MPS_NODES_BELOW if is_first else MPS_NODES_BELOW
@@ -319,11 +283,7 @@ def _checksums(folder: Path) -> Iterator[str]:
 
 
 def _readme_text(lines: Sequence[Mapping[str, Any]], remark: str) -> str:
-    """Return the README of a library: its template, filled with numbers from the index lines.
-
-    The numbers are those of problems, of proved ones, and of problems by kind. File names, `remark`
-    and the version and commit of poetmodel are filled in, too.
-    """
+    """Return the README of a library: its template, filled with numbers from the index lines."""
     kinds = Counter(line["kind"] for line in lines)
     best_results = [line["best"] for line in lines]
     n_proved = sum(_is_proved(entry) for entry in best_results)
@@ -393,10 +353,7 @@ class CheckedSolution:
 def read_library(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the lines of a library's index by name; of lines with one name, the last.
 
-    Raises
-    ------
-    InputError
-        If there is no index, or a line is not valid.
+    Raises `InputError` if there is no index, or a line is not valid.
     """
     path = folder / INDEX
     if not path.is_file():
@@ -412,27 +369,11 @@ def read_library(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def check_solutions(folder: Path, solutions: Path) -> list[CheckedSolution]:
-    """Verify the solution files of a folder against an instance library.
+    """Verify the solution files of a folder against an instance library; return the findings.
 
-    Parameters
-    ----------
-    folder : Path
-        The library.
-    solutions : Path
-        A folder with ``NAME.schedule.json`` or ``NAME.order.json`` for problems called NAME; all
-        other files are ignored. A schedule file of another name can state the name as ``instance``.
-
-    Returns
-    -------
-    list of CheckedSolution
-        The findings in the order of the index; problems without a solution file are omitted. An
-        unreadable or invalid solution is the finding INVALID.
-
-    Raises
-    ------
-    InputError
-        If `folder` is not a library or has an invalid file, `solutions` has no solution file or two
-        of one problem, or the name of a solution file is not that of a problem.
+    Files are ``NAME.schedule.json``, which may instead state the name as ``instance``, or
+    ``NAME.order.json``. An invalid solution is the finding INVALID. Raises `InputError` for an
+    invalid library, an unknown name, no solution, or two of one problem.
     """
     index_lines = read_library(folder)
     path_by_name: dict[str, Path] = {}
@@ -469,11 +410,7 @@ class _ProblemReader:
         self._costs: dict[tuple[str, str | None], Costs] = {}
 
     def read_problem(self, line: Mapping[str, Any]) -> Problem:
-        """Return the problem of a line of the index.
-
-        Raises `InputError` if the problem in the line is invalid, or if a file of the line is
-        missing, invalid or outside of the library. Checksums are not compared.
-        """
+        """Return the problem of a line of the index; checksums are not compared."""
         entry = validate_model(ProblemEntry, line["problem"], kind="library")
         graph_file, costs_key = line["graph"], (line["costs"], line["device"])
         if graph_file not in self._graphs:
@@ -513,8 +450,7 @@ class SolutionFile(Strict):
 def _read_solution(path: Path, name: str, graph: Graph) -> tuple[Schedule, float | None]:
     """Return the schedule of a solution file and the overhead that the file claims, if any.
 
-    The file is that of `SolutionFile`, or an execution order of `graph`. Raises `PoetModelError` if
-    it cannot be read, states no schedule, or states another problem than `name` or another graph.
+    The file is that of `SolutionFile`, or an execution order of `graph`.
     """
     if not path.name.endswith(SCHEDULE):
         order = parse_json(read_text(path), expected="execution order")
@@ -553,8 +489,7 @@ def _check_solution(
 ) -> CheckedSolution:
     """Verify a solution file and compare its overhead with the best known overhead and bound.
 
-    An unreadable or invalid schedule is the finding INVALID; a valid one of a problem recorded as
-    infeasible is BELOW_BOUND. Errors of the problem are raised.
+    A valid schedule of a problem recorded as infeasible is BELOW_BOUND.
     """
     name, best = str(line["name"]), line["best"]
     known_values = {

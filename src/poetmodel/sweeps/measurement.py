@@ -70,10 +70,7 @@ def common_fields(kind: str, name: str) -> Record:
 
 @cache
 def git_commit() -> str | None:
-    """Return the short hash of the commit that is checked out in poetmodel's own Git repository.
-
-    Return None for an installed package, and if Git is missing or fails.
-    """
+    """Return the short hash of poetmodel's checked out commit; None without checkout or Git."""
     root = Path(__file__).parents[3]
     git = shutil.which("git")
     if git is None or not (root / ".git").exists():
@@ -85,10 +82,7 @@ def git_commit() -> str | None:
 
 @cache
 def describe_machine() -> dict[str, Any]:
-    """Return processor, cores, operating system, and versions of Python, solvers and libraries.
-
-    Packages that are not installed are omitted.
-    """
+    """Return processor, cores, operating system, and versions of Python, solvers and libraries."""
     return {
         "cpu": processor_line("model name").partition(": ")[2] or platform.processor(),
         "cores": os.cpu_count(),
@@ -108,10 +102,7 @@ def fields_before_result(run: Run) -> Record:
 
 
 def failure_record(run: Run, reason: str) -> Record:
-    """Return the record of a run that raised an exception, or whose process died.
-
-    The status is `FAILED`; ``result`` and ``schedule`` are None.
-    """
+    """Return the record of a run that raised an exception, or whose process died."""
     return {
         **fields_before_result(run),
         "status": FAILED,
@@ -122,14 +113,11 @@ def failure_record(run: Run, reason: str) -> Record:
 
 
 def measure_run(run_fields: dict[str, Any], start: dict[str, Any] | None = None) -> Record:
-    """Solve a run and return its record.
+    """Solve a run and return its record; both are JSON values, to be sent to other machines.
 
-    Arguments and record are JSON values, so that they can be sent to other machines. `run_fields`
-    are those of `Run.to_dict`. `start` has a schedule of the same problem with less RAM, by key of
-    a schedule file (``R``, ``S_RAM``, ...); methods without a solver ignore it. The ``schedule`` of
-    the record is the content of a schedule file, or None. A `PoetModelError`, also of invalid
-    inputs, is recorded as ``status`` and ``reason``, all other exceptions are raised. Measured
-    times do not include `load_inputs`, which is called first.
+    `start` has a schedule of the same problem with less RAM, by key of a schedule file. A
+    `PoetModelError` is recorded as ``status`` and ``reason``. Measured times do not include
+    `load_inputs`.
     """
     run = Run.from_dict(run_fields)
     load_inputs(run)
@@ -157,10 +145,8 @@ def measure_run(run_fields: dict[str, Any], start: dict[str, Any] | None = None)
 def result_fields(result: SolveResult) -> Record:
     """Return the record fields of a solve, from ``status`` and ``reason`` to ``schedule``.
 
-    ``schedule`` is the content of a schedule file, and ``counts`` has the numbers of recomputations
-    and transfers; both are None without a schedule. ``result`` has the fields of
-    `SolveResult.to_dict` except writer, digest of costs, names, decisions and history. ``state`` is
-    absent without a schedule or without state.
+    ``schedule`` is the content of a schedule file, None without one. ``state`` is absent without a
+    schedule or without state.
     """
     document = result.to_dict()
     schedule_keys = (WRITTEN_BY, COSTS, "nodes", "tensors", *RELATIONS, RESIDENT, HISTORY)
@@ -194,8 +180,7 @@ def _state_field(result: SolveResult) -> Record:
 def load_inputs(run: Run) -> None:
     """Load graph, device, method and solver of a run before its time is measured.
 
-    Solves the warm-up problem once for each method, solver and formulation in a process. Errors of
-    poetmodel are ignored.
+    Errors of poetmodel are ignored.
     """
     _warm_up(run.method, run.backend, run.formulation)
     with suppress(PoetModelError):  # the measurement raises the error again
@@ -205,10 +190,9 @@ def load_inputs(run: Run) -> None:
 
 @cache
 def _warm_up(method_name: str, backend: str | None, formulation: str | None) -> None:
-    """Load a method and its solver: solve a step of six nodes below its keep-all peak.
+    """Load a method and its solver, once in a process: solve a step of six nodes.
 
-    Further calls with equal arguments in the same process have no effect. Errors of poetmodel are
-    ignored.
+    Errors of poetmodel are ignored.
     """
     inputs_by_node = {
         "x": [],

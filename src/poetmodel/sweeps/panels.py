@@ -26,9 +26,8 @@ def figure_panels(
 ) -> tuple[Panel, ...] | tuple[Map, ...]:
     """Return the pictures of a figure of the paper: maps for ``figure2``, times for ``table3``.
 
-    Times are makespans, against peak RAM. All other names have panels of the overhead. `rows` come
-    from `poetmodel.sweeps.tables.rows`. For maps, `schedule_of` returns the content of a run's
-    schedule file by the key of the run; a run has no map if it returns None.
+    All other names have panels of the overhead. `rows` come from `poetmodel.sweeps.tables.rows`.
+    `schedule_of` returns the content of a run's schedule file by its key; None omits the map.
     """
     if name == "figure2":
         return tuple(_maps(rows, schedule_of))
@@ -46,8 +45,7 @@ def _maps(
 ) -> Iterable[Map]:
     """Yield the map of each schedule; rows for which `schedule_of` returns None are skipped.
 
-    The title has model, device, RAM budget, and the numbers of recomputations and transfers. Models
-    must have their default settings: the model of a row is loaded by its name.
+    The model of a row is loaded by its name, with default settings.
     """
     for row in rows:
         document = schedule_of(row["key"])
@@ -63,10 +61,8 @@ def _maps(
 def overhead_panels(rows: Sequence[Row]) -> tuple[Panel, ...]:
     """Return the energy overhead against the RAM budget: a panel per model, device and deadline.
 
-    Each method is a line, or each pair of method and solver if `rows` have several solvers; points
-    of several formulations are on one line. Panels and lines are in the order of their first rows;
-    they may have no point. Overheads are in percent of the baseline, budgets in KiB, ascending.
-    Rows without a schedule or with the baseline 0 have no point.
+    Each method, or pair of method and solver, is a line. Overheads are in percent of the baseline,
+    budgets in KiB, ascending. Rows without a schedule or with the baseline 0 have no point.
     """
     panels = []
     has_several_solvers = len({row["backend"] for row in rows} - {None}) > 1
@@ -97,9 +93,7 @@ def overhead_panels(rows: Sequence[Row]) -> tuple[Panel, ...]:
 def pareto_panels(front: Sequence[Row]) -> tuple[Panel, ...]:
     """Return the Pareto front: overhead [%] against peak RAM [KiB], a panel per model and device.
 
-    `front` has rows of `poetmodel.sweeps.tables.pareto`, sorted by RAM. Rows without an
-    `overhead_ratio` are left out. So are rows whose overhead is not below that of all earlier rows
-    of the panel: they are on the front because of their time.
+    `front` is sorted by RAM. Rows that are on the front only because of their time are left out.
     """
     panels = []
     for (model, device), panel_rows in group_rows(front, "model", "device").items():
@@ -122,8 +116,7 @@ def pareto_panels(front: Sequence[Row]) -> tuple[Panel, ...]:
 def _time_panels(rows: Sequence[Row]) -> Iterable[Panel]:
     """Yield a panel of makespan [ms] against peak RAM [KiB] for each model and device.
 
-    Each pair of method and deadline is a line, by ascending RAM. Rows without a schedule have no
-    point.
+    Each pair of method and deadline is a line.
     """
     for (model, device), panel_rows in group_rows(rows, "model", "device").items():
         lines = []

@@ -30,19 +30,15 @@ MARKERS: Final = "osv^D<>PX*"
 
 
 def check_suffix(path: Path) -> None:
-    """Check that a picture can be drawn: the suffix .png, .svg or .pdf, and its library.
-
-    Raises the errors of `check_picture`.
-    """
+    """Check that a picture can be drawn: the suffix .png, .svg or .pdf, and its library."""
     check_picture(path, PICTURE_LIBRARIES)
 
 
 def draw(path: Path, panels: Sequence[Panel] | Sequence[Map]) -> None:
     """Draw panels or maps into a file, with at most three panels or two maps in a row.
 
-    Replaces an existing file. The suffix of the file name selects the format. With one version of
-    matplotlib, equal data produce equal bytes. The metadata of the file contain the `data_digest`
-    of the panels. Raises the errors of `check_suffix` and `write_bytes`.
+    The metadata of the file contain the `data_digest` of the panels. With one version of
+    matplotlib, equal data produce equal bytes.
     """
     check_suffix(path)
     file_format = path.suffix[1:].lower()
@@ -52,9 +48,8 @@ def draw(path: Path, panels: Sequence[Panel] | Sequence[Map]) -> None:
 def render_sheet(panels: Sequence[Panel] | Sequence[Map], file_format: str, *, note: str) -> bytes:
     """Return the content of a picture file with panels or maps and a note in its metadata.
 
-    A legend lists the lines with points, or the kinds of cells in the maps. Formats are png, svg
-    and pdf. With one version of matplotlib, equal data produce equal bytes. Without matplotlib,
-    `ImportError` is raised; call `check_suffix` before.
+    Formats are png, svg and pdf. Without matplotlib, `ImportError` is raised; call `check_suffix`
+    before.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -96,8 +91,7 @@ def render_sheet(panels: Sequence[Panel] | Sequence[Map], file_format: str, *, n
 def _draw_panel(axes: Any, panel: Panel, line_names: Sequence[str]) -> dict[str, Any]:
     """Draw one panel; return the drawn lines by name, without lines that have no points.
 
-    `line_names` are those of all panels: lines of one name have the same style in all panels. If no
-    line has points, the panel shows the text "no schedule".
+    Lines of one name have the same style in all panels.
     """
     handles = {}
     for name, points in panel.lines:
@@ -129,8 +123,7 @@ def _draw_panel(axes: Any, panel: Panel, line_names: Sequence[str]) -> dict[str,
 def _set_overhead_scale(axes: Any, overheads: Sequence[float]) -> None:
     """Scale the y axis logarithmically; linearly below the smallest positive overhead if one is 0.
 
-    The scale with a linear range begins at 0. If no overhead is positive, the whole axis stays
-    linear. `overheads` and labels are percentages.
+    `overheads` and labels are percentages.
     """
     from matplotlib.ticker import LogLocator, NullLocator, SymmetricalLogLocator
 

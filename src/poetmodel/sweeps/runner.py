@@ -152,8 +152,7 @@ def _execute_runs(
 ) -> list[Record]:
     """Execute the unfinished runs in a pool; return the records of all runs, in their order.
 
-    `count_slots` returns the current maximum number of concurrent runs. `folder`, `warm` and
-    `on_progress` are parameters of `sweep`.
+    `count_slots` returns the current maximum number of concurrent runs.
     """
     store = Store(folder)
     queue = sweep_queue(runs, store, warm=warm, on_progress=on_progress)
@@ -172,8 +171,7 @@ def sweep_queue(
 ) -> RunQueue[Run]:
     """Return a queue for the unfinished runs of a sweep; parameters as in `sweep`.
 
-    `RunQueue.execute` executes the runs. A run is unfinished if it has no record, or if its record
-    is that of a failure.
+    A run is unfinished if it has no record, or if its record is that of a failure.
     """
     runs_of_axis: dict[Run, list[Run]] = {}
     for run in runs:
@@ -185,8 +183,7 @@ def sweep_queue(
     def find_start(run: Run) -> dict[str, Any] | None:
         """Return the content of the schedule file of the largest smaller budget that has one.
 
-        Only budgets of this sweep count. Return None if no smaller budget has a schedule, or if the
-        run uses no start.
+        Only budgets of this sweep count. None, too, if the run uses no start.
         """
         axis = runs_of_axis[run.chain]
         smaller_runs = axis[: axis.index(run)] if uses_start(run) else []
@@ -277,21 +274,9 @@ class RunQueue(Generic[AnyRun]):
     def execute(self, pool: Executor, max_runs: int | Callable[[], int]) -> None:
         """Execute the remaining runs, at most `max_runs` at a time, and store their records.
 
-        `max_runs` may be a function that returns the current maximum. Waits for runs that other
-        processes claim, and executes them if they are released without a record. Calls
-        `on_progress` at the start and after each run. Returns when all runs are recorded. Releases
-        all claims of this queue, also after an error, but cancels no run.
-
-        Raises
-        ------
-        WorkersLostError
-            If the pool breaks, cancels a run or accepts no more runs.
-        InputError
-            If a record cannot be written, or a file that a run names cannot be read.
-        UserMethodError
-            If the file of a user-defined method raises an exception when it is imported.
-        OSError
-            If `pool` is a `LocalProcesses` that cannot start a process.
+        Waits for runs that other processes claim, and executes them if they are released without a
+        record. Releases all claims of this queue, also after an error, but cancels no run. Raises
+        `WorkersLostError` if the pool breaks, cancels a run or accepts no more runs.
         """
         name_of_pool = pool_name(pool)
         count_slots = max_runs if callable(max_runs) else lambda: max_runs
@@ -331,11 +316,7 @@ class RunQueue(Generic[AnyRun]):
             raise self._lost_error(error) from error
 
     def _lost_error(self, error: BaseException | None) -> WorkersLostError:
-        """Return the exception for a lost pool; its message names the cause `error`.
-
-        For None, the cause in the message is that the pool cancelled the runs in progress. The
-        message also has the number of recorded runs.
-        """
+        """Return the exception for a lost pool; without a cause, the pool cancelled the runs."""
         reason = "the runs in progress were cancelled" if error is None else _describe(error)
         n_recorded = self.n_skipped + self.n_done
         return WorkersLostError(
@@ -346,9 +327,8 @@ class RunQueue(Generic[AnyRun]):
     def _claim_chains(self, max_chains: int) -> list[list[AnyRun]]:
         """Claim the first run of each of at most `max_chains` chains, and return these chains.
 
-        Removes the returned chains from `remaining_chains`. If another process has recorded the
-        first runs of a chain, removes these runs and counts them as done (`n_done`). Stores the
-        claims in `claims`.
+        Removes the returned chains from `remaining_chains`, and stores the claims in `claims`. Runs
+        that another process has recorded are removed and counted as done.
         """
         claimed_chains: list[list[AnyRun]] = []
         other_chains: list[list[AnyRun]] = []
@@ -399,12 +379,9 @@ class RunQueue(Generic[AnyRun]):
     ) -> list[AnyRun]:
         """Store and count the record of the first run of a chain; return the remaining runs.
 
-        `future` is that of the first run. The record of a run that raised an exception is that of
-        `failure`. Adds the fields of `identity_of` and the name of the pool. Releases the claim of
-        the run, and reports the progress. If the process of the run has died (`ProcessEndedError`),
-        but fewer than `MAX_ATTEMPTS` times including this one, only counts this in `death_counts`,
-        and returns the whole chain. Raises `WorkersLostError` if the pool cancelled the run, or
-        broke otherwise.
+        Releases the claim of the run, and reports the progress. If the process of the run has died
+        fewer than `MAX_ATTEMPTS` times, only counts this in `death_counts`, and returns the whole
+        chain.
         """
         if _is_lost(future):
             raise self._lost_error(None if future.cancelled() else future.exception())

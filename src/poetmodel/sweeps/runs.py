@@ -249,10 +249,7 @@ def grid(
 
 
 def _find_shareable_method(name: str) -> Method:
-    """Return a method by its name; raise `InputError` if it is registered in this process only.
-
-    Raises the errors of `poetmodel.baselines.lookup.method` for invalid names and files.
-    """
+    """Return a method by its name; refuse one that is registered in this process only."""
     found_method = find_method(name)
     if found_method.user_function is not None and not is_found_by_other_processes(name):
         raise InputError(
@@ -267,8 +264,7 @@ def load_graph(model: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
     """Return the graph of a model or file; a file that changes later is not read again.
 
     `shape` has settings of a built-in network. For a step file, it may have only a tile size, by
-    which the step is divided; for other files, no settings. Raises `InputError` if the model, the
-    file or the shape is invalid.
+    which the step is divided; for other files, no settings.
     """
     if model.endswith(".step.json") and shape.overrides.keys() == {"tile"}:
         from poetmodel.lowered.io import load_step
@@ -280,10 +276,7 @@ def load_graph(model: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
 
 @cache
 def load_device(device: str) -> Device:
-    """Return a device by its name or file; a file that changes later is not read again.
-
-    Raises `DeviceError` if the device is missing or invalid.
-    """
+    """Return a device by its name or file; a file that changes later is not read again."""
     return Device.load(device)
 
 

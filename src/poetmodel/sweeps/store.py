@@ -42,9 +42,9 @@ class RecordFile:
     Notes
     -----
     Each record is flushed to disk before the next one is written; a failed write is undone. The
-    next write removes a last line without end that is no record, as a killed process leaves it, and
-    ends a last line that is a record. Lines without a record are skipped. Several processes may
-    write at the same time, each the records of the runs that it claims.
+    next write removes a last line that a killed process left incomplete. Lines without a record are
+    skipped. Several processes may write at the same time, each the records of the runs that it
+    claims.
     """
 
     def __init__(self, path: Path, key_of: Callable[[Record], Hashable]) -> None:
@@ -58,8 +58,7 @@ class RecordFile:
     def records(self) -> list[Record]:
         """Return the last record of each key, in the order of the first records of the keys.
 
-        Return the records that were read before, at first none, if there is no file. Raise
-        `InputError` if the file cannot be read.
+        Without a file, these are the records that were read before, at first none.
         """
         self._parse_new_lines()
         return list(self._records.values())
@@ -75,10 +74,7 @@ class RecordFile:
         return self._records.get(key)
 
     def add(self, record: Record) -> None:
-        """Append a record to the file and flush it to disk.
-
-        Raises `InputError` if the file cannot be written, and `ValueError` for NaN or an infinity.
-        """
+        """Append a record, without NaN and infinities, to the file and flush it to disk."""
         content = (json.dumps(record, allow_nan=False) + "\n").encode()
         with raise_write_errors(self.path), self.path.open("a+b") as stream:
             _lock(stream.fileno(), wait=True)  # until the file is closed
@@ -96,8 +92,7 @@ class RecordFile:
         """Claim a run for this process; return None if the run is claimed already.
 
         A claim ends with `Claim.release`, or with this process, even if it is killed. Where files
-        cannot be locked, several processes can claim one run. Raises `InputError` if the file of
-        the claim cannot be created.
+        cannot be locked, several processes can claim one run.
         """
         name = hashlib.sha256(str(key).encode()).hexdigest()[:20]
         return Claim.acquire(self.claims_folder / name)
@@ -105,8 +100,8 @@ class RecordFile:
     def _parse_new_lines(self) -> None:
         """Parse the lines written since the last call into `_records`.
 
-        Parses all lines anew if the file has become shorter. Skips lines without a record. A last
-        line without end is parsed now and again in the next call. Without a file, `_records` stays.
+        Parses all lines anew if the file has become shorter. A last line without end is parsed now
+        and again in the next call.
         """
         if not self.path.exists():
             return
@@ -228,10 +223,7 @@ class Claim:
 
     @classmethod
     def acquire(cls, path: Path) -> Claim | None:
-        """Create a file and its folder, and lock the file; return None if it is locked already.
-
-        An existing file is locked. Raises `InputError` if the file or folder cannot be created.
-        """
+        """Create a file and its folder, and lock the file; return None if it is locked already."""
         while True:
             with raise_write_errors(path):
                 path.parent.mkdir(exist_ok=True)
@@ -248,10 +240,7 @@ class Claim:
             os.close(descriptor)  # the file was removed between opening and locking
 
     def release(self) -> None:
-        """Remove the file, release its lock, and remove its folder if that is empty.
-
-        Ignores errors of both removals.
-        """
+        """Remove the file, release its lock, and remove its folder if that is empty."""
         with suppress(OSError):
             self.path.unlink()
         os.close(self.descriptor)

@@ -41,8 +41,8 @@ class Summary:
 def figure_summaries(name: str, rows: Sequence[Row]) -> tuple[Summary, ...]:
     """Return the tables of a figure of the paper from rows of `poetmodel.sweeps.tables`.
 
-    ``figure2`` has a table of the schedules of its maps, ``table3`` tables that compare POFO with
-    the optimum, and any other name tables of the overheads of methods.
+    ``figure2`` has a table of its maps, ``table3`` compares POFO with the optimum, and any other
+    name has tables of the overheads of methods.
     """
     summary_functions = {"figure2": _map_summary, "table3": _pofo_summaries}
     return tuple(summary_functions.get(name, _method_summaries)(rows))
@@ -63,10 +63,7 @@ def group_rows(rows: Iterable[Row], *columns: str) -> dict[tuple[Any, ...], list
 
 
 def overhead_ratio(row: Row) -> float | None:
-    """Return the overhead as a fraction of the baseline.
-
-    None without a schedule, or if the baseline is 0.
-    """
+    """Return the overhead as a fraction of the baseline; None without a schedule or baseline."""
     if row["overhead_j"] is None or not row["baseline_energy_j"]:
         return None
     return float(row["overhead_j"] / row["baseline_energy_j"])
@@ -83,8 +80,8 @@ def format_fraction(ratio: float | None) -> str:
 def _method_summaries(rows: Sequence[Row]) -> Iterable[Summary]:
     """Yield a table of overheads for each model and device: methods in rows, budgets in columns.
 
-    If runs have deadlines, each pair of deadline and method has a row. Rows and columns have the
-    order of their first runs. A cell has the `_overhead_text` of its last run, "" without a run.
+    If runs have deadlines, each pair of deadline and method has a row. A cell is that of its last
+    run.
     """
     for (model, device), panel_rows in group_rows(rows, "model", "device").items():
         budgets = tuple(dict.fromkeys(row["ram"] for row in panel_rows))
@@ -106,8 +103,7 @@ def _method_summaries(rows: Sequence[Row]) -> Iterable[Summary]:
 def _overhead_text(row: Row) -> str:
     """Return the overhead in percent; for the method ``optimal``, also a gap above `CLOSED_GAP`.
 
-    The gap is ``axis_gap`` of `poetmodel.sweeps.tables.rows`. Return the text of the status if
-    `overhead_ratio` is None.
+    Without an overhead, return the text of the status.
     """
     ratio = overhead_ratio(row)
     if ratio is None:
@@ -122,10 +118,7 @@ def _overhead_text(row: Row) -> str:
 
 
 def _map_summary(rows: Sequence[Row]) -> Iterable[Summary]:
-    """Yield one table: numbers of recomputations and transfers, and overhead, of each run.
-
-    Runs without a schedule have dashes as numbers, and the text of their status as overhead.
-    """
+    """Yield one table: numbers of recomputations and transfers, and overhead, of each run."""
     lines = []
     for row in rows:
         counts = (_format_count(row[name]) for name in ("recomputed", "paged_out", "paged_in"))
@@ -151,11 +144,8 @@ def _format_count(count: int | None) -> str:
 def _pofo_summaries(rows: Sequence[Row]) -> Iterable[Summary]:
     """Yield a table for each model and device that compares POFO with the optimum, by RAM budget.
 
-    Peak, makespan and overhead of POFO precede those of ``optimal`` without a deadline. A row has
-    only the budget and POFO's status if one of these two has no schedule for the budget. The last
-    two columns have the smallest peak of the schedules of ``optimal``, with any budget or deadline,
-    whose makespan is at most POFO's, and the percentages of RAM and time that this schedule saves
-    over POFO; "none" and an empty cell without such a schedule.
+    The last two columns have the smallest peak of the schedules of ``optimal``, with any budget or
+    deadline, whose makespan is at most POFO's, and the percentages of RAM and time that it saves.
     """
     for (model, device), device_rows in group_rows(rows, "model", "device").items():
         optimal_rows = [
@@ -217,10 +207,7 @@ def _peak_time_overhead(row: Row) -> tuple[str, str, str]:
 
 
 def _peak_and_savings(row: Row, smallest_row: Row | None) -> tuple[str, str]:
-    """Format the peak of `smallest_row`, and the percentages of RAM and time it saves over `row`.
-
-    Return ("none", "") if `smallest_row` is None.
-    """
+    """Format the peak of `smallest_row`, and the RAM and time it saves over `row` in percent."""
     if smallest_row is None:
         return "none", ""
     ram_saving, time_saving = (

@@ -60,10 +60,7 @@ def rows(records: Iterable[Record]) -> list[Row]:
 
 
 def _make_row(record: Record) -> Row:
-    """Return the flat row of a record, with None as ``axis_bound_j`` and ``axis_gap``.
-
-    Column ``model`` is `Run.network`: the model with its settings.
-    """
+    """Return the flat row of a record, with None as ``axis_bound_j`` and ``axis_gap``."""
     run_fields, result = record["cell"], record["result"] or {}
     row: Row = {
         name: run_fields.get(name)
@@ -88,11 +85,7 @@ def _make_row(record: Record) -> Row:
 
 
 def _metric_columns() -> tuple[str, ...]:
-    """Return the result keys that become columns, in order.
-
-    The order is: metrics of energy, proof and memory, the RAM of the device, all other metrics of
-    `Display.SWEEP`.
-    """
+    """Return the result keys that become columns, in order."""
     first_groups = (Group.ENERGY, Group.PROOF, Group.MEMORY)
     other_groups = [group for group in Group if group not in first_groups]
     first_keys, other_keys = (
@@ -103,10 +96,7 @@ def _metric_columns() -> tuple[str, ...]:
 
 
 def _status(record: Record) -> str:
-    """Return the status of a record.
-
-    Older records have ``unavailable``, which becomes `REFUSED` or `NOT_INSTALLED` by their reason.
-    """
+    """Return the status of a record; in older ones, ``unavailable`` is decided by the reason."""
     if record["status"] == "unavailable":
         return REFUSED if "licence" in record["reason"] else NOT_INSTALLED
     return str(record["status"])

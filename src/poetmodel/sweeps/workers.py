@@ -45,10 +45,7 @@ class LocalProcesses(Executor):
         self._lock = threading.Lock()
 
     def submit(self, function: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
-        """Call a function in an idle process, or in a new one; keyword arguments are ignored.
-
-        Raises `OSError` if no process can be started.
-        """
+        """Call a function in an idle process, or in a new one; keyword arguments are ignored."""
         with self._lock:
             self._worker_processes = [
                 process for process in self._worker_processes if process.is_alive
@@ -94,10 +91,7 @@ class ModuleFunction:
     """Name of the function."""
 
     def __call__(self, *arguments: Any) -> Any:
-        """Import the module, call the function and return its result.
-
-        Prepends the folder to ``sys.path`` if it is not there.
-        """
+        """Add the folder to ``sys.path``, import the module and call the function."""
         if self.folder not in sys.path:
             sys.path.insert(0, self.folder)
         return getattr(importlib.import_module(self.module), self.name)(*arguments)
@@ -116,12 +110,7 @@ class Isolation:
 class ShippingPool(Executor):
     """An executor that sends runs with the files that they name to a pool of the caller.
 
-    Parameters
-    ----------
-    pool : Executor
-        The executor that calls the functions. It stays open.
-    isolation : Isolation, optional
-        Settings of the processes for the runs; None to execute runs in the workers themselves.
+    Closing it leaves `pool` open. Without `isolation`, runs are executed in the workers themselves.
     """
 
     def __init__(self, pool: Executor, isolation: Isolation | None = None) -> None:
@@ -131,8 +120,7 @@ class ShippingPool(Executor):
     def submit(self, measure: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
         """Call a function with the fields of a run and its start schedule or None, in a worker.
 
-        The fields and the start are the `arguments`; keyword arguments are ignored. Raises the
-        errors of `read_run_files`, and those of ``pool.submit``.
+        Keyword arguments are ignored.
         """
         run_fields, start = arguments
         files = read_run_files(run_fields)
@@ -144,11 +132,8 @@ class ShippingPool(Executor):
 def read_run_files(run_fields: dict[str, Any]) -> dict[str, Files]:
     """Read the files that a run names as model, device and method; return them by field.
 
-    Omits fields that name no file, and a method that `lookup.method` does not find. Imports the
-    file of a method; its files include the imported modules of its folder. Raises `InputError`
-    if the file of a model or device cannot be read, `UserMethodError` if the file of a method
-    raises an exception when it is imported, and `OSError` if a file of an imported method cannot be
-    read.
+    Imports the file of a method; its files include the imported modules of its folder. A method
+    that `lookup.method` does not find is omitted.
     """
     files_by_field: dict[str, Files] = {}
     for field, names in ((_MODEL, model_names()), (_DEVICE, device_names())):
@@ -177,18 +162,9 @@ def execute_shipped_run(
 ) -> Record:
     """Execute a run in a worker that may be on another machine; return its record.
 
-    Writes the files to temporary folders, from which the run reads them; the record is a copy with
-    the paths of the caller. Also raises the errors of `measure`.
-
-    Raises
-    ------
-    InputError
-        If the worker has another version of poetmodel.
-    TimeLimitError
-        If `isolation` has a `grace_s`, and the run does not end within this time plus ``limit_s``
-        of `run_fields`.
-    ProcessEndedError
-        If there is an `isolation`, and the process of the run dies.
+    The run reads the files from temporary folders; the record has the paths of the caller. Raises
+    `InputError` in a worker with another version of poetmodel, and `TimeLimitError` or
+    `ProcessEndedError` of an isolated run.
     """
     if version != __version__:
         raise InputError(f"the worker has poetmodel {__version__}, expected {version}")
@@ -220,8 +196,7 @@ def execute_shipped_run(
 def _write_files(files: Files) -> str:
     """Write files to a temporary folder; return the path of the folder.
 
-    Its name is a hash of the files' names and contents. Files that exist there are not written
-    again.
+    Its name is a hash of names and contents; existing files are not written again.
     """
     digest = hashlib.sha256()
     for name, content in sorted(files.items()):
