@@ -100,11 +100,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name at its first use, and store it as a global of this module.
-
-    Raises `AttributeError` for an unknown name, and `BackendUnavailableError` without a supported
-    release of PyTorch, or of ExecuTorch if the name needs it.
-    """
+    """Import a name at its first use, and store it as a global of this module."""
     if name in _MODULES:
         require_torch()
         if _MODULES[name].startswith("executorch."):

@@ -47,11 +47,9 @@ def digest(*values: Any) -> str:
 
 
 def default_folder() -> Path | None:
-    """Return the default folder: the value of the variable `FOLDER_VARIABLE`, None if it is empty.
+    """Return the folder of `FOLDER_VARIABLE`, or else ``poetmodel`` in the user's cache.
 
-    If the variable is not set, the folder is ``poetmodel`` in ``$XDG_CACHE_HOME`` or else in
-    ``~/.cache``. Raises `RuntimeError` if it would be in ``~/.cache`` and the user has no home
-    directory.
+    None if the variable is empty. Raises `RuntimeError` if the user has no home directory.
     """
     folder_setting = os.environ.get(FOLDER_VARIABLE)
     if folder_setting is not None:
@@ -61,10 +59,7 @@ def default_folder() -> Path | None:
 
 
 class Cache:
-    """A cache of JSON values by kind and key: files in a folder, or in memory without a folder.
-
-    A key must be a `digest`.
-    """
+    """A cache of JSON values by kind and `digest` key: files, or in memory without a folder."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -75,9 +70,7 @@ class Cache:
     def from_option(cls, option: str | Path | bool) -> Cache:  # noqa: FBT001 - like the option of `compile`
         """Return the cache for the option ``cache`` of `compile`: a folder, True or False.
 
-        True stands for the default folder. The cache is in memory if the option is False, or if it
-        is True and there is no default folder: `FOLDER_VARIABLE` is empty, or the user has no home
-        directory.
+        In memory for False, and for True without a default folder.
         """
         if option is False:
             return cls(None)
@@ -87,9 +80,9 @@ class Cache:
             return cls(None)
 
     def read(self, kind: str, key: str) -> Any:
-        """Return the stored value; None without one, or if its file is unreadable or damaged.
+        """Return the stored value; None without a valid one.
 
-        Sets the modification time of a valid file to now, because `_prune` removes the oldest.
+        Sets the modification time of its file to now, because `_prune` removes the oldest.
         """
         if self.folder is None:
             encoded = self._encoded_values.get((kind, key))
@@ -115,9 +108,7 @@ class Cache:
     def write(self, kind: str, key: str, content: Any) -> None:
         """Store a JSON value; remove the least recently used files above `MAX_FILES`.
 
-        Creates a missing folder, accessible to the user only. A failure to write is only logged.
-        Raises `ValueError` for NaN or an infinite number, and `TypeError` for another value that
-        JSON lacks. A cache in memory has no maximum.
+        A failure to write is only logged. Raises `ValueError` for NaN or an infinite number.
         """
         encoded = json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
         if self.folder is None:
@@ -172,8 +163,7 @@ def _code_digest() -> str:
 def host_key() -> list[Any]:
     """Return versions, host properties and PyTorch settings, for keys of costs and kernels.
 
-    Costs, workspaces and the choice of kernels depend on them. A change of a source file of
-    `poetmodel.torch` changes the result of later processes.
+    Includes the source files of `poetmodel.torch`.
     """
     return [
         _code_digest(),
@@ -191,12 +181,9 @@ def host_key() -> list[Any]:
 
 
 def plain_operations(graph: torch.fx.Graph) -> list[Any]:
-    """Return [FX opcode, target, arguments] of each node but the output, in graph order, for a key.
+    """Return [FX opcode, target, arguments] of each node but the output, in graph order.
 
-    Raises
-    ------
-    NoKeyError
-        If `plain_value` cannot represent an argument, or an attribute of a `CustomOperation`.
+    Raises `NoKeyError` if `plain_value` cannot represent an argument or attribute.
     """
     positions = {node: index for index, node in enumerate(graph.nodes)}
     return [
@@ -228,10 +215,7 @@ def _plain_target(target: Any, positions: dict[Any, int]) -> Any:
 def plain_value(value: Any, positions: dict[Any, int]) -> Any:
     """Return an argument of a call as JSON values; an FX node becomes ["node", its position].
 
-    Raises
-    ------
-    NoKeyError
-        If the type of the argument, or of a value in it, has no representation.
+    Raises `NoKeyError` for a type without a representation.
     """
     if isinstance(value, torch.fx.Node):
         return ["node", positions[value]]

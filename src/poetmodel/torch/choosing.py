@@ -359,10 +359,9 @@ def _check_options(
     tile: str | int | TileChoice | None,
     limits: Limits,
 ) -> None:
-    """Raise `InputError` for the first invalid option, before the first capture.
+    """Refuse the first invalid option, before the first capture.
 
-    Without a device, a `profile` is required, and tiles are invalid. Loads the device, and files of
-    scores and costs. Layers and values of scores are not checked.
+    Layers and values of scores are not checked.
     """
     group_by_layer((), per)
     if scores != GRADIENT_NORM:
@@ -387,11 +386,8 @@ def _choose_tiles(
 ) -> tuple[ChosenTiles, Limits]:
     """Choose the tile size of a step; return (tile size with the step in tiles, limits).
 
-    If `choice.is_whole`, step and limits are unchanged. Otherwise `find_cheapest_tiles` solves each
-    of `candidate_tiles` for a fraction of the time, and the first size with the smallest value is
-    chosen; a single candidate is not solved. The returned limits then have the RAM limit, by
-    default the device's RAM, in bytes, because a percentage of RAM refers to the step without
-    tiles. Raises `InputError` if tiles are requested without a device.
+    Solves each candidate for a fraction of the time. The returned RAM limit is in bytes, because a
+    percentage of RAM refers to the step without tiles.
     """
     if choice.is_whole:
         return ChosenTiles(tile_bytes=None, step=step), limits
@@ -419,11 +415,9 @@ def _choose_tiles(
 def _proof_scope(
     whole_step: LoweredStep, problem: Problem, tile_bytes: int | None, status: Status
 ) -> str:
-    """Return the scope of a proof that no layer can be trained, as text for display.
+    """Return the scope of a proof that no layer can be trained: a tile size, or no tiles.
 
-    The scope is the tile size `tile_bytes`, or, if that is None, the step without tiles; this text
-    also has the tile size that needs the least RAM. Empty if `status` is not ``infeasible``;
-    without tiles also if the costs have no device, or no tiles need less RAM.
+    The text for display has the tile size that needs the least RAM; empty without a proof.
     """
     device = problem.costs.device
     if status != Status.INFEASIBLE:
@@ -453,9 +447,7 @@ def gradient_norms(
     """Return the 2-norm of the gradients of each layer; 0 if the loss does not depend on it.
 
     `layers` has the names of each layer's parameters, which must require gradients. Works on a
-    copy: the model, its buffers and its gradients do not change. The state of the random generator
-    may change. Raises `CaptureError` if the forward or backward pass fails, or if a mapping or
-    object that the model returns has no loss.
+    copy, but the state of the random generator may change.
     """
     model_copy, loss_copy = copy.deepcopy((with_fronts(model), loss_fn))
     parameters = _captured_parameters(model_copy, loss_copy)
@@ -493,12 +485,7 @@ def _layer_scores(
     loss_fn: Loss,
     batch: Sequence[Any],
 ) -> dict[str, float]:
-    """Return the score of each layer: the user's, or gradient norms.
-
-    Raises `InputError` if a layer has no score or an invalid one, or for a score, also 0, of an
-    unknown or int8 layer. Also raises the errors of `gradient_norms` and `load_scores`. Scores
-    that are all 0 are returned.
-    """
+    """Return the score of each layer: the user's, maybe all 0, or gradient norms."""
     if scores == GRADIENT_NORM:
         values = gradient_norms(layers, model, loss_fn, batch)
         source = GRADIENT_NORM
@@ -510,19 +497,16 @@ def _layer_scores(
 
 
 def _stated_scores(scores: Mapping[str, float] | str | Path) -> tuple[dict[str, float], str]:
-    """Return (the user's scores from a mapping or file, their source for messages).
-
-    Raises `InputError` as `load_scores` for a file; does not check the values of a mapping.
-    """
+    """Return (the user's scores, unchecked if a mapping, their source for messages)."""
     if isinstance(scores, str | Path):
         return load_scores(Path(scores)), str(scores)
     return dict(scores), "scores"
 
 
 def _check_not_quantized(scores: Mapping[str, float], model: torch.nn.Module, source: str) -> None:
-    """Raise `InputError` for the first score, also 0, of a layer in an int8 front, which is frozen.
+    """Refuse a score of a layer in an int8 front, which is frozen.
 
-    A name that contains trainable parameters too is accepted. `source` begins the message.
+    A name that contains trainable parameters too is accepted.
     """
     converted_model = with_fronts(model)
     front_paths = [
@@ -545,10 +529,9 @@ def _check_not_quantized(scores: Mapping[str, float], model: torch.nn.Module, so
 def _step_costs(
     step: LoweredStep, device: str | Device | None, profile: str | Path | Costs | None
 ) -> Costs:
-    """Return the costs of a step: the profile's, or else estimates for the device.
+    """Return the costs of the profile, or else estimates for the device.
 
-    With both, the costs are the profile's, and their device is `device`.
-    Raises `InputError` without a profile and a device.
+    With both, the profile's costs have `device` as their device.
     """
     loaded_device = Device.load(device) if isinstance(device, str) else device
     if isinstance(profile, Costs):
@@ -574,10 +557,7 @@ def _captured_parameters(model: torch.nn.Module, loss_fn: Loss) -> dict[str, tor
 def _train_only(
     parameters: Mapping[str, torch.nn.Parameter], chosen_names: Collection[str]
 ) -> Iterator[None]:
-    """Context manager that sets ``requires_grad`` to True for only the chosen parameters.
-
-    At its end it restores the old values.
-    """
+    """Context manager that sets ``requires_grad`` to True for only the chosen parameters."""
     old_flags = {name: parameter.requires_grad for name, parameter in parameters.items()}
     try:
         for name, parameter in parameters.items():
@@ -589,9 +569,9 @@ def _train_only(
 
 
 def _make_empty_result(problem: Problem, selection: LayerSet, request: Request) -> SolveResult:
-    """Return the result of a `selection` without layers: its status and reason, and no schedule.
+    """Return the result of a `selection` without layers, which has no schedule.
 
-    Unless the status is infeasible, the termination is the time limit, also after Ctrl-C.
+    Unless infeasible, the termination is the time limit, also after Ctrl-C.
     """
     is_proved = selection.status == Status.INFEASIBLE
     return SolveResult(
@@ -613,14 +593,10 @@ def _solve_chosen_step(
     request: Request,
     start_schedule: Schedule | None,
 ) -> SolveResult:
-    """Solve for the schedule of the chosen step.
+    """Solve for the schedule of the chosen step in the remaining time, at least 0.01 s.
 
-    `derived_graph` is the graph from the selection: it has the nodes of `step`, maybe under other
-    names. `start_schedule` is a schedule of that graph, if any: the start of the solve. `problem`
-    is that of the step that trains all layers; its limits apply, and `costs_for` finds the costs of
-    `derived_graph` in it.
-    The solver gets the remaining time of `request`, at least 0.01 s, and the result states the
-    whole time limit.
+    `derived_graph`, the graph from the selection and of `start_schedule`, may have other node
+    names. `problem` is that of the step that trains all layers.
     """
     costs = costs_for(derived_graph, problem)
     chosen_problem = replace(
@@ -650,12 +626,8 @@ def _make_unproved_choice(
 ) -> Choice:
     """Solve the chosen step in the remaining time; return a choice without a proved bound.
 
-    Its bound is the sum of `scores`, those of all layers; its status is ``feasible``, also if its
-    `result` has no schedule.
-
-    Used if the nodes of `step` differ from those of the graphs on which the sets were compared.
-    Raises `CaptureError` if the costs are not the estimates for a device: a profile has no costs of
-    the nodes of `step`.
+    Used if its nodes differ from those of the graphs on which the sets were compared. The bound is
+    the sum of `scores`, those of all layers.
     """
     if find_estimate_device(problem) is None:
         raise CaptureError(

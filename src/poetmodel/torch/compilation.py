@@ -174,10 +174,6 @@ class Step:
         inputs: Inputs,
         options: CompileOptions,
     ) -> None:
-        """Store model, loss function and options; compile the step for the example inputs.
-
-        Raises the errors of `compile`.
-        """
         self._model = model
         self._loss_fn = loss_fn
         self._options = options
@@ -264,8 +260,7 @@ class Step:
     def _structure_inputs(self, inputs: tuple[Any, ...], named_inputs: dict[str, Any]) -> Inputs:
         """Return the inputs of a call as a sequence or mapping, as in `compile`.
 
-        A step that was compiled with a mapping accepts either inputs by name or a single mapping by
-        position, any other step only inputs by position. Otherwise raises `CaptureError`.
+        A single mapping by position counts as inputs by name.
         """
         joint = self._current.trace.joint
         if joint.output is None and not named_inputs:
@@ -392,10 +387,7 @@ class Step:
         )
 
     def _compile(self, inputs: Inputs) -> Compiled:
-        """Compile the step for inputs and show progress; append it to `_compiled_steps`; return it.
-
-        The caller makes it the current one.
-        """
+        """Compile the step for inputs; append it to `_compiled_steps`, not yet current."""
         first_compiled = self._compiled_steps[0] if self._compiled_steps else None
         with CAPTURE_LOCK, infrequent_gc(), show_phases() as show_phase:
             compiled = Compiled(
@@ -416,10 +408,7 @@ class Step:
 def _report_values(
     compiled: Compiled, certificate: Certificate | None, *, call: str
 ) -> dict[str, Any]:
-    """Return the values of `Step.report`: metrics, result of the solve, certificate, and `call`.
-
-    `call` is the Python code that compiles the step. Without a certificate the value is None.
-    """
+    """Return the values of `Step.report`; `call` is the Python code that compiles the step."""
     graph, scheduled, check = compiled.trace.graph, compiled.scheduled, compiled.check
     program = compiled.plan.program
     return {
@@ -460,10 +449,7 @@ def _report_values(
 
 
 def _write_report(path: str | Path, report: dict[str, Any], compiled: Compiled) -> None:
-    """Write a report as a page (.html) or JSON (.json); raise the errors of `Step.report`.
-
-    A page shows the result and plan of `compiled`.
-    """
+    """Write a report as JSON or as a page, which shows the result and plan of `compiled`."""
     suffix = Path(str(path)).suffix
     if suffix not in (".html", ".json"):
         raise InputError(f"{path}: expected a file *.html for a page, or *.json for values")
@@ -483,8 +469,7 @@ def _write_report(path: str | Path, report: dict[str, Any], compiled: Compiled) 
 def _format_compile_call(compiled: Compiled, options: CompileOptions) -> str:
     """Return Python code that calls `compile` with these options, without default values.
 
-    A device is replaced by its key or name, an optimizer by the name ``optimizer``. The example
-    inputs are called ``inputs``, or ``batch`` if they have names.
+    Optimizer and inputs are written as ``optimizer``, and ``inputs`` or ``batch``.
     """
     parameters = signature(compile).parameters
     has_named_inputs = compiled.trace.joint.output is not None

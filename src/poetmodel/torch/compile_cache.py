@@ -44,12 +44,10 @@ if TYPE_CHECKING:
 class CachedStep(CachedSchedules):
     """Loads and stores the profiles, costs and schedules of a captured step in a cache.
 
-    If `cache` has no folder, or `joint` contains a value without a key, a new cache in memory is
-    used instead.
+    Without a folder or a key of `joint`, a new cache in memory is used instead.
     """
 
     def __init__(self, cache: Cache, joint: Joint) -> None:
-        """Compute the key of the step; without a folder or key, use a new cache in memory."""
         super().__init__(cache)
         self._joint = joint
         self._key: str | None = None
@@ -60,11 +58,9 @@ class CachedStep(CachedSchedules):
             self._cache = Cache(None)
 
     def load_trace(self) -> Trace:
-        """Return the trace of the step, with profiles of its operations from the cache.
+        """Return the trace of the step; without cached profiles, execute the step to profile it.
 
-        They have sizes, layouts, FLOP and workspaces; `load_profile` returns the costs. Without
-        valid cached profiles, executes the step to profile it, and stores the profiles. Raises
-        `CaptureError` as `CapturedGraph` does.
+        Its profiles have sizes, layouts, FLOP and workspaces; `load_profile` returns the costs.
         """
         joint, key = self._joint, self._key or ""
         cached_profiles = _parse_step(self._cache.read("step", key))
@@ -82,8 +78,7 @@ class CachedStep(CachedSchedules):
     ) -> Profile:
         """Return the costs of `trace` with pages in `folder`: from the cache, else from `measure`.
 
-        An entry of the cache is valid for one step, one `folder`, and the same division of
-        convolutions in `trace`. Stores the costs that `measure` returns.
+        The division of convolutions in `trace` is part of the key.
         """
         path = None if folder is None else str(Path(folder).resolve())
         key = digest(self._key, path, describe_divided_kernels(trace))
@@ -116,10 +111,7 @@ def _parse_step(content: Any) -> dict[int, OpProfile] | None:
 
 
 def _parse_times(content: Any, *, count: int) -> dict[str, Any] | None:
-    """Return the cached arguments of `build_profile`; None if `content` is none or damaged.
-
-    `count` is the number of nodes, each of which has a time.
-    """
+    """Return the cached arguments of `build_profile`; None unless valid for `count` nodes."""
     with suppress(TypeError, ValueError, KeyError):
         times_s = list(map(float, content["times_s"]))
         paging = content["paging"]
@@ -142,10 +134,8 @@ def _parse_times(content: Any, *, count: int) -> dict[str, Any] | None:
 def _plain_graph(joint: Joint) -> list[Any]:
     """Return operations, shapes, arguments, results and clipping norm of a graph, for a key.
 
-    A tensor among the arguments is represented by its layout, the size of its storage, the tensors
-    that share this storage, and ``requires_grad``, but not by its values. Other arguments are
-    represented by their values. Shapes are included because they may depend on values that the
-    model reads, such as masks. Raises `NoKeyError` if a value has no key.
+    A tensor is represented by layout and sharing, not by its values. Shapes may depend on values
+    that the model reads, such as masks.
     """
     nodes = list(joint.graph_module.graph.nodes)
     shapes = [[list(tensor.shape) for tensor in tensors_in(node.meta.get("val"))] for node in nodes]

@@ -79,11 +79,7 @@ class CompileOptions:
     cache: str | Path | bool
 
     def __post_init__(self) -> None:
-        """Check `dynamic`, `storage`, `paging`, `accumulate` and `cache`.
-
-        Paging needs a `storage`, and `accumulate` is 1 with an optimizer. Raises one `InputError`
-        for all errors.
-        """
+        """Check the options; raise one `InputError` for all errors."""
         faults = []
         storage: Any = self.storage
         if self.dynamic not in ("error", "retrace"):
@@ -124,8 +120,9 @@ class Compiled:
     """A step compiled for one set of input shapes: trace, costs, schedule, plan and program.
 
     Creating the object captures, measures and solves the step, and compares it with eager PyTorch.
-    If the comparison fails, the object is closed before the error is raised. Parameters and errors
-    are those of `poetmodel.torch.compile`; ``__init__`` describes two further parameters.
+    If the comparison fails, the object is closed. `first_compiled` is the step for the first input
+    shapes, None for these: a budget in percent refers to its keep-all peak, and its state file is
+    shared. `show_phase` is called with the name of each phase, and with the gap during the solve.
     """
 
     def __init__(
@@ -138,13 +135,6 @@ class Compiled:
         first_compiled: Compiled | None = None,
         show_phase: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Capture, measure, solve and plan the step, and compare its results with eager PyTorch.
-
-        `first_compiled` is the step as compiled for the first input shapes: a budget in percent
-        refers to its keep-all peak, and its state file is shared. It is None for the first input
-        shapes themselves. `show_phase` is called with the name of each phase at its beginning, and
-        with the gap during the solve.
-        """
         start_s = perf_counter()
         show_phase("capturing the step")
         _check_host(model)
@@ -218,12 +208,10 @@ class Compiled:
         return None if device is None else device.name
 
     def _resolve_budget(self, options: CompileOptions, first_compiled: Compiled | None) -> int:
-        """Return the budget of the step [B].
+        """Return the budget of the step [B]; a percentage is of the first shapes' keep-all peak.
 
-        A percentage refers to the keep-all peak of the first input shapes, because the RAM of a
-        host does not depend on inputs. A percentage that permits keeping all tensors for the first
-        input shapes permits it for these shapes, too. Raises `BudgetError` if the option `ram` is
-        invalid.
+        The RAM of a host does not depend on inputs. A percentage with which the first shapes keep
+        all tensors permits that for these shapes, too.
         """
         keep_all_bytes = self.keep_all_bytes
         budget = Budget.parse(options.ram)
@@ -266,9 +254,8 @@ class Compiled:
     def _solve(self, task: RamTask, on_progress: Callable[[SolveProgress], None]) -> SolveResult:
         """Solve the task, or return its cached result if it is final.
 
-        The solver has as many threads as PyTorch, which is idle at that time. Raises `BudgetError`
-        if the reserved bytes take the whole budget. If no schedule was found, the `reason` of the
-        result has the text of this error, or with a deadline explains the reserved bytes.
+        The solver has as many threads as PyTorch, which is idle at that time. Without a schedule,
+        `reason` explains the reserved bytes.
         """
         options = self.options
         if task.usable_bytes <= 0:
@@ -339,11 +326,9 @@ class Compiled:
         return least._replace(needed_bytes=needed_bytes)
 
     def _make_plan(self, result: SolveResult) -> tuple[Plan, PlanCheck]:
-        """Return the plan of a result's schedule, with its check.
+        """Return the plan of a result's schedule, with blocking transfers, and its check.
 
-        The core waits for each transfer. State with a size of 0 becomes resident. Raises
-        `NoScheduleError` if the result has no schedule, and the errors of `make_checked_plan`, one
-        of them for a plan with violations.
+        State with a size of 0 becomes resident.
         """
         graph, costs = self.scheduled.graph, self.costs
         usable_bytes = self.budget_bytes - self.scheduled.reserved_bytes
@@ -352,11 +337,7 @@ class Compiled:
         return make_checked_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=usable_bytes)
 
     def _make_runner(self, plan: Plan) -> Runner:
-        """Return the runner of a plan.
-
-        Creates the page file and the state file if they are needed; an existing `state_store` is
-        used again. Sets `state_store`. Raises the errors of `Runner`.
-        """
+        """Return the runner of a plan, with its files; sets or reuses `state_store`."""
         runner = Runner(
             self.trace,
             plan,
@@ -370,10 +351,7 @@ class Compiled:
         return runner
 
     def close(self) -> None:
-        """Move all state to RAM; remove the page file, and the state file of all input shapes.
-
-        Raises `PageError` if state cannot be read.
-        """
+        """Move all state to RAM; remove the page file, and the state file of all input shapes."""
         self.runner.close()
         if self.state_store is not None:
             self.state_store.close()
@@ -382,9 +360,7 @@ class Compiled:
 def _make_reserved_state_resident(graph: Graph, schedule: Schedule) -> Schedule:
     """Return a schedule in which all state with a size of 0 in `graph` is resident.
 
-    Its bytes are reserved bytes, which `graph` does not count. Removes the decisions to keep or
-    page the state that becomes resident, and those for its replacements. Returns `schedule` itself
-    if all this state is resident already.
+    Its bytes are reserved bytes. Returns `schedule` itself if it already is.
     """
     sizes = graph.tensor_bytes
     free_state = {i for i in graph.state_tensors if not sizes[i]}.difference(schedule.resident)
@@ -402,10 +378,7 @@ def _make_reserved_state_resident(graph: Graph, schedule: Schedule) -> Schedule:
 
 
 def _check_host(model: torch.nn.Module) -> None:
-    """Raise `CaptureError` in inference mode or under CPU autocast.
-
-    Raises `InputError` for parameters on other devices than the CPU.
-    """
+    """Refuse inference mode, CPU autocast, and parameters on other devices than the CPU."""
     refuse_inference_mode()
     if torch.is_autocast_enabled("cpu"):
         raise CaptureError(
@@ -426,10 +399,7 @@ def _find_costs(
 ) -> tuple[Costs, Profile | None, tuple[str, ...]]:
     """Return (costs of the step, their measurement, notes on their origin).
 
-    The measurement is None if the costs are estimates for a device. Otherwise creates the folder
-    for pages, if tensors may be paged, and loads the measurement from the cache of `cached_step`;
-    without a cached one, measures and stores it. Raises `InputError` if the device is invalid, the
-    folder cannot be created, or costs cannot be measured.
+    The measurement, cached or made now in the folder for pages, is None for estimates.
     """
     if options.device is not None:
         device = options.device

@@ -49,8 +49,7 @@ class ForbiddenError(RuntimeError):
 def foreign_tensor_error(predicate: str) -> ForbiddenError:
     """Return the error for a wrong use of a tensor that is no parameter, buffer or input.
 
-    `predicate` is the verb phrase of the message that names the use, such as "is changed". The
-    caller replaces ``{where}`` in the message.
+    `predicate` is a verb phrase such as "is changed". The caller replaces ``{where}``.
     """
     return ForbiddenError(
         f"a tensor that is no parameter, buffer or input {predicate}{{where}}, but can only be a "
@@ -64,10 +63,7 @@ class PageError(PoetModelError, OSError):
 
 
 def require_torch() -> str:
-    """Return the version of the installed PyTorch, without importing PyTorch.
-
-    Raises `BackendUnavailableError` if it is missing or older than `MIN_TORCH`.
-    """
+    """Return the version of the installed PyTorch, without importing PyTorch."""
     from packaging.version import Version
 
     try:
@@ -85,10 +81,7 @@ def require_torch() -> str:
 
 
 def require_package(package: str, purpose: str, *, extra: str | None = None) -> None:
-    """Raise `MissingExtraError` unless a package of an extra is installed.
-
-    `purpose` is the subject of the message. `extra` is by default the name of the package.
-    """
+    """Raise `MissingExtraError` unless installed; `purpose` is the message's subject."""
     if find_spec(package) is None:
         raise MissingExtraError(
             f"{purpose} needs the package {package}, not installed here; "
@@ -116,10 +109,9 @@ def require_executorch() -> None:
 def convert_exceptions(subject: str, trail: Sequence[str] = ()) -> Iterator[None]:
     """Context manager that converts exceptions to `CaptureError`, usually with line and advice.
 
-    `subject` begins the message. `trail` has the names of the modules being called when an
-    exception occurs, the innermost last; the message names the innermost one if no line of the
-    user's or a library's code is known. Exceptions of poetmodel pass unchanged; if one is in the
-    exception chain, it is raised instead.
+    `subject` begins the message. `trail` has the modules being called, the innermost last, named if
+    no line is known. An exception of poetmodel passes unchanged; one in the chain is raised
+    instead.
     """
     try:
         yield
@@ -171,10 +163,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _capture_message(error: BaseException, where: str) -> str:
-    """Return the message for an exception during capture, with a location and advice.
-
-    `where` is the location with its preposition, such as " at FILE:LINE"; "" if it is unknown.
-    """
+    """Return the message for an exception; `where`, like " at FILE:LINE", may be ""."""
     class_names = {kind.__name__ for link in exception_chain(error) for kind in type(link).__mro__}
     operations = (getattr(link, "func", None) for link in exception_chain(error))
     operation = next(filter(None, operations), "an operation")
@@ -225,10 +214,7 @@ def _capture_message(error: BaseException, where: str) -> str:
 
 
 def exception_chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception, its cause or else its context, and so on, each exception once.
-
-    Also yields contexts that ``from None`` suppresses.
-    """
+    """Yield an exception and its causes or else contexts, also suppressed ones, each once."""
     link: BaseException | None = error
     seen_ids: set[int] = set()
     while link is not None and id(link) not in seen_ids:
@@ -238,18 +224,14 @@ def exception_chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def user_line_of_error(error: BaseException) -> str | None:
-    """Return the innermost line of the user's or a library's code in an exception's traceback.
-
-    The result is file, line number and text, as from `format_source_line`. None if the traceback
-    contains no such line.
-    """
+    """Return the innermost line of the user's or a library's code in a traceback, if any."""
     return _first_user_line(reversed(list(traceback.walk_tb(error.__traceback__))))
 
 
 def running_user_line(frame: FrameType, *, within: str | None = None) -> str | None:
-    """Return the innermost line of the user's or a library's code on the stack, from `frame` out.
+    """Return the innermost line of the user's or a library's code on the stack, if any.
 
-    The search ends before the first frame of the file `within`. None if it finds no such line.
+    The search ends before the first frame of the file `within`.
     """
     frames = traceback.walk_stack(frame)
     return _first_user_line(takewhile(lambda pair: pair[0].f_code.co_filename != within, frames))

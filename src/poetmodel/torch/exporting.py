@@ -133,10 +133,7 @@ def _export_command(
 ) -> str:
     """Return Python code that repeats the export, if the ``repr`` of each argument is code.
 
-    `options` maps further parameters of `export` to their arguments, all of which are written. The
-    code imports `poetmodel.torch`, but only uses the names ``model``, ``loss_fn``, ``inputs`` and,
-    with an optimizer, ``optimizer``. Whitespace in the ``repr`` of other values than strings
-    becomes single spaces.
+    It uses only the names ``model``, ``loss_fn``, ``inputs`` and ``optimizer``.
     """
     arguments = "" if optimizer is None else ", optimizer=optimizer"
     arguments += "".join(

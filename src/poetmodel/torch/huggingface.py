@@ -58,10 +58,6 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
     def __init__(
         self, *args: Any, ram: str | int, whole_step: bool = False, **options: Any
     ) -> None:
-        """Split `options` into those of `compile` and of the trainer.
-
-        Raises `InputError` if several processes train, or gradients accumulate with `whole_step`.
-        """
         refuse_processes("poetmodel's Trainer", _REMEDY)
         compile_options = {key: options.pop(key) for key in LOOP_OPTIONS.intersection(options)}
         self._options: dict[str, Any] = {"ram": ram, "dynamic": "retrace", **compile_options}
@@ -152,8 +148,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
     ) -> torch.Tensor:
         """Return the loss that ``transformers.Trainer.training_step`` differentiates.
 
-        Calls that method without its backward pass, without the optimizer's ``train()``, and
-        without emptying an accelerator's cache, which reads the step count.
+        Omits its backward pass, the optimizer's ``train()`` and emptying an accelerator's cache,
+        which reads the step count.
         """
         losses: list[torch.Tensor] = []
 

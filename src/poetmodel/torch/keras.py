@@ -174,11 +174,6 @@ class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
     """
 
     def __init__(self, model: Any, final_layer: Any = None) -> None:
-        """Register variables as parameters or buffers, except states of random generators.
-
-        `forward` passes the tensors of these states to the model. In training mode, it skips the
-        activation of `final_layer`, unless that is None.
-        """
         super().__init__()
         # The model is no submodule: its layers read variables, which a capture cannot replace.
         self._call = _make_stateless_call(model, final_layer)

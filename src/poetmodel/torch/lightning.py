@@ -78,11 +78,6 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         precision_plugin: Any = None,
         **options: Unpack[LoopKeywords],
     ) -> None:
-        """Store the options for `compile`, which the first batch calls.
-
-        By default ``dynamic="retrace"``. Raises `TypeError` for an option that `LoopKeywords`
-        lacks, and `InputError` if several processes train, as `refuse_processes`.
-        """
         if unknown_names := options.keys() - LOOP_OPTIONS:
             raise TypeError(f"Strategy: unknown parameters: {join_names(sorted(unknown_names))}")
         refuse_processes("Strategy", _REMEDY)
@@ -200,10 +195,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         other_arguments: list[torch.Tensor],
         accumulated_batches: torch.Tensor,
     ) -> dict[str, Any]:
-        """Return ``loss``, ``returned`` (the result of ``training_step``) and ``logged``.
-
-        `other_arguments` are the arguments after `batch`, as tensors.
-        """
+        """Return ``loss``, ``returned`` (by ``training_step``) and ``logged``."""
         with (
             self._attach_trainer(module) as logged_entries,
             self.precision_plugin.train_step_context(),
@@ -225,8 +217,8 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     def _attach_trainer(self, module: Any) -> Iterator[list[dict[str, Any]]]:
         """Attach the trainer to the module; yield the list to which calls of ``log`` append.
 
-        A value that is no tensor, the epoch and the step count would be constants of the capture:
-        they are refused.
+        Refuses values that would be constants of the capture: values that are no tensors, the epoch
+        and the step count.
         """
         name, trainer = type(module).__name__, self._current_trainer
         log_signature, entries = signature(type(module).log), []

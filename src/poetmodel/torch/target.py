@@ -44,9 +44,6 @@ StepArguments: TypeAlias = (
 def is_target(text: str) -> bool:
     """Return whether a string has the format ``module:function`` or ``path/file.py:function``.
 
-    The text after the last colon must be a Python identifier; the text before it is not checked,
-    but may not be empty.
-
     Examples
     --------
     >>> is_target("train:step"), is_target("train.graph.json")
@@ -219,10 +216,7 @@ def _load_file(path: Path, format_text: str) -> ModuleType:
 
 @contextmanager
 def _raise_input_error(target: str) -> Iterator[None]:
-    """Convert exceptions, also `SystemExit`, to `InputError` with prefix `target` and a line.
-
-    The line is the innermost one of the user's or a library's code.
-    """
+    """Convert exceptions, also `SystemExit`, to `InputError` with prefix `target` and a line."""
     try:
         yield
     except InputError:

@@ -144,7 +144,6 @@ class Front:
         accesses: Sequence[Access] = (),
         assigned_buffers: Sequence[tuple[torch.nn.Module, str]] = (),
     ) -> None:
-        """Make the function that Dynamo traces; nothing is captured yet."""
         self.name, self.model, self.loss_fn = name, model, loss_fn
         self.values: Values | None = None
         """Values that Python reads of tensors, by kind; None as long as nothing is read."""
@@ -171,8 +170,7 @@ class Front:
     def record_readings(self, batch: Sequence[Any]) -> None:
         """Record what Python reads in an eager forward pass, whose effects the caller undoes.
 
-        Later captures and calls are those for the recorded values. The first call of this method
-        invalidates captures without readings.
+        Later captures and calls are for these values; captures without readings are invalid.
         """
         recorded: Values = empty_readings()
         old_values, self.values = self.values, recorded
@@ -188,11 +186,7 @@ class Front:
             self._make_function()
 
     def capture(self, batch: Sequence[Any]) -> Capture:
-        """Return the capture that is valid for a batch, captured now if there is none.
-
-        Executes nothing, and changes no state. Raises `CaptureError` with Dynamo's reason and the
-        line if the step cannot be captured.
-        """
+        """Return the valid capture for a batch, or make one; executes nothing, changes no state."""
         self._execute = None
         try:
             # An error that is raised need not be logged with its traceback too.
@@ -226,7 +220,7 @@ class Front:
         """Execute a step by `execute` on the capture whose guards hold; return loss and outputs.
 
         Afterwards Dynamo replays the side effects of the model. Raises `Changed` if no capture is
-        valid, and the errors of `execute`.
+        valid.
         """
         results: tuple[torch.Tensor, ...] = self._call(batch, execute)[0]
         return results

@@ -64,7 +64,7 @@ def capture_settings() -> Iterator[None]:
 def _plain_cudnn_flags() -> Iterator[None]:
     """Context manager in which ``torch.backends.cudnn.flags`` has no effect, as on the CPU.
 
-    Dynamo cannot trace it, and ``torch.compiler.substitute_in_graph`` refuses functions of PyTorch.
+    Dynamo cannot trace it, and ``substitute_in_graph`` refuses functions of PyTorch.
     """
     flags = torch.backends.cudnn.flags
     torch.backends.cudnn.flags = _no_flags
@@ -86,7 +86,7 @@ def example_value(node: fx.Node) -> Any:
 
 
 def calling_modules(node: fx.Node) -> list[int]:
-    """Return the ``id`` of each module that is being called where a node was made, outermost first.
+    """Return the ``id`` of each module being called where a node was made, outermost first.
 
     Keys of Dynamo's stack are these numbers as text, in some releases with an ending.
     """
@@ -101,10 +101,7 @@ _FRAME: Final = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+), in')
 
 
 def failed_guards(text: str) -> list[tuple[str, str, int]]:
-    """Return (guard, end of the file's path, line) of each failed guard in a message of Dynamo.
-
-    The path is "" and the line 0 if the message has none.
-    """
+    """Return (guard, end of path or "", line or 0) of each failed guard in Dynamo's message."""
     guards = []
     for match in _GUARD.finditer(text):
         guard = match["guard"].strip()

@@ -109,12 +109,7 @@ def _plain(value: Any) -> Any:
 class Readings(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
     """Answers what Python reads in a forward pass, and collects the tensors that were read.
 
-    Parameters
-    ----------
-    values : dict
-        Recorded values by kind; a pass in eager mode records those that are missing.
-    tensors : dict
-        Gets the tensors that are read, by kind.
+    `values` and `tensors` are by kind; an eager pass records missing values.
     """
 
     def __init__(self, values: Values, tensors: Tensors) -> None:
@@ -272,9 +267,7 @@ def find_readings(
 ) -> tuple[Reading, ...]:
     """Return the readings of a graph that inputs, buffers or parameters decide.
 
-    Raises `CaptureError` for a reading of a random number, and for one that depends on parameters
-    and is no test for finite numbers. `find_line` returns the line of the user's code, given the
-    frames of a stack.
+    Refuses random numbers, and parameters except in tests for finite numbers.
     """
     graph = graph_module.graph
     placeholders = graph.find_nodes(op="placeholder")
@@ -373,7 +366,6 @@ class ReadingCheck:
     """Computes readings of inputs and buffers before a step."""
 
     def __init__(self, graph_module: fx.GraphModule, readings: Sequence[Reading]) -> None:
-        """Copy the part of the graph that the readings need; those at the end are left out."""
         self._readings = [reading for reading in readings if not reading.is_late]
         source, graph = graph_module.graph, fx.Graph()
         needed: set[fx.Node] = set()
@@ -388,10 +380,7 @@ class ReadingCheck:
         self._module = fx.GraphModule(graph_module, graph)
 
     def find_change(self, tensors: Sequence[torch.Tensor]) -> str:
-        """Return a text for the first reading that has changed; "" if there is none.
-
-        `tensors` are the current inputs of the graph.
-        """
+        """Return a text for the first reading that has changed; "" if there is none."""
         if not self._readings:
             return ""
         try:

@@ -59,17 +59,13 @@ class Assumptions:
 class Guards:
     """Checks whether a captured step is valid for a call, by properties of state and inputs.
 
-    The properties must be those at construction. Values that Python code read must be those of the
-    capture. Construction and checks raise `CaptureError` if no compiled step supports the call: in
-    inference mode, for inputs that require a gradient and were computed from other tensors, and for
-    gradient hooks of parameters, buffers or inputs.
+    They must be those at construction, and values that Python code read those of the capture.
+    Construction and checks raise `CaptureError` if no compiled step supports the call: in inference
+    mode, for inputs computed from other tensors that require a gradient, and for gradient hooks of
+    parameters, buffers or inputs.
     """
 
     def __init__(self, joint: Joint) -> None:
-        """Record the current assumptions of a captured step for the inputs of its capture.
-
-        Raises `CaptureError` as `_collect_assumptions` does.
-        """
         self._joint = joint
         named_modules = tuple(joint.module.named_modules())
         self._module_names = tuple(format_path(path) or "the model" for path, _ in named_modules)
@@ -115,10 +111,8 @@ class Guards:
     def hold(self, inputs: Sequence[Any]) -> bool:
         """Return whether the step is valid for flat inputs and the current state.
 
-        Compares Python values, constant tensors, then `Assumptions`, then values that Python code
-        read from tensors, and returns False at the first difference. If Python values and constant
-        tensors are unchanged, raises `CaptureError` for a call that no compiled step supports.
-        `PythonGuards.hold` stores current plain values for later checks.
+        If Python values and constant tensors are unchanged, raises `CaptureError` for a call that
+        no compiled step supports. `PythonGuards.hold` stores current plain values for later checks.
         """
         joint = self._joint
         return (
@@ -131,9 +125,8 @@ class Guards:
     def differences(self, inputs: Sequence[Any]) -> Iterator[str]:
         """Yield a text for each difference of flat inputs and state from those at compilation.
 
-        After a replaced, added or removed module, or a missing parameter or buffer, further
-        differences are omitted. Values that Python code read from tensors are only compared if all
-        else is equal. Raises `CaptureError` if no compiled step supports the call.
+        Differences that follow from missing modules or tensors are omitted. Raises `CaptureError`
+        if no compiled step supports the call.
         """
         compiled_assumptions, current_assumptions = (
             self.compiled_assumptions,
@@ -184,8 +177,7 @@ class Guards:
         """Return, for each input, the index of the first changed tensor that overlaps it, or None.
 
         Changed tensors are the parameters and buffers, then the inputs, that the step may change.
-        An input that is itself a changed tensor overlaps itself. None also for an input that is no
-        plain tensor. Empty if there is no changed tensor.
+        Empty if there is none.
         """
         if not self._changed_names:
             return ()
@@ -218,10 +210,7 @@ class Guards:
                 yield name
 
     def _module_differences(self, current_assumptions: Assumptions) -> Iterator[str]:
-        """Yield a text for changed training modes, each module with changed hooks, and autocast.
-
-        The text for training modes names no module.
-        """
+        """Yield a text for changed training modes, each module with changed hooks, and autocast."""
         compiled_assumptions = self.compiled_assumptions
         # The first module wraps the model and its loss, and never changes.
         if compiled_assumptions.training[1:] != current_assumptions.training[1:]:
@@ -235,12 +224,7 @@ class Guards:
             yield "autocast is on around the step: use it inside the model and the loss"
 
     def _collect_assumptions(self, inputs: Sequence[Any]) -> Assumptions:
-        """Return the current assumptions of a step on flat inputs.
-
-        Raises `CaptureError` as `refuse_inference_mode` and `refuse_inputs` do. Also raises it for
-        gradient hooks of parameters and buffers, unless modules were added, removed or replaced, or
-        a parameter or buffer is missing.
-        """
+        """Return the current assumptions of a step on flat inputs; refuses unsupported calls."""
         joint = self._joint
         modules = tuple(joint.module.modules())
         module_attributes = [module.__dict__ for module in modules]
@@ -301,9 +285,7 @@ def _constant_holders(
 ) -> Iterator[tuple[dict[str, Any], str, str, torch.Tensor]]:
     """Yield (attributes, key, name, tensor) of each attribute or global that is a constant tensor.
 
-    Constant tensors are those of `joint`, by identity. The attributes are the ``__dict__`` of one
-    of `modules`, without submodules, or of an imported Python module, unless its type is a subclass
-    of ``ModuleType``. `names` are the display names of `modules`.
+    Attributes are those of `modules`, whose display names are `names`, and of Python modules.
     """
     constants = {
         id(value) for value in map(joint.value, joint.arguments_of(InputKind.CONSTANT_TENSOR))
@@ -367,12 +349,10 @@ def _hook_error(step_name: str, tensor_names: Sequence[str]) -> str:
 
 
 def _guarded_properties(value: Any) -> Any:
-    """Return the properties that guards compare.
+    """Return the properties that guards compare: of a plain tensor its layout, not its values.
 
-    Those of a plain tensor are (shape, dtype, strides, device, whether it requires a gradient),
-    not its values. Those of any other object are (type, text): by the text NaN equals itself, and
-    by the type 1 differs from 1.0. The text is the `repr`, except for tensors that are not plain
-    (`is_plain`): it then has class and layout.
+    Those of any other object are (type, text): by the text NaN equals itself, and by the type 1
+    differs from 1.0.
     """
     if not isinstance(value, torch.Tensor):
         return (type(value), repr(value))
@@ -405,9 +385,7 @@ def _property_differences(
 def _describe_replaced(names: Sequence[str], old_ids: Sequence[int], new_ids: Sequence[int]) -> str:
     """Return a text with names of replaced or removed modules, given the ``id`` of each module.
 
-    `names` are those of the old modules. They are compared with new modules by position if there
-    are equally many, otherwise by whether `new_ids` contains their ``id``. If none was replaced or
-    removed, the text states that modules were added.
+    Compares by position if there are equally many modules, otherwise by presence.
     """
     if len(old_ids) == len(new_ids):
         replaced_names = [

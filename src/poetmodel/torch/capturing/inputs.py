@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 
 
 def _convert_mappings(inputs: Any) -> Any:
-    """Return inputs with mappings of any type, at any depth, converted to dicts.
-
-    Other nestings that ``torch.utils._pytree`` flattens, such as tuples, keep their types.
-    """
+    """Return inputs with mappings at any depth converted to dicts; tuples keep their types."""
     return _pytree.tree_map(
         lambda value: (
             {key: _convert_mappings(item) for key, item in value.items()}
@@ -69,10 +66,9 @@ def unflatten(flat: Sequence[Any], spec: Any) -> tuple[Any, ...]:
 def copy_inputs(inputs: Inputs) -> Inputs:
     """Return inputs with a detached copy of each tensor; ``requires_grad`` is unchanged.
 
-    Each copy has memory of its own, because a batch is often a view of a larger tensor, and two
-    inputs may share one storage. A list becomes a tuple, and a mapping a tuple of one dict, sorted
-    by name; mappings inside become dicts. Values that are no tensors are not copied. Anything but a
-    tuple, list or mapping, also a single tensor, is returned itself, without a copy.
+    Each copy has memory of its own: a batch is often a view of a larger tensor, and inputs may
+    share one. A list becomes a tuple, a mapping a tuple of one dict, sorted by name. Anything but a
+    tuple, list or mapping is returned itself.
     """
     if not isinstance(inputs, tuple | list | Mapping):
         return inputs
@@ -87,11 +83,7 @@ def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def input_names(spec: Any, *, by_name: bool) -> tuple[str, ...]:
-    """Return the name of each flat input for display: ``inputs[POSITION]``.
-
-    The position is that among all flat inputs. With `by_name`, `spec` is that of named inputs, and
-    a name is the key with the path in its value, such as ``masks['causal']``.
-    """
+    """Return the name of each flat input for display: ``inputs[0]``, or ``masks['causal']``."""
     count = spec.num_leaves
     if not by_name:
         return tuple(f"inputs[{position}]" for position in range(count))
@@ -117,12 +109,8 @@ def _find_signature(model: torch.nn.Module) -> inspect.Signature | None:
 def takes_keywords(model: torch.nn.Module, arguments: Inputs) -> bool:
     """Return whether a model gets the items of its only argument, a mapping, as keywords.
 
-    True if `arguments` is a mapping. Also true for a tuple of one mapping, if ``forward`` takes no
-    positional arguments, or if all keys (at least one) are parameters of ``forward`` and there is
-    more than one key or parameter, so that no single name matches by chance. If ``forward`` takes
-    ``**kwargs`` besides named parameters, one key that is a parameter suffices instead of all; the
-    condition on the numbers of keys and parameters remains. False for a tuple if the signature of
-    ``forward`` is unknown.
+    A mapping in a tuple counts if ``forward`` has no positional arguments, or if the keys are its
+    parameters: with more than one key or parameter, so that no single name matches by chance.
     """
     if isinstance(arguments, Mapping):
         return True
@@ -161,10 +149,7 @@ def refuse(name: str, errors: Iterable[str]) -> None:
 def step_errors(model: torch.nn.Module, loss_fn: object, inputs: Inputs) -> Iterator[str]:
     """Yield each error of a step that is detectable without executing the step.
 
-    Checks in this order that gradients are on, the modules, `loss_fn`, the inputs, parameters and
-    buffers, the signature of ``forward``, and that a parameter requires a gradient. Tensors without
-    elements are left to `empty_input_errors`. Callers stop at the first error, because later checks
-    may then raise other exceptions.
+    Callers stop at the first error, because later checks may then raise other exceptions.
     """
     if not torch.is_grad_enabled():
         yield "gradients are off (torch.no_grad, for example): capture a training step with them on"
@@ -199,10 +184,7 @@ def empty_input_errors(inputs: Inputs) -> Iterator[str]:
 
 
 def _tensor_errors(path: str, tensor: torch.Tensor) -> Iterator[str]:
-    """Yield an error if a parameter or buffer is lazy, or strided but not plain (`is_plain`).
-
-    Other layouts, such as sparse ones, yield no error here.
-    """
+    """Yield an error if a parameter or buffer is lazy, or strided but not plain (`is_plain`)."""
     if torch.nn.parameter.is_lazy(tensor):
         yield (
             f"{path} has no shape yet, as in every lazy module; call the model once on inputs first"
@@ -215,10 +197,7 @@ def _tensor_errors(path: str, tensor: torch.Tensor) -> Iterator[str]:
 
 
 def _module_errors(path: str, module: torch.nn.Module) -> Iterator[str]:
-    """Yield errors of a module that is compiled, scripted or a parallel wrapper.
-
-    Also yields an error if its ``forward`` is compiled. Submodules are not checked.
-    """
+    """Yield errors of a compiled or scripted module, compiled ``forward`` or parallel wrapper."""
     kinds = [kind.__name__ for kind in type(module).__mro__]
     subject = f"module {path!r} is" if path else "the model is"
     is_wrapper = "OptimizedModule" in kinds
@@ -254,10 +233,7 @@ def _is_compiled(function: object) -> bool:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is strided, not nested, and not of a class with own operators.
-
-    Such a class defines ``__torch_dispatch__``.
-    """
+    """Return whether a tensor is strided, not nested, and without ``__torch_dispatch__``."""
     has_standard_dispatch = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
     return has_standard_dispatch and tensor.layout == torch.strided and not tensor.is_nested
 
@@ -265,9 +241,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 def input_errors(inputs: object) -> Iterator[str]:
     """Yield the errors of inputs that a step does not support.
 
-    Yields one error for an unsupported container, otherwise one for the first name that is no
-    string. Otherwise yields the errors of each value, or one error if there are no inputs. A value
-    must be a plain tensor (`is_plain`), a str, int, float or None, and not of a class of NumPy.
+    A value must be a plain tensor, str, int, float or None, and not of a class of NumPy.
     """
     if not isinstance(inputs, tuple | list | Mapping):
         yield (
@@ -310,8 +284,7 @@ def input_errors(inputs: object) -> Iterator[str]:
 def _call_errors(model: torch.nn.Module, inputs: Inputs, *, has_no_loss_fn: bool) -> Iterator[str]:
     """Yield an error if ``forward`` cannot be called with the inputs.
 
-    With a loss_fn the last input is the target, which ``forward`` does not get. Yields none if the
-    signature is unknown, or the model has pre-hooks, which may change the arguments.
+    Yields none for unknown signatures and models with pre-hooks, which may change arguments.
     """
     signature = _find_signature(model)
     if signature is None or model._forward_pre_hooks:  # noqa: SLF001 - hooks may change arguments
@@ -342,9 +315,7 @@ _CONSTANT_TYPES: Final = (
 def find_loss(name: str, output: Any) -> Any:
     """Return the loss of an output: its item or attribute ``loss``, its first item, or itself.
 
-    Raises `CaptureError`, whose message begins with `name`, if ``loss`` is None, no tensor, or
-    missing in a mapping. First items are those of tuples and lists without this attribute; an empty
-    one is returned itself. A first item, or the output itself, may be any object.
+    A first item, or the output itself, may be any object. `name` begins error messages.
     """
     is_mapping = isinstance(output, Mapping)
     if is_mapping:
@@ -367,10 +338,8 @@ def find_loss(name: str, output: Any) -> Any:
 class OutputStructure:
     """The structure of a model's output around its loss and other tensors.
 
-    Tuples, lists, dataclasses and the attributes of the output itself are rebuilt; mappings that
-    are no dataclasses become dicts. A dataclass is rebuilt from its ``__init__`` fields. Numbers,
-    strings and other `_CONSTANT_TYPES` are those of the capture. Any other object, such as the
-    cache of a language model, becomes None.
+    Mappings become dicts; a dataclass is rebuilt from its ``__init__`` fields. `_CONSTANT_TYPES`
+    are those of the capture. Any other object, such as the cache of a language model, becomes None.
     """
 
     names: tuple[str, ...]
@@ -408,18 +377,12 @@ class OutputStructure:
         return structure, [tensor for *_, tensor in further_leaves]
 
     def build(self, loss: torch.Tensor, other_tensors: Sequence[torch.Tensor]) -> Any:
-        """Return an output of this structure with `loss` and other tensors.
-
-        `other_tensors` are in the order of `names`.
-        """
+        """Return an output of this structure; `other_tensors` are in the order of `names`."""
         values = (loss, *other_tensors)
         return self._builder(values[position] for position in self._positions)
 
     def tensors_by_name(self, output: Any) -> dict[str, torch.Tensor]:
-        """Return the tensors in an output of this structure by name; the loss has the name "".
-
-        Names are assigned by position. There is no "" if the structure does not contain the loss.
-        """
+        """Return an output's tensors by name, assigned by position; the loss has the name ""."""
         leaves: Leaves = []
         _collect_tensors(output, "", leaves)
         names = ("", *self.names)
@@ -439,8 +402,7 @@ def follow(output: Any, access: Access) -> Any:
 def _collect_tensors(value: Any, path: str, leaves: Leaves, access: Access = ()) -> Builder:
     """Append a value's tensors, with path and steps, to `leaves`; return the value's builder.
 
-    `path` and `access` are those of the value in the output, empty for the output itself. From an
-    iterator over new tensors, the builder makes the value again by the rules of `OutputStructure`.
+    From an iterator over new tensors, the builder makes the value again.
     """
     if isinstance(value, torch.Tensor):
         leaves.append((path or "tensor", access, value))

@@ -259,11 +259,8 @@ def _record_python_reads(
 ) -> None:
     """Execute an eager forward pass on copies of the inputs; record the Python values it reads.
 
-    `python_reads` records these, and `state_changes` the values that the pass sets. If it sets any,
-    up to two more passes are executed. Restores tensors that the passes write, the state of
-    `snapshot` and `state_changes`, and PyTorch's random state on the CPU. Warnings, and an error in
-    the first pass, are ignored, because the capture that follows raises the error. Raises
-    `CaptureError` if each forward pass changes Python state, and the errors of further passes.
+    Up to two more passes if it sets any. Restores tensors, modules, Python and random state. The
+    capture that follows raises the error of the first pass.
     """
     written_tensors = WrittenTensors(captured_module.buffers())
 
@@ -299,11 +296,8 @@ def _try_export(
 ) -> tuple[fx.GraphModule, KnownValues] | None:
     """Return (joint graph, known values); None if the export failed and must be repeated.
 
-    It must be repeated after the first error that leaves tensors of the capture in objects outside
-    of modules: `leftovers` then registers these holders. It must also be repeated after the first
-    error of an unknown value: ``checks.records_tests`` is then set. Any other error is raised.
-    Restores `snapshot` after each error. `annotate` returns a context manager around the export;
-    `uses_onednn` is for `make_fake_mode`.
+    It is repeated once for tensors left in objects, then registered in `leftovers`, and once for an
+    unknown value (``checks.records_tests``). Errors restore `snapshot`.
     """
     values = KnownValues()
     context = TracingContext(make_fake_mode(values, uses_onednn=uses_onednn))
@@ -342,14 +336,9 @@ def _wrap_with_loss(
 ) -> tuple[torch.nn.Module, AssignedBuffers]:
     """Return (module that computes the loss from flat inputs, tracker of its assigned buffers).
 
-    `name` is that of the step in messages, `spec` the nesting of the flat inputs. With `loss_fn`,
-    the last input is only its target; without it, the model receives all inputs. With
-    `uses_keywords`, the model receives only the first input, a mapping, by name. `find_loss`, which
-    may raise `CaptureError`, finds the loss in the output of `loss_fn`, or else of the model. If
-    `output_structures` is a list, the module returns the loss and all tensors of the model's output
-    except the loss, detached; each forward pass replaces the list's content by the structure of the
-    output. If forward tests for finite numbers and `checks` record this, the last result is that of
-    the checks.
+    With `loss_fn`, the last input is only its target. If `output_structures` is a list, each pass
+    replaces its content, and the module also returns all other tensors, detached. The last result
+    is that of recorded `checks`.
     """
 
     class FlatModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
@@ -363,11 +352,9 @@ def _wrap_with_loss(
             self.training = model.training
 
         def forward(self, *flat_inputs: Any) -> Any:
-            """Return (loss, *other tensors of the output, result of checks) for flat inputs.
+            """Return (loss, *other tensors, result of checks), or the loss itself if alone.
 
-            The result of checks is one tensor, omitted if no test was recorded. Other tensors are
-            detached, and the structure of the output replaces the content of `output_structures`.
-            If that is None, other tensors are omitted, and a loss without tests is returned alone.
+            Replaces the content of `output_structures`; None there omits other tensors.
             """
             with assigned_buffers.track_pass(), checks.record_tests():
                 inputs = unflatten(flat_inputs, spec)
@@ -389,9 +376,7 @@ def _wrap_with_loss(
 def _capture_errors(joint: Joint) -> Iterator[str]:
     """Yield each reason to refuse a captured step: its loss, no gradient at all, or an operation.
 
-    Refused operations take an object such as a random generator, make a sparse tensor, or change a
-    tensor in place. Callers stop at the first reason, because later checks may then raise other
-    exceptions.
+    Callers stop at the first reason: later checks may then raise other exceptions.
     """
     losses = [result.node.meta["val"] for result in joint.results if result.kind is OutputKind.LOSS]
     if len(losses) != 1 or losses[0].numel() != 1:

@@ -36,18 +36,15 @@ LOCATION: Final = "poetmodel.place"
 
 
 def format_path(path: str) -> str:
-    """Return a path in the captured module relative to the user's module, for display.
+    """Return a path relative to the user's module, for display: "" for the module itself.
 
-    Returns "" for the user's module itself, and paths in a loss module unchanged.
+    Paths in a loss module are unchanged.
     """
     return path.removeprefix(BODY).lstrip(".")
 
 
 def location_suffix(node: fx.Node) -> str:
-    """Return " in MODULE at LINE" of a node for messages; "" if the module is unknown.
-
-    An unknown line is omitted.
-    """
+    """Return " in MODULE at LINE" of a node for messages; "" if the module is unknown."""
     notes = node.meta.get("custom") or {}
     path = format_path(notes.get(ANNOTATION, ""))
     location = notes.get(LOCATION) or (f"module {path!r}" if path else "")
@@ -139,14 +136,12 @@ class OutputSpec:
 
 
 class Lookup:
-    """Finds the tensors at fixed paths in a module, such as ``layers.0.weight``.
+    """Finds the current tensors at fixed paths in a module, such as ``layers.0.weight``.
 
-    Each call finds the current objects, because modules and tensors may be replaced between calls.
-    A call looks up each module path once, for speed.
+    Modules and tensors may be replaced between calls. A call looks up each module path once.
     """
 
     def __init__(self, paths: Sequence[str]) -> None:
-        """Split the paths into names of modules and tensors; no module is read yet."""
         self._tensors = [path.rpartition(".")[::2] for path in paths]
         """(path of the module, name in it) of each tensor."""
         split_owners = [owner.split(".") for owner, _ in self._tensors if owner]
@@ -157,10 +152,9 @@ class Lookup:
         """(path, path of its parent, name in the parent) of each module on the paths."""
 
     def __call__(self, module: torch.nn.Module) -> list[torch.Tensor]:
-        """Return the current tensors, in the order of the paths.
+        """Return the current tensors, in the order of the paths; some may be None.
 
-        A parameter or buffer that was set to None is returned as None. Raises `AttributeError` if a
-        path no longer exists.
+        Raises `AttributeError` if a path no longer exists.
         """
         modules = {"": module}
         for path, owner, name in self._modules:
@@ -367,9 +361,7 @@ def input_specs(
 ) -> Iterator[InputSpec]:
     """Yield the inputs of a captured graph: placeholders, then constant tensors, in graph order.
 
-    `name` is that of the step in messages, `names` those of the flat inputs. Other objects that the
-    graph reads by ``get_attr`` are omitted. Raises `CaptureError` for a kind of placeholder that is
-    not supported.
+    `name` is that of the step in messages, `names` those of the flat inputs.
     """
     for node in graph_module.graph.find_nodes(op="placeholder"):
         descriptor = node.meta["desc"]
@@ -399,10 +391,8 @@ def output_specs(
 ) -> Iterator[OutputSpec]:
     """Yield the outputs of a captured graph in its order, except None, such as absent gradients.
 
-    Without `structure`, the module's outputs are losses; with it, the first output is the loss, and
-    further outputs have the paths in ``structure.names``. With `has_check`, the last of the
-    module's outputs is a check for finite numbers. Raises `CaptureError` for a loss that is no
-    tensor, and for a kind of output that is not supported.
+    Without `structure`, the module's outputs are losses; with it, only the first. With `has_check`,
+    the last of them is a check for finite numbers.
     """
     argument_of = {
         argument.node.meta["desc"]: argument
@@ -442,11 +432,7 @@ def output_specs(
 
 
 def _unsupported_message(name: str, direction: str, descriptor: object) -> str:
-    """Return the message for an AOTAutograd input or output of a kind that is not supported.
-
-    It names `direction` (``input`` or ``output``) and the class of `descriptor`. For an effect
-    token, it states instead that an operation with an effect cannot be repeated.
-    """
+    """Return the message for an unsupported input or output (`direction`) of AOTAutograd."""
     if "Token" in type(descriptor).__name__:
         return (
             f"{name}: the step has an operation with an effect (it prints, for example), which "

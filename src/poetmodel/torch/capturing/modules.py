@@ -35,15 +35,13 @@ if TYPE_CHECKING:
 class ModuleSnapshot:
     """A snapshot of the state of a step's modules, to be restored after forward passes.
 
-    Covers attributes, hooks, submodules, parameters, buffers and modes; the content of each dict,
-    list, set, deque and user object (`is_user_object`) to which a module refers, directly, through
-    another of these objects or through a tuple; ``requires_grad``, hooks and attributes of
-    parameters and buffers; PyTorch's global module hooks; classes of modules, which
-    parametrizations change. Values of tensors are not covered.
+    Covers attributes, hooks, submodules, classes and modes; containers and user objects
+    (`is_user_object`) to which a module refers, also indirectly; ``requires_grad``, hooks and
+    attributes of parameters and buffers; PyTorch's global module hooks. Values of tensors are not
+    covered.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        """Take the snapshot of `model`, submodules, containers, hooks and tensors (no values)."""
         self._modules = dict(model.named_modules())
         self._classes = [(module, type(module)) for module in self._modules.values()]
         self._tensors = [_TensorState(tensor) for tensor in (*model.parameters(), *model.buffers())]
@@ -63,10 +61,7 @@ class ModuleSnapshot:
     def _containers_of(self, path: str, module: torch.nn.Module) -> Iterator[_Container]:
         """Yield the attributes of a module, and containers and user objects reachable from them.
 
-        A user object, or a module that is no submodule, is yielded as the dict of its attributes.
-        Each has `path` and, except the attributes of `module`, the name of the attribute that leads
-        to it. Objects visited before are omitted. Adds to `_owners` the owner of each dict of
-        attributes.
+        Omits objects visited before. Adds to `_owners` the owner of each dict of attributes.
         """
         visited_ids = self._visited_ids  # containers of several modules are yielded once
         attributes = vars(module)
@@ -89,11 +84,7 @@ class ModuleSnapshot:
             pending += [(key, item) for item in items if not isinstance(item, _PLAIN_TYPES)]
 
     def instances_of(self, types: tuple[type, ...]) -> Iterator[Any]:
-        """Yield the instances of `types` that are items or attributes in the snapshot.
-
-        Items of tuples in these containers are included. An object in several containers is
-        yielded several times.
-        """
+        """Yield items and attributes of `types` in the snapshot, once for each container."""
         for container in self._containers:
             pending = list(container.values())
             while pending:
@@ -104,13 +95,11 @@ class ModuleSnapshot:
                     pending += value
 
     def contents(self) -> Iterator[tuple[str, str, Any, Any, bool]]:
-        """Yield each container of the modules, without those of PyTorch's global hooks.
+        """Yield (module path, attribute, holder, content, `is_owner`) of each container.
 
-        Containers are dicts, lists, sets, deques, and the attributes of modules and user objects.
-        Yields (module path, attribute, holder, content in the snapshot, `is_owner`). The attribute
-        is that by which the module refers to the holder, directly or not, and empty if the holder
-        is the module. With `is_owner` the content is the attributes of the holder, otherwise its
-        items.
+        Omits PyTorch's global hooks. The attribute leads from the module to the holder, and is
+        empty for the module itself. With `is_owner` the content is the attributes of the holder,
+        otherwise its items.
         """
         for container in self._containers[self._n_global_containers :]:
             owner = self._owners.get(id(container.value))
@@ -134,13 +123,9 @@ class ModuleSnapshot:
     ) -> tuple[tuple[str, str], ...]:
         """Restore the snapshot; return (path, attribute) of each discarded content with a tensor.
 
-        The content is the value of an attribute, or all items of a container to which it refers.
-        The pairs are sorted. Attributes that every module has, or that modules derive from
-        parameters, are omitted. With `keeps_new`, new attributes without tensors remain.
-
-        With `is_capturing`, a forward pass of a capture begins, for which PyTorch has replaced
-        parameters and buffers and may have set hooks. Then the replacements are retained. Hooks of
-        modules become those before the first such pass since the last restoration without
+        With `keeps_new`, new attributes without tensors remain. With `is_capturing`, a forward pass
+        of a capture begins: parameters and buffers that PyTorch has replaced are retained, and
+        hooks of modules become those before the first such pass since the last restoration without
         `is_capturing`.
         """
         is_first_pass = is_capturing and self._is_before_first_pass
@@ -189,19 +174,15 @@ class _Container:
         return _has_same_objects(copy_content(self.value), self.old_content)
 
     def record_first_pass(self) -> None:
-        """Record the content before the first forward pass, which the capture may have set.
-
-        Has an effect only for attributes that every module has.
-        """
+        """Record the content before the first forward pass, which the capture may have set."""
         if self.key in OWN_ATTRIBUTES:
             self._first_pass_content = copy_content(self.value)
 
     def restore(self, *, is_capturing: bool, keeps_new: bool = False) -> list[tuple[str, str, Any]]:
         """Restore the snapshot; return (path, attribute, replaced value or content) of each change.
 
-        With `is_capturing`, parameters and buffers are left unchanged, and other attributes that
-        every module has, such as hooks, get the content that `record_first_pass` recorded since the
-        last restoration without `is_capturing`, if any, instead of the snapshot's.
+        With `is_capturing`, parameters and buffers stay, and other attributes that every module has
+        get the content of `record_first_pass`.
         """
         if is_capturing and self.key in _REPLACED_ATTRIBUTES:
             return []
@@ -279,8 +260,7 @@ _REPLACED_ATTRIBUTES: Final = ("_parameters", "_buffers")
 def is_user_object(value: Any) -> bool:
     """Return whether an object has a ``__dict__``, and a class not of Python, PyTorch or NumPy.
 
-    Other packages count as the user's. True for instances of `UserDict` and `UserList`, False for
-    functions, classes and Python modules.
+    Instances of `UserDict` and `UserList` count; functions, classes and Python modules do not.
     """
     if isinstance(value, UserDict | UserList):
         return True
@@ -293,16 +273,12 @@ def is_user_object(value: Any) -> bool:
 class AssignedBuffers:
     """Finds buffers that the forward pass assigns instead of changing them in place.
 
-    A capture records changes of a buffer's tensor, but not the assignment of another tensor.
-    Therefore the new value of a registered buffer is copied into its tensor at the end of the
-    forward pass. The pass itself reads a copy, because the backward pass needs the old value.
+    A capture does not record such an assignment. Therefore the new value of a registered buffer is
+    copied into its tensor at the end of the forward pass. The pass itself reads a copy, because the
+    backward pass needs the old value. `name` is that of the step in messages.
     """
 
     def __init__(self, model: torch.nn.Module, *, name: str) -> None:
-        """Store the modules of `model`, and no values of buffers; no buffer counts as assigned.
-
-        `name` is that of the step in messages.
-        """
         self._model = model
         self._modules = dict(model.named_modules())
         self._name = name
@@ -313,10 +289,9 @@ class AssignedBuffers:
         """Called before each forward pass; no call if None."""
 
     def register_assigned(self) -> bool:
-        """Register the buffers that forward has assigned, so that later passes copy new values.
+        """Register the buffers that forward assigned, so that later passes copy their new values.
 
-        Returns whether one was not registered before. Raises `CaptureError` if an assigned buffer
-        shares its memory with another buffer, or is one tensor under two names.
+        Returns whether any is new.
         """
         has_new = not self._registered_buffers.issuperset(self._assigned_buffers)
         buffers = self._current_buffers()
@@ -338,13 +313,8 @@ class AssignedBuffers:
     def track_pass(self) -> Iterator[None]:
         """Context manager around a forward pass: records which buffers the pass assigns.
 
-        Calls `before_forward` first. During the pass, the modules have copies of registered buffers
-        (`register_assigned`). After a pass without an error, their new values are copied into the
-        old tensors. At the end, also after an error, the modules have the old tensors again. Other
-        buffers retain the assigned tensors. Raises `CaptureError` if forward assigns a buffer a
-        value of another shape or dtype, one that requires a gradient, or None; if it adds or
-        removes a buffer, alone or with a module; or if it creates, assigns or removes a parameter,
-        or changes the number of its gradient hooks.
+        Registered buffers are copies during the pass; then their new values are copied into the old
+        tensors, which return also after an error. Other buffers retain the assigned tensors.
         """
         if self.before_forward is not None:
             self.before_forward()
@@ -373,10 +343,7 @@ class AssignedBuffers:
                 self._set_buffer(path, key, old_buffers[path, key])
 
     def _current_parameters(self) -> Mapping[tuple[str, str], tuple[torch.Tensor, int]]:
-        """Return (tensor, number of gradient hooks) of each parameter, by (module path, name).
-
-        Modules that forward added are included, parameters that are None omitted.
-        """
+        """Return (tensor, number of gradient hooks) of each parameter, by (module path, name)."""
         return {
             (path, key): (tensor, sum(len(getattr(tensor, name) or ()) for name in _TENSOR_HOOKS))
             for path, module in self._model.named_modules()
@@ -401,11 +368,7 @@ class AssignedBuffers:
                 raise CaptureError(self._format_error(path, key, error, kind="parameter"))
 
     def _current_buffers(self) -> Mapping[tuple[str, str], torch.Tensor]:
-        """Return each buffer by (path of the module, name).
-
-        Includes modules that forward added, and a buffer with two names twice. Omits buffers that
-        are None.
-        """
+        """Return each buffer by (module path, name), one with two names twice."""
         return {
             (path, key): buffer
             for path, module in self._model.named_modules()
@@ -419,10 +382,7 @@ class AssignedBuffers:
     def _check_new_value(
         self, path: str, key: str, old_tensor: torch.Tensor, new_tensor: torch.Tensor | None
     ) -> None:
-        """Raise `CaptureError` if a new value cannot replace the old one.
-
-        It cannot if it is None, differs in shape or dtype, or requires a gradient.
-        """
+        """Refuse a new value that is None, of another shape or dtype, or requires a gradient."""
         if new_tensor is None:
             error = "is removed in forward; retain it, and change its values"
         elif new_tensor.shape != old_tensor.shape or new_tensor.dtype != old_tensor.dtype:
@@ -455,11 +415,7 @@ def copy_content(value: Any) -> Any:
 
 
 def _has_same_objects(content_a: Any, content_b: Any) -> bool:
-    """Return whether two dicts, or two other containers, have identical objects in equal order.
-
-    Of dicts, keys and values are compared, also by identity. Either both arguments must be dicts,
-    or neither.
-    """
+    """Return whether two dicts, or two other containers, have identical objects in equal order."""
     if isinstance(content_a, dict):
         content_a, content_b = (*content_a, *content_a.values()), (*content_b, *content_b.values())
     return list(map(id, content_a)) == list(map(id, content_b))
@@ -487,8 +443,7 @@ class _Generator:
 class GeneratorStates:
     """Restores the states of random generators that are not PyTorch's, and detects draws.
 
-    These are the generators of ``random`` and ``numpy.random``, and instances of their classes in
-    modules (`ModuleSnapshot.instances_of`). Generators without a state are ignored.
+    These are those of ``random`` and ``numpy.random``, global and in modules.
     """
 
     def __init__(self, name: str, snapshot: ModuleSnapshot) -> None:
@@ -508,10 +463,7 @@ class GeneratorStates:
                     generator.set_state(state)
 
     def check(self, trail: Sequence[str] = ()) -> None:
-        """Raise `CaptureError` if a state has changed since construction.
-
-        `trail` has the names of the modules that are being executed, the innermost last.
-        """
+        """Raise `CaptureError` if a state has changed; `trail` has the modules being executed."""
         for generator, old_state in zip(self._generators, self._old_states, strict=True):
             if _to_comparable(generator.get_state()) != old_state:
                 module_text = f" in {trail[-1]}" if trail else ""
@@ -532,10 +484,7 @@ def _is_restorable(generator: _Generator) -> bool:
 
 
 def _find_generators(snapshot: ModuleSnapshot) -> Iterator[_Generator]:
-    """Yield the generators of Python, then of NumPy: the global one, then those in a snapshot.
-
-    An instance of a class of NumPy that is in several containers is yielded several times.
-    """
+    """Yield the generators of Python, then of NumPy: the global one, then those in a snapshot."""
     yield _Generator("Python's random", random.getstate, random.setstate)
     for generator in {
         id(python_generator): python_generator
@@ -575,13 +524,9 @@ _MAX_DEPTH: Final = 4
 
 
 class Leftovers:
-    """Removes the tensors of a capture from objects outside of modules, which would retain them.
-
-    Such an object is called a holder.
-    """
+    """Removes the tensors of a capture from objects outside of modules, the holders."""
 
     def __init__(self) -> None:
-        """Record the globals of all Python modules before the capture."""
         modules = [module for module in list(sys.modules.values()) if type(module) is ModuleType]
         self._old_globals = {id(vars(module)): dict(vars(module)) for module in modules}
         """Old globals of each Python module, by the ``id`` of its dictionary."""
@@ -596,12 +541,9 @@ class Leftovers:
     def register_holders(self, error: BaseException) -> bool:
         """Remove the tensors of a capture that failed with `error`, and register their holders.
 
-        Returns whether holders were found and none was registered before, so that the capture
-        should be tried again. Clears the local variables in the tracebacks of `error` and of its
-        causes, and collects garbage.
-
-        PyTorch calls the model more than once, and fails if the code stores tensors of the first
-        call. Before later calls `empty_holders` removes such tensors.
+        Returns whether the capture should be tried again: PyTorch calls the model more than once,
+        and fails if code stores tensors of the first call, which `empty_holders` now removes.
+        Clears the local variables in the tracebacks of `error` and of its causes.
         """
         for link in exception_chain(error):
             # Local variables of the traceback, and unreachable reference cycles, are no holders.
@@ -620,10 +562,8 @@ class Leftovers:
     def remove_tensors(self) -> list[Callable[[], object]]:
         """Remove the tensors of a capture from their holders; return functions that repeat this.
 
-        The tensors of a capture are of the class `FunctionalTensor`. Replaces `holder_names`. An
-        LRU cache loses all entries, a dict the items with these tensors. Attributes are set to
-        None, globals from before the capture to their old values. The returned functions set a
-        list, set or deque to the items that remain now.
+        An LRU cache loses all entries. Attributes are set to None, globals to their old values.
+        Replaces `holder_names`.
         """
         self.holder_names.clear()
         # No name refers to the list of objects, which would be found as a holder itself.
@@ -656,21 +596,16 @@ class Leftovers:
     def _recent_objects(self) -> Sequence[Any]:
         """Return the objects of the garbage collector that may be newer than this object.
 
-        They are those of its two young generations. If a collection has made objects old since
-        construction, and always from Python 3.14 on, they are all objects that it tracks.
+        All objects once a collection has aged some, and always from Python 3.14 on.
         """
         if sys.version_info >= (3, 14) or _count_old_collections() != self._n_old_collections:
             return gc.get_objects()
         return gc.get_objects(generation=0) + gc.get_objects(generation=1)
 
     def _make_removals(self, holder: Any, object_ids: set[int]) -> Iterator[Callable[[], object]]:
-        """Yield functions that remove objects, given by ``id``, from a holder.
+        """Yield functions that remove objects, given by ``id``, from a holder; none for a tuple.
 
-        An LRU cache is cleared. Items of a dict with the objects as keys or values are removed or
-        reset (`_make_key_removal`), except items with fake tensors as keys. A list, set or deque is
-        set to its other items. Attributes of a user object are set to None. Yields none for any
-        other holder, such as a tuple. Adds the keys and attributes with the objects to
-        `holder_names`.
+        Items with fake tensors as keys of a dict are left. Adds to `holder_names`.
         """
         if isinstance(holder, _LruCache):
             yield holder.cache_clear
@@ -694,9 +629,7 @@ class Leftovers:
     def _make_key_removal(self, holder: dict[Any, Any], key: Any) -> Callable[[], object]:
         """Return a function that removes a key of a dict, or resets a global to its old value.
 
-        The old value is that before the capture. If the dict has the attributes of an object or
-        class, the function sets the attribute to None instead. It has no effect if the key to
-        remove is missing. Adds the key to `holder_names`, unless the dict is that of an LRU cache.
+        Sets an attribute to None instead. Adds the key to `holder_names`.
         """
         old_globals = self._old_globals.get(id(holder), {})
         owners = gc.get_referrers(holder)

@@ -36,10 +36,7 @@ if TYPE_CHECKING:
 def temporary_setting(
     setter: Callable[[Any], object], value: Any, old_value: Any
 ) -> Iterator[None]:
-    """Context manager that calls a setter with `value`, and at the end with `old_value`.
-
-    The second call is made also after an error.
-    """
+    """Context manager that calls a setter with `value`, and at the end with `old_value`."""
     setter(value)
     try:
         yield
@@ -58,9 +55,7 @@ def execute_kernel(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str
 def replay(joint: Joint, execute: Execute = execute_kernel) -> None:
     """Execute every operation once, in graph order, on the captured inputs and the current state.
 
-    `execute` is called with each operation's node, arguments and keywords, and returns the result.
-    Values are freed after their last use. The results of the step are discarded, and its state does
-    not change. The state of the CPU's random generator is restored.
+    Results are discarded; neither state nor the CPU's random generator changes.
     """
     values = ((argument.node, joint.value(argument)) for argument in joint.arguments)
     env = {
@@ -90,20 +85,12 @@ class _Interpreter(fx.Interpreter):  # type: ignore[misc, unused-ignore]
 class DistinctOpExecutor:
     """Executes expensive operations once per call key; repetitions return the same outputs.
 
-    Convolutions, matrix products, attention and operations with large outputs of floats or booleans
-    are expensive: they take nearly all of a step's time. Their times and workspaces do not depend
-    on values. The outputs have the right shapes, but not the values of the step. `replay_distinct`
-    executes all operations if one fails on such values.
-
-    Outputs that are not on the CPU, or share memory with inputs, are not returned again: then
-    repetitions are executed too.
+    Convolutions, matrix products, attention and large outputs of floats or booleans take nearly all
+    of a step's time, and their times and workspaces do not depend on values. Outputs have the right
+    shapes, but other values. Those not on the CPU, or in memory of inputs, are not reused.
     """
 
     def __init__(self, joint: Joint, execute: Execute) -> None:
-        """Find the expensive operations of a step, and count them by call key.
-
-        They are the operations with a FLOP formula of PyTorch, and those that `_is_large` finds.
-        """
         self._execute = execute
         self._keys = {
             node: call_key(
@@ -123,10 +110,7 @@ class DistinctOpExecutor:
     def __call__(self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Execute an operation, or return the outputs of an executed one with the same call key.
 
-        The outputs are the same objects; the operation then gets an entry in `representative_of`.
-        Cheap operations are always executed, and so are repetitions of an operation whose outputs
-        are not on the CPU or share memory with its inputs. Call this once for each operation of the
-        step.
+        Call this once for each operation. A reused one has an entry in `representative_of`.
         """
         key = self._keys.get(node)
         if key is None:
@@ -151,10 +135,7 @@ LARGE_BYTES: Final = 2**18
 
 
 def _is_large(node: fx.Node) -> bool:
-    """Return whether a node's outputs have `LARGE_BYTES` or more in total, all floats or booleans.
-
-    False for views, and for targets other than ``aten`` operators.
-    """
+    """Return whether an operator's outputs are `LARGE_BYTES` or more, all floats or booleans."""
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace != "aten" or target.is_view:
         return False
@@ -168,11 +149,8 @@ def _is_large(node: fx.Node) -> bool:
 def replay_distinct(joint: Joint, execute: Execute) -> Mapping[fx.Node, fx.Node]:
     """Replay a step like `replay`, but execute expensive operations once per call key.
 
-    Repetitions are executed, too, if `DistinctOpExecutor` cannot return the same outputs.
-
-    Returns, for each operation that was not executed, the operation whose outputs were used; empty
-    if all were executed. If an operation fails after outputs were reused, all operations are
-    executed from the start, without reuse; otherwise its error is raised.
+    Returns, for each operation that was not executed, the operation whose outputs were used. If an
+    operation fails on such outputs, all operations are executed from the start.
     """
     executor = DistinctOpExecutor(joint, execute)
     try:
@@ -197,22 +175,12 @@ def _is_reusable(value: Any, inputs: Any) -> bool:
 def profile_on_inputs(joint: Joint, profiler: OpProfiler) -> dict[fx.Node, OpProfile]:
     """Execute a step on the inputs of its capture; return the profile of each operation, by node.
 
-    ``getitem``, which picks an output of another operation, has no profile. Expensive operations
-    with equal call keys are executed once and have the same profile, as in `replay_distinct`.
-
-    Raises
-    ------
-    CaptureError
-        If an operation fails. A `PoetModelError` of `profiler` is raised unchanged.
+    ``getitem`` has no profile. Expensive operations with equal call keys share one.
     """
     profiles: dict[fx.Node, OpProfile] = {}
 
     def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Execute a node, store its profile in `profiles`, and return its output.
-
-        Stores no profile of ``getitem``. Raises `CaptureError` if the node fails; a
-        `PoetModelError` of `profiler` is raised unchanged.
-        """
+        """Execute a node, store its profile, except of ``getitem``, and return its output."""
         try:
             value, profile = profiler(node, arguments, keywords)
         except PoetModelError:

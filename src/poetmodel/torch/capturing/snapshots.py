@@ -33,8 +33,6 @@ def check_snapshot(
 ) -> None:
     """Raise `CaptureError` if one graph of a step does not compute what later steps compute.
 
-    The message has a line: of state that forward changes in each pass and reads, of a draw of
-    Python's or NumPy's generators, of the clock, of seeding, or of what TorchDynamo does not trace.
     State that settles in the first pass, such as a flag or a table, is accepted. Executes forward
     passes; restores modules, tensors and random generators, but no other Python objects.
     """

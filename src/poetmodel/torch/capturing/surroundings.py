@@ -57,15 +57,11 @@ def onednn_kernels(*, enabled: bool) -> AbstractContextManager[None]:
 def make_fake_mode(values: KnownValues, *, uses_onednn: bool) -> FakeTensorMode:
     """Return a fake mode whose tensors have the strides of real ones, with or without oneDNN.
 
-    PyTorch predicts the strides of fake tensors, and some predictions are wrong: the result of the
-    real ``mse_loss_backward`` is contiguous for all inputs. Code that calls ``view`` or
-    ``contiguous()`` would then be captured for the predicted strides. The captured view may be
-    impossible for the real tensor, or there may be one copy more or less than in eager mode, which
-    changes the order of sums. Therefore each operation that returns new CPU tensors of two or more
-    dimensions is executed on zeros. Calls with equal layouts and equal other arguments are executed
-    once. Fake outputs get the strides of the real outputs. If the call fails, the predicted strides
-    stay. Known values are attached to fake tensors, and reads are recorded in `values`. The mode is
-    a plain `FakeTensorMode` with its `dispatch` replaced.
+    Some predicted strides are wrong: the result of the real ``mse_loss_backward`` is contiguous for
+    all inputs. A captured ``view`` may then be impossible for the real tensor, or a copy more or
+    less changes the order of sums. Therefore each operation that returns new CPU tensors of two or
+    more dimensions is executed on zeros, once for equal arguments. Known values are attached to
+    fake tensors, and reads are recorded in `values`.
     """
     # Real tensors that the code refers to become constants.
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -77,8 +73,7 @@ def make_fake_mode(values: KnownValues, *, uses_onednn: bool) -> FakeTensorMode:
 class _StrideCorrector:
     """Dispatch function of a fake mode: predicts outputs, corrects strides and attaches values.
 
-    Creating the object stores the dispatch of `mode`, and does not replace it. `uses_onednn` turns
-    oneDNN kernels on or off in calls on zeros.
+    Stores the dispatch of `mode`, and does not replace it.
     """
 
     def __init__(self, mode: FakeTensorMode, values: KnownValues, *, uses_onednn: bool) -> None:
@@ -94,10 +89,8 @@ class _StrideCorrector:
     def __call__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return the fake outputs of an operation, or the known value that Python reads.
 
-        Strides are corrected and values attached only for operations that are not part of another.
-        Records reads and asserts. Raises `ForbiddenError` if Python reads a random number, if one
-        determines a shape, and as `_check_foreign_tensors` does. If Python reads an unknown value,
-        PyTorch raises its own error.
+        Only operations that are not part of another are corrected. If Python reads an unknown
+        value, PyTorch raises its own error.
         """
         keywords = kwargs or {}
         if not isinstance(func, OpOverload):
@@ -136,11 +129,7 @@ class _StrideCorrector:
         return outputs
 
     def _predict_outputs(self, func: Any, types: Any, args: Any, keywords: Any) -> Any:
-        """Return PyTorch's predicted outputs.
-
-        For `_UNPREDICTED_OPERATORS`, return fakes like the outputs of a call on zeros, unless that
-        call fails.
-        """
+        """Return PyTorch's predictions; for `_UNPREDICTED_OPERATORS` fakes of a call on zeros."""
         if func.overloadpacket.__name__ in _UNPREDICTED_OPERATORS:
             leaves, spec = _pytree.tree_flatten((args, keywords))
             outputs = _execute_on_zeros(func, leaves, spec, uses_onednn=self._uses_onednn)
@@ -149,10 +138,7 @@ class _StrideCorrector:
         return self._predict(func, types, args, keywords)
 
     def _fake_outputs(self, known_value: KnownValue) -> Any:
-        """Return the outputs of `known_value` with fake CPU tensors in place of tensors.
-
-        Attaches the known values to the fake tensors as `KnownValues.attach` does.
-        """
+        """Return `known_value` with fake CPU tensors, to which known values are attached."""
 
         def make_fake(real_tensor: torch.Tensor) -> torch.Tensor:
             return torch.empty_strided(
@@ -167,10 +153,8 @@ class _StrideCorrector:
     def correct_strides(self, func: Any, args: Any, keywords: Any, outputs: Any) -> Any:
         """Return fake outputs with the strides of the same call on zeros.
 
-        Unchanged are views of inputs, outputs of less than two dimensions, on another device than
-        the CPU, not strided or with a constant value, and outputs whose shape differs in the call
-        on zeros. All outputs are unchanged if an input is not strided, if `_real_layouts` returns
-        None, or if the call on zeros has another number of outputs.
+        Unchanged are views of inputs, outputs of fewer than two dimensions, not on the CPU, not
+        strided or with a constant value, and those whose shape differs on zeros.
         """
         leaves, spec = _pytree.tree_flatten(outputs)
         inputs = tensors_in((args, keywords))
@@ -202,10 +186,9 @@ class _StrideCorrector:
         return _pytree.tree_unflatten(leaves, spec)
 
     def _real_layouts(self, func: Any, args: Any, keywords: Any) -> Sequence[Any] | None:
-        """Return (shape, strides) of each output of a call on zeros, cached in `_layouts`.
+        """Return (shape, strides) of each output of a call on zeros; None if it fails.
 
-        The entry of an output that is no tensor is None. Returns None if the call fails or an
-        argument is a generator, which is cached, too, or if an argument has no hash.
+        The result is cached in `_layouts`. The entry of an output that is no tensor is None.
         """
         leaves, spec = _pytree.tree_flatten((args, keywords))
         key = (func, spec, tuple(map(_layout_key, leaves)))
@@ -220,10 +203,7 @@ class _StrideCorrector:
 
 
 def _check_foreign_tensors(func: OpOverload, args: Any, keywords: Any) -> None:
-    """Raise `ForbiddenError` if a tensor that is not fake is written or tracked by autograd.
-
-    Autograd tracks a tensor that requires a gradient while gradients are enabled.
-    """
+    """Refuse to write, or to track by autograd, a tensor that is not fake."""
     for position, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - has the writes
         value = args[position] if position < len(args) else keywords.get(argument.name)
         for tensor in tensors_in(value):
@@ -248,9 +228,9 @@ def _layout_key(leaf: Any) -> Any:
 def _measure_layouts(
     func: Any, leaves: Sequence[Any], spec: Any, *, uses_onednn: bool
 ) -> Sequence[Any] | None:
-    """Execute an operation on zeros; return (shape, strides) of each output.
+    """Execute an operation on zeros; return (shape, strides) of each output, None if it fails.
 
-    Returns None if `_execute_on_zeros` does. The entry of an output that is no tensor is None.
+    The entry of an output that is no tensor is None.
     """
     outputs = _execute_on_zeros(func, leaves, spec, uses_onednn=uses_onednn)
     if outputs is None:
@@ -262,11 +242,9 @@ def _measure_layouts(
 
 
 def _execute_on_zeros(func: Any, leaves: Sequence[Any], spec: Any, *, uses_onednn: bool) -> Any:
-    """Execute an operation with each tensor argument replaced by zeros; return the outputs.
+    """Execute an operation on zeros; return its outputs, None if it fails or takes a generator.
 
-    Returns None if it fails, or an argument is a ``torch.Generator``. `leaves` and `spec` are the
-    flat arguments and their nesting; `uses_onednn` turns oneDNN kernels on or off. Restores the
-    state of the CPU's random generator.
+    Restores the state of the CPU's random generator.
     """
     if any(isinstance(leaf, torch.Generator) for leaf in leaves):
         return None
@@ -305,11 +283,10 @@ _MISPREDICTED_OPERATORS: Final = frozenset(
 
 @contextmanager
 def correct_fake_strides(inputs: Sequence[Any]) -> Iterator[None]:
-    """Context manager that corrects the strides of fake tensors in a capture by AOTAutograd.
+    """Context manager that corrects strides of `_MISPREDICTED_OPERATORS` under AOTAutograd.
 
-    Without the correction, views could be captured that are impossible for the real tensors. Only
-    `_MISPREDICTED_OPERATORS` are corrected. Has no effect if PyTorch finds no fake mode in its
-    tracing context, among active modes or in `inputs`.
+    Otherwise views could be captured that are impossible for the real tensors. Has no effect if
+    PyTorch finds no fake mode.
     """
     mode = detect_fake_mode(inputs)
     if mode is None:
@@ -342,18 +319,10 @@ def annotate_nodes(
 ) -> Iterator[None]:
     """Context manager that annotates each node recorded inside a module with module and line.
 
-    The line is that of the user's or a library's code. PyTorch 2.9 lacks annotations: there,
-    `module_trail` stays unchanged, `check` is not called, and messages name only the operator.
-
-    Parameters
-    ----------
-    captured_module : torch.nn.Module
-        The module that gets hooks, with its submodules, until the end.
-    module_trail : list of str
-        Cleared; then has a description of each module that is being executed, the innermost last.
-        After an exception it still has the modules in which the exception was raised.
-    check : callable
-        Called with `module_trail` before each module is added to it or removed; may raise.
+    The line is that of the user's or a library's code. `module_trail` has the modules being
+    executed, the innermost last; after an exception, those in which it was raised. `check` is
+    called with it before each change, and may raise. PyTorch 2.9 lacks annotations: there, messages
+    name only the operator.
     """
     annotate = getattr(traceback, "annotate", None)
     if annotate is None:
@@ -363,18 +332,10 @@ def annotate_nodes(
     module_trail.clear()
 
     def make_enter_hook(path: str) -> Callable[..., None]:
-        """Return a forward pre-hook for the module at `path`.
-
-        The hook calls `check` with the trail of enclosing modules, then begins to annotate nodes
-        with `path` and appends the module's description to the trail. `leave_module` removes the
-        description and ends the annotation.
-        """
+        """Return a forward pre-hook for the module at `path`."""
 
         def enter_module(module: torch.nn.Module, *_: Any) -> None:
-            """Call `check`, append the module to the trail, and annotate nodes from now on.
-
-            The annotation ends with `leave_module`. `check` gets the trail without the module.
-            """
+            """Check, append the module to the trail, and annotate nodes until `leave_module`."""
             check(module_trail)
             context = annotate({ANNOTATION: path})
             context.__enter__()
@@ -426,11 +387,9 @@ def annotate_nodes(
 def attach_known_values(
     captured_module: torch.nn.Module, inputs: Sequence[Any], values: KnownValues
 ) -> Iterator[None]:
-    """Context manager that attaches real tensors to the fakes in forward passes of a module.
+    """Context manager that attaches real inputs and buffers to the fakes in forward passes.
 
-    The fake inputs get the tensors of `inputs`, by position; the fake buffers get the buffers that
-    the module has when the context is entered. These are not copied. `KnownValues.attach_source`
-    states which are skipped.
+    Real tensors are not copied; `KnownValues.attach_source` skips some.
     """
     buffers = {
         path: buffer.detach()
@@ -465,11 +424,9 @@ _GENERATORS: Final = (
 def bypass_checkpoints(captured_module: torch.nn.Module) -> Iterator[None]:
     """Context manager in which ``torch.utils.checkpoint`` calls its function once.
 
-    The schedule of a step decides its recomputations. Reentrant checkpoints cannot be captured, and
-    are replaced by a plain call, with gradients if an input requires one. Other checkpoints do not
-    recompute in a capture, and are only counted. In its backward pass eager mode executes a
-    checkpointed function again, which updates the statistics of a norm once more. Therefore a norm
-    updates its statistics here once for itself, and once for each checkpoint around it.
+    The schedule of a step decides its recomputations. Eager mode executes a checkpointed function
+    again, which updates the statistics of a norm once more. Therefore a norm updates them here once
+    for itself, and once for each checkpoint around it.
     """
     depth = 0
 
@@ -484,10 +441,7 @@ def bypass_checkpoints(captured_module: torch.nn.Module) -> Iterator[None]:
             depth -= 1
 
     def repeat_update(norm: Any, inputs: Any, output: torch.Tensor) -> None:
-        """Update the statistics of a norm once more for each checkpoint around it; a forward hook.
-
-        Has no effect in eval mode, without statistics, or if the output needs no gradient.
-        """
+        """Update a norm's statistics once more for each checkpoint around it; a forward hook."""
         if norm.training and norm.track_running_stats and output.requires_grad:
             norm_class = _BatchNorm if isinstance(norm, _BatchNorm) else _InstanceNorm
             with torch.no_grad():
@@ -548,11 +502,9 @@ other rounding or strides than in eager mode."""
 def native_operators() -> Iterator[None]:
     """Context manager that prevents decompositions whose results differ from eager mode.
 
-    During tracing PyTorch's dispatcher prefers Python kernels of an operator, if there are any.
-    Some replace the operator: ``upsample_nearest2d`` becomes an index. The gradient of the index
-    has other strides, so that its sums have another order. Until the context ends, such kernels are
-    removed, and that of dropout is wrapped. Kernels that a capture needs (batch norm) and kernels
-    with identical results remain.
+    Some Python kernels replace an operator: ``upsample_nearest2d`` becomes an index, whose gradient
+    has other strides and sums in another order. Such kernels are removed, that of dropout is
+    wrapped; those that a capture needs (batch norm) or with identical results remain.
     """
     keys = torch._C.DispatchKey  # noqa: SLF001 - as PyTorch's own registrations
     old_kernels: list[tuple[Any, Any, Any]] = []
@@ -605,8 +557,7 @@ def retain_random_operations() -> AbstractContextManager[None]:
 def refuse_seeding() -> Iterator[None]:
     """Context manager in which ``torch.manual_seed`` and ``torch.seed`` raise `ForbiddenError`.
 
-    Only PyTorch's default CPU generator is protected; setting its state is permitted. At the end it
-    has the state of the beginning.
+    Only PyTorch's default CPU generator is protected; at the end its state is restored.
     """
     generator = torch.default_generator
     with torch.random.fork_rng(devices=[]):

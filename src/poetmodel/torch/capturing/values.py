@@ -174,8 +174,7 @@ class KnownValues:
     ) -> None:
         """Attach `real_value` itself, not a copy, to a fake input or buffer.
 
-        Has no effect if `tensor` is not fake, or `real_value` is large (`_MAX_STORED`), not strided
-        or not on the CPU.
+        Skips large values (`_MAX_STORED`), and those not strided or not on the CPU.
         """
         fake = tensor
         if isinstance(fake, FunctionalTensor):
@@ -185,18 +184,10 @@ class KnownValues:
             setattr(fake, _VALUE_ATTRIBUTE, KnownValue(real_value, source))
 
     def evaluate(self, function: Any, arguments: Any, keywords: Any) -> KnownValue | None:
-        """Evaluate an operation on known inputs; return the result.
+        """Evaluate an operation on known inputs; None if unknown, `_RANDOM` if it draws numbers.
 
-        Returns `_RANDOM` if the operation draws numbers or reads a random value, and reads no
-        unknown value or is one of `_RANDOM_OPERATORS`. Otherwise returns None if the operation
-
-        - reads an unknown value, or fails,
-        - is in place, and one of its tensors depends on inputs or buffers of the step,
-        - has no tensor argument, and is not one of `_CREATORS`, or
-        - is one of `_FROM_METADATA`, and has a large argument (`_MAX_STORED`).
-
-        An in-place operation on constants alone that draws no numbers changes their values. Any
-        other in-place operation invalidates the known values of all its tensor arguments.
+        An operation in place is evaluated only on constants, whose values change. If a tensor
+        depends on inputs, it invalidates the known values of all its tensor arguments.
         """
         inputs = tensors_in((arguments, keywords))
         name = function.overloadpacket.__name__
@@ -238,10 +229,9 @@ class KnownValues:
             return KnownValue(real_value, self._make_call_expression(function, arguments, keywords))
 
     def attach(self, outputs: Any, known_value: KnownValue | None) -> None:
-        """Attach known values to the fake outputs of an operation.
+        """Attach known values to the fake outputs of an operation, except large ones.
 
-        Skips large values, and values of another shape than the fake. A random value is attached to
-        all outputs. Has no effect if `known_value` is None or `is_metadata_only`.
+        A random value is attached to all outputs. A shape other than the fake's is skipped.
         """
         if known_value is None or known_value.is_metadata_only:
             return
@@ -269,9 +259,7 @@ class KnownValues:
     def record_read(self, known_value: KnownValue, value: Any, *, function: Any = None) -> None:
         """Add a `Read` of a known value, or of the result of `function` for it, to `reads`.
 
-        `value` is the known value or that result, whichever Python code reads. The line is that of
-        the user's or a library's code that is running. Skips constants, and expressions that were
-        read before.
+        `value` is that which Python reads. Skips constants and repeated expressions.
         """
         expression = known_value.expression
         if function is not None and expression is not None:
@@ -297,13 +285,8 @@ class KnownValues:
     ) -> KnownValue | None:
         """Evaluate an operation whose output shape depends on values; record reads of them.
 
-        The recorded values are the results of the operator's function in `_SIZE_FUNCTIONS`, for
-        other operators the shapes of the outputs. Returns the result of `evaluate` if its value is
-        known, for these other operators, and for an index by integers, whose shape is fixed.
-        Otherwise returns None if the values that determine the shape are unknown, and `_RANDOM` if
-        they are random. If only these values are known, the operation is executed with zeros for
-        unknown values, so the result has other numbers (`is_metadata_only`). Only this execution
-        raises the operation's exceptions; `evaluate` returns None for them.
+        Returns None if these values are unknown, `_RANDOM` if random. If only they are known, the
+        result is for zeros in place of unknown values (`is_metadata_only`).
         """
         known_value = self.evaluate(function, arguments, keywords)
         is_known = known_value is not None and known_value.real_value is not None
@@ -337,8 +320,7 @@ class KnownValues:
     ) -> CallExpression:
         """Return the expression of a call: the same object for equal function and arguments.
 
-        Tensors are replaced by their expressions. Arguments that are no expressions are equal if
-        their types and ``repr`` are.
+        Arguments that are no expressions are equal if their types and ``repr`` are.
         """
         leaves, spec = _pytree.tree_flatten((tuple(arguments), keywords or {}))
         expressions = tuple(self._find_leaf_expression(leaf) for leaf in leaves)
@@ -348,8 +330,7 @@ class KnownValues:
     def _find_leaf_expression(self, leaf: Any) -> Any:
         """Return the expression of a tensor with a known value; any other object unchanged.
 
-        A constant is a `Literal`, which equal constants share; above `_MAX_COMPARED` elements, only
-        the same tensor shares it. Raises `AttributeError` for a tensor without a known value.
+        Equal constants share a `Literal`, up to `_MAX_COMPARED` elements.
         """
         if not isinstance(leaf, torch.Tensor):
             return leaf
@@ -382,8 +363,7 @@ def _leaf_key(leaf: Any) -> Any:
 def _get_known_value(tensor: torch.Tensor, function: Any) -> KnownValue | None:
     """Return the known value of an operator's argument; None if unknown or invalidated.
 
-    For a random argument returns `_RANDOM`. The argument of `_LITERAL_OPERATORS` is a real tensor;
-    its known value is a copy.
+    The argument of `_LITERAL_OPERATORS` is a real tensor; its known value is a copy.
     """
     if function.overloadpacket.__name__ in _LITERAL_OPERATORS and type(tensor) is torch.Tensor:
         return KnownValue(tensor.clone())
@@ -396,11 +376,9 @@ def _get_known_value(tensor: torch.Tensor, function: Any) -> KnownValue | None:
 
 
 def _real_or_zeros(leaf: Any, function: Any) -> Any:
-    """Return the known value of a tensor, or any other object itself.
+    """Return the known value of a tensor, or contiguous zeros if it is unknown or random.
 
-    For an unknown or random value returns contiguous zeros of the tensor's shape and dtype. The
-    leaf is an argument of the operator `function`; that of `_LITERAL_OPERATORS` is a real tensor,
-    of which a copy is returned.
+    Any other object is returned itself. `function` reads the leaf.
     """
     if not isinstance(leaf, torch.Tensor):
         return leaf
@@ -452,10 +430,7 @@ class ValueGuards:
         return not self.reads or self._current_values(sources) == self._expected_values
 
     def differences(self, sources: Sequence[torch.Tensor]) -> Iterator[str]:
-        """Yield a text for each value that has changed, given the current tensors of `sources`.
-
-        If the values cannot be computed, yield one text.
-        """
+        """Yield a text for each changed value, or one text if values cannot be computed."""
         values = self._current_values(sources)
         for index, read in enumerate(self.reads):
             subject = f"the {read.description}" + (f" at {read.line}" if read.line else "")
@@ -466,10 +441,9 @@ class ValueGuards:
                 yield f"{subject} was {read.value} and is {values[index]}"
 
     def _current_values(self, sources: Sequence[torch.Tensor]) -> tuple[str, ...] | None:
-        """Return the `repr` of the current value of each of `reads`, where NaN equals itself.
+        """Return the `repr` of the current value of each of `reads`; None if a call fails.
 
-        The values are recomputed from the tensors of `sources`. Returns None if a call raises an
-        exception.
+        By the text NaN equals itself.
         """
         values: dict[Any, Any] = dict(zip(self.sources, sources, strict=True))
 
@@ -525,10 +499,7 @@ _EXPECTED_ATTRIBUTE: Final = "poetmodel_expected"
 
 
 class FiniteChecks:
-    """Records tests for finite numbers, and assertions, in the forward pass of a capture.
-
-    Both are off by default.
-    """
+    """Records tests for finite numbers, and assertions, in forward passes; off by default."""
 
     def __init__(self) -> None:
         self.records_tests = self.records_asserts = False
@@ -552,7 +523,6 @@ class FiniteChecks:
     def enable_asserts(self, graph_module: fx.GraphModule, values: KnownValues) -> bool:
         """Turn on `records_asserts` if a capture contains assertions of operators.
 
-        An assertion is in `values.asserts`, or adds a token to the inputs of `graph_module`.
         Returns whether this call turns it on, so that the capture must be repeated.
         """
         descriptors = [
@@ -565,10 +535,7 @@ class FiniteChecks:
         return is_turned_on
 
     def take_result(self) -> tuple[torch.Tensor, ...]:
-        """Return (whether all tests passed,) as a tensor, or () without tests.
-
-        Clears the results of tests, but not `lines`.
-        """
+        """Return (whether all tests passed,) as a tensor, or (); clears the results of tests."""
         if not self._results:
             return ()
         are_finite = torch.stack([result.detach().reshape(()) for result in self._results]).all()
@@ -592,9 +559,8 @@ class _FiniteTestMode(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function; mark the result of a test with its value for finite numbers.
 
-        A reduction or combination of results with equal marks gets their mark, a negation the
-        opposite one. If Python reads a marked result whose value is unknown, records the test, and
-        returns the mark instead.
+        Reductions, combinations and negations of marked results are marked, too. If Python reads an
+        unknown one, records the test, and returns the mark instead.
         """
         name = getattr(func, "__name__", "")
         tensors = [value for value in args if isinstance(value, torch.Tensor)]
@@ -629,10 +595,7 @@ class _AssertMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unu
         self._checks = checks
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Record an assertion on a functional tensor as a test in `FiniteChecks`; return None.
-
-        Any other operator, and an assertion on another tensor, is called.
-        """
+        """Record an assertion on a functional tensor as a test, or else call the operator."""
         if args and isinstance(args[0], FunctionalTensor):
             if func is torch.ops.aten._linalg_check_errors.default:  # noqa: SLF001 - its only name
                 self._checks.add(args[0].eq(0).all(), expected_result=True)
