@@ -29,14 +29,7 @@ MAX_CANDIDATES: Final = 4
 def parse_tile(tile: str | int | TileChoice | None) -> TileChoice:
     """Parse a tile size [B] or ``auto`` or ``none`` (also None) for a captured step.
 
-    A `TileChoice` is checked, and returned unchanged.
-
-    Raises
-    ------
-    InputError
-        If `tile` is no size, ``auto`` or ``none``.
-    BudgetError
-        If the size is smaller than `MIN_TILE_BYTES`.
+    Raises `InputError`, or `BudgetError` for a size below `MIN_TILE_BYTES`.
     """
     choice = TileChoice.parse(tile)
     if choice.size_bytes is not None and choice.size_bytes < MIN_TILE_BYTES:
@@ -50,8 +43,7 @@ def parse_tile(tile: str | int | TileChoice | None) -> TileChoice:
 def divide_step(step: LoweredStep, tile: str | int | TileChoice | None) -> LoweredStep:
     """Divide a step into tiles of a stated size; return `step` itself if no tensor is divided.
 
-    For ``none`` or None, no tensor is divided. Raises the errors of `parse_tile`, and `InputError`
-    for ``auto``.
+    Raises the errors of `parse_tile`, and `InputError` for ``auto``.
     """
     tile_bytes = parse_tile(tile).require_size()
     return step if tile_bytes is None else tile_step(step, tile_bytes)
@@ -60,14 +52,11 @@ def divide_step(step: LoweredStep, tile: str | int | TileChoice | None) -> Lower
 def choose_tiles(
     step: LoweredStep, choice: TileChoice, device: Device, *, ram_bytes: int, paging: bool
 ) -> tuple[int | None, LoweredStep]:
-    """Choose the tile size; return (size [B], step in tiles).
+    """Choose the tile size; return (size [B], step in tiles), or (None, `step`) for no tiles.
 
-    ``auto`` chooses the largest of 1, 1.5, 2, 3, 4, 6 … KiB for which `needed_bytes` is at most
-    `ram_bytes`. Returns (None, `step`) if the undivided step fits, or if no tiles need less RAM. If
-    no size fits, the size that needs the least RAM is chosen, the largest of several. The search
-    descends, and ends before the first size whose step has more than `MAX_NODES` nodes. A stated
-    size, or None for ``none``, is returned with the result of `divide_step`, even if that is `step`
-    itself. Raises the errors of `divide_step` for these.
+    ``auto`` chooses the largest of 1, 1.5, 2, 3, 4, 6 … KiB that needs at most `ram_bytes`, or the
+    size that needs the least RAM. The search descends, and ends before the first size whose step
+    has more than `MAX_NODES` nodes. An undivided step that fits stays undivided.
     """
     if not choice.is_auto:
         return choice.size_bytes, divide_step(step, choice)
@@ -105,11 +94,9 @@ def candidate_tiles(
 ) -> list[tuple[int | None, LoweredStep]]:
     """Return at most `MAX_CANDIDATES` tile sizes [B] to try, each with the step in tiles.
 
-    The first pair is that of `choose_tiles`. With ``auto``, the next smaller sizes that fit in
-    `ram_bytes`, up to `MAX_NODES` nodes, follow if the first one divides the step and fits: finer
-    tiles permit more schedules, but coarser tiles have fewer nodes. No smaller sizes follow if the
-    problem `names_nodes`, for example in measured costs or user-defined constraints, because each
-    size has other node names. Raises the errors of `choose_tiles`.
+    After the size of `choose_tiles`, smaller ones that fit follow: finer tiles permit more
+    schedules, coarser tiles have fewer nodes. None follow if the problem `names_nodes` (measured
+    costs, user-defined constraints), because each size has other node names.
     """
     first_tiling = choose_tiles(step, choice, device, ram_bytes=ram_bytes, paging=paging)
     first_size, tiled_step = first_tiling
@@ -136,8 +123,7 @@ def _list_candidate_sizes(max_bytes: int) -> list[int]:
 def needed_bytes(step: LoweredStep, device: Device, *, paging: bool) -> int:
     """Return the minimum RAM of a step with the alignment of a device [B].
 
-    Without `paging`, all state stays in RAM. With `paging`, state needs no RAM if the device has
-    memory-mapped storage.
+    Without `paging`, all state stays in RAM. With it, memory-mapped state needs no RAM.
     """
     is_memory_mapped = device.storage is not None and device.storage.memory_mapped
     aligned = align_sizes(step.graph, device_alignment(device))

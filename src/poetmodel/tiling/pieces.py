@@ -149,9 +149,8 @@ class SlicedCall:
     def make_call(self, slices: Slices, ranges_of_axes: Mapping[Axis, Range]) -> Call | None:
         """Return the call for one range of channels on each axis.
 
-        Pointers to divided tensors become pointers to the buffers of their slices. For later ranges
-        of a summed dimension, the call continues the sum. The condition of the call is unchanged.
-        None if the kernel cannot execute the call (`ChannelLoops.slice_call`).
+        None if the kernel cannot execute it. For later ranges of a summed dimension, the call
+        continues the sum.
         """
         ranges, new_views, slice_names = {}, {}, {}
         for index, (name, d) in self.views.items():
@@ -202,12 +201,11 @@ class _PieceCalls:
 
 
 class Expansion:
-    """The pieces that replace a node with divided tensors.
+    """The pieces that replace a node, one per combination of slices of results and operands.
 
-    There is one piece for each combination of slices of results, of other divided tensors and of
-    summed channels. Pieces that write the same slice of results are a chain: each piece copies the
-    result of the piece before, which the copy may overwrite, and continues its sums or writes
-    further channels.
+    Pieces that write the same slice of results are a chain: each copies the result of the piece
+    before, which the copy may overwrite, and continues its sums. `UnsliceableError` means that the
+    calls cannot be divided, or that several pieces write one slice of state.
     """
 
     def __init__(
@@ -217,12 +215,6 @@ class Expansion:
         sliced_calls: Sequence[SlicedCall | None],
         ranges: Mapping[Axis, tuple[Range, ...]],
     ) -> None:
-        """Make the calls of the pieces of node `node_index`, and find the slices that they write.
-
-        `sliced_calls` has one entry per call of the node, None for calls without divided tensors.
-        `ranges` has the channel ranges of the slices on each axis. Raises `UnsliceableError` if the
-        calls cannot be divided, or if several pieces write one slice of state.
-        """
         self._slices, self._node_index, self._sliced_calls, self._ranges = (
             slices,
             node_index,
@@ -256,8 +248,8 @@ class Expansion:
         """Yield the calls of each piece, one piece per combination of slices on the axes.
 
         Slices on the last axis vary fastest, those on the axes of results slowest. A call without
-        an axis is executed once for the axis: for its first slice if the call precedes those with
-        the axis, else for its last slice.
+        an axis is executed once for the axis: first if it precedes the calls with the axis, else
+        last.
         """
         calls_of_axis = {
             axis: [
@@ -340,10 +332,8 @@ class Expansion:
     def make_pieces(self) -> Iterator[Piece]:
         """Yield the pieces of the node, those of a chain in the order of the chain.
 
-        Their group and slice index are those on one axis: that of the divided tensor with the
-        largest undivided size. Raises `UnsliceableError` if a piece uses a slice of results that
-        neither it nor an earlier piece writes. Adds the buffers of partial results to
-        `Slices.partial_results`.
+        Group and slice index are those of the divided tensor with the largest undivided size. Adds
+        the buffers of partial results to `Slices.partial_results`.
         """
         # `order_pieces` orders by one axis. Of equal sizes, an axis of results is the last choice.
         ordering_axis = max(self._axes, key=lambda axis: (self._largest_bytes(axis), not axis[1]))
@@ -427,7 +417,7 @@ class Expansion:
     def _find_in_place_slices(self, name: str, channel_range: Range) -> list[tuple[str, str]]:
         """Return an (output slice, input slice) pair per input that output `name` may overwrite.
 
-        Both slices have `channel_range`. Omits inputs with other slices than the output.
+        Omits inputs with other slices than the output.
         """
         slices = self._slices
         return [
@@ -439,8 +429,7 @@ class Expansion:
     def _find_piece_inputs(self, calls: Iterable[Call]) -> list[str]:
         """Return the inputs of a piece, as slices of the inputs of the node.
 
-        These are the slices that `calls` use and, of each input that none of the node's calls uses,
-        all slices. They have the order of the node's inputs. An undivided input is one slice.
+        Of an input that none of the node's calls uses, all slices are inputs.
         """
         read_names = {name for call in calls for name in call.buffers}
         call_names = {name for call in self._calls for name in call.buffers}
@@ -456,8 +445,8 @@ class Expansion:
     ) -> int | None:
         """Return the memory traffic of a piece [B]; None if the node states none.
 
-        The traffic is the size of the tensors of the piece, plus a fraction of the node's traffic
-        beyond the size of its tensors, in proportion to FLOP.
+        The size of the piece's tensors, plus a fraction of the node's traffic beyond the size of
+        its tensors, in proportion to FLOP.
         """
         node, size_bytes = self._node, self._slices.size_bytes
         if node.bytes_moved is None:
@@ -474,9 +463,8 @@ class Expansion:
 def _make_output_tensor(tensor: Tensor, new_name: str, result_slice: str, size: int) -> Tensor:
     """Return an output of a piece: a tensor, a slice of it, or a partial result of a chain.
 
-    Its size is `size` [B]. Its name is `new_name`, unless `tensor` replaces state. Then the output
-    replaces the slice `result_slice` of this state, and is named by the slice and ``+``; if the
-    state is not divided, the output has the name of `tensor`.
+    If `tensor` replaces divided state, the output replaces `result_slice`, and is named by the
+    slice and ``+``.
     """
     if tensor.replaces is None:
         return Tensor(name=new_name, bytes=size)
@@ -485,10 +473,9 @@ def _make_output_tensor(tensor: Tensor, new_name: str, result_slice: str, size: 
 
 
 def _divide_proportionally(total: int, axes: Iterable[Sequence[Range]]) -> list[int]:
-    """Divide an amount in proportion to the channels of slices on each axis.
+    """Divide an amount in proportion to the channels of slices on each axis; the sum is `total`.
 
-    Returns the amount of each combination of slices, those of the last axis varying fastest. The
-    sum is `total`.
+    Combinations of slices are in order, those of the last axis varying fastest.
     """
     amounts = [total]
     for ranges in axes:
@@ -512,8 +499,8 @@ def _format_range(channel_range: Range) -> str:
 def order_pieces(pieces: Sequence[Piece]) -> list[Piece]:
     """Return pieces in a topological order that executes operators on one group slice by slice.
 
-    State directly precedes its first reader; state without a reader is last. A replacement of
-    state follows all other readers of this state.
+    State directly precedes its first reader; state without a reader is last. A replacement of state
+    follows all other readers of this state.
     """
     sort_keys = _make_sort_keys(pieces)
     producers = {
@@ -565,8 +552,7 @@ def _find_dependencies(
 ) -> tuple[Mapping[int, set[int]], list[int]]:
     """Return the successors of each piece, and its number of predecessors that are not state.
 
-    State has no successors here. Predecessors of a replacement of state include all other readers
-    of this state. `producers` has the index of the piece that makes each tensor.
+    Predecessors of a replacement of state include all other readers of this state.
     """
     readers = defaultdict(set)
     for piece_index, piece in enumerate(pieces):

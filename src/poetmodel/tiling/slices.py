@@ -60,7 +60,7 @@ class ChannelLoops:
 
     @property
     def is_product(self) -> bool:
-        """Whether the kernel is a product: a matrix product, a convolution or its ``dx`` or ``dw``.
+        """Whether the kernel is a matrix product, a convolution or its ``dx`` or ``dw``.
 
         Depthwise convolutions are no products.
         """
@@ -70,8 +70,8 @@ class ChannelLoops:
     def is_weight(self, index: int, *, is_state: bool) -> bool:
         """Return whether tensor `index` is the parameter ``w`` or ``dw`` of a product.
 
-        Either factor of a matrix product is a weight if it is state (`is_state`, without effect for
-        other kernels). `index` counts the tensors of the call, without null pointers.
+        Either factor of a matrix product is a weight if it is state. `index` counts the tensors of
+        the call, without null pointers.
         """
         name = [*self.loops.call.pointers][index]
         return self.is_product and (is_state if name in ("a", "b") else name in ("w", "dw"))
@@ -83,16 +83,13 @@ class ChannelLoops:
         return names.index(MASK) if MASK in names else None
 
     def count_elements(self, index: int, elements: int) -> int:
-        """Return the number of elements of tensor `index`; for masks, of bits.
-
-        `elements` is the number of elements of its buffer.
-        """
+        """Return the number of elements of tensor `index` of a buffer; for masks, of bits."""
         return prod(self.loops.sizes) if index == self.mask_index else elements
 
     def find_summed_layouts(self, names: Collection[str]) -> Iterator[tuple[str, ChannelLayout]]:
         """Yield (buffer, layout) for each buffer in `names` over whose channels the call sums.
 
-        Only for kernels with a `summed_dimension`; skips pointers with an offset.
+        Skips pointers with an offset.
         """
         for ref, strides in zip(self.loops.refs, self.loops.strides, strict=True):
             d = self.summed_dimension
@@ -103,7 +100,7 @@ class ChannelLoops:
         """Return the first loop dimension over the channels of tensor `index`; None without one.
 
         The loop may also include elements within a channel: its size is then a multiple of the
-        number of channels.
+        channels.
         """
         pairs = enumerate(zip(self.loops.sizes, self.loops.strides[index], strict=True))
         for d, (size, stride) in pairs:
@@ -114,9 +111,9 @@ class ChannelLoops:
     def split_dimension(self, index: int, layout: ChannelLayout) -> ChannelLoops:
         """Return loops in which one dimension is over the channels of the loops' tensor `index`.
 
-        Divides the first loop over channels and outer dimensions, such as the batch, whose size is
-        a multiple of its iterations over all channels: into a loop over all channels and one over
-        the outer dimensions. Returns the same loops if there is none.
+        Divides the first loop over channels and outer dimensions, such as the batch, into a loop
+        over all channels and one over the outer dimensions. Returns the same loops if there is
+        none.
         """
         loops = self.loops
         for d, (size, stride) in enumerate(zip(loops.sizes, loops.strides[index], strict=True)):
@@ -129,10 +126,7 @@ class ChannelLoops:
         return self
 
     def can_slice(self, dimension: int) -> bool:
-        """Return whether a dimension can be computed slice by slice.
-
-        It must be the `summed_dimension`, or every written tensor must have a stride in it.
-        """
+        """Return whether a dimension is summed, or every written tensor has a stride in it."""
         if dimension == self.summed_dimension:
             return True
         written_pointers = self.loops.call.writes
@@ -148,10 +142,7 @@ class ChannelLoops:
         """Return the call for ranges of channels; None if the kernel cannot execute it.
 
         `ranges` has (first channel, end channel, number of channels of the undivided tensor) by
-        dimension. `views` has the slices by tensor index; all other tensors are undivided. Calls
-        for later ranges of a summed dimension continue the sum. Also None if a stride crosses
-        channels outside a slice, or if the bits of a mask would not be contiguous or not begin at a
-        whole element.
+        dimension; `views` has the slices by tensor index.
         """
         loops, sizes = self.loops, list(self.loops.sizes)
         for d, (first_channel, end_channel, n_channels) in ranges.items():
@@ -184,11 +175,9 @@ class ChannelLoops:
         return call.with_arguments(**{adds: 1}) if first_channel else call
 
     def _slice_strides(self, strides: Numbers, view: View) -> Numbers | None:
-        """Convert strides of the undivided tensor to those of its slice `view`.
+        """Convert strides of the undivided tensor to those of its slice `view`; None if impossible.
 
-        Strides below that of a channel, and the stride of the loop over channels, stay unchanged.
-        Multiples of the span of all channels are scaled to the channels of the slice. None if a
-        loop of size above 1 has any other stride.
+        Multiples of the span of all channels are scaled to the channels of the slice.
         """
         new_strides, layout = list(strides), view.layout
         for d, stride in enumerate(strides):
@@ -202,9 +191,6 @@ class ChannelLoops:
 
 
 def parse_channel_loops(call: Call) -> ChannelLoops | None:
-    """Convert a call to loops; None if it has an index range, or no form as loops over channels.
-
-    The loops retain the condition of the call.
-    """
+    """Convert a call to loops; None if it has an index range, or no form as loops over channels."""
     loops = None if call.index_range is not None else read_loops(call)
     return None if loops is None else ChannelLoops(loops)

@@ -43,11 +43,9 @@ MIN_TILE_BYTES: Final = 4 * BLOCK
 def tile_step(step: LoweredStep, tile_bytes: int) -> LoweredStep:
     """Return a step with tensors divided into slices of at most `tile_bytes`, where possible.
 
-    Tensors that operators process channel by channel form a group with the same slices. Groups have
-    the fewest slices possible. Every slice except the last has a multiple of four channels, even if
-    four are larger than `tile_bytes`; slices of byte inputs have any number. A group without a
-    tensor above `tile_bytes` stays undivided, and so do returned buffers and tensors of kernels
-    without ranges of channels. Returns `step` itself if no tensor is divided.
+    Tensors that operators process channel by channel form a group with the same, fewest slices.
+    Every slice but the last has a multiple of four channels, even if four are larger than
+    `tile_bytes` (byte inputs: any number). Returns `step` itself if no tensor is divided.
     """
     (tiled_step,) = (tiled_step for _, tiled_step in make_distinct_tilings(step, (tile_bytes,)))
     return tiled_step
@@ -83,11 +81,8 @@ def min_tiled_bytes(
 ) -> int:
     """Return a lower bound on the RAM of a step in tiles of any size [B].
 
-    A call needs at least the smallest slice of each tensor, except outputs that may overwrite an
-    input. Only calls of the forward pass count, because updates may be fused with their gradients.
-    State needs no RAM if the core reads it in place on storage (`reads_in_place`). With
-    `is_resident`, all state is in RAM during the whole step: its bytes are added to the maximum
-    over the calls, in place of slices. Sizes of slices are rounded up to the alignment.
+    A call needs at least the smallest slice of each tensor. Only calls of the forward pass count,
+    because updates may be fused with their gradients. With `is_resident`, all state is added.
     """
     tiling = _make_tiling(split_fused_updates(step), 0, set(step.returned_buffers))
     graph = tiling.graph
@@ -106,7 +101,7 @@ def min_tiled_bytes(
 
 
 def _make_tiling(step: LoweredStep, tile_bytes: int, undivided_names: set[str]) -> _Tiling:
-    """Return the tiling of a training step in which the buffers `undivided_names` are undivided.
+    """Return the tiling of a training step in which `undivided_names` are undivided.
 
     Adds the buffers of each `UnsliceableError` to `undivided_names`, until a tiling without them is
     possible.
@@ -138,7 +133,11 @@ class _BufferGroups:
 
 
 class _Tiling:
-    """A step divided into tiles; a forward pass has the slices of its training step."""
+    """A step divided into tiles of at most `tile_bytes` where possible; see `tile_step`.
+
+    A forward pass has the slices of `training_tiling`, that of the training step whose state it
+    reads. `UnsliceableError` names further buffers that must stay undivided.
+    """
 
     def __init__(
         self,
@@ -148,12 +147,6 @@ class _Tiling:
         *,
         training_tiling: _Tiling | None = None,
     ) -> None:
-        """Find the slices of `step`, of at most `tile_bytes` where possible; see `tile_step`.
-
-        Buffers `undivided_names` stay undivided. For a forward pass, `training_tiling` is the
-        tiling of the training step whose state the pass reads. Raises `UnsliceableError` if further
-        buffers must stay undivided.
-        """
         self.undivided_step, self.graph, self.training_tiling = step, step.graph, training_tiling
         self._undivided_names, self._tile_bytes = undivided_names, tile_bytes
         self._fixed_slices = {} if training_tiling is None else training_tiling.shared_slices(step)
@@ -183,8 +176,7 @@ class _Tiling:
     def min_slice_bytes(self, name: str) -> int:
         """Return the size of the smallest possible slice of a buffer, except a last one [B].
 
-        The slice has `BLOCK` channels (one in `_converted_buffers`), or all if there are fewer. If
-        the buffer cannot be divided, this is its size.
+        The slice has `BLOCK` channels, or one in `_converted_buffers`.
         """
         size = self.undivided_step.buffers[name].bytes
         if name not in self._sliceable:
@@ -206,11 +198,8 @@ class _Tiling:
     def _find_layouts(self) -> None:
         """Fill `_layouts`, first for state and summed byte inputs, then for tensors of their calls.
 
-        `_propagate_layouts` adds the latter, with their `_element_counts`, until no layout is new;
-        calls of products are last. Summed byte inputs are those of `_converted_buffers` over whose
-        channels a call sums. The channels of a state tensor are its first dimension. State that is
-        not one dense piece from the start of a buffer, or has one channel, is skipped. State of a
-        forward pass has the layouts of its training step.
+        Skips state that is not one dense piece from the start of a buffer, or has one channel.
+        State of a forward pass has the layouts of its training step.
         """
         if self.training_tiling is None:
             for tensor in self.undivided_step.states:
@@ -252,8 +241,7 @@ class _Tiling:
     def _propagate_layouts(self, channel_loops: ChannelLoops) -> None:
         """Add the layouts of a call's tensors that follow from its tensors with a known layout.
 
-        Known layouts do not change. Also adds the element counts of the tensors with a new layout.
-        The caller repeats this for all calls until no layout is new.
+        Known layouts do not change. The caller repeats this for all calls until no layout is new.
         """
         refs = channel_loops.loops.refs
         for index, ref in enumerate(refs):
@@ -286,8 +274,7 @@ class _Tiling:
     def _find_sliceable(self) -> set[str]:
         """Return the buffers that may be divided: every call can process ranges of their channels.
 
-        Excludes `_undivided_names`, buffers of nodes with a workspace, counters of conditions, and
-        state that is not one dense piece. Includes buffers with fixed slices. Raises
+        Excludes counters of conditions, and includes buffers with fixed slices. Raises
         `UnsliceableError` if a call excludes state with fixed slices.
         """
         sliceable = {
@@ -333,7 +320,7 @@ class _Tiling:
     def _can_slice(self, channel_loops: ChannelLoops, index: int, ref: Ref) -> bool:
         """Return whether a loop over the channels of tensor `index` exists and can be sliced.
 
-        `ref` is the pointer to this tensor; with an offset, its channels cannot be divided.
+        A pointer with an offset cannot.
         """
         layout = self._layouts[ref.buffer]
         split_loops = channel_loops.split_dimension(index, layout)
@@ -360,11 +347,9 @@ class _Tiling:
     def _find_slices(self) -> dict[str, tuple[Range, ...]]:
         """Join buffers to groups; return the slices of each buffer of a divided group.
 
-        Buffers with channels in one loop of a call join one group. In a product, buffers whose
-        groups have weights join only if another buffer of the loop is in a group that has a tensor
-        above `tile_bytes` and no weights, or if two buffers of the loop have fixed slices. Raises
-        `UnsliceableError` if fixed slices of one group differ, or if a call has no dimension for
-        the channels of a tensor.
+        Buffers with channels in one loop of a call join one group; in a product, groups with
+        weights join only if another buffer of the loop is above `tile_bytes`, or fixed slices
+        require it.
         """
         product_groups, weight_buffers = [], set()
         state_buffers = {
@@ -409,8 +394,8 @@ class _Tiling:
     def _divide_groups(self) -> Iterator[tuple[str, tuple[Range, ...]]]:
         """Yield (buffer, slices) of groups with fixed slices or a tensor above `tile_bytes`.
 
-        Yields one pair for each buffer of a group, all with the same slices. Without fixed slices,
-        omits groups with too few channels for two slices.
+        Buffers of a group have the same slices. Groups with too few channels for two slices are
+        omitted.
         """
         members = defaultdict(list)
         for name in sorted(self._sliceable):
@@ -440,8 +425,7 @@ class _Tiling:
     def make_step(self) -> LoweredStep:
         """Return the step in tiles, with inference and evaluation in tiles if it has them.
 
-        Raises `UnsliceableError` with further buffers that must stay undivided, if calls that use
-        them cannot be divided.
+        `UnsliceableError` names further buffers that must stay undivided.
         """
         undivided_step = self.undivided_step
         slices = Slices(
