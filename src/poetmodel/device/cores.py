@@ -85,11 +85,7 @@ class CycleModel(NamedTuple):
         return f"{self.rate_text} ({self.origin}); {self.label}"
 
     def to_dict(self) -> dict[str, str | float | None]:
-        """Return core, clock, instructions per cycle, memory factor and label as JSON values.
-
-        The instructions per cycle are those of the property `instructions_per_cycle`, with its
-        defaults. The core is its name, or None.
-        """
+        """Return core, clock, instructions per cycle, memory factor and label as JSON values."""
         return {
             "core": None if self.core is None else self.core.name,
             "clock_hz": self.clock_hz,

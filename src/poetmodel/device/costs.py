@@ -35,9 +35,8 @@ _MAX_NAMED: Final = 4
 class Commit:
     """Cost per step of commits: writes of all replaced state to storage, every N steps.
 
-    In a `CostTable`, the page-out of each of `replacements` has the cost per step of its write. If
-    the home of its state is storage, this cost occurs at the page-out; otherwise after all other
-    actions.
+    In a `CostTable`, the page-out of each of `replacements` has the cost per step of its write: at
+    the page-out if the home of the state is storage, otherwise after all other actions.
     """
 
     replacements: tuple[int, ...]
@@ -98,10 +97,7 @@ class CostTable:
         )
 
     def transfer_totals(self, page_ins: Mapping[int, int], page_outs: Mapping[int, int]) -> Cost:
-        """Return the cost of transfers; the mappings contain the number of transfers per tensor.
-
-        Returns zero cost without storage.
-        """
+        """Return the cost of transfers, by their number per tensor; 0 without storage."""
         if not self.has_storage:
             return FREE
         return Cost(
@@ -112,10 +108,7 @@ class CostTable:
         )
 
     def commit_totals(self, paged_out: Collection[int] = ()) -> Cost:
-        """Return the cost of commits per step, without writes of the `paged_out` tensors.
-
-        Those writes are counted by `transfer_totals`. Returns zero cost without commits.
-        """
+        """Return the cost of commits per step, without the `paged_out` (see `transfer_totals`)."""
         if self.commit is None:
             return FREE
         remaining_writes = {new: 1 for new in self.commit.replacements if new not in paged_out}
@@ -375,8 +368,7 @@ class Costs:
 def digest_costs(table: CostTable, device: Device | None) -> str:
     """Return the SHA-256 of all that energies and times of schedules depend on beside the graph.
 
-    These are the costs in `table`, commits included, and of the device its idle power and whether
-    the core reads storage in place.
+    These are the costs with commits, the idle power, and whether the core reads storage in place.
     """
     columns = {
         name: value if isinstance(value, bool) else [float(cost) for cost in value]
@@ -397,11 +389,9 @@ def _commit_cost(
 ) -> tuple[Commit, dict[int, Cost]]:
     """Return the cost per step of a commit every `interval` steps, and of each write.
 
-    The second result maps each of `Commit.replacements` to the cost per step of its write. In
-    flash, bytes are written at the flash's rate. These costs exclude erases: `Commit.other_cost`
-    has those of all blocks of the generation in each commit, even if generations share blocks. On
-    other storage, a write costs a page-out (of `page_outs`, by tensor), which includes erases, and
-    the transfer of checksum and padding, at no cost if no device states its rate.
+    In flash, bytes are written at the flash's rate, and `Commit.other_cost` has the erases of all
+    blocks of the generation, even of shared blocks. On other storage, a write is a page-out, erases
+    included.
     """
     layout, fraction = GenerationLayout.for_device(device), 1 / interval
     sizes = {i: graph.tensor_bytes[i] for i in sorted(graph.state_of)}
@@ -412,9 +402,8 @@ def _commit_cost(
     def write_cost(size_bytes: int, page_out: Cost = FREE, page_out_bytes: int = 0) -> Cost:
         """Return the cost per step of writing `size_bytes` in each commit.
 
-        In flash, all bytes are written at the flash's rate. On other storage, the write costs one
-        `page_out`, which includes `page_out_bytes`. The remaining bytes are written at the rate of
-        page-outs, or at no cost if no device states this rate.
+        On storage other than flash, `page_out` includes `page_out_bytes`; the remaining bytes are
+        written at the rate of page-outs, or at no cost if no device states this rate.
         """
         if flash is not None:
             time_s, power_w = flash.write_s(size_bytes, 0), flash.power_w
@@ -504,8 +493,7 @@ def _cost_fault(prefix: str, cost: Cost) -> Iterator[str]:
 def _graph_mismatch_faults(costs: Costs, graph: Graph) -> Iterator[str]:
     """Yield errors for missing costs, costs of unknown names, and compute costs of state nodes.
 
-    Yields at most one error of each kind for compute costs, then for page costs. Page costs are not
-    checked if `pages` is None.
+    At most one error of each kind. Page costs are not checked if `pages` is None.
     """
     state_names = {graph.nodes[graph.node_of[i]].name for i in graph.state_tensors}
     computed_names = [name for name in graph.node_index if name not in state_names]

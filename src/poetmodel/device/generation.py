@@ -50,9 +50,9 @@ class GenerationLayout:
     def for_device(cls, device: Device | None, *, checksums: bool = True) -> GenerationLayout:
         """Return the layout of generations on a device.
 
-        If the device commits to its flash, the layout has the write unit and the erase block of the
-        flash. Otherwise it has the default write unit, and the erase block of the storage, or
-        `DEFAULT_ERASE_BLOCK_BYTES` if the storage states none or there is no storage.
+        With the write unit and erase block of the flash if the device commits to its flash.
+        Otherwise with the default write unit and the erase block of the storage, or
+        `DEFAULT_ERASE_BLOCK_BYTES`.
         """
         flash = None if device is None or not device.commits_to_flash else device.flash
         if flash is not None:
@@ -85,14 +85,10 @@ class GenerationLayout:
     def generations_per_block(self, sizes: Sequence[int]) -> int:
         """Return the number of generations that can share an erase block: an even number, or 1.
 
-        It is 1 if fewer than two fit. `sizes` are the sizes of the tensors of a generation [B].
-        Each generation also has `WRITE_PADDING_BYTES` for each write (record, tensor, seal), and
-        begins at a flash page. A block is erased only before its first generation is written. With
-        two such blocks, the newest generation is then in the block that is not erased. The number
-        is even because a double-precision build stores half as many generations in a block.
-
-        ``PM_BLOCK_GENERATIONS`` of an exported folder is this number, but at most half of
-        ``PM_GENERATIONS``, rounded down to an even number, or 1.
+        A block is erased only before its first generation is written. The number is even because a
+        double-precision build stores half as many generations in a block. ``PM_BLOCK_GENERATIONS``
+        is this number, but at most half of ``PM_GENERATIONS``, rounded down to an even number, or
+        1.
         """
         write_unit_bytes = max(MIN_WRITE_UNIT_BYTES, self.write_unit_bytes)
         aligned_page_bytes = (

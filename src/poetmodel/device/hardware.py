@@ -64,8 +64,8 @@ def quantity_field(
 ) -> Any:
     """Return a dataclass field with a `DeviceQuantity` as metadata.
 
-    `name` is the display name. Quantities in bytes are integers, the rest integers or floats; they
-    are above 0 if `is_positive`, else at least 0. With the default None, the value may be None.
+    `name` is the display name. Quantities in bytes are integers. With the default None, the value
+    may be None.
     """
     quantity = DeviceQuantity(name, unit, typical_range, is_positive, is_optional=default is None)
     return field(default=default, metadata={"quantity": quantity})
@@ -353,10 +353,9 @@ _TABLES_BY_PATH: Final[Mapping[str, tuple[type, str]]] = {
 
 
 def device_quantities() -> Iterator[tuple[str, DeviceQuantity]]:
-    """Yield (path, quantity) for each quantity of device files.
+    """Yield (path, quantity) for each quantity of device files: ``storage.page_in.latency_s``.
 
-    A path is, for example, ``storage.page_in.latency_s``. The display name of the quantity has the
-    prefix of its table.
+    The display name of the quantity has the prefix of its table.
     """
     for table_path, (table_class, prefix) in _TABLES_BY_PATH.items():
         for entry in fields(table_class):
@@ -386,8 +385,7 @@ _REQUIRED_FLASH_KEYS: Final = tuple(
 def _parse_device(document: dict[str, Any], *, key: str) -> Device:
     """Parse the content of a device file; raise `DeviceError` with all errors.
 
-    `key` becomes the key of the device. Without volatile storage, `aux_bytes` defaults to a
-    positive `storage_bytes` of the flash.
+    Without volatile storage, `aux_bytes` defaults to a positive `storage_bytes` of the flash.
     """
     faults: list[str] = _unknown_key_faults(document, (*_file_keys(Device), *_TABLE_NAMES), "")
     compute = _parse_table(document, "compute", "compute", _file_keys(Compute), faults)
@@ -431,8 +429,8 @@ def _parse_flash(document: dict[str, Any], faults: list[str]) -> Flash:
 def _parse_storage(document: dict[str, Any], flash: Flash | None, faults: list[str]) -> Storage:
     """Parse the storage of a device file; add errors of its tables to `faults`.
 
-    Missing required values become None, which the function `_faults` reports. For storage in
-    flash, endurance and erase block default to those of the flash.
+    Missing required values become None, which the function `_faults` reports. For storage in flash,
+    endurance and erase block default to those of the flash.
     """
     keys, transfers = _file_keys(Storage), {}
     storage = _parse_table(document, "storage", "storage", (*keys, "page_in", "page_out"), faults)
@@ -456,11 +454,10 @@ def _parse_table(
     known_keys: tuple[str, ...],
     faults: list[str],
 ) -> dict[str, Any]:
-    """Return the table at `key` of a table of the file; {} if it is missing.
+    """Return the table at `key` of a table of the file; {} if it is missing or no table.
 
-    `path` is the path of the returned table, for messages. Adds errors to `faults` for unknown
-    keys, which the returned table still has; if the value is no table, adds an error and returns
-    {}.
+    `path` is that of the returned table, for messages. Unknown keys are faults, but stay in the
+    table.
     """
     table = parent_table.get(key, {})
     if not isinstance(table, dict):
@@ -483,10 +480,9 @@ def _unknown_key_faults(
 
 # -- checks ----------------------------------------------------------------------------------------
 def quantity_values(device: Device) -> Iterator[tuple[str, DeviceQuantity, Any]]:
-    """Yield (label, quantity, value) for each quantity of a device; skips absent tables.
+    """Yield (label, quantity, value or None) for each quantity of a device; skips absent tables.
 
-    The value may be None. A label is a key, such as ``ram_bytes``, or a table and a key:
-    ``[compute] power_w``.
+    A label is a key, such as ``ram_bytes``, or a table and a key: ``[compute] power_w``.
     """
     for path, quantity in device_quantities():
         table_path, _, key = path.rpartition(".")
@@ -531,10 +527,7 @@ def _storage_faults(storage: Storage) -> Iterator[str]:
 def _flash_faults(device: Device, flash: Flash) -> Iterator[str]:
     """Yield an error for each contradiction between sizes of the flash and of storage in it.
 
-    The erase block must be a multiple of the write unit, `storage_bytes` at most `size_bytes` and,
-    for storage in flash, `aux_bytes` stated and at most `storage_bytes`. Yields no error if
-    a size of the flash has the wrong type or the write unit is below 1, which `_quantity_fault`
-    reports.
+    Yields no error for values that `_quantity_fault` reports.
     """
     sizes = (flash.size_bytes, flash.erase_block_bytes, flash.write_unit_bytes, flash.storage_bytes)
     if not all(isinstance(size, int) for size in sizes) or flash.write_unit_bytes < 1:
@@ -562,8 +555,7 @@ def _flash_faults(device: Device, flash: Flash) -> Iterator[str]:
 def _quantity_fault(key: str, quantity: DeviceQuantity, value: Any) -> Iterator[str]:
     """Yield an error unless a value has the type of its quantity and is in the valid range.
 
-    Bytes are integers up to 2^53, all other quantities finite numbers; both are above 0 if
-    `is_positive`, else at least 0. None and booleans are errors. The typical range is not checked.
+    Bytes are integers up to 2^53. None and booleans are errors. The typical range is not checked.
     """
     if quantity.unit == "B":
         minimum = int(quantity.is_positive)

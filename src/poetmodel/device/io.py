@@ -21,14 +21,9 @@ def device_names() -> tuple[str, ...]:
 
 
 def read_device(key: str) -> dict[str, Any]:
-    """Return the parsed content of a shipped device file, by short name, or another one, by path.
+    """Return the parsed content of a shipped device file, by short name, or of another, by path.
 
-    A short name takes precedence over a file of that name.
-
-    Raises
-    ------
-    DeviceError
-        If there is no such device or file, or the file cannot be read or is not TOML.
+    A short name takes precedence. Raises `DeviceError` if there is no such readable TOML file.
     """
     names = device_names()
     if key in names:

@@ -49,13 +49,7 @@ class ProfileContent(NamedTuple):
 def read_profile(path: str | Path) -> ProfileContent:
     """Read a profile; return its costs by name.
 
-    `pages` is empty, not None, if no row has page costs.
-
-    Raises
-    ------
-    CostError
-        If the file cannot be read or has errors; lists all errors of the header, or if it has none,
-        of the rows up to invalid CSV.
+    `pages` is empty, not None, if no row has page costs. Raises `CostError` with all errors.
     """
     with convert_errors(CostError):
         text = read_text(path)
@@ -70,9 +64,7 @@ def write_profile(
 ) -> None:
     """Write a profile: the file from which `read_profile` returns `compute` and `pages`.
 
-    Rows are in the order of `compute`, then of the other names in `pages`. Raises `InputError` if
-    the file cannot be written. A profile without costs or with an empty name is written, although
-    `read_profile` refuses it.
+    A profile without costs or with an empty name is written, although `read_profile` refuses it.
     """
     lines = [",".join(COLUMNS)]
     for name in dict.fromkeys((*compute, *pages)):
@@ -96,10 +88,9 @@ def _quote(name: str) -> str:
 
 
 class _ProfileParser:
-    """Parses a profile to costs by name, and collects faults."""
+    """Parses a profile to costs by name (`compute`, `pages`), and collects `faults`."""
 
     def __init__(self, text: str) -> None:
-        """Parse `text`; sets `compute`, `pages` and `faults`."""
         self.compute: dict[str, Cost] = {}
         """Cost of one computation of each node."""
         self.pages: dict[str, PageCost] = {}
@@ -123,7 +114,7 @@ class _ProfileParser:
             self.faults.append("expected a row for every node, got no rows")
 
     def _read_rows(self, text: str) -> Iterator[tuple[int, list[str]]]:
-        """Yield (number of the first line, cells) for each row that is not an empty line.
+        """Yield (number of the first line, cells) of each nonempty row.
 
         At invalid CSV, adds a fault and ends.
         """
@@ -140,8 +131,8 @@ class _ProfileParser:
     def _parse_row(self, line: int, cells: list[str], columns: list[str]) -> None:
         """Parse one row: add its costs to `compute` and `pages`, and its errors to `faults`.
 
-        Also stores the line of a new name, to report duplicates. A row that has only a name is a
-        fault. A row with a wrong number of cells only adds this fault.
+        A row that has only a name is a fault. A row with a wrong number of cells only adds this
+        fault.
         """
         if len(cells) != len(columns):
             self.faults.append(f"line {line}: expected {len(columns)} cells, got {len(cells)}")
@@ -174,8 +165,7 @@ class _ProfileParser:
     ) -> list[float]:
         """Return the numbers in a group of cells; [] if a cell is empty or invalid.
 
-        Adds a fault for each number that is negative, infinite or malformed, and for a partly empty
-        group.
+        A partly empty group is a fault.
         """
         filled_columns = [column for column in columns if row[column].strip()]
         empty_columns = [column for column in columns if column not in filled_columns]
@@ -194,10 +184,7 @@ class _ProfileParser:
 
 
 def _header_faults(columns: list[str], line: int) -> Iterator[str]:
-    """Yield one fault per unknown or duplicate name of columns, and one for all missing `COLUMNS`.
-
-    `COLUMNS` are the known columns, which are all required.
-    """
+    """Yield a fault per unknown or duplicate column name, and one for all missing `COLUMNS`."""
     for column in dict.fromkeys(columns):
         if column not in COLUMNS:
             yield f"line {line}: unknown column {quote(column)}; expected {', '.join(COLUMNS)}"

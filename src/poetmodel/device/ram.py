@@ -47,10 +47,7 @@ class RamUse:
         return replace(self, activation_bytes=self.activation_bytes + reserved_bytes)
 
     def add_resident_bytes(self, graph: Graph) -> RamUse:
-        """Return the RAM use plus a graph's resident bytes.
-
-        Resident gradients count as gradients, all other resident bytes as state.
-        """
+        """Return the RAM use plus a graph's resident bytes: gradients, and the rest as state."""
         bytes_of_kind = dict(graph.resident_bytes)
         gradient_bytes = bytes_of_kind.pop("gradients", 0)
         return RamUse(
@@ -70,18 +67,9 @@ def ram_use(
 ) -> RamUse:
     """Return the RAM in use at a step, by kind, without resident bytes.
 
-    Parameters
-    ----------
-    graph : Graph
-        The training graph.
-    copies : iterable of int
-        The tensors in RAM during the step, its outputs included, once per copy. Replacements of
-        state count 0 bytes.
-    step : int, optional
-        The node that is computed, whose workspace is added. None if the step only pages.
-    dying_tensors : collection of int
-        The tensors whose last use is this step. If an output overwrites one of them, the saved
-        bytes are subtracted from the output's kind.
+    `copies` are the tensors in RAM during the step, its outputs included, once per copy. `step` is
+    the node that is computed (None if the step only pages), `dying_tensors` those whose last use it
+    is: an output that overwrites one saves its bytes. Replacements of state count 0 bytes.
     """
     sizes = graph.tensor_bytes
     bytes_of_kind = {"state": 0, "activation": 0, "gradient": 0}
@@ -166,10 +154,8 @@ def find_whole_step(
 ) -> WholeStep | None:
     """Return settings with which a built-in network's step, state included, may fit a device.
 
-    They are SGD and in-place operators. None if the minimum RAM of that step exceeds the device's
-    RAM; without `paging` or storage, the minimum includes all state. None also without a device, if
-    `shape` states `state` already, and for graphs that are not built-in or published, which have
-    fixed sizes.
+    They are SGD and in-place operators. None if the minimum RAM of that step exceeds the RAM, if
+    `shape` states `state` already, and for graphs that are not built-in or have fixed sizes.
     """
     from poetmodel.graph.zoo import MODELS
 
@@ -203,8 +189,7 @@ class DeviceRam:
     def compare(cls, device: Device | None, graph: Graph, peak: int | RamUse) -> DeviceRam | None:
         """Compare the peak of a graph's training step with a device's RAM; None without a device.
 
-        `peak` is the RAM use at the peak, without resident bytes, or its size [B] if its kinds are
-        unknown.
+        `peak` is without resident bytes; it is a size [B] if its kinds are unknown.
         """
         if device is None:
             return None
@@ -250,11 +235,7 @@ class DeviceRam:
         return f"the step does not fit device {self.device}, which has {ram} of RAM: {description}"
 
     def _describe_need(self) -> str:
-        """Return a phrase with the peak and, if there are any, resident bytes and the sum.
-
-        If the step does not fit, the phrase states whether the peak, the resident bytes, each of
-        both, or only their sum exceeds the device's RAM.
-        """
+        """Return a phrase with the peak and, if there are any, resident bytes and the sum."""
         peak, resident = format_bytes(self.peak_bytes), format_bytes(self.resident_bytes)
         description = f"it needs {peak} at the peak"
         if self.resident_bytes:
@@ -290,9 +271,8 @@ KIND_NAMES: Final = ("state", "activations", "gradients", "workspace")
 def make_gauge(device_ram: DeviceRam | None) -> dict[str, Any] | None:
     """Return the device gauge for JSON; None without a device, or if the kinds are unknown.
 
-    Its keys are the device's RAM, the RAM use by kind, free and missing bytes, and ``trains``:
-    whether the step fits. The RAM use includes resident bytes, even if the RAM budget excludes
-    them.
+    ``trains`` is whether the step fits. The RAM use includes resident bytes, even if the RAM budget
+    excludes them.
     """
     if device_ram is None or device_ram.use is None:
         return None
@@ -311,10 +291,7 @@ def gauge_by_json_path(values: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def format_gauge(values: Mapping[str, Any]) -> tuple[str, str]:
-    """Return two phrases: the RAM that is free or missing, and the RAM in use by kind.
-
-    `values` is a gauge of `make_gauge`. Kinds of 0 bytes are omitted.
-    """
+    """Return two phrases: the RAM that is free or missing, and the RAM in use by kind."""
     used_bytes = {
         name: values[entry.name] for name, entry in zip(KIND_NAMES, fields(RamUse), strict=True)
     }

@@ -18,9 +18,9 @@ MAX_POWER_RATIO: Final = 2.0
 def sanity_warnings(device: Device) -> tuple[str, ...]:
     """Return a warning for each implausible value of a device.
 
-    Checks three conditions: the stated power and the implied one (``flops_per_s / flops_per_j``)
-    differ by at most a factor of 2; storage is no faster than RAM, if the RAM bandwidth is stated;
-    each quantity is in its typical range, outside which its unit is probably wrong.
+    The stated and the implied power (``flops_per_s / flops_per_j``) differ by at most a factor of
+    2, storage is no faster than RAM, and quantities are in their typical range (else the unit is
+    probably wrong).
     """
     return (*_power_warnings(device), *_rate_warnings(device), *_unit_warnings(device))
 
@@ -28,8 +28,7 @@ def sanity_warnings(device: Device) -> tuple[str, ...]:
 def _power_warnings(device: Device) -> Iterator[str]:
     """Yield a warning if ``flops_per_s / flops_per_j`` and ``power_w`` contradict each other.
 
-    They do if one is more than `MAX_POWER_RATIO` times the other. There is no warning if
-    ``flops_per_j`` or ``power_w`` is None.
+    They do if one is more than `MAX_POWER_RATIO` times the other.
     """
     compute = device.compute
     if compute.flops_per_j is None or compute.power_w is None:
