@@ -84,7 +84,7 @@ class _WeightedFunction(Function):  # type: ignore[misc, unused-ignore]
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
     def backward(ctx: Any, _: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of input proxy, weight and bias; None for all other arguments.
+        """Return the gradients of input proxy, weight and bias.
 
         A byte of the result at a limit of the layer has the gradient 0.
         """
@@ -151,7 +151,7 @@ class _UnweightedFunction(Function):  # type: ignore[misc, unused-ignore]
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
     def backward(ctx: Any, output_gradient: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the one or two input proxies, and None for other arguments.
+        """Return the gradients of the one or two input proxies.
 
         Except in a maximum, the gradient counts as 0 where the result is at a limit of the layer.
         """

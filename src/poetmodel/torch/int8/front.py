@@ -22,8 +22,7 @@ class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
     """An int8 operator with its constant tensors (buffers) and numeric arguments.
 
     `name` is without ``q8_``; `numbers` are the arguments after the tensors. `flattens`: the
-    elements of each sample are flattened first. `weight_scale` (per output) and `input_levels` are
-    None for operators without weights.
+    elements of each sample are flattened first. `weight_scale` is per output.
     """
 
     def __init__(
@@ -52,8 +51,7 @@ class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
     ) -> Any:
         """Return the result of the operator; with `proxies`, (result, proxy of the result).
 
-        Tensors are int8, except the input of ``quantize`` and the result of ``dequantize``. A proxy
-        is a tensor without memory that has the gradient of the real value.
+        A proxy is a tensor without memory that has the gradient of the real value.
         """
         if proxies is not None:
             return apply_with_proxies(self, inputs, proxies)
@@ -96,10 +94,6 @@ class QuantizedFront(nn.Module):  # type: ignore[misc, unused-ignore]
         *,
         has_flat_result: bool = False,
     ) -> None:
-        """Register the layers as submodules; store the wires, which connect them to their inputs.
-
-        `has_flat_result` states whether ``forward`` flattens each sample of the result to one row.
-        """
         super().__init__()
         for name, layer in layers.items():
             self.add_module(name, layer)

@@ -135,10 +135,7 @@ def q8_average_gradient(
     stride: Sequence[int],
     padding: Sequence[int],
 ) -> Tensor:
-    """Return the gradient of a mean pool's input: equal fractions of each window's gradient.
-
-    The fraction of the padding is dropped.
-    """
+    """Return the gradient of a mean pool's input; the part of the padding is dropped."""
     element_gradient = gradient / (window[0] * window[1])
     return _scatter_windows(element_gradient, None, input_size, window, stride, padding, (1, 1))
 
@@ -247,8 +244,8 @@ class RoundingDraws:
     """Random numbers for the stochastic rounding of one update of one weight tensor.
 
     Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): element
-    e, in the order of memory, has word e % 4 of the block with the counter ``(e // 4, site, 1, 0)``
-    and the key ``(update, seed)``. Dropout has 0 as the third word of its counters.
+    e has word e % 4 of the block with the counter ``(e // 4, site, 1, 0)`` (dropout has 0 as third
+    word) and the key ``(update, seed)``.
     """
 
     update: int

@@ -71,8 +71,8 @@ def q8_pointwise(
 ) -> Tensor:
     """Return the results of a linear layer at each pixel.
 
-    ``acc = initial_sum + sum of x * weight``, then ``clamp(rint((acc * scale + bias) * inverse) +
-    zero)``.
+    ``clamp(rint((acc * scale + bias) * inverse) + zero)``, with ``acc = initial_sum + sum of x *
+    weight``.
     """
     _check_channels(x, weight.shape[1])
     total = x.double() @ weight.double().T
@@ -94,8 +94,8 @@ def q8_depthwise(
 ) -> Tensor:
     """Return a convolution of each channel with its own window (rows, columns, channels).
 
-    ``acc = sum of (x - zero_x) * weight``, in which padding counts as 0, then ``clamp(rint((acc *
-    scale + bias) * inverse) + zero)``. Does not use `initial_sum`.
+    As `q8_pointwise`, with ``acc = sum of (x - zero_x) * weight``, in which padding counts as 0;
+    `initial_sum` is not used.
     """
     del initial_sum  # only kernels that do not subtract zero_x need it
     _check_channels(x, weight.shape[2])
@@ -125,9 +125,8 @@ def q8_conv2d(
 ) -> Tensor:
     """Return the convolution of `x` (batch, rows, columns, channels), in this layout, in int8.
 
-    `weight` has outputs, rows, columns, and channels of a group. ``acc = sum of (x - zero_x) *
-    weight`` over the window and the channels of the group, in which padding counts as 0, then
-    ``clamp(rint((acc * scale + bias) * inverse) + zero)``. Does not use `initial_sum`.
+    `weight` has outputs, rows, columns, and channels of a group. The formula is that of
+    `q8_depthwise`, with the sum over the window and the channels of the group.
     """
     del initial_sum
     centred_x = x.double() - zero_x

@@ -156,7 +156,7 @@ class Reader:
     def _convert_node(self, node: fx.Node) -> Any:
         """Convert a node to `INPUT`, a constant, or a quantized, padded or pending value.
 
-        Returns None for a size.
+        None: a size.
         """
         if node.op == "placeholder":
             return INPUT
@@ -352,8 +352,8 @@ class Reader:
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """Return the int8 weight of a layer, its scales, and the constants of its sums by buffer.
 
-        For each output ``start`` (minus the input's zero point times the sum of weights), ``scale``
-        and ``bias``. Refuses sums that may exceed 32 bits.
+        ``start`` is minus the input's zero point times the sum of weights. Refuses sums that may
+        exceed 32 bits.
         """
         int8_weight, scales = self.read_weight(node, weight)
         max_sum = int8_weight.double().abs().flatten(1).sum(1).max()
@@ -394,9 +394,9 @@ class Reader:
         )
 
     def clamp_operand(self, node: fx.Node, low: float, high: float) -> PendingLayer:
-        """Return the operand of an activation as a pending layer, clamped to `low` and `high`.
+        """Return the operand of an activation as a pending layer, clamped to real limits.
 
-        These real limits narrow those of earlier activations.
+        The limits narrow those of earlier activations.
         """
         value = self.values[node.args[0]]
         if isinstance(value, QuantizedValue):

@@ -261,10 +261,6 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
     def __init__(
         self, model: nn.Module, lr: float = 1e-3, *, weight_decay: float = 0.0, seed: int = 0
     ) -> None:
-        """Check the options, and collect the trained layers and trainable parameters of `model`.
-
-        Adds ``updates``, which is 0, and ``seed`` to the parameter groups.
-        """
         for name, number in (("lr", lr), ("weight_decay", weight_decay)):
             if not (math.isfinite(number) and number >= 0):
                 raise InputError(f"{name}: expected a number from 0, got {number}")
