@@ -41,14 +41,9 @@ def with_inference(
 ) -> LoweredStep:
     """Return a step with the forward pass of its model in evaluation mode as `inference`.
 
-    Parameters as for `lower`. With a `loss_fn`, which is not called, the forward pass writes only
-    the output of the model; without one, the loss. It does not update the model's buffers.
-
-    Raises
-    ------
-    CaptureError
-        With a `loss_fn`, if the model does not return one float32 tensor. If the pass draws random
-        numbers in evaluation mode; otherwise as for `lower`.
+    The pass writes only the output of the model, which must be one float32 tensor, or without a
+    `loss_fn` (it is not called) the loss. It does not update buffers. Raises `CaptureError` as
+    `lower`, and if the pass draws random numbers.
     """
     name = step.graph.name
     model_inputs = inputs if loss_fn is None else inputs[:-1]
@@ -82,15 +77,9 @@ def with_evaluation(
 ) -> LoweredStep:
     """Return a step with a forward pass in evaluation mode, `evaluation`, that computes the loss.
 
-    Parameters as for `lower`. With a `loss_fn`, the output is a vector: the loss and, for a
-    classifier, the number of correct labels. A classifier returns vectors of several scores, along
-    dimension 1, or dimension 0 of a single sample; the target has an integer label for each vector.
-    A label is correct if its score is the highest, and the first one if several are highest.
-
-    Raises
-    ------
-    CaptureError
-        If the pass draws random numbers in evaluation mode; otherwise as for `lower`.
+    With a `loss_fn`, the output is a vector: the loss and, for a classifier, the number of correct
+    labels (of the first highest score). A classifier has several scores along dimension 1, or 0 of
+    a single sample. Raises `CaptureError` as `lower`, and if the pass draws random numbers.
     """
     name = step.graph.name
     evaluation = _capture_forward(
@@ -104,9 +93,8 @@ def _make_counting_loss(
 ) -> Callable[..., torch.Tensor] | None:
     """Return a loss function that sums a stack of the loss and the number of correct labels.
 
-    Returns None if `loss_fn` is None. If `_class_dimension` is None, the stack has only the loss.
-    `_cut_to_output` later cuts the graph before the sum, so that the stack is the output. For a
-    loss module, the result is a shallow copy with the same parameters.
+    `_cut_to_output` later cuts the graph before the sum, so that the stack is the output. A loss
+    module becomes a shallow copy with the same parameters.
     """
     if loss_fn is None:
         return None
@@ -134,8 +122,7 @@ def _make_counting_loss(
 def _class_dimension(output: Any, target: Any) -> int | None:
     """Return the dimension of `output` along which classes have scores: 1, or 0 of a vector.
 
-    Returns None unless `output` has real scores of several classes, and `target` has an integer
-    label for each vector of scores.
+    None unless `target` has an integer label for each vector of several real scores.
     """
     if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor):
         return None
@@ -156,15 +143,10 @@ def _capture_forward(
     *,
     model_inputs: Sequence[Any],
 ) -> LoweredStep:
-    """Capture and lower a forward pass in evaluation mode.
+    """Capture and lower a forward pass in evaluation mode, the mode only during the capture.
 
-    The output of the pass is the tensor that `sum_function` sums; without this function, the
-    model's loss. The step is captured with `inputs`; the lowered pass has only `model_inputs`, the
-    first of `inputs`. The message about random numbers contains `option`, which requested the pass.
-    `step_name` is the name in messages and in the graph.
-
-    Quantized fronts replace converted modules. `model` and a loss module are in evaluation mode
-    only during the capture.
+    The output is the tensor that `sum_function` sums, or without it the loss. The pass has only
+    `model_inputs`, the first of `inputs`. `option`, which requested the pass, is for messages.
     """
     model = with_fronts(model)
     with ExitStack() as stack:
@@ -204,9 +186,8 @@ def _evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
 def _cut_to_output(joint: Joint, *, loss_is_sum: bool) -> Joint:
     """Return a joint graph whose only result is a contiguous copy of the loss or its operand.
 
-    If `loss_is_sum`, the loss must be the sum of one tensor, and the result is a copy of this
-    tensor. Changes the graph of `joint`, which the result shares: operators that are no longer
-    needed, and the tangents, are removed.
+    With `loss_is_sum`, the result is the summed tensor. Changes the graph of `joint`, which the
+    result shares.
     """
     loss = next(result for result in joint.results if result.kind is OutputKind.LOSS)
     graph = joint.graph_module.graph
@@ -232,12 +213,10 @@ def _cut_to_output(joint: Joint, *, loss_is_sum: bool) -> Joint:
 
 
 def _write_to_caller(step: LoweredStep, model_input_count: int, joint: Joint) -> LoweredStep:
-    """Return a lowered forward pass whose last node writes to the caller's output.
+    """Return a lowered forward pass whose last node, ``output``, writes to the caller's output.
 
-    The last node, which computes `step.loss`, gets the name ``output`` and loses its output tensor
-    in the graph: `output` of the returned step refers to the buffer. The graph gets a name with "in
-    evaluation mode". Of the flat inputs, only the first `model_input_count` remain. All entries of
-    `states`, and initial values of buffers that no call uses, are removed, too.
+    Its output tensor leaves the graph. Of the flat inputs, only the first `model_input_count`
+    remain; `states` and unused initial values are removed.
     """
     graph, buffer = step.graph, step.loss.buffer
     last_index = graph.node_of[graph.tensor_index[buffer]]
@@ -274,8 +253,7 @@ def _remove_shared_values(
 ) -> LoweredStep:
     """Return a forward pass without initial values that the step or its passes already contain.
 
-    A value is removed if its name and bytes are the same. A different value under a name in use is
-    renamed, with `pass_name` in the new name.
+    A different value under a name in use is renamed, with `pass_name` in the new name.
     """
     new_values, new_names = {}, {}
     step_values = dict(step.values)

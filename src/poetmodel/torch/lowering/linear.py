@@ -61,9 +61,8 @@ def _lower_sum_with_product(
 ) -> None:
     """Lower ``beta * x + alpha * (a @ b)``: `x` is broadcast, and not added if `beta` is 0.
 
-    If the output is a vector, it is the only column of the product. If both factors are 1, the
-    product is added to a copy of `x` in the output, as by `_lower_product` with `accumulate`, which
-    refuses some layouts.
+    If both factors are 1, the product is added to a copy of `x` in the output, which some layouts
+    do not permit.
     """
     out = op.output()
     product = _to_column(out) if len(out.shape) < len(a.shape) else out
@@ -113,10 +112,8 @@ def _lower_product(
 ) -> None:
     """Lower the product of matrices, or of batches of matrices: ``a @ b``.
 
-    The product overwrites `out`, or is added to `out` if `accumulate`. Kernels need an `out` with a
-    single row, with stride 1 within columns, or with stride 1 within rows of more than one element.
-    For another `out`, the product is computed in workspace and then copied, or refused with
-    `accumulate`.
+    Kernels need an `out` with one row, or stride 1 within columns or rows of several elements. For
+    another `out`, the product is copied from workspace, or refused with `accumulate`.
     """
     if out.shape[-1] == 1 < out.shape[-2] or (out.strides[-1] != 1 and out.shape[-1] > 1):
         # Kernels compute several elements of a row at once, so that long rows are faster.

@@ -36,9 +36,8 @@ def _lower_reduced_loss(
 ) -> None:
     """Add the call of a kernel for the sum or mean of losses, or one loss per element.
 
-    Operands are converted to real numbers, and broadcast to one shape. `reduction` is PyTorch's
-    number; `constants` are the arguments of the kernel between the shape tables and the divisor of
-    the sum: the number of losses for a mean, otherwise 1.
+    `reduction` is PyTorch's number; `constants` are the kernel's arguments between the shape tables
+    and the divisor of the sum. Operands are broadcast, and converted to real numbers.
     """
     out = op.output()
     views = [convert_operand(op, argument) for argument in operands]
@@ -62,10 +61,9 @@ def _lower_loss_gradient(
 ) -> None:
     """Add the call of a kernel for the gradient of a loss with respect to each element.
 
-    Operands, the gradient of the loss first, are converted to real numbers, and broadcast to the
-    output. `reduction` is PyTorch's number; `constants` are the arguments of the kernel between the
-    shape table and the factor of the gradient: for a mean 1 / elements of the output, otherwise 1.
-    Sets `op.can_overwrite_operand`.
+    The gradient of the loss is the first operand. `reduction` is PyTorch's number; `constants` are
+    the kernel's arguments between the shape table and the factor of the gradient. Sets
+    `op.can_overwrite_operand`.
     """
     out = op.output()
     views = [convert_operand(op, argument).broadcast(out.shape) for argument in operands]
@@ -131,8 +129,7 @@ def _weight_or_one(weight: Any) -> Any:
 def _lower_nll_loss_forward(op: Lowering) -> None:
     """Lower the negative log likelihood loss and its second output, the targets' total weight.
 
-    This weight is 0 if the losses of a batch are not reduced. It is in workspace if the second
-    output does not exist.
+    The weight is 0 if the losses of a batch are not reduced.
     """
     x, target, weight, reduction, ignored_class = op.args
     x, target = op.value(x), op.value(target)
@@ -173,10 +170,7 @@ def _lower_nll_loss_backward(op: Lowering) -> None:
 
 
 def _class_weights(op: Lowering, weight: Any) -> tuple[StridedView | Argument, int]:
-    """Return (view of the weights of classes, its stride), without conversion.
-
-    Returns (0, 0) if `weight` is None: with a null pointer as weights, all weights are 1.
-    """
+    """Return (view of the weights of classes, its stride), without conversion; (0, 0) for None."""
     if weight is None:
         return 0, 0
     view = op.value(weight)

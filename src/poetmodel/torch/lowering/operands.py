@@ -42,10 +42,7 @@ _LOWERINGS: Final[dict[Any, Lower]] = {}
 
 
 def lowers(*operators: Any) -> Callable[[Lower], Lower]:
-    """Return a decorator that registers a function as the lowering of operators.
-
-    The decorator returns the function; it replaces earlier lowerings of these operators.
-    """
+    """Return a decorator that registers, or replaces, the lowering of operators."""
 
     def register(function: Lower) -> Lower:
         _LOWERINGS.update(dict.fromkeys(operators, function))
@@ -96,8 +93,7 @@ class StridedView:
     def is_dense(self) -> bool:
         """Whether the elements fill a contiguous range of memory, in any order of dimensions.
 
-        True without elements; False with stride 0 along several elements. Otherwise valid only if
-        elements do not overlap.
+        True without elements. Valid only if elements do not overlap.
         """
         if not self.elements:
             return True
@@ -119,7 +115,7 @@ class StridedView:
     def broadcast(self, shape: tuple[int, ...]) -> StridedView:
         """Return the view broadcast to a shape, with strides of 0 in repeated dimensions.
 
-        PyTorch must be able to broadcast the view to `shape`, because sizes are not checked.
+        Sizes are not checked: PyTorch must be able to broadcast the view.
         """
         new_rank = len(shape) - len(self.shape)
         dimensions = zip(shape[new_rank:], self.shape, self.strides, strict=True)
@@ -148,16 +144,8 @@ def data_type(dtype: torch.dtype) -> DataType | None:
 class Lowering:
     """An operation that is lowered: its operands, and the calls added so far.
 
-    Parameters
-    ----------
-    node : fx.Node
-        The node of the operation.
-    get_view : callable
-        Returns the view of an operand from its node.
-    outputs : mapping
-        Views of the outputs, by position.
-    relative_rates : mapping, optional
-        Learning rates as multiples of the first parameter group's, by their nodes.
+    `get_view` returns the view of an operand from its node, `outputs` has those of the outputs, by
+    position. `relative_rates` are learning rates as multiples of the first parameter group's.
     """
 
     def __init__(
@@ -168,10 +156,6 @@ class Lowering:
         *,
         relative_rates: Mapping[fx.Node, float] | None = None,
     ) -> None:
-        """Store the parameters, and the node's arguments in `args`; `get_view` is not called yet.
-
-        There are no calls, condition and workspace yet.
-        """
         self.node = node
         self.args: tuple[Any, ...] = _arguments_with_defaults(node)
         """The arguments in the order of the schema, with defaults."""
@@ -192,17 +176,11 @@ class Lowering:
         return self._get_view(argument)
 
     def learning_rate(self, argument: Any) -> ScaledLearningRate:
-        """Return the learning rate of an update as a multiple of the first parameter group's.
-
-        The multiple is 1 for nodes that `relative_rates` lacks.
-        """
+        """Return the rate of an update as a multiple, 1 by default, of the first group's."""
         return ScaledLearningRate(self._relative_rates.get(argument, 1.0))
 
     def output(self, position: int = 0) -> StridedView:
-        """Return the view of an output; a single output has position 0.
-
-        Raises `KeyError` if there is none: see `has_output`.
-        """
+        """Return the view of an output; a single output has position 0 (see `has_output`)."""
         return self._outputs[position]
 
     def has_output(self, position: int) -> bool:
@@ -225,9 +203,7 @@ class Lowering:
     ) -> None:
         """Add a call under `condition`; a view becomes the pointer to its first element.
 
-        `index_range` is (minimum, maximum + 1) of valid numbers in the index tensors of the kernel.
-        Raises `CaptureError` for unknown kernels, and for elements of another type than the
-        kernel's.
+        `index_range` is (minimum, maximum + 1) of valid numbers in the kernel's index tensors.
         """
         if kernel not in kernel_names():
             self.refuse("has no kernel for elements of this type")
@@ -273,12 +249,9 @@ def aten_name(op: Lowering) -> str:
 def shape_table(op: Lowering, *views: StridedView, preserve_order: bool = False) -> tuple[int, ...]:
     """Return the shape table of views of one shape, as defined in ``pm_each.h``.
 
-    The table has the number of dimensions, then the size and the stride in each view of each
-    dimension, the innermost first. Dimensions of size 1 are omitted. Unless `preserve_order`, the
-    remaining ones are sorted by the magnitude of the first view's strides, the largest outermost.
-    In both cases, neighbours that are contiguous in all views are then merged. A table of one
-    element has one dimension of size 1, a table without elements one of size 0. Raises
-    `CaptureError` if more than `MAX_RANK` dimensions are left.
+    It has the number of dimensions, then size and strides of each, the innermost first. Dimensions
+    of size 1 are omitted. Unless `preserve_order`, the rest are sorted by the first view's strides,
+    the largest outermost; then contiguous neighbours are merged.
     """
     dimensions = [
         (views[0].shape[i], *(view.strides[i] for view in views))
@@ -302,7 +275,7 @@ def slice_view(
 ) -> StridedView:
     """Return `size` elements of a view along a dimension, from `start` in steps of `step`.
 
-    `dimension` and `start` are not negative. Bounds are not checked.
+    Nothing is checked: `dimension` and `start` are not negative.
     """
     stride = view.strides[dimension]
     return replace(
@@ -339,7 +312,7 @@ def _replace_item(numbers: tuple[int, ...], index: int, number: int) -> tuple[in
 
 
 def positive_dimension(dimension: int, rank: int) -> int:
-    """Return the index of a dimension from the first one; negative dimensions count from the end.
+    """Return the index of a dimension from the first one; negative ones count from the end.
 
     Returns 0 for a tensor without dimensions.
     """
@@ -349,10 +322,7 @@ def positive_dimension(dimension: int, rank: int) -> int:
 def allocate_workspace(
     op: Lowering, shape: tuple[int, ...], kind: DataType = DataType.REAL
 ) -> StridedView:
-    """Allocate a tensor in the workspace; increase `op.workspace_bytes`.
-
-    Each element takes 4 bytes, whatever its type.
-    """
+    """Allocate a tensor in the workspace, 4 bytes per element; increase `op.workspace_bytes`."""
     offset = op.workspace_bytes // 4
     op.workspace_bytes += 4 * math.prod(shape)
     return StridedView(
@@ -361,10 +331,9 @@ def allocate_workspace(
 
 
 def convert_operand(op: Lowering, argument: Any, kind: DataType = DataType.REAL) -> StridedView:
-    """Return an operand as a tensor of type `kind`.
+    """Return an operand as a tensor of type `kind`, in workspace if it must be written first.
 
-    Adds calls that write numbers, and tensors of another type, to a tensor in workspace. Refuses to
-    convert tensors to truth values or bytes, and conversions without a kernel.
+    Refuses to convert tensors to truth values or bytes.
     """
     if not isinstance(argument, fx.Node):
         scalar = allocate_workspace(op, (), kind)
@@ -432,8 +401,7 @@ def plane_layout(
     """Return (strides view by view, sizes of the first view): batch, channels, rows, columns.
 
     The last `plane_dimensions` dimensions, 1 or 2, are the columns, or rows and columns. Missing
-    dimensions have size 1 and stride 0: rows, if `plane_dimensions` is 1, and in smaller tensors
-    the batch, then also the channels.
+    dimensions have size 1 and stride 0.
     """
     strides: list[int] = []
     sizes: list[tuple[int, ...]] = []

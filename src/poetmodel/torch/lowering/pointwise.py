@@ -255,10 +255,7 @@ def _lower_leaky_relu_backward(op: Lowering) -> None:
 
 @lowers(aten._prelu_kernel_backward.default)
 def _lower_prelu_kernel_backward(op: Lowering) -> None:
-    """Lower the gradients of the input and of each element's slope, in one call each.
-
-    The gradients of slopes are not summed over elements. Does not set `op.can_overwrite_operand`.
-    """
+    """Lower the gradients of the input and of each element's slope, not summed, in a call each."""
     gradient, x, slope = (op.value(argument) for argument in op.args)
     input_gradient, slope_gradient = op.output(0), op.output(1)
     slope = slope.broadcast(x.shape)
@@ -307,10 +304,7 @@ def _split_halves(view: StridedView, dimension: int) -> tuple[StridedView, Strid
 
 @lowers(aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default)
 def _lower_clamp(op: Lowering) -> None:
-    """Lower a clamp to constant limits; a missing limit is infinite.
-
-    Refuses integers. Sets `op.can_overwrite_operand`.
-    """
+    """Lower a clamp to constant limits; refuse integers. Sets `op.can_overwrite_operand`."""
     low = None if op.node.target is aten.clamp_max.default else op.args[1]
     high = None if op.node.target is aten.clamp_min.default else op.args[-1]
     constants = (
@@ -341,9 +335,8 @@ _COMPARISON_RELATIONS: Final = {
 def _lower_comparison(op: Lowering, x: Any, y: Any, relations: int) -> None:
     """Lower a comparison of two tensors, or of a tensor with a number.
 
-    An element of the output is true if one of the relations in the bits of `relations`, such as
-    `_LESS`, holds. Integers and truth values are compared as integers, unless the other operand is
-    real. Does not set `op.can_overwrite_operand`.
+    An element is true if one of the relations in the bits of `relations`, such as `_LESS`, holds.
+    Integers and truth values are compared as integers, unless the other operand is real.
     """
     out = op.output()
     operand_types = [
@@ -395,8 +388,8 @@ _TRUTH_TABLES: Final = {
 def _lower_logical(op: Lowering) -> None:
     """Lower a logical operator of truth values by its truth table.
 
-    Operands of uint8 are accepted if the result is boolean: all numbers except 0 are true. Raises
-    `CaptureError` for other operands. Sets `op.can_overwrite_operand` to True.
+    Operands of uint8 are accepted if the result is boolean: all numbers except 0 are true. Sets
+    `op.can_overwrite_operand`.
     """
     out = op.output()
     if out.type is not DataType.UINT8 or op.returns_bytes:
@@ -423,8 +416,8 @@ def _lower_masked_fill(op: Lowering) -> None:
 def _lower_selection(op: Lowering, condition: Any, x: Any, y: Any) -> None:
     """Lower a selection of elements: of `x` where `condition` is true, otherwise of `y`.
 
-    `x` and `y`, tensors or numbers, are converted to the type of the output. Refuses a condition
-    that is not boolean or uint8. Sets `op.can_overwrite_operand` to True.
+    Both become the type of the output; `condition` is boolean or uint8. Sets
+    `op.can_overwrite_operand`.
     """
     out = op.output()
     views = [
@@ -452,8 +445,7 @@ def _lower_native_dropout_backward(op: Lowering) -> None:
 def _lower_with_mask(op: Lowering, kernel: str, x: Any, mask: Any, number: float) -> None:
     """Lower an operator of a tensor, a mask and a number, the kernel's last argument, to one call.
 
-    An `x` that is not real is first converted by a call of its own. Refuses a mask that is not
-    boolean or uint8, and an output that is not real. Sets `op.can_overwrite_operand`.
+    The mask is boolean or uint8. Sets `op.can_overwrite_operand`.
     """
     out = op.output()
     views = [convert_operand(op, x), convert_operand(op, mask, DataType.UINT8)]
@@ -476,7 +468,7 @@ def _lower_with_mask(op: Lowering, kernel: str, x: Any, mask: Any, number: float
 def _lower_clone(op: Lowering) -> None:
     """Lower a copy; refuse a copy with another shape unless both tensors are contiguous.
 
-    Sets `op.can_overwrite_operand` to True.
+    Sets `op.can_overwrite_operand`.
     """
     out, x = op.output(), op.value(op.args[0])
     if out.shape != x.shape:
@@ -505,7 +497,7 @@ def _drop_threshold(dropped_ratio: float) -> int:
 def _lower_native_dropout(op: Lowering) -> None:
     """Lower a dropout with its mask; a copy and a mask of ones if `train` is False or the ratio 0.
 
-    If `train` is None, the dropout draws. Always sets `op.can_overwrite_operand` to True.
+    If `train` is None, the dropout draws. Sets `op.can_overwrite_operand`.
     """
     x, ratio, train = op.args
     x, out, mask = op.value(x), op.output(0), op.output(1)
@@ -543,8 +535,7 @@ _RANDOM_KERNELS: Final = {
 def _lower_random(op: Lowering) -> None:
     """Lower an operator of random numbers: normal ones, or uniform ones from 0 to below 1.
 
-    Only ``normal_functional`` has a mean and deviation, after its tensor; other normal numbers have
-    0 and 1.
+    Only ``normal_functional`` has a mean and deviation, after its tensor.
     """
     has_parameters = op.node.target is aten.normal_functional.default
     _lower_random_numbers(
@@ -577,7 +568,7 @@ def _lower_normal(op: Lowering) -> None:
 def _lower_random_numbers(op: Lowering, kernel: str, *constants: Any) -> None:
     """Add the call that fills the output with random numbers, in the order of its memory.
 
-    The call also has the operator's `random_site`. Refuses outputs that are not dense.
+    Refuses outputs that are not dense.
     """
     out = op.output()
     if not out.is_dense:

@@ -185,9 +185,8 @@ def _lower_maximum_gradient(op: Lowering) -> None:
 def _lower_quantized_update(op: Lowering) -> None:
     """Lower the update of an int8 weight, by 16-bit or stochastic rounding.
 
-    Gradients of the weight are summed, with several batches per update over all batches; the sum is
-    multiplied by the clip factors, if any. The last batch updates the weight, and sets a sum over
-    batches to 0.
+    With several batches per update, the last one updates the weight by the clipped sum of
+    gradients, and sets the sum to 0.
     """
     state, gradients, scale, rate, *optional_operands = op.args
     update = op.node.target
@@ -229,9 +228,8 @@ def _convolution_sizes(
 ) -> tuple[int, ...]:  # fmt: skip
     """Return the `ConvolutionSizes` of a convolution or pool as a kernel argument.
 
-    `x` and `out` have the order batch, rows, columns, channels; `padding` is that of the four
-    sides: above, below, left, right. The result excludes the batch. It contains the padding above
-    and on the left; output sizes imply that of the other sides.
+    `x` and `out` have the order batch, rows, columns, channels; `padding` is above, below, left,
+    right. The result excludes the batch, and the padding that output sizes imply.
     """
     window_sizes = (*window, *stride, *padding[::2], *dilation, groups)
     size_list = (*_image_sizes(x), *_image_sizes(out), *window_sizes)
@@ -241,8 +239,7 @@ def _convolution_sizes(
 def _batch_sizes(shape: tuple[int, ...], channel_dimension: int) -> tuple[int, int, int]:
     """Return the number of images in a batch, their channels, and the elements of a channel.
 
-    The first dimension is the batch. The elements of a channel are those of all other dimensions
-    except `channel_dimension`. A vector counts as one image with one element per channel.
+    The first dimension is the batch. A vector counts as one image with one element per channel.
     """
     if len(shape) == 1:
         return 1, shape[0], 1
@@ -277,8 +274,7 @@ def _window_bounds(
 ) -> list[tuple[int, ...]]:
     """Return begin and end of each window, clipped to the image, along rows and along columns.
 
-    Each of the two tuples is flat: begin and end of the first window, then of the next one. Windows
-    are those of `max_pool_window_bounds`.
+    Both tuples are flat: begin and end of the first window, then of the next one.
     """
     dimensions = zip(
         _image_shape(x.shape)[1:3], _image_shape(out.shape)[1:3], window, stride, padding[::2],

@@ -31,10 +31,7 @@ aten: Final = torch.ops.aten
 
 
 def _reduced_dimensions(view: StridedView, dimensions: int | Sequence[int] | None) -> list[int]:
-    """Return the dimensions to reduce, counted from 0; all if `dimensions` is None or empty.
-
-    The result is ascending; it is [] for a tensor without dimensions.
-    """
+    """Return the ascending dimensions to reduce; all if `dimensions` is None or empty."""
     rank = len(view.shape)
     if dimensions is None or (not isinstance(dimensions, int) and not dimensions):
         return list(range(rank))
@@ -51,9 +48,8 @@ def _lower_reduction(
 ) -> None:
     """Add the call of a kernel that reduces the first operand to output `output_position`.
 
-    Reduces all dimensions if `dimensions` is None or empty. `constants` are the last arguments of
-    the kernel. The operand is converted to real numbers, or to the output's type for ``pm_any`` and
-    ``_int`` kernels.
+    Reduces all dimensions if `dimensions` is None or empty. `constants` are the kernel's last
+    arguments. ``pm_any`` and ``_int`` kernels have the output's type; others are real.
     """
     out = op.output(output_position)
     is_real = not kernel.endswith("_int") and kernel != "pm_any"
@@ -187,9 +183,8 @@ def _call_on_row_pairs(
 ) -> None:
     """Add one call of a kernel on all pairs of a row of one operand and a row of the next one.
 
-    `first_index` is the index of the first of these two in `operands`. The arguments of the call
-    are the output, all operands, copied if they are not contiguous, the number of batches, the
-    sizes and `order`. Refuses orders other than 1 and 2, and different batch dimensions.
+    `first_index` is the index of the first of these two in `operands`. Refuses an `order` other
+    than 1 and 2, and different batch dimensions.
     """
     if order not in (1, 2):
         op.refuse(f"expected distances of order 1 or 2, got {order:g}")
@@ -207,10 +202,9 @@ def _call_on_row_pairs(
 def _call_on_rows(
     op: Lowering, kernel: str, operands: Sequence[Any], dimension: int, *constants: int
 ) -> None:
-    """Add the call of a kernel on all rows along a dimension.
+    """Add the call of a kernel on all rows along a dimension; set `op.can_overwrite_operand`.
 
-    All `operands` have the shape of the output, and are converted to real numbers. Sets
-    `op.can_overwrite_operand`. `constants` are the last arguments of the kernel.
+    All `operands` have the shape of the output. `constants` are the last arguments of the kernel.
     """
     views = [op.output(), *(convert_operand(op, argument) for argument in operands)]
     row_dimensions = _reduced_dimensions(views[0], dimension)
@@ -263,11 +257,8 @@ def _lower_cumsum(op: Lowering) -> None:
 def _lower_batch_norm(op: Lowering) -> None:
     """Lower a batch norm: by statistics of the batch in training mode, otherwise by fixed ones.
 
-    Also writes the statistics that are outputs: in training mode mean, reciprocal standard
-    deviation and new running statistics, otherwise copies of the fixed ones. Sets
-    `op.can_overwrite_operand`. Refuses statistics, weight or bias that are not contiguous,
-    dimensions of pixels that cannot be merged, and to update a running variance from a single value
-    for each channel.
+    Also writes the statistics that are outputs. Sets `op.can_overwrite_operand`. Refuses to update
+    a running variance from a single value for each channel, and layouts that have no kernel.
     """
     x, w, bias = (
         op.value(op.args[0]),
@@ -303,7 +294,7 @@ def _lower_batch_norm(op: Lowering) -> None:
 def _lower_batch_norm_backward(op: Lowering) -> None:
     """Lower the gradients of a batch norm that are outputs: of input, weight and bias.
 
-    They depend on statistics of the batch in training mode, otherwise on fixed ones. Sets
+    Statistics are those of the batch in training mode, otherwise fixed. Sets
     `op.can_overwrite_operand` if the gradient of the input is an output.
     """
     dy, x = op.value(op.args[0]), op.value(op.args[1])
@@ -346,8 +337,7 @@ def _lower_batch_norm_backward(op: Lowering) -> None:
 def _lower_layer_norm(op: Lowering) -> None:
     """Lower a layer norm, with mean and reciprocal standard deviation if they are outputs.
 
-    Sets `op.can_overwrite_operand`. Refuses these statistics, weight or bias if they are not
-    contiguous, and dimensions that `_row_layout` refuses.
+    Sets `op.can_overwrite_operand`. Refuses tensors that are not contiguous.
     """
     x, w, bias = (
         op.value(op.args[0]),
@@ -385,8 +375,8 @@ def _lower_layer_norm_backward(op: Lowering) -> None:
 def _lower_group_norm(op: Lowering) -> None:
     """Lower a group norm, with mean and reciprocal standard deviation if they are outputs.
 
-    Sets `op.can_overwrite_operand`. Refuses these statistics, weight or bias if they are not
-    contiguous, and dimensions of pixels that cannot be merged.
+    Sets `op.can_overwrite_operand`. Refuses statistics, weight or bias that are not contiguous, and
+    dimensions of pixels that cannot be merged.
     """
     x, w, bias = (
         op.value(op.args[0]),
@@ -465,10 +455,8 @@ def _row_layout(
 ) -> tuple[tuple[int, ...], tuple[int, int, int]]:
     """Return (strides of outer dimensions, rows and elements for each tensor, sizes of these).
 
-    The strides are one tuple: three of the first tensor, then three of the next. The elements of a
-    row are the last `inner_rank` dimensions. The leading dimensions are merged into rows, or
-    divided into outer dimensions and rows: rows are then the last leading dimension, or all leading
-    dimensions except the first. Refuses dimensions that cannot be merged in this way.
+    The strides are one tuple. The elements of a row are the last `inner_rank` dimensions; the
+    leading ones are merged into rows, or divided into outer dimensions and rows.
     """
     leading_rank = len(views[0].shape) - inner_rank
     leading_sizes, inner_sizes = views[0].shape[:leading_rank], views[0].shape[leading_rank:]

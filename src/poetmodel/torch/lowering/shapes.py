@@ -62,10 +62,7 @@ def _lower_stack(op: Lowering) -> None:
 
 
 def _select_index(view: StridedView, dimension: int, index: int) -> StridedView:
-    """Return a view at one index of a dimension, without that dimension.
-
-    A negative index counts from the end.
-    """
+    """Return a view at one index, negative from the end, of a dimension, without the dimension."""
     index = index % view.shape[dimension]
     return remove_dimensions(slice_view(view, dimension, index, 1), (dimension,))
 
@@ -144,8 +141,7 @@ def _lower_flip(op: Lowering) -> None:
 def _lower_roll(op: Lowering) -> None:
     """Lower a roll to one copy per slice; each rolled dimension divides every slice in two.
 
-    Empty slices are skipped. Without dimensions, all elements are rolled as one vector; then
-    tensors that are not contiguous are refused.
+    Without dimensions, all elements are rolled as one vector, which must be contiguous.
     """
     x, shifts, dimensions = op.args
     x, out = op.value(x), op.output()
@@ -169,7 +165,7 @@ def _roll_slices(
 ) -> list[tuple[StridedView, StridedView]]:
     """Return two (source, destination) pairs of a roll: the beginning of `x` first, then its end.
 
-    `shift` may be any integer, and `dimension` negative. Either pair may be empty.
+    Either pair may be empty.
     """
     dimension = positive_dimension(dimension, len(x.shape))
     size = x.shape[dimension]
@@ -187,8 +183,7 @@ def _roll_slices(
 def _lower_triangle(op: Lowering) -> None:
     """Lower ``tril`` or ``triu``: elements outside of the triangle of each matrix become 0.
 
-    Refuses integers, except uint8, which has the kernel of booleans. Sets
-    `op.can_overwrite_operand` to True.
+    Refuses integers, except uint8. Sets `op.can_overwrite_operand`.
     """
     x, out = op.value(op.args[0]), op.output()
     *_, row, column = range(len(x.shape))
@@ -267,10 +262,9 @@ def _call_gather(
 ) -> None:
     """Add the call that copies the elements of `x` at indices to the output.
 
-    `x` and `index` have the shape of the output. Where `x` has stride 0, the index alone selects
-    the element. `stride` and `size` are those of the indexed dimension of `x`; `size` is 0 for an
-    index that combines several dimensions. The kernel always counts negative indices from the end;
-    `allow_negative` only adds them to `Call.index_range`. Refuses elements of one byte.
+    `x` and `index` have the shape of the output; with stride 0 in `x`, the index alone selects.
+    `size` is 0 for an index that combines dimensions. `allow_negative` only changes
+    `Call.index_range`: the kernel always counts negative indices from the end.
     """
     out = op.output()
     if x.type is DataType.UINT8:
@@ -298,11 +292,8 @@ def _call_scatter(
 ) -> None:
     """Add the call that writes `x` to `out` at indices, or adds `x` if `accumulate`.
 
-    `out`, `x` and `index` have one shape. Where `out` has stride 0, the index alone selects the
-    element. `numbers` are stride and size of the indexed dimension and, if `accumulate`, the index
-    to skip. The size is 0 for an index that combines several dimensions. The kernel always counts
-    negative indices from the end; `allow_negative` only adds them to `Call.index_range`. Refuses
-    `x` of another type than `DataType.REAL`.
+    As in `_call_gather`, with stride 0 in `out`. `numbers` are stride and size of the indexed
+    dimension and, if `accumulate`, the index to skip.
     """
     if x.type is not DataType.REAL:
         op.refuse("expected real numbers")
@@ -340,9 +331,8 @@ def _lower_embedding_dense_backward(op: Lowering) -> None:
 def _lower_embedding_bag(op: Lowering) -> None:
     """Lower sums, means or maxima of bags of rows of a table.
 
-    In mode ``max``, the row index of each maximum is written to the fourth output, if it exists; -1
-    for a bag without indices other than the padding index. No other output after the first is
-    written. Refuses tables that are not contiguous, ``scale_grad_by_freq`` and ``sparse``.
+    In mode ``max``, the fourth output has the row of each maximum; -1 for a bag without indices
+    other than the padding index. Refuses ``scale_grad_by_freq`` and ``sparse``.
     """
     w, *bags, scales_by_frequency, mode, is_sparse, weights, _, padding_index = op.args
     _check_bag_options(op, scales_by_frequency, is_sparse)
@@ -405,12 +395,9 @@ def _call_on_bags(
 ) -> None:
     """Add the call of a kernel on bags of indices into a table with `row_count` rows.
 
-    The arguments of the kernel are `tensors`; `bags`: the indices, and the position of the first
-    index of each bag; `weights`: a factor for each index, or None for a null pointer; and `sizes`:
-    the number of bags, the columns of the table, the mode and the padding index. The numbers of
-    positions and of indices follow the number of bags. Copies indices, positions and weights that
-    are not contiguous to workspace. `row_count` is no argument of the kernel, but the limit of
-    valid indices in `Call.index_range`.
+    `bags` are the indices, and the position of each bag's first index; `weights` is a factor for
+    each index, or None. `sizes` are the number of bags, columns of the table, mode and padding
+    index.
     """
     indices, offsets = (make_contiguous(op, op.value(tensor)) for tensor in bags)
     weight_view: StridedView | int = (
@@ -440,9 +427,8 @@ def _lower_indexing(
 ) -> None:
     """Lower indexing to a gather.
 
-    `indices` has an index, or None, for each of the first dimensions of `x`. Further dimensions are
-    not indexed. The kernels count negative numbers from the end. `allow_negative` only adds those
-    of a single index to `Call.index_range`; the ranges of several indices always include them.
+    `indices` has an index, or None, for each of the first dimensions of `x`. `allow_negative` only
+    adds a single index's negative numbers to `Call.index_range`.
     """
     source, index, stride, size = _combine_indices(op, x, indices, op.output().shape)
     _call_gather(op, source, index, stride, size, allow_negative=allow_negative)
@@ -479,11 +465,9 @@ def _lower_index_put(op: Lowering) -> None:
 
 
 def _index_position(indices: Sequence[Any]) -> int:
-    """Return the position of the index dimensions in the result of indexing.
+    """Return the position of the index dimensions in the result of indexing, as in PyTorch.
 
-    `indices` has the index of each dimension, or None; at least one is not None. The position is
-    that of the first indexed dimension if all indexed dimensions are adjacent, otherwise 0, as in
-    PyTorch.
+    `indices` has the index of each dimension, or None; at least one is not None.
     """
     dimensions = [dimension for dimension, argument in enumerate(indices) if argument is not None]
     return dimensions[0] if dimensions[-1] - dimensions[0] + 1 == len(dimensions) else 0
@@ -494,9 +478,8 @@ def _combine_indices(
 ) -> tuple[StridedView, StridedView, int, int]:
     """Return (view of `x`, index, stride, size) for a gather or scatter of this `shape`.
 
-    View and index have this shape; stride and size are those of the indexed dimension. If several
-    dimensions have an index, adds calls that combine these indices, in workspace, into one without
-    negative numbers; its stride is 1 and its size 0. Refuses indices that are not int64 or int32.
+    Several indices are combined, in workspace, into one without negative numbers; its stride is 1
+    and its size 0.
     """
     dimensions = [dimension for dimension, argument in enumerate(indices) if argument is not None]
     views = [op.value(indices[dimension]) for dimension in dimensions]
@@ -527,10 +510,9 @@ def _combine_indices(
 def _expand_view(
     view: StridedView, first_index_dimension: int, shape: tuple[int, ...], index_rank: int
 ) -> StridedView:
-    """Return a view in the shape of the result of indexing.
+    """Return a view, which lacks indexed dimensions, in the shape of the result of indexing.
 
-    `view` lacks the indexed dimensions. The result has stride 0 in the `index_rank` dimensions of
-    the index, which begin at `first_index_dimension`.
+    The `index_rank` dimensions of the index, from `first_index_dimension` on, have stride 0.
     """
     strides = (
         *view.strides[:first_index_dimension],
@@ -568,10 +550,7 @@ def _lower_gather(op: Lowering) -> None:
 
 @lowers(aten.scatter.src, aten.scatter.value, aten.scatter_add.default)
 def _lower_scatter(op: Lowering) -> None:
-    """Lower to a copy of the tensor, and a scatter along a dimension.
-
-    The scatter writes values at indices, or adds them for ``scatter_add``.
-    """
+    """Lower to a copy of the tensor, and a scatter (an addition for ``scatter_add``) to it."""
     x, dimension, index, values = op.args
     out, index = op.output(), op.value(index)
     copy(op, out, op.value(x))
@@ -593,8 +572,7 @@ def _view_along_dimension(
 ) -> tuple[StridedView, int, int]:
     """Return (view, stride, size) for a gather or scatter by an index of this `shape`.
 
-    The view of `x` has the shape of the index, and stride 0 in the dimension. Stride and size are
-    those of the dimension; a tensor without dimensions has stride 0 and size 1.
+    The view of `x` has stride 0 in the dimension, whose stride and size are returned.
     """
     if not x.shape:
         return replace(x, shape=shape, strides=(0,) * len(shape)), 0, 1

@@ -53,8 +53,7 @@ class _Convolution:
 def _lower_convolution(op: Lowering) -> None:
     """Lower a convolution; a transposed one with a bias adds to an output that has the bias.
 
-    The bias is copied to that output first. Other convolutions overwrite their output. Refuses a
-    bias that is not contiguous, and all but one or two spatial dimensions.
+    Refuses a bias that is not contiguous, and all but one or two spatial dimensions.
     """
     x, w = op.value(op.args[0]), op.value(op.args[1])
     bias = None if op.args[2] is None else op.value(op.args[2])
@@ -128,9 +127,9 @@ def _make_convolution(
 ) -> _Convolution:
     """Return a convolution's operands and sizes; refuse all but one or two spatial dimensions.
 
-    `operands` are x, w and y; `window_arguments` are stride, padding and dilation. An unpadded
-    convolution whose window covers the image is a matrix product, if it has one group and
-    contiguous samples: each input element counts as a channel of one pixel.
+    `operands` are x, w and y; `window_arguments` are stride, padding and dilation. A window that
+    covers the image of one group makes a matrix product: each input element is a channel of a
+    pixel.
     """
     x, w, y = operands
     spatial_rank = len(x.shape) - 2
@@ -176,10 +175,8 @@ def _call_convolution(
 ) -> None:
     """Add the call of `kernel`, or of its variant for depthwise convolutions or for any strides.
 
-    The variant for any strides is called unless `has_contiguous_samples`, also for depthwise
-    convolutions. `operands` are the output and the inputs of the kernel. `accumulate`: whether
-    ``pm_conv2d_dx`` adds to its output; None for other kernels, which overwrite it. Only
-    ``pm_conv2d`` and its variants have a `bias`. Refuses a bias that is not contiguous.
+    `operands` are the output and the inputs of the kernel. `accumulate`: whether ``pm_conv2d_dx``
+    adds to its output; None for other kernels. Only ``pm_conv2d`` and its variants have a `bias`.
     """
     arguments: list[Any] = [*operands]
     if kernel == "pm_conv2d":
@@ -264,8 +261,7 @@ def _call_max_pool(
 ) -> None:
     """Add the call of the max pool kernel, which also writes indices if they are an output.
 
-    `bounds` has begin and end of each window along rows, and along columns. `dilation` has the
-    steps within a window along both.
+    `bounds` has begin and end of each window along rows, and along columns.
     """
     out = op.output()
     indices = op.output(1) if op.has_output(1) else None
@@ -305,9 +301,8 @@ def _mean_pool_window_bounds(
 ) -> tuple[list[tuple[int, ...]], int]:
     """Return (windows along rows and along columns, divisor of sums) of a mean pool.
 
-    Windows are flat: begin, end and counted length of each; the length may include padding. A
-    divisor of 0 means that each sum is divided by the product of the counted lengths of its window.
-    If `arguments` have no window sizes, the windows adapt to the output.
+    Windows are flat: begin, end and counted length (with padding) of each. For a divisor of 0, each
+    sum is divided by the product of the counted lengths of its window.
     """
     if len(arguments) <= 1:
         dimensions = zip(x.shape[-2:], out.shape[-2:], strict=True)
@@ -355,10 +350,7 @@ def max_pool_window_bounds(
 
 
 def _to_pair(argument: Any) -> list[int]:
-    """Return the numbers for rows and columns; a single number applies to both.
-
-    The result is empty for an empty list: a stride that the call omits.
-    """
+    """Return the numbers for rows and columns; [] for a stride that the call omits."""
     numbers = [argument] if isinstance(argument, int) else list(argument)
     return numbers * 2 if len(numbers) == 1 else numbers
 
@@ -519,9 +511,8 @@ def _source_distances(
 ) -> list[float]:
     """Return the distance in `x` between neighbouring outputs, for rows and columns.
 
-    `factors` are the scale factors of the call, or None for each that it omits; `align_corners`
-    ignores them. With `align_corners`, the distance is 0 in a dimension with a single output. With
-    one spatial dimension, the distance of rows is 1.
+    `factors` are those of the call, or None for each that it omits; `align_corners` ignores them.
+    With one spatial dimension, the distance of rows is 1.
     """
     spatial_rank = len(factors)
     distances = []
@@ -538,9 +529,8 @@ def _source_distances(
 def _padding_sources(op: Lowering, x: StridedView, pads: Sequence[int]) -> list[tuple[int, ...]]:
     """Return the source row of each row, and the source column of each column, of a padded result.
 
-    The operator's name decides between reflection and replication. `pads` has the widths before and
-    after each spatial dimension of `x`, the last dimension first. With one spatial dimension, the
-    only source row is 0.
+    `pads` has the widths before and after each spatial dimension of `x`, the last dimension first.
+    With one spatial dimension, the only source row is 0.
     """
     is_reflection = "reflection" in str(op.node.target)
     widths = list(zip(pads[::2], pads[1::2], strict=True))[::-1]

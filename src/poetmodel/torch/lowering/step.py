@@ -65,20 +65,18 @@ def lower(
 ) -> LoweredStep:
     """Capture a training step and lower it to kernel calls; parameters as for `trace`.
 
-    `accumulate` is the number of batches whose gradients are summed before an update; the gradient
-    of each loss is divided by this number. With `masks`, the backward pass reads masks in place of
-    activations (`mask_activations`) and no stacks of time steps (`unroll_weight_gradients`), where
-    possible. Without `masks`, it reads the same tensors as in PyTorch: for comparisons.
+    `accumulate` is the number of batches whose gradients are summed before an update; each loss's
+    gradient is divided by it. Without `masks`, the backward pass reads the tensors that it does in
+    PyTorch, in place of masks and without `unroll_weight_gradients`: for comparisons.
 
     Raises
     ------
     CaptureError
-        If the step cannot be captured or exported, for example because operators have no kernel;
-        the message names the first of these operators and its module. If `clip_grad_norm` is given
-        without an optimizer.
+        If the step cannot be captured or exported, for example because operators have no kernel, or
+        if `clip_grad_norm` is given without an optimizer.
     InputError
-        If `accumulate` is no integer above 0, or is above 1 without an `optimizer`; if state of the
-        optimizer is not finite; if a module quantized by PT2E cannot be converted to an int8 front.
+        If `accumulate` is not above 0, or above 1 without an `optimizer`; if optimizer state is not
+        finite; if a module quantized by PT2E cannot be converted.
     """
     if type(accumulate) is not int or accumulate < 1:
         expectation = f"expected a number of batches from 1, got {quote(accumulate)}"
@@ -113,18 +111,11 @@ class StepLowering:
     """Lowers a captured step to a step for export.
 
     Creating the object executes the captured graph twice on the inputs of the capture: once to find
-    its storages, once to find the views of all results. Raises `CaptureError` if an operation fails
-    on these inputs or returns an input together with new memory, for types that exported code does
-    not have, and for learning rates that differ if the first one is 0.
+    its storages, once to find the views of all results. It finds the views of arguments, and the
+    learning rates relative to that of the first parameter group, too.
     """
 
     def __init__(self, joint: Joint) -> None:
-        """Execute the captured graph on its inputs, to find its storages and views.
-
-        Results get a view if they are one tensor, arguments as in `_add_argument_views`. Also
-        registers the buffers of unread inputs, and computes the learning rates relative to that of
-        the first parameter group.
-        """
         self.joint = joint
         # Workspaces of PyTorch do not count: C kernels have their own.
         self.training_graph = TrainingGraph(joint, measure_workspaces=False)
@@ -149,11 +140,8 @@ class StepLowering:
         """Lower all operations, and return the step with estimated instructions.
 
         Updates follow the node of the loss (`defer_updates`), and compute the gradients that only
-        they read (`fuse_updates`), where possible. The field `accumulate` is 1.
-
-        Raises `CaptureError` with the first message of `_guard_messages`, or else of
-        `_missing_kernel_messages`. Also raises it for inputs, state and operators that exported
-        code does not support, and `InputError` for optimizer state that is not finite.
+        they read (`fuse_updates`), where possible. The field `accumulate` is 1. Unsupported
+        operators raise `CaptureError`, and nonfinite optimizer state `InputError`.
         """
         operations = [
             operation for operation in self.training_graph.operations if not operation.is_source
@@ -190,11 +178,9 @@ class StepLowering:
     # -- tensors -----------------------------------------------------------------------------------
 
     def _compute_relative_rates(self) -> dict[fx.Node, float]:
-        """Return the learning rate of each parameter group as a multiple of the first group's.
+        """Return the learning rate of each group with trained parameters, by node, as a multiple.
 
-        Only groups with trained parameters count. The keys are the nodes of the rates. A rate equal
-        to the first one, even 0, is 1. Raises
-        `CaptureError` if the rates differ and the first one is 0.
+        It is relative to the first group's; a rate equal to it, even 0, is 1.
         """
         rates = {
             a.node: float(self.joint.value(a))
@@ -211,10 +197,9 @@ class StepLowering:
         }
 
     def _add_argument_views(self) -> None:
-        """Add the views of tensor arguments.
+        """Add the views of tensor arguments, and a buffer for each unread input.
 
-        Learning rates, and state and constants that no operation reads, have no view. For an input
-        that no operation reads, registers a buffer, and adds a view of it.
+        Learning rates, and state and constants that no operation reads, have no view.
         """
         for argument in self.joint.arguments:
             value = self.joint.value(argument)
@@ -362,10 +347,8 @@ class StepLowering:
     def _read_initial_values(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield (buffer, elements) of all tensors that exist before the step, except inputs.
 
-        The gradient of the loss, 1, is one of them. Skips tensors without a view, and yields each
-        buffer once, with all its elements. A moment with `starts_with_gradient` is all NaN. Raises
-        `CaptureError` for integers outside the range of int32, and `InputError` for optimizer state
-        that is not finite.
+        The gradient of the loss, 1, is one of them. Each buffer is yielded once, with all its
+        elements. A moment with `starts_with_gradient` is all NaN.
         """
         seen_buffers: set[str] = set()
         for argument in self.joint.arguments:
@@ -407,9 +390,7 @@ class StepLowering:
     def _make_graph(self, lowerings: Mapping[int, Lowering]) -> Graph:
         """Return the graph of the exported step: a node for each operation with `_has_node`.
 
-        These are the lowered operations, which `lowerings` has by index, and updated state. The
-        batch size is the first dimension, at least 1, of the first input with dimensions; 1 without
-        such an input.
+        The batch size is the first dimension of the first input with dimensions, or 1.
         """
         operations = [
             operation for operation in self.training_graph.operations if self._has_node(operation)
@@ -436,10 +417,8 @@ class StepLowering:
     ) -> Node:
         """Return the graph's node of an operation.
 
-        The inputs of the node are the tensors of the graph that its calls use, except its outputs.
-        PyTorch's operator may have further inputs. `lowering` is None for state, whose node has no
-        inputs, workspace or in-place pair. Phase, FLOP and memory traffic are those of the
-        operation, but the traffic of state is None. All nodes except state and updates are
+        Its inputs are the tensors of the graph that its calls use; PyTorch's operator may have
+        further inputs. `lowering` is None for state. All nodes except state and updates are
         recomputable.
         """
         buffer_names = self._buffer_names(lowering)
@@ -462,10 +441,9 @@ class StepLowering:
         )
 
     def _buffer_names(self, lowering: Lowering | None) -> tuple[str, ...]:
-        """Return the names of all buffers in the calls of an operation; () if it has no lowering.
+        """Return the names of all buffers in an operation's calls, `WORKSPACE` included.
 
-        Includes outputs and `WORKSPACE`, each name once, in the order of the calls. A kernel may
-        read fewer tensors than PyTorch's operator.
+        A kernel may read fewer tensors than PyTorch's operator.
         """
         calls = () if lowering is None else lowering.calls
         return tuple(dict.fromkeys(name for call in calls for name in call.buffers))
@@ -488,11 +466,9 @@ class StepLowering:
     ) -> tuple[tuple[str, str], ...]:
         """Return the (output, input) pair if the first output may overwrite an input, else ().
 
-        The lowering must set `can_overwrite_operand`, as for most elementwise operations. The input
-        must be dense, and match the output in shape, strides and type; both must begin at the start
-        of their buffers. The input must be a tensor of the graph that the calls use, but no state.
-        The operation must not read the input's buffer in another view. Of several such inputs,
-        returns the first by the order in which PyTorch's operator reads them.
+        The input must be dense, a tensor of the graph but no state, match shape, strides and type,
+        start its buffer, and be read in no other view. The first such input by PyTorch's order
+        counts.
         """
         if not lowering.can_overwrite_operand or not lowering.has_output(0):
             return ()
@@ -524,8 +500,7 @@ class StepLowering:
     def _lower_operation(self, operation: Operation) -> Lowering:
         """Return an operation lowered to calls; without calls if its operator has no lowering.
 
-        Outputs that replace state have no view: the kernel writes to the state. Raises
-        `CaptureError` for operands and types that exported code does not support.
+        Outputs that replace state have no view: the kernel writes to the state.
         """
         outputs = {}
         for number in operation.storages:
@@ -550,8 +525,8 @@ class StepLowering:
 def _guard_messages(joint: Joint) -> Iterator[str]:
     """Yield a message for each line of Python and each value that exported code cannot check.
 
-    The lines test whether numbers are finite or in range, or a matrix is invertible. The values are
-    those that Python code has read from inputs and buffers, except in an assertion.
+    The lines test whether numbers are finite or in range, or a matrix is invertible; the values are
+    those that Python code has read, except in an assertion.
     """
     for line in joint.finite_check_lines:
         yield (
@@ -598,10 +573,9 @@ def _to_exported_array(value: torch.Tensor, kind: DataType, name: str) -> np.nda
 def _split_convolutions(joint: Joint) -> None:
     """Split the backward operator of each convolution into one operation per gradient that is read.
 
-    If one operation computed the gradients of input, weight and bias, a schedule could neither
-    recompute nor free one of them alone. The gradient of the input is first, because it reads the
-    weight, which an update may then overwrite. The gradient of the bias becomes a sum,
-    because PyTorch's kernel would also compute the gradient of the weight.
+    Only then a schedule can recompute or free one alone. The gradient of the input is first: an
+    update may overwrite the weight that it reads. That of the bias is a sum, because PyTorch's
+    kernel would also compute the gradient of the weight.
     """
     aten = torch.ops.aten
     graph = joint.graph_module.graph
@@ -642,8 +616,7 @@ def _divide_loss_gradient(joint: Joint, divisor: int) -> None:
 def _make_bias_gradient(selection: fx.Node, node: fx.Node) -> None:
     """Turn `selection`, which selects the bias gradient from `node`, into the sum that computes it.
 
-    The sum is over the batch and spatial dimensions of the output gradient that `node`, the
-    backward operator, reads. `node` is unchanged.
+    The sum is over the batch and spatial dimensions; `node` is unchanged.
     """
     gradient = node.args[0]
     dimensions = gradient.meta["val"].ndim

@@ -45,8 +45,8 @@ no more elements than the converted input."""
 def lookup(x: torch.Tensor, rows: torch.Tensor, dimension: int, strides: list[int]) -> torch.Tensor:
     """Look up each byte in a table: in its only row, or in the row of the byte's channel.
 
-    `rows` has one row of 256 results, or one per index of the channel `dimension` of `x`. A
-    negative int8 has the position of its value plus 256. `strides` are those of the new result.
+    A row has 256 results; a negative int8 has the position of its value plus 256. `strides` are
+    those of the new result.
     """
     out, index = torch.empty_strided(x.shape, strides, dtype=rows.dtype), x.long() % BYTE_VALUES
     if len(rows) == 1:
@@ -57,11 +57,7 @@ def lookup(x: torch.Tensor, rows: torch.Tensor, dimension: int, strides: list[in
 
 @lowers(torch.ops.poetmodel.lookup.default)
 def _lower_lookup(op: Lowering) -> None:
-    """Lower a table lookup to one call.
-
-    The kernel's view of the table has stride `BYTE_VALUES` along channels; with a single row, which
-    applies to all channels, it has only strides 0.
-    """
+    """Lower a table lookup to one call; a table with a single row has only strides 0."""
     x, rows, dimension, _ = op.args
     out, x, rows = op.output(), op.value(x), op.value(rows)
     strides = [0] * len(out.shape)
@@ -77,10 +73,7 @@ def replace_byte_conversions(joint: Joint) -> Joint:
     """Replace elementwise conversions of byte inputs by lookup tables; return the step.
 
     A conversion qualifies if its result is float32, and each element depends only on the byte at
-    its position, and on constants that are equal within a channel. `_is_channel_dimension` decides
-    which dimensions may be channels. Changes the graph of `joint`, and registers the tables as
-    buffers of its module. The tables become arguments of the returned step; operations and
-    constants without readers are removed. Returns `joint` itself if no conversion qualifies.
+    its position, and on constants that are equal within a channel. Changes the graph of `joint`.
     """
     conversions = _Conversions(joint)
     if not conversions.end_nodes:
@@ -142,15 +135,13 @@ class _Constant:
 
 
 class _Conversions:
-    """The operations of a step that convert each byte of an input elementwise."""
+    """The operations of a step that convert each byte of an input elementwise.
+
+    `input_of` has byte inputs and their views, `source_of` the source of each conversion,
+    `end_nodes` conversions with a float32 result that other operations read.
+    """
 
     def __init__(self, joint: Joint) -> None:
-        """Find the byte inputs of a step, and the operations that convert their elements.
-
-        Fills `input_of` (byte inputs and their views), `source_of` (the byte input or view of each
-        conversion) and `end_nodes` (conversions with a float32 result that other operations read).
-        `compute_tables` computes the tables.
-        """
         self._joint = joint
         self.source_of: dict[fx.Node, fx.Node] = {}
         """The byte input, or view of one, that each operation converts."""
@@ -182,10 +173,8 @@ class _Conversions:
     def _add_conversion(self, node: fx.Node) -> None:
         """Register a node that is a byte view of a byte input, or an elementwise conversion of one.
 
-        Adds a view to `input_of`, and a conversion to `source_of` and `_channel_dimensions`. A
-        conversion has one source, a byte input or view, in the shape of its result. All further
-        operands are constants. The constants of a conversion and of the conversions that it reads
-        vary along one channel dimension at most.
+        A conversion has one source, in the shape of its result; further operands are constants,
+        which vary along one channel dimension at most.
         """
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
@@ -238,8 +227,8 @@ class _Conversions:
     def _compute_constant(self, node: fx.Node) -> torch.Tensor | None:
         """Return the value of a node if it is a tensor equal in each step, else None; not cached.
 
-        Such nodes are the arguments in `_arguments`, and operations that read only such nodes or
-        no node. Returns None for random operators and for results that are not one tensor.
+        Such nodes are the arguments in `_arguments`, and operations that read only such nodes,
+        except random ones.
         """
         if node in self._arguments:
             return self._joint.value(self._arguments[node]).detach()
@@ -259,10 +248,8 @@ class _Conversions:
     def compute_tables(self) -> Iterator[tuple[fx.Node, int, torch.Tensor]]:
         """Yield (operation, channel dimension, table) of each conversion in `end_nodes`.
 
-        All of them have a float32 result, which nodes other than conversions read. A table has a
-        row of results for the bytes 0 to 255 for each channel, or only one row; then the dimension
-        is 0. An int8 below 0 has the position of its value plus 256. All 256 bytes are converted at
-        once, along a new first dimension; other dimensions have size 1, except that of channels.
+        A table has a row of results for the bytes 0 to 255 for each channel, or only one row; then
+        the dimension is 0. An int8 below 0 has the position of its value plus 256.
         """
         for end_node in self.end_nodes:
             source = self.source_of[end_node]
@@ -284,10 +271,8 @@ class _Conversions:
     def _convert_bytes(self, node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> torch.Tensor:
         """Return the results of a conversion for all 256 bytes, from constants and from `values`.
 
-        `values` has the 256 bytes by the node of their source, and the results of earlier
-        conversions by node. Bytes are along the first dimension; of the other dimensions, which are
-        those of the source, only that of channels may have a size above 1. Constants, which may
-        vary along channels, are reduced as in `_Constant.reduce`, so that they broadcast.
+        `values` has the bytes, and results of earlier conversions, by node. Bytes are along the
+        first dimension; only that of channels may have another size above 1.
         """
         if node.target in _COPIES:
             (x,) = node.all_input_nodes
@@ -317,9 +302,6 @@ def _is_random(target: Any) -> bool:
 
 
 def _is_elementwise(target: Any) -> bool:
-    """Return whether each element of a result depends only on operands at its position.
-
-    Random operators do not qualify.
-    """
+    """Return whether elements of a result depend only on operands at their position, not random."""
     pointwise = torch.Tag.pointwise in getattr(target, "tags", ())
     return (pointwise or target in _COPIES) and not _is_random(target)

@@ -61,8 +61,7 @@ def _lower_update(
 ) -> None:
     """Add the calls of the operation's update rule; `views` are the parameter and its state.
 
-    `rate` is the operation's argument for the learning rate. Refuses (`op.refuse`) parameters that
-    are not dense, state of the parameter's shape in another layout, and rules without a kernel.
+    Refuses parameters that are not dense, and state in another layout.
     """
     parameter = views[0]
     same_shape_views = [view for view in views if view.shape == parameter.shape]
@@ -90,11 +89,9 @@ def accumulate_gradient(
 ) -> StridedView:
     """Lower the addition of gradients to `total`, their sum over batches; return the clipped sum.
 
-    The result is a copy in workspace, multiplied by each of `clip_factors`; without factors, it is
-    `total` itself. In both cases, sets the condition of the operation: the calls that clip, and all
-    calls added later, are executed only for the last batch of an accumulation. `count` is the node
-    of the number of earlier batches in `total`. The caller must set `total` to 0 after the update.
-    Refuses a `total` that is not dense.
+    Calls that clip, and all calls added later, are executed only for the last batch. The caller
+    must set `total`, which is dense, to 0 after the update. With `clip_factors`, the result is a
+    copy in workspace. `count` is the node of the number of earlier batches in `total`.
     """
     if not total.is_dense:
         op.refuse("expected a dense parameter")
@@ -251,8 +248,8 @@ def lower_gradient(
 ) -> StridedView:
     """Add calls that sum and clip gradients; return the result in the layout of the parameter.
 
-    `gradients` and `clip_factors` are nodes; each factor multiplies the sum. The result is in
-    workspace, unless a single gradient without clipping already has this layout.
+    Each of `clip_factors`, nodes, multiplies the sum. The result is in workspace, unless it is a
+    single gradient without clipping in this layout.
     """
     return _lower_sum_and_clip(op, tuple(map(op.value, gradients)), parameter, clip_factors)
 
@@ -265,8 +262,8 @@ def _lower_sum_and_clip(
 ) -> StridedView:
     """Add calls that sum gradients and multiply the sum by clip factors; return the result.
 
-    The result is a tensor in workspace, in the parameter's layout. Without factors, a single
-    gradient that already has this layout is returned without calls.
+    The result is in workspace, in the parameter's layout, unless it is a single unclipped gradient
+    that already has this layout.
     """
     first_gradient, *other_gradients = gradients
     if not other_gradients and not clip_factors and first_gradient.has_layout_of(parameter):
