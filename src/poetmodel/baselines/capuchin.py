@@ -41,49 +41,34 @@ MAX_ROUNDS: Final = 6
 def capuchin(problem: Problem, rule: str = "", *, refined: bool = True) -> Schedule:
     """Swap tensors whose transfers are hidden; then swap or recompute by memory saved per second.
 
-    Candidates are the intervals between two accesses of a tensor that contain a peak, which is a
-    stage above the RAM budget. The *free time* of an interval on the timeline of keep-all is the
-    time between the two accesses, minus the times of page-out and page-in. If it is not negative,
-    computations hide both transfers.
+    Candidates are the intervals between two accesses of a tensor that contain a stage above the RAM
+    budget. The *free time* of an interval is its time in keep-all minus the times of page-out and
+    page-in: from 0 on, computations hide both transfers.
 
-    1. Tensors are swapped in intervals of free time 0 or more, in descending order of free time,
-       until all stages fit.
-    2. Then, until all stages fit, a tensor is evicted in the interval with the highest memory
-       saving per second (MSPS): bytes divided by overhead. The overhead of a swap is the time that
-       is not hidden. The overhead of a recomputation is the time of all computations and page-ins
-       that it needs, given the plan so far. The smaller overhead decides between swap and
-       recomputation; ties are swaps.
+    1. Swap in intervals of free time 0 or more, in descending order, until all stages fit.
+    2. Then evict in the interval with the highest memory saving per second (MSPS): bytes divided by
+       overhead. The overhead of a swap is the time that is not hidden, that of a recomputation the
+       time of all computations and page-ins that it needs, given the plan so far. The smaller one
+       decides; ties are swaps.
 
     The `rule` sets the costs. By default the best schedule of all three rules is returned.
 
     - ``published``: as above, on every device, without contention between transfers.
-    - ``time``: where transfers block the core, the free time of an interval is minus its transfer
-      time. If the deadline counts only computations, transfers take no time. Where transfers
-      overlap computations, the channel is occupied by the plan's previous transfers: page-outs
-      directly after the first access, page-ins directly before the second one.
-    - ``energy``: overheads are energies, and the free time of an interval is minus the energy of
-      its transfers, so that step 1 swaps only if they need no energy.
+    - ``time``: where transfers block the core, free time is minus the transfer time (0 if the
+      deadline counts only computations). Where they overlap, the channel is occupied by the plan's
+      previous transfers: page-outs after the first access, page-ins before the second one.
+    - ``energy``: overheads are energies, and free time is minus the energy of the transfers.
 
     The last two rules charge no page-out if the plan has written the tensor before. If `refined`,
-    each of them is applied twice, and the better schedule is returned. First, the saving of an
-    interval is all bytes of the tensor; then, it is at most the largest excess of the interval's
-    stages over the budget.
+    each is applied twice for the better schedule: the saving of an interval is all bytes of the
+    tensor, then at most the largest excess of its stages. `schedule_with_best_homes` chooses homes.
 
     Interpretations. The paper has one amount of memory to save; here every stage must fit. The
     paper triggers page-ins early and adjusts them by feedback; here a schedule pages in at the
     stage of use, and a plan moves transfers. A recomputation that does not fit in its stage becomes
-    a swap if possible; otherwise further tensors are evicted in that stage.
-
-    If `refined`, tensors that a stage recomputes, also as intermediate results, stay in RAM until
-    their own next access, in the order of these accesses, if all stages until then have enough free
-    bytes. The paper keeps the latest ones while memory lasts ("collective recomputation"). The
-    choices above do not anticipate this.
-
-    `schedule_with_best_homes` chooses the homes of state. There are O(intervals) choices, each of
-    which examines every interval and its recomputations.
-
-    Raises `InputError` for an unknown rule, and `MethodNotApplicableError` if no rule has a
-    schedule that meets the budget.
+    a swap if possible; otherwise further tensors are evicted in that stage. If `refined`,
+    recomputed tensors stay in RAM until their next access if all stages until then have free bytes;
+    the paper keeps the latest ones while memory lasts ("collective recomputation").
     """
     rules = [CostRule.parse(rule)] if rule else list(CostRule)
     searches = [
@@ -107,16 +92,12 @@ def _plan_with_rule(
 
 
 class _EvictionPlanner:
-    """Plans swaps and recomputations by one rule."""
+    """Plans swaps and recomputations by one rule.
+
+    The constructor requests the permission to overwrite inputs (`retry_with_overwrites`).
+    """
 
     def __init__(self, problem: Problem, rule: CostRule, *, caps_savings: bool = False) -> None:
-        """Find idle intervals and the bytes of keep-all above the budget; begin with an empty plan.
-
-        Intervals of tensors of 0 bytes are excluded. With `caps_savings`, the saving of an interval
-        is at most the largest excess of its stages over the budget, not always all bytes of its
-        tensor. Requests the permission to overwrite inputs, so that `retry_with_overwrites` may
-        repeat the method; with the permission, there may be more intervals.
-        """
         graph = problem.graph
         self.problem = problem
         self.caps_savings = caps_savings
@@ -155,8 +136,7 @@ class _EvictionPlanner:
     def plan(self, *, keeps_recomputed: bool) -> Schedule:
         """Plan swaps and recomputations until the schedule meets the budget; return the schedule.
 
-        With `keeps_recomputed`, recomputed tensors stay in RAM if bytes are free. Raises
-        `MethodNotApplicableError` if no eviction is left to plan.
+        With `keeps_recomputed`, recomputed tensors stay in RAM if bytes are free.
         """
         self._plan_hidden_swaps()
         while True:
@@ -300,10 +280,7 @@ class _EvictionPlanner:
         return total_cost
 
     def _is_in_ram(self, p: int, t: int) -> bool:
-        """Return whether the plan has tensor `p` in RAM at stage `t`, without recomputed copies.
-
-        A tensor is not in RAM between the uses around an eviction, nor after its last reader.
-        """
+        """Return whether the plan has tensor `p` in RAM at stage `t`, without recomputed copies."""
         readers = self.graph.users_of[p]
         if not readers or readers[-1] < t:
             return False
@@ -376,7 +353,12 @@ class _EvictionPlanner:
 
 
 class _KeepingExecution(EvictionExecution):
-    """Execution that keeps recomputed tensors until their next use where RAM is free."""
+    """Execution that keeps recomputed tensors until their next use where RAM is free.
+
+    `evictions` are as in `execute_evictions`; `kept_tensors` are pairs (recomputing stage, tensor).
+    Further ones that fit in `free_bytes` and, if their stage is one of `full_stages`, in that stage
+    are kept, too, and their bytes are subtracted from `free_bytes`.
+    """
 
     def __init__(
         self,
@@ -386,14 +368,6 @@ class _KeepingExecution(EvictionExecution):
         free_bytes: NDArray[np.int64],
         full_stages: Collection[int],
     ) -> None:
-        """Start an execution of evictions, in which recomputed `kept_tensors` stay in RAM.
-
-        `evictions` are as in `execute_evictions`: True for a page-in, False for a recomputation.
-        `kept_tensors` are pairs: the stage that recomputes, the tensor. The execution keeps further
-        ones that fit in `free_bytes` (of each stage), and subtracts the bytes of only these further
-        ones from this array. If recomputed in one of `full_stages`, they must fit in this stage,
-        too.
-        """
         super().__init__(problem, evictions)
         self.kept_tensors = frozenset(kept_tensors)
         """(stage, tensor) of each recomputed tensor that stays in RAM after the stage."""
@@ -406,7 +380,7 @@ class _KeepingExecution(EvictionExecution):
         return super().retains(i) or self.kept_until.get(i, -1) > self.stage
 
     def _find_missing(self) -> tuple[set[int], set[int]]:
-        """Return the nodes that the stage computes, its own included, and the tensors to page in.
+        """Return the nodes that the stage computes and the tensors to page in.
 
         Further recomputed tensors that fit in `free_bytes` are added to `kept_tensors`.
         """

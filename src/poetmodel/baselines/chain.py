@@ -47,17 +47,11 @@ class ChainStep:
 class Chain:
     """A graph divided into at least two steps that its backward pass reverses.
 
-    The constructor raises `MethodNotApplicableError` if the graph is not a chain.
+    Each recomputable articulation point but the last one ends a step; the last step ends with the
+    forward pass. The constructor raises `MethodNotApplicableError` if the graph is not a chain.
     """
 
     def __init__(self, graph: Graph) -> None:
-        """Divide the forward pass into steps, and the backward pass into a part for each step.
-
-        Each recomputable articulation point but the last one ends a step; the last step ends with
-        the forward pass. Raises `MethodNotApplicableError` for fewer than two steps, no backward
-        pass, a forward node after a backward one, or a backward pass that does not go through the
-        steps in reverse.
-        """
         first_backward = first_backward_node(graph)
         self.graph = graph
         self.recomputable = evictable_tensors(graph)
@@ -109,16 +103,11 @@ class Chain:
     ) -> Schedule:
         """Return the schedule that has `tensors_of_part[s]` in RAM when part `s` begins.
 
-        Steps count from 0. `tensors_of_part` needs an entry for the last part, and for each part
-        with nodes. Missing tensors are recomputed, except `stored_tensors`, which are paged out
-        after their first computation and paged in.
-
-        In the forward pass, a recomputable tensor stays until its last use in this pass, and longer
-        if the last part begins with it. Within a part, it stays if `tensors_of_part` has it for the
-        part, or if any later node reads it; here the last forward stage belongs to the last part.
-        From one part to the next, it stays if `tensors_of_part` has it for both; but tensors of
-        `freed_steps` are freed before the part of their step begins, and recomputed for the part.
-        Tensors that are not recomputable stay until the last stage that may read them.
+        `tensors_of_part` needs an entry for the last part, and for each part with nodes. Missing
+        tensors are recomputed, except `stored_tensors`, which are paged. In the forward pass and
+        within a part, tensors stay until their last use; between parts, if `tensors_of_part` has
+        them for both. Those of `freed_steps` are freed before the part of their step, and
+        recomputed for it. Tensors that are not recomputable stay.
         """
         graph, steps, last_forward_use = self.graph, self.steps, last_forward_uses(self.graph)
         first_backward = first_backward_node(graph)
@@ -130,10 +119,7 @@ class Chain:
         last_use = tuple(users[-1] if users else -1 for users in graph.users_of)
 
         def stays_after(t: int, i: int) -> bool:
-            """Return whether recomputable tensor `i` stays in RAM after stage `t`.
-
-            It stays by the rules that `to_schedule` describes.
-            """
+            """Return whether recomputable tensor `i` stays in RAM after stage `t`."""
             part_after = part_of[min(t + 1, len(part_of) - 1)]
             if (
                 part_after in freed_steps
@@ -205,10 +191,6 @@ class ChainMemory(Chain):
     """
 
     def __init__(self, graph: Graph) -> None:
-        """Divide the graph as `Chain` does; compute the peaks of all steps and backward parts.
-
-        Raises `MethodNotApplicableError` if the graph is not a chain.
-        """
         super().__init__(graph)
         states = [frozenset[int](), *(step.state for step in self.steps)]
         steps = range(len(self.steps))
@@ -232,10 +214,9 @@ class ChainMemory(Chain):
         return [k for k in self.steps[s].nodes if self.recomputable.intersection(outputs_of[k])]
 
     def tape_completion_nodes(self, s: int) -> list[int]:
-        """Return the nodes of step `s` that compute its tape if its own state is in RAM, ascending.
+        """Return the nodes that complete the tape of step `s` from its own state, ascending.
 
-        Its own state is `ChainStep.state`, which the next step reads. Nodes that only the state
-        needs are excluded.
+        `ChainStep.state` is what the next step reads; nodes that only the state needs are excluded.
         """
         step, graph = self.steps[s], self.graph
         nodes: set[int] = set()
@@ -250,11 +231,9 @@ class ChainMemory(Chain):
         return sorted(nodes)
 
     def tape_completion_bytes(self, s: int) -> int:
-        """Return the peak of computing the tape of step `s` if `ChainStep.state` is in RAM [B].
+        """Return the peak of computing the tape of step `s` from its `ChainStep.state` [B].
 
-        The other tensors in RAM when part `s` of the backward pass begins count. Of this state,
-        which the next step reads, only tensors that are also in the tape count; the state before
-        the step does not count.
+        Of this state, only tensors in the tape count; the state before the step does not count.
         """
         step, nodes = self.steps[s], self.tape_completion_nodes(s)
         return self._peak(
@@ -264,9 +243,8 @@ class ChainMemory(Chain):
     def peaks(self, s: int, t: int) -> StepPeaks:
         """Return the peaks of step `s` if it is executed before part `t` of the backward pass.
 
-        Before the last part, which the backward pass executes first, the step is executed in the
-        forward pass. Before any other part, it is recomputed, and the other tensors in RAM when
-        part `t` begins are added to the peaks.
+        Before the last part, that is the forward pass; before any other part, the step is
+        recomputed beside the other tensors in RAM.
         """
         if t == len(self.steps) - 1:
             return self.forward_peaks[s]
@@ -274,7 +252,7 @@ class ChainMemory(Chain):
         return StepPeaks(*(peak + other_bytes for peak in self.recomputed_peaks[s]))
 
     def other_bytes_before(self, t: int) -> int:
-        """Return the bytes of other tensors in RAM when backward part `t` begins [B].
+        """Return the bytes of other tensors in RAM when part `t` begins [B].
 
         0 for an empty part.
         """
@@ -287,7 +265,7 @@ class ChainMemory(Chain):
     def _count_other_tensor_bytes(self) -> list[int]:
         """Return the bytes of tensors that are not `recomputable` at each stage's begin [B].
 
-        What a step reads stays until the step's part of the backward pass begins.
+        A tensor that a step reads stays until the step's part of the backward pass begins.
         """
         graph, steps = self.graph, self.steps
         byte_changes = [0] * (len(graph.nodes) + 2)
@@ -350,7 +328,7 @@ class ChainMemory(Chain):
     ) -> int:
         """Return the peak of executing `nodes` in order, beginning with `live_tensors` in RAM [B].
 
-        Recomputable tensors leave after their last reader among `readers`, but not `kept_tensors`.
+        Recomputable tensors leave after their last reader in `readers`, unless kept.
         """
         last_reader = {i: k for k in readers for i in self.graph.inputs_of[k]}
         peak = 0

@@ -30,23 +30,14 @@ if TYPE_CHECKING:
 @use_homes_of("griewank-walther")
 @mark_forward_only
 def griewank_walther(problem: Problem) -> Schedule:
-    """Checkpoint by the binomial rule with as many slots as the budget allows.
-
-    Bisection finds the largest number of slots whose schedule meets the RAM budget. State tensors
-    of the graph are in RAM.
+    """Checkpoint by the binomial rule with as many slots as the budget allows, by bisection.
 
     Steps are those of `poetmodel.baselines.chain`: nodes on a plain chain, otherwise the nodes
-    between articulation points. A slot stores all outputs of a step's last node that are read
-    later; the sample uses the first slot. All steps have equal cost in this method. Reversing a
-    step computes it once more if its part of the backward pass reads its outputs;
-    `min_forward_steps` does not count this, as revolve does not count the taped step. The state
-    of a step stays in RAM if the next step's part has read it. If the schedule for a number of
-    slots then exceeds the budget, it frees and recomputes the state of every step, as in revolve.
-    The bisection takes time proportional to the square of the number of nodes, times the logarithm
-    of the number of steps.
-
-    Raises `MethodNotApplicableError` if the graph is no chain, or if state tensors and one slot
-    exceed the budget. Raises `TimeLimitError` if the time limit passes.
+    between articulation points. All have equal cost. A slot stores all outputs of a step's last
+    node that are read later; the sample uses the first slot. All state is in RAM. Reversing a step
+    computes it once more if its part of the backward pass reads its outputs; `min_forward_steps`
+    does not count this, as revolve does not count the taped step. The state of a step stays in RAM
+    if the next step's part has read it, unless the schedule then exceeds the budget.
     """
     chain = Chain(problem.graph)
     best_schedule: Schedule | None = None
@@ -72,9 +63,8 @@ def griewank_walther(problem: Problem) -> Schedule:
 def revolve(chain: Chain, slots: int, *, frees_states: bool = False) -> Schedule:
     """Return the schedule of revolve with `slots` slots, of which the sample uses the first.
 
-    There must be at least one slot, which is not checked. With `frees_states`, the state of each
-    step is freed before the step's part of the backward pass and recomputed for it; otherwise it
-    stays if the next step's part has read it. Raises `TimeLimitError` if the time limit passes.
+    `slots` must be at least 1. With `frees_states`, the state of each step is freed before its part
+    of the backward pass and recomputed for it; otherwise it stays if the next part has read it.
     """
     tensors_of_part: dict[int, frozenset[int]] = {}
     pending_spans = [(0, len(chain.steps), slots, frozenset[int]())]
@@ -124,9 +114,9 @@ def min_forward_steps(length: int, slots: int) -> int:
 
 
 def _steps_to_next_checkpoint(length: int, slots: int) -> int:
-    """Return the optimal number of steps up to the next checkpoint; the smallest one in ties.
+    """Return the optimal number of steps up to the next checkpoint, the smallest in ties.
 
-    `length` and `slots` must be at least 2. The slots include that of the first state.
+    `length` and `slots` must be at least 2; slots include that of the first state.
     """
     return min(
         range(1, length),
@@ -155,23 +145,17 @@ def rotor(problem: Problem) -> Schedule:
     State tensors of the graph are in RAM. The dynamic program ignores energy, deadline and storage.
 
     The program is that of Beaumont et al.: ``C(s, t, m)`` is the minimum time to execute steps
-    ``s..t`` and their parts of the backward pass with memory `m` beside the state before `s`. There
-    are two options. With ``F_all``, step `s` is computed and taped once; steps ``s+1..t`` follow.
-    With ``F_ck``, steps are computed without a tape up to a state that is stored; the steps after
-    the state follow, then those before it. The paper frees the stored state after the step that
-    reads it and recomputes it for its own step. If the part of that step reads the state, a second
-    table has the times with the state left in memory, and the better option is taken.
+    ``s..t`` and their parts of the backward pass with memory `m` beside the state before `s`. With
+    ``F_all``, step `s` is computed and taped once; steps ``s+1..t`` follow. With ``F_ck``, steps
+    are computed without a tape up to a state that is stored; the steps after the state follow, then
+    those before it. The paper frees the stored state after the step that reads it and recomputes it
+    for its own step. If the part of that step reads the state, a second table has the times with
+    the state left in memory, and the better option is taken.
 
-    Peaks of steps, tapes and parts are computed from the nodes of the graph: inputs, outputs and
-    workspaces, including gradients and samples. Sizes are rounded up to a 500th of the budget
-    (budgets up to 500 bytes are exact), and a state counts until the end of the next step's part.
-    So the simulator may count less than the dynamic program. Bisection finds the largest memory, up
-    to a fourth above the budget, whose schedule meets the budget in the simulator. Of all schedules
-    in the bisection that meet it, the best by the problem's objective is returned. The run time is
-    proportional to ``L**3 * 500`` for `L` steps.
-
-    Raises `MethodNotApplicableError` if the graph is no chain, or if no schedule meets the budget,
-    and `TimeLimitError` if the time limit passes.
+    Peaks are computed from the nodes of the graph. Sizes are rounded up to a 500th of the budget,
+    and a state counts until the end of the next step's part, so the simulator may count less.
+    Bisection finds the largest memory, up to a fourth above the budget, whose schedule meets the
+    budget; the best schedule seen is returned. The run time is proportional to ``L**3 * 500``.
     """
     return best_rotor_schedule(problem, ChainTable(problem))
 
@@ -179,10 +163,8 @@ def rotor(problem: Problem) -> Schedule:
 def best_rotor_schedule(problem: Problem, table: ChainTable) -> Schedule:
     """Bisect for the largest memory with which `table.build_schedule` meets the budget.
 
-    Begins with `budget_units`; all further memories are from 0 to `max_units`. Returns the best of
-    the schedules found that meet the budget in the simulator, by the problem's objective; in ties,
-    the first one. Raises `MethodNotApplicableError` if no schedule meets the budget, and
-    `TimeLimitError` if the time limit passes.
+    Returns the best schedule by the problem's objective that meets the budget in the simulator; in
+    ties, the first one.
     """
     best = bisect_budget(problem, table.build_schedule, table.budget_units, table.max_units)
     if best is None:
@@ -207,15 +189,13 @@ class _Decision(NamedTuple):
 
 
 class ChainTable:
-    """Dynamic program of `rotor` over steps ``0..L-1``: minimum times by memory."""
+    """Dynamic program of `rotor` over steps ``0..L-1``: minimum times by memory.
+
+    `times` replaces the compute times of the nodes [s]. They may be energies [J], which all methods
+    then return in place of times.
+    """
 
     def __init__(self, problem: Problem, times: Sequence[float] = ()) -> None:
-        """Fill the tables of minimum times; `times` replaces the compute times of the nodes [s].
-
-        By default they are those of `problem`. `times` may be energies [J], which all methods then
-        return in place of times. Raises `MethodNotApplicableError` if the graph is no chain, and
-        `TimeLimitError` once the time limit has passed.
-        """
         self.chain = chain = ChainMemory(problem.graph)
         times = times or problem.table.compute_time_s
         steps = range(len(chain.steps))
@@ -245,9 +225,7 @@ class ChainTable:
     def fill_span(self, s: int, t: int) -> None:
         """Set `min_time_s` and `min_time_after_part_s` of steps ``s..t`` from shorter spans.
 
-        `min_time_s` gets two entries, without and with the state of step `t` in memory;
-        `min_time_after_part_s` gets one, only if there is a step ``t + 1``. Raises `TimeLimitError`
-        if the time limit has passed.
+        `min_time_s` gets entries without and with the state of step `t` in memory.
         """
         check_time_limit()
         for keeps_state in (False, True):
@@ -288,9 +266,8 @@ class ChainTable:
     ) -> NDArray[np.float64]:
         """Return the minimum times of steps ``s..t`` with a given first decision [s].
 
-        There is one time for each memory from `min_units`, which is at least `decision.min_units`,
-        to `max_units`, both included: that of the decision, plus the minimum times of the spans
-        that remain. With `keeps_state`, the state of step `t` is in memory, and counted.
+        One for each memory from `min_units` (at least the decision's) to `max_units`. With
+        `keeps_state`, the state of step `t` is in memory, and counted.
         """
         held_units, checkpoint_step = decision.held_units, decision.checkpoint_step
         later_times = self.min_time_s[
@@ -307,8 +284,7 @@ class ChainTable:
     def min_times_with_state(self, s: int, t: int) -> NDArray[np.float64]:
         """Return minimum times of steps ``s..t`` if the state of `t` stays after part `t + 1` [s].
 
-        A copy of ``min_time_s[s, t, True]``: times for 0, 1, ... units of memory, which include the
-        state; inf where the state does not fit beside part ``t + 1`` of the backward pass.
+        A copy, by units of memory, which include the state; inf if it does not fit.
         """
         times = self.min_time_s[s, t, True].copy()
         times[: self.state_units(t) + self.to_units(self.chain.backward_bytes[t + 1])] = np.inf
@@ -317,9 +293,8 @@ class ChainTable:
     def decisions(self, s: int, t: int, *, keeps_state: bool) -> Iterator[_Decision]:
         """Yield the possible first decisions for two or more steps ``s..t``.
 
-        The first one tapes step `s`; each further one stores a checkpoint, before step ``s + 1``,
-        ..., `t`. Decisions that need more than `max_units` are included. With `keeps_state`, the
-        `ChainStep.state` of step `t`, its outputs for the next step, is in memory, and counted.
+        The first one tapes step `s`; further ones store a checkpoint before step ``s + 1``, ...,
+        `t`. Decisions above `max_units` are included. With `keeps_state`, the state of `t` counts.
         """
         kept_state_bytes = self.part_state_bytes(t) if keeps_state else 0
         chain, step = self.chain, self.chain.steps[s]
@@ -342,10 +317,7 @@ class ChainTable:
             yield _Decision(checkpoint_step, untaped_s, held_units, max(held_units, peak_units))
 
     def build_schedule(self, units: int) -> Schedule | None:
-        """Return the fastest schedule with `units` of memory, or None if they do not suffice.
-
-        Raises `TimeLimitError` if the time limit passes.
-        """
+        """Return the fastest schedule with `units` of memory, or None if they do not suffice."""
         last = len(self.chain.steps) - 1
         if not np.isfinite(self.min_time_s[0, last, False][units]):
             return None
@@ -365,12 +337,9 @@ class ChainTable:
     ) -> tuple[dict[int, frozenset[int]], set[int]]:
         """Return the tensors in RAM when each part begins, and the steps whose state is freed.
 
-        The parts are those of the backward pass, by step from `first` to `last`; `outer_tensors`
-        are in RAM during all of them, and included. The decisions are those of `best_decision` with
-        `units` of memory, which must suffice. A state that is stored as a checkpoint
-        (`ChainStep.state`) is freed before its step's part unless the part reads it, and keeping it
-        fits and is not slower. With `keeps_last_state`, the state of step `last` is in memory, and
-        counted. Raises `TimeLimitError` if the time limit passes.
+        Parts are by step from `first` to `last`; `outer_tensors` are in RAM during all of them.
+        `units` must suffice. A checkpoint is freed before its step's part unless the part reads it,
+        and keeping it fits and is not slower.
         """
         steps = self.chain.steps
         tensors_of_part: dict[int, frozenset[int]] = {}
@@ -419,11 +388,8 @@ class ChainTable:
     def sequence_time_s(self, first: int, last: int, free_bytes: int) -> float:
         """Return the minimum time to recompute steps `first` to `last`, each for its part [s].
 
-        A part is `ChainStep.backward`, the nodes of the backward pass that belong to a step. The
-        part of the step after `last` was executed before, so `ChainStep.state` of `last` is in RAM.
-        It stays there if the part of `last` reads it, and keeping it fits and is not slower;
-        otherwise it is freed. `free_bytes` are rounded down to units; at most `max_units` are used.
-        Returns inf if they do not suffice.
+        `ChainStep.state` of `last` is in RAM, and stays there if its part reads it, and keeping it
+        fits and is not slower. inf if `free_bytes` do not suffice.
         """
         units = min(free_bytes // self.unit_bytes, self.max_units)
         return math.inf if units < 0 else min(self._min_times_freed_and_kept(first, last, units))
@@ -433,11 +399,8 @@ class ChainTable:
     ) -> tuple[dict[int, frozenset[int]], set[int]]:
         """Follow the fastest decisions to recompute steps `first` to `last`, each for its part.
 
-        Returns, by step, the tensors in RAM when its part of the backward pass begins,
-        `outer_tensors` included; and the steps whose `ChainStep.state` is freed before their own
-        part, by the rules of `follow_decisions` and, for `last`, of `sequence_time_s`.
-        `free_bytes`, beside `outer_tensors`, must suffice: `sequence_time_s` is finite. Raises
-        `TimeLimitError` if the time limit passes.
+        Returns, by step, the tensors in RAM when its part begins, `outer_tensors` included, and the
+        steps whose state is freed before. `free_bytes` must suffice: `sequence_time_s` is finite.
         """
         units = min(free_bytes // self.unit_bytes, self.max_units)
         freed_s, kept_s = self._min_times_freed_and_kept(first, last, units)
@@ -454,11 +417,10 @@ class ChainTable:
         return float(freed_times[units]), float(kept_times[units])
 
     def best_decision(self, s: int, t: int, max_units: int, *, keeps_state: bool) -> _Decision:
-        """Return the fastest first decision for steps ``s..t`` with a memory of `max_units`.
+        """Return the fastest first decision for steps ``s..t``, the first in ties.
 
-        The memory, in which the state before step `s` is not counted, must suffice for one of
-        `decisions`. In ties, the first of them is returned. With `keeps_state`, the state of step
-        `t` is in memory, and counted.
+        `max_units` exclude the state before step `s`, and must suffice for a decision. With
+        `keeps_state`, the state of step `t` is in memory, and counted.
         """
         possible_decisions = (
             decision
@@ -477,11 +439,9 @@ class ChainTable:
     def single_step_memory_and_time(self, s: int, *, keeps_state: bool) -> tuple[int, float]:
         """Return the memory [units] for step `s` and its part alone, and the step's time [s].
 
-        The state before the step is not counted. With `keeps_state`, the state of the step is in
-        memory, and only the rest of its tape is computed; of this state, only tensors of the tape
-        count. Otherwise the time is `forward_s`. It is 0, and only the part needs memory, if the
-        part reads no tensor of the step and the step is not the last, which the forward pass
-        computes anyway. The time of the part itself is never included.
+        The state before the step and the time of the part are not counted. With `keeps_state`, only
+        the rest of the tape is computed. A step that its part does not read takes no time, except
+        the last one, which the forward pass computes anyway.
         """
         part_bytes = self.chain.freeing_bytes[s]
         if keeps_state:

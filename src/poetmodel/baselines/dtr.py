@@ -49,35 +49,22 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
     - ``size``: ``1 / m``, the largest tensor first;
     - ``liveness``: ``full`` with `liveness`, a name for the command line.
 
-    With `liveness`, the recomputations of a stage are known when the stage begins. Recomputed
-    tensors that no node of a later stage reads leave RAM after their last reader in the stage. The
-    paper's runtime does neither.
+    With `liveness`, which the paper lacks, the recomputations of a stage are known when it begins,
+    and their tensors leave RAM after their last reader in the stage unless a later stage's node
+    reads them. A stage recomputes in graph order, and never evicts a tensor that a later step of
+    the stage reads. A neighbourhood counts each node once, and excludes tensors that no node reads.
 
     Without `liveness`, as in the authors' simulator (simrd, github.com/uwsampl/dtr-prototype), the
     clock is compute time, an input is used when its reader is requested, and an output when it is
     first computed. A tensor without a further user is evicted at once ("eager eviction") but may be
-    recomputed for other tensors. After such a recomputation the tensor stays until its score is the
-    lowest, because the runtime has no information about later readers. This matters if a
-    recomputation has further outputs, and if it needs long chains of other tensors; see `Runtime`.
+    recomputed for other tensors; then it stays until its score is the lowest; see `Runtime`.
 
     Interpretations. All state is in RAM. Tensors that cannot be recomputed are never evicted; they
     are freed when no node can need them any more ("banishing"; simrd pins constants forever). A
     node that the runtime computes twice within a stage is computed once by the schedule, and its
-    outputs stay between the uses there. If the schedule then exceeds the budget, the runtime
-    executes the training step again with less RAM. It abandons an execution whose compute time
-    exceeds fifty single passes. With and without `liveness`, tensors of 0 bytes are not evicted
-    when RAM is short, and of tensors with equal scores, the one with the lowest index is evicted.
-
-    With `liveness`, a stage recomputes in graph order, and never evicts a tensor that a later step
-    of the stage reads; see `StagedExecution`. A neighbourhood counts each node once, even if
-    several outputs are evicted, and excludes tensors that no node reads. This is a stronger method
-    than the published one.
-
-    Each eviction examines the neighbourhood of every candidate: O(n) evictions of O(n) candidates
-    with up to O(edges) each; neighbourhoods are small in practice.
-
-    Raises `InputError` for an unknown heuristic, and `MethodNotApplicableError` if no schedule
-    meets the budget or the execution is abandoned.
+    outputs stay between the uses there. If the schedule then exceeds the budget, the step is
+    executed again with less RAM. An execution above fifty single passes is abandoned. Tensors of 0
+    bytes are not evicted; of equal scores, the lowest index is evicted.
     """
     if heuristic == LIVENESS:
         heuristic, liveness = HEURISTICS[0], True
@@ -95,16 +82,13 @@ def dtr_paging(problem: Problem) -> Schedule:
 
     The score is ``full`` or ``msps``. The cost of a tensor is the smaller of its recomputation
     (with its neighbourhood, for ``full``) and its transfers: page-in, and page-out unless it is on
-    storage. The smaller cost decides how it is evicted. Costs are energy; if the problem minimizes
-    time, they are times as the deadline counts them. Staleness is always time. Tensors that cannot
-    be recomputed are evicted to storage while it has space. Tensors that were evicted to storage
-    are paged in on use and belong to no neighbourhood.
+    storage. Costs are energy, or times if time is minimized; staleness is always time. Tensors that
+    cannot be recomputed are evicted to storage while it has space. Tensors evicted to storage
+    belong to no neighbourhood.
 
-    The step is executed once with each score, and once with paging alone, which may fit where
-    recomputations within a stage do not. If the time is minimized and transfers overlap
-    computations, each execution is repeated with transfers that cost 0, as if all were hidden. Each
-    execution is tried with several homes of state (`schedule_with_best_homes`). The best schedule
-    is returned. Raises `MethodNotApplicableError` if no execution fits in RAM.
+    The best of several executions is returned: with each score, with paging alone, which may fit
+    where recomputations do not, and, if time is minimized and transfers overlap computations, each
+    also with transfers that cost 0. Homes of state are those of `schedule_with_best_homes`.
     """
     overlaps = problem.is_overlapping
     transfer_modes = (False, True) if overlaps and problem.minimize == Quantity.TIME else (False,)
@@ -131,19 +115,13 @@ def _schedule_with_paging(
 class Runtime(Execution):
     """Execution like the paper's simulator (simrd's ``RuntimeV2Eager``) within a RAM limit [B].
 
-    Nodes are computed in graph order. Inputs of a node that are in RAM are locked; missing inputs
-    are recomputed one by one, recursively, and locked. Then RAM is freed for all outputs and the
-    workspace. A tensor is freed after its last reader. A tensor that is recomputed after that stays
-    until its score is the lowest, because the runtime has no information about later readers.
-    Tensors that cannot be recomputed are never evicted, and are freed when no node can need them.
+    Nodes are computed in graph order. Inputs in RAM are locked; missing ones are recomputed one by
+    one, recursively. A tensor is freed after its last reader. One that is recomputed after that
+    stays until its score is the lowest, because the runtime has no information about later readers.
+    Tensors that cannot be recomputed are freed when no node can need them.
     """
 
     def __init__(self, problem: Problem, heuristic: str, ram_bytes: int) -> None:
-        """Start with no tensor in RAM; find the node after which each tensor is freed.
-
-        This is its last reader, or its own node without one. For a tensor that cannot be
-        recomputed, it is the last node whose stage may read the tensor, also by recomputations.
-        """
         graph, self.compute_time_s = problem.graph, problem.table.compute_time_s
         super().__init__(graph, ram_bytes)
         self.scores = Scores(graph, self.compute_time_s, heuristic, counts_nodes_once=False)
@@ -164,11 +142,7 @@ class Runtime(Execution):
         """Executed instructions in order; a schedule of stages does not preserve this order."""
 
     def run(self) -> Schedule:
-        """Execute the training step and return its schedule.
-
-        Raises `MethodNotApplicableError` as `compute`, and `TimeLimitError` if the time limit
-        passes.
-        """
+        """Execute the training step and return its schedule."""
         for k in range(len(self.graph.nodes)):
             self._compute_with_inputs(k)
             for i in self.graph.outputs_of[k]:
@@ -181,10 +155,8 @@ class Runtime(Execution):
     def compute(self, k: int) -> None:
         """Evict tensors until node `k` fits in RAM, compute it, and unlock its inputs.
 
-        All inputs must be in RAM and locked. Advances the clock of the scores, records that the
-        outputs are not evicted any more, and appends to `program`. Frees no input. Raises
-        `MethodNotApplicableError` if the node does not fit and no tensor may be evicted, or if the
-        compute time exceeds `MAX_PASSES` single passes.
+        All inputs must be in RAM and locked. Advances the clock, and frees no input. The method is
+        not applicable if nothing may be evicted, or beyond `MAX_PASSES` single passes.
         """
         node = self.graph.nodes[k]
         self.evict_until_fits(node.output_bytes + node.workspace_bytes, k)
@@ -202,10 +174,7 @@ class Runtime(Execution):
             self.locks[i] -= 1
 
     def choose_victim(self, k: int) -> int | None:  # noqa: ARG002 - the inputs of node `k` are locked
-        """Return the tensor with the lowest score; None without a candidate.
-
-        Candidates have more than 0 bytes and are neither locked nor pinned.
-        """
+        """Return the tensor with the lowest score, neither locked nor pinned; None without one."""
         evictable_tensors = (
             i for i in sorted(self.ram) if self.sizes[i] and not (self.locks[i] or i in self.pinned)
         )
@@ -219,10 +188,7 @@ class Runtime(Execution):
             self.scores.record_eviction(i)
 
     def _compute_with_inputs(self, k: int) -> None:
-        """Compute node `k` after recomputing its missing inputs, recursively.
-
-        Raises as `compute`, and `TimeLimitError` if the time limit passes.
-        """
+        """Compute node `k` after recomputing its missing inputs, recursively."""
         pending = [self._lock_inputs(k)]
         while pending:
             check_time_limit()
@@ -236,9 +202,9 @@ class Runtime(Execution):
                 pending.pop()
 
     def _lock_inputs(self, k: int) -> tuple[int, list[int]]:
-        """Lock the inputs of node `k` that are in RAM; record a use of all inputs.
+        """Lock the inputs of node `k` that are in RAM; return the node and its missing inputs.
 
-        Returns the node and its inputs that are not in RAM. The caller restores and locks these.
+        Records a use of all inputs. The caller restores and locks the missing ones.
         """
         inputs = self.graph.inputs_of[k]
         for i in inputs:
@@ -253,10 +219,6 @@ class _LivenessExecution(StagedExecution):
     def __init__(
         self, problem: Problem, heuristic: str, node_costs: Sequence[float] | None = None
     ) -> None:
-        """Create an execution; scores use `heuristic`, one of `HEURISTICS`, and `node_costs`.
-
-        These are by default the compute times [s].
-        """
         super().__init__(problem.graph, problem.usable_ram_bytes)
         self.problem = problem
         score_costs = problem.table.compute_time_s if node_costs is None else node_costs
@@ -273,9 +235,8 @@ class _LivenessExecution(StagedExecution):
     def retains(self, i: int) -> bool:
         """Return whether tensor `i` stays in RAM after its last reader in the stage; may pin it.
 
-        It stays if the node of a later stage reads it. Otherwise it stays, and is pinned, if it
-        cannot be recomputed and the recomputation of an evicted tensor with a further user needs
-        it, directly or through other evicted tensors.
+        It is pinned if it cannot be recomputed, and the recomputation of an evicted tensor with a
+        further user needs it.
         """
         if self.is_awaited(i):
             return True
@@ -289,8 +250,7 @@ class _LivenessExecution(StagedExecution):
     def compute(self, k: int) -> None:
         """Compute node `k`, update scores and clock, and evict unneeded members of `pinned`.
 
-        A member is needed if any step of the current stage reads it, even an earlier one, or if the
-        recomputation of an evicted tensor with a further user needs it.
+        Any read in the stage, even an earlier one, counts as a need.
         """
         super().compute(k)
         for i in self.graph.inputs_of[k]:
@@ -318,12 +278,7 @@ class _LivenessExecution(StagedExecution):
         graph, known_recomputable = self.graph, set[int]()
 
         def is_recomputable(i: int) -> bool:
-            """Return whether `i` can be recomputed, recursively, from tensors that are available.
-
-            True if `Problem.may_recompute` permits the node of `i` and, recursively, the node of
-            each input that is not available (`_is_available`). Raises `TimeLimitError` if the time
-            limit passes.
-            """
+            """Return whether `i` can be recomputed, recursively, from available tensors."""
             check_time_limit()
             required_nodes, pending_nodes = set[int](), [graph.node_of[i]]
             while pending_nodes:
@@ -354,11 +309,6 @@ class _PagingExecution(_LivenessExecution):
     """Execution of `dtr_paging`: evicts to storage where this is cheaper."""
 
     def __init__(self, problem: Problem, heuristic: str, *, free_transfers: bool = False) -> None:
-        """Use energies as costs, or times if time is minimized.
-
-        `heuristic`, ``full`` or ``msps``, is the score of `dtr_paging`. With `free_transfers`,
-        transfers cost 0.
-        """
         minimizes_time = problem.minimize == Quantity.TIME
         node_costs = None if minimizes_time else problem.energy.coefficients.compute
         super().__init__(problem, heuristic, node_costs)
@@ -375,10 +325,8 @@ class _PagingExecution(_LivenessExecution):
     def choose_victim(self, k: int) -> int | None:
         """Return the tensor with the lowest score; None without a candidate.
 
-        Candidates are the `evictable_candidates` of node `k` that can be recomputed, are on
-        storage, or fit there. If paging is cheaper than recomputation, adds the tensor to
-        `paged_out`, so that its next use pages it in, and to the content of `storage`, unless it is
-        there.
+        If paging is cheaper than recomputation, adds the tensor to `paged_out`, so that its next
+        use pages it in, and to the content of `storage`.
         """
         is_recomputable = self._make_recomputability_test()
         best: tuple[float, int, bool] | None = None
@@ -413,8 +361,7 @@ class _PagingExecution(_LivenessExecution):
     def evict(self, i: int) -> None:
         """Free tensor `i`, which is paged in or recomputed on its next use; write nothing.
 
-        It is paged in if it is in `paged_out`. Adds it there if it is on storage and no later
-        stage's node reads it. Other tensors are in `paged_out` only if `choose_victim` added them.
+        Adds it to `paged_out` if it is on storage and no later stage's node reads it.
         """
         if i in self.storage.stored_tensors and not self.is_awaited(i):
             self.paged_out.add(i)
@@ -467,19 +414,14 @@ HEURISTICS: Final = ("full", "eq", "local", "msps", "lru", "size")
 class Scores:
     """Scores of tensors by size, last use, evicted neighbourhood and cost.
 
-    With `counts_nodes_once`, a node counts once in a neighbourhood even if several of its outputs
-    are evicted; in the authors' simulator, it counts once for each of them. Callers advance the
-    clock, which is compute time.
+    With `counts_nodes_once`, a node with several evicted outputs counts once in a neighbourhood,
+    not once for each as in the authors' simulator. Callers advance the clock, which is compute
+    time.
     """
 
     def __init__(
         self, graph: Graph, node_costs: Sequence[float], heuristic: str, *, counts_nodes_once: bool
     ) -> None:
-        """Start with no evicted tensor; `heuristic`, one of `HEURISTICS`, selects the score.
-
-        `node_costs` has a cost for each node. If `counts_nodes_once`, `total_cost` counts a node
-        once for all of its outputs. Raises `KeyError` for another heuristic.
-        """
         self.graph = graph
         self.sizes = graph.tensor_bytes
         self.node_costs = node_costs
@@ -539,10 +481,7 @@ class Scores:
         return ancestors
 
     def evicted_descendants(self, i: int) -> set[int]:
-        """Return the evicted tensors, without `i`, whose recomputation needs tensor `i`.
-
-        They need it directly, or through other evicted tensors.
-        """
+        """Return the evicted tensors, without `i`, whose recomputation needs tensor `i`."""
         descendants: set[int] = set()
         pending_tensors = [i]
         while pending_tensors:
@@ -567,10 +506,7 @@ class Scores:
         )
 
     def _evicted_neighbours(self, i: int) -> list[int]:
-        """Return the neighbours of tensor `i` that are in `evicted`.
-
-        They are inputs of the tensor's node, then outputs of the tensor's readers.
-        """
+        """Return the evicted neighbours of `i`: inputs of its node, then outputs of its readers."""
         graph = self.graph
         input_tensors = graph.inputs_of[graph.node_of[i]]
         reader_outputs = (output for k in graph.users_of[i] for output in graph.outputs_of[k])

@@ -43,8 +43,7 @@ _RULE_WATCH: Final[ContextVar[RuleWatch | None]] = ContextVar("rule_watch", defa
 def watch_rules() -> Iterator[RuleWatch]:
     """Context manager: yield a `RuleWatch` of the `select_best_schedule` calls inside.
 
-    Its `is_cut_short` becomes True if one of them returns a schedule after the time limit stopped a
-    rule.
+    `is_cut_short` is True once one returns a schedule after the time limit stopped a rule.
     """
     watch = RuleWatch()
     token = _RULE_WATCH.set(watch)
@@ -57,12 +56,9 @@ def watch_rules() -> Iterator[RuleWatch]:
 def fit_budget(problem: Problem, schedule_within: Callable[[int], Schedule]) -> Schedule:
     """Repeat a method with less RAM until its schedule meets the RAM budget.
 
-    `schedule_within(ram_bytes)` returns a schedule. The first attempt has the usable RAM. Each
-    further attempt has less RAM, by the bytes of the previous schedule above the budget: the
-    simulator may count more RAM than the method does, because the stages of a schedule are coarser
-    than the steps of a method. Raises `MethodNotApplicableError` if none of up to `MAX_ATTEMPTS`
-    attempts meets the budget; attempts end early if no RAM is left, or if one raises this error. An
-    error of the first attempt is raised unchanged.
+    Each of up to `MAX_ATTEMPTS` attempts has less RAM by the previous excess: the simulator may
+    count more RAM than the method, because stages are coarser than a method's steps. An error of
+    the first attempt is raised unchanged.
     """
     usable_bytes = ram_bytes = problem.usable_ram_bytes
     peak = 0
@@ -93,11 +89,9 @@ def bisect_budget(
 ) -> Schedule | None:
     """Bisect for the largest memory limit of a method that meets the budget; return the best.
 
-    The best schedule has the smallest value of the objective, among those found that meet the RAM
-    budget. A method may count more RAM than the simulator does, so its limit may exceed the
-    budget. `schedule_with(units)` returns a schedule within a limit of 0 to `max_units` units, or
-    None if the limit is too low. More units must mean more memory, not necessarily in proportion.
-    The first call is with `first_units`. Returns None if no schedule meets the budget.
+    The best schedule is that of the objective, None without one. A method may count more RAM than
+    the simulator, so its limit may exceed the budget. More units, from 0 to `max_units`, must mean
+    more memory, not necessarily in proportion.
     """
     best: Candidate | None = None
     low, high, units = 0, max_units, first_units
@@ -118,11 +112,10 @@ def bisect_budget(
 def select_best_schedule(problem: Problem, rules: Iterable[Callable[[], Schedule]]) -> Schedule:
     """Return the best schedule of the rules of a method, by the problem's objective.
 
-    A schedule without violations is better than any schedule with violations, whose number does not
-    matter. Rules that raise `MethodNotApplicableError` are skipped; if all do, the first error is
-    raised. The rules have nine tenths of the remaining time, because the caller verifies the
-    schedule afterwards. If the time limit stops a rule, the best schedule so far is returned, and
-    the active `RuleWatch` records the stop; without a schedule, `TimeLimitError` is raised.
+    A schedule without violations is better than any with violations. Rules that are not applicable
+    are skipped. The rules have nine tenths of the remaining time, because the caller verifies the
+    schedule. If the time limit stops a rule, the best schedule so far is returned, and the active
+    `RuleWatch` records the stop.
     """
     candidates: list[Candidate] = []
     errors: list[MethodNotApplicableError] = []
@@ -151,8 +144,7 @@ def simulate_within_budget(
 ) -> Iterator[tuple[Schedule, Simulation]]:
     """Yield (schedule, simulation) for the schedules that meet the RAM budget.
 
-    `schedules` must not be empty. Raises `MethodNotApplicableError` at the end if none of them
-    meets the budget; `schedule_kind` names the schedules in the message.
+    `schedules` must not be empty. The method is not applicable if none meets the budget.
     """
     usable_bytes = problem.usable_ram_bytes
     peaks = []

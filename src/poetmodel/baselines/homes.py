@@ -39,10 +39,7 @@ FORWARD_ONLY: Final = "forward_only"
 
 
 def mark_forward_only(method: Scheduler[P]) -> Scheduler[P]:
-    """Mark a method that recomputes only forward nodes.
-
-    `_schedule_with_resident_state` then schedules one graph instead of two.
-    """
+    """Mark a method that recomputes only forward nodes, so that one graph is scheduled, not two."""
     setattr(method, FORWARD_ONLY, True)
     return method
 
@@ -50,8 +47,7 @@ def mark_forward_only(method: Scheduler[P]) -> Scheduler[P]:
 def put_state_in_ram(method: Scheduler[P]) -> Scheduler[P]:
     """Extend a method to graphs with state, with all state in RAM.
 
-    The method may be called several times: with two graphs, and with both again after
-    `MethodNotApplicableError`. See `_schedule_avoiding_overwrites`.
+    The method may be called several times: see `_schedule_avoiding_overwrites`.
     """
 
     @wraps(method)
@@ -82,10 +78,7 @@ def put_state_on_storage(method: Scheduler[P]) -> Scheduler[P]:
 def _bind_options(
     method: Scheduler[P], *options: P.args, **keywords: P.kwargs
 ) -> Callable[[Problem], Schedule]:
-    """Return a function of the problem alone, with the method's options bound.
-
-    It has the method's attributes, such as that of `mark_forward_only`.
-    """
+    """Return a function of the problem alone, with the method's options and attributes."""
 
     @wraps(method)
     def rule(problem: Problem) -> Schedule:
@@ -105,10 +98,7 @@ def choose_homes(method: Scheduler[P]) -> Scheduler[P]:
 
 
 def use_homes_of(name: str) -> Callable[[Scheduler[P]], Scheduler[P]]:
-    """Return the decorator that extends a method to graphs with state as its `METHODS` entry says.
-
-    A method with several rules calls `schedule_with_best_homes` itself.
-    """
+    """Return the decorator that extends a method to graphs with state by its `METHODS` entry."""
     decorators = {
         StateHomes.RAM: put_state_in_ram,
         StateHomes.STORAGE: put_state_on_storage,
@@ -122,13 +112,9 @@ def schedule_with_best_homes(
 ) -> Schedule:
     """Return the best schedule of `rules`, over several assignments of homes to state.
 
-    `rules` are called with problems without state. Each rule is tried with all state in RAM and
-    with all state on storage; once if there is no state. For a rule with a schedule only in the
-    second case, RAM is filled in the orders of `_fill_orders`. If no attempt has a schedule, all
-    attempts may be repeated with permission to overwrite inputs that are read later: see
-    `retry_with_overwrites`. If none has a schedule then either, the first
-    `MethodNotApplicableError` is raised. The time limit has the effect that `select_best_schedule`
-    describes.
+    `rules` get problems without state. Each is tried with all state in RAM and with all on storage.
+    If only the second has a schedule, RAM is filled in the orders of `_fill_orders`. If no attempt
+    succeeds, all are repeated with permission to overwrite inputs.
     """
     orders = _fill_orders(problem)
     extremes = dict.fromkeys((orders[0], ()))
@@ -164,10 +150,9 @@ def schedule_with_best_homes(
 def _fill_ram(
     order: Sequence[int], is_feasible: Callable[[frozenset[int]], bool]
 ) -> Iterator[tuple[int, ...]]:
-    """Yield sets of state tensors to attempt: they fill RAM in an order, without what does not fit.
+    """Yield sets of state tensors to attempt, in an order, without those that do not fit.
 
-    The whole order is known not to fit. Bisection finds how many of the next tensors fit, and the
-    one after them is skipped. `is_feasible` tells the result of the last attempt.
+    The whole order is known not to fit. `is_feasible` is about the last attempt.
     """
     resident: tuple[int, ...] = ()
     rest = tuple(order)
@@ -190,9 +175,8 @@ def _fill_ram(
 def _fill_orders(problem: Problem) -> tuple[tuple[int, ...], ...]:
     """Return two orders in which state tensors are put into RAM.
 
-    First by descending energy of their transfers per byte, then by descending size, which leaves
-    few bytes on storage. The transfers are those of a state tensor on storage: a page-in for each
-    reader, unless it is read in place, and a page-out if it has a replacement.
+    By descending energy of their transfers per byte, then by descending size, which leaves few
+    bytes on storage.
     """
     graph, coefficients = problem.graph, problem.energy.coefficients
 
@@ -220,10 +204,10 @@ def _schedule_avoiding_overwrites(
 def _schedule_with_resident_state(
     problem: Problem, resident: Collection[int], method: Callable[[Problem], Schedule]
 ) -> Schedule:
-    """Return the schedule of a method with `resident` state in RAM and all other state on storage.
+    """Return the schedule of a method with `resident` state in RAM, other state on storage.
 
-    The better of two graphs: in one, every recomputation precedes the updates of the state that it
-    needs; in the other, all nodes stay recomputable, and a late use of state is refused.
+    The better of two graphs: in one, recomputations precede the updates of the state they need; in
+    the other, nodes stay recomputable, and a late use of state is refused.
     """
     if not problem.graph.state_tensors:
         return method(problem)
@@ -271,15 +255,10 @@ def remove_state(
 ) -> Problem:
     """Return the problem without state; `resident` state is in RAM, the rest on storage.
 
-    State tensors become samples on storage; those that are resident or read in place have 0 bytes
-    and no readers (`make_working_graph`). The bytes of state are subtracted from usable RAM or from
-    the storage limit. Limits in percent become numbers, so that they still refer to the graph with
-    state. User-defined constraints are dropped, and energy replaces a user-defined objective,
-    because both may depend on homes. Updates before the backward pass get the forward phase. With
-    `before_updates`, a node is not recomputable if a schedule could compute it again after an
-    update of state that the node, or the recomputation of its inputs, reads. Raises
-    `MethodNotApplicableError` if RAM or storage is too small for the state, or if some state is on
-    storage but tensors cannot be paged.
+    State tensors become samples on storage; their bytes are subtracted from usable RAM or the
+    storage limit. Limits in percent become numbers. User-defined constraints and objectives are
+    dropped, because they may depend on homes. With `before_updates`, no node can be recomputed
+    after an update of state that it needs.
     """
     graph = problem.graph
     in_ram_bytes = sum(graph.tensor_bytes[i] for i in resident)
@@ -354,10 +333,7 @@ def _move_updates_to_forward(graph: Graph) -> Graph:
 
 
 def _stateless_costs(problem: Problem, graph: Graph) -> Costs:
-    """Return a problem's costs as costs of `graph`, the problem's graph without state.
-
-    All numbers are unchanged, because nodes and tensors have the same indices in both graphs.
-    """
+    """Return a problem's costs for `graph`, its graph without state: indices are equal."""
     cost_table = problem.table
     transfer_costs = [
         list(zip(times, energies, strict=True)) if cost_table.has_storage else None

@@ -48,40 +48,28 @@ def lower_sets(problem: Problem, family: str = "") -> Schedule:
 
     A lower set contains with each node all nodes from which it is computed. An increasing chain of
     lower sets ends with the whole forward pass and divides it into segments. The boundary of a
-    lower set consists of its nodes that are read from outside, and is saved. All other nodes of a
-    segment are dropped and recomputed for its backward pass. So the cost of a chain is the time of
-    all nodes that are in no boundary, except those of the last segment. Its memory is estimated as
-    in the paper, segment by segment: the tensors saved before, twice the segment (its tensors and
-    their gradients), the outside readers of the lower set that ends the segment, and the other
-    inputs of these readers.
+    lower set, its nodes that are read from outside, is saved; all other nodes of a segment are
+    dropped and recomputed for its backward pass. The cost of a chain is the time of all nodes that
+    are in no boundary, except those of the last segment. Its memory is estimated as in the paper,
+    segment by segment: the tensors saved before, twice the segment (its tensors and their
+    gradients), the outside readers of the lower set, and their other inputs.
 
-    Among the chains whose estimates meet a limit, the dynamic program finds those that no other
-    chain dominates in cost and saved bytes. The paper selects one of two: the chain of minimum cost
-    (time-centric), or that of maximum cost, because more recomputation usually saves fewer bytes
-    (memory-centric). Here, all undominated chains replace the memory-centric one. Estimates are not
-    the simulator's peaks, in which tensors leave after their last use. So `N_LIMITS` limits are
-    tried; of the undominated chains of each limit, bisection finds the one that meets the budget
-    with the maximum saved bytes. Of all schedules seen that meet the budget, the best by the
-    problem's objective is returned. If keep-all meets the budget, it is returned without a search.
-    All state is in RAM.
+    The dynamic program finds the chains within a limit that no other chain dominates in cost and
+    saved bytes. The paper selects one of two: the chain of minimum cost (time-centric) or of
+    maximum cost, because more recomputation usually saves fewer bytes (memory-centric). Here, all
+    undominated chains replace the latter. Estimates are not the simulator's peaks, so `N_LIMITS`
+    limits are tried, each with a bisection by saved bytes, and the best schedule within the budget
+    is returned.
 
     The `family` selects the lower sets: ``exact`` all of them, up to `MAX_SETS`; ``pruned`` for
     each node the set of the node and its ancestors, also the empty set and the whole forward pass.
     The default is ``exact`` if there are at most `MAX_SETS` lower sets, else ``pruned``.
 
-    Interpretations. The nodes are the recomputable nodes of the forward pass; other nodes are saved
-    and not counted. The last segment is not recomputed, because the backward pass begins with it;
-    the paper recomputes it. Nodes are computed in the order of the graph, and dropped tensors are
-    recomputed where they are read. For each lower set, the program retains at most an equal
-    fraction of `MAX_LABELS` chains, or `MIN_LABELS` if that is more. The program is exact if no
-    more chains are undominated.
-
-    The run time is proportional to the number of lower sets times `MAX_LABELS`, for each limit, and
-    once to the square of the number of lower sets times the number of nodes.
-
-    Raises `InputError` for an unknown family. If keep-all exceeds the budget, raises
-    `MethodNotApplicableError` if no chain meets it, or if ``exact`` has more than `MAX_SETS` lower
-    sets. Raises `TimeLimitError` if a time limit of the calling context passes.
+    Interpretations. All state is in RAM. The nodes are the recomputable nodes of the forward pass;
+    other nodes are saved and not counted. The last segment is not recomputed, because the backward
+    pass begins with it; the paper recomputes it. Dropped tensors are recomputed where they are
+    read. For each lower set, at most an equal fraction of `MAX_LABELS` chains, or `MIN_LABELS` if
+    that is more, are retained. The program is exact if no more chains are undominated.
     """
     if family not in ("", *FAMILIES):
         raise InputError(f"family {family!r}: expected one of {', '.join(FAMILIES)}")
@@ -94,9 +82,8 @@ def lower_sets(problem: Problem, family: str = "") -> Schedule:
     def search_within(limit_bytes: int) -> Schedule:
         """Bisect `undominated_chains` within a limit by saved bytes; return the best schedule.
 
-        The limit is on the estimated peak [B]. The bisection searches for the maximum saved bytes
-        that meet the budget. The best schedule is that of the problem's objective, among those seen
-        that meet the budget. Raises `MethodNotApplicableError` without one.
+        The limit is on the estimated peak [B]. The best schedule is that of the objective, among
+        those seen that meet the budget.
         """
         chains = sets.undominated_chains(limit_bytes)[::-1]  # in ascending order of saved bytes
         best = bisect_budget(
@@ -136,16 +123,11 @@ class SetChain(NamedTuple):
 class LowerSets:
     """Lower sets of the recomputable forward nodes; costs and peaks of segments between them.
 
-    Nodes of lower sets are indices in `nodes`, called `p` and `q` in code.
+    Nodes of lower sets are indices in `nodes`. Costs and peaks of pairs outside `is_subset` are
+    meaningless.
     """
 
     def __init__(self, graph: Graph, times_s: Sequence[float], family: str = "") -> None:
-        """List the lower sets of a family, and compute costs and peaks between each pair.
-
-        `times_s` has the compute time of each node of the graph [s]. Only pairs in `is_subset` have
-        a segment; costs and peaks of other pairs are meaningless. Without `family`, the lower sets
-        are all if there are at most `MAX_SETS`, else the pruned ones. Raises as `_list_masks`.
-        """
         first_backward = first_backward_node(graph)
         self.graph = graph
         self.nodes = sorted(
@@ -210,10 +192,9 @@ class LowerSets:
     def undominated_chains(self, limit_bytes: int) -> list[SetChain]:
         """Return the undominated chains whose estimated peak meets a limit, by ascending cost.
 
-        No other chain found is as good in both cost and saved bytes. For each set, at most
-        ``max(MIN_LABELS, MAX_LABELS // number of sets)`` chains that end with it are retained.
-        Returns [] if no estimate meets the limit, or if `nodes` is empty. Raises `TimeLimitError`
-        if a time limit of the calling context passes.
+        For each set, at most ``max(MIN_LABELS, MAX_LABELS
+
+        number of sets)`` chains are retained.
         """
         last_set = len(self.sets) - 1
         max_labels = max(MIN_LABELS, MAX_LABELS // len(self.sets))
@@ -273,10 +254,7 @@ class LowerSets:
         return sorted(masks, key=lambda mask: (mask.bit_count(), mask))
 
     def _list_all_masks(self) -> set[int] | None:
-        """Return the bit masks of all lower sets, the empty set and the set of all nodes included.
-
-        None if there are more than `MAX_SETS`. Raises `TimeLimitError` if the time limit passes.
-        """
+        """Return the bit masks of all lower sets, also empty and full; None above `MAX_SETS`."""
         masks, pending_masks = {0}, [0]
         while pending_masks:
             check_time_limit()
@@ -300,10 +278,7 @@ def _sum_boundary_outside(
     is_in_boundary: NDArray[np.float64],
     amounts: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return at ``[a, b]`` the sum of `amounts` over the boundary of set `b` outside set `a`.
-
-    `amounts` has a value for each node; the result has shape (sets, sets).
-    """
+    """Return at ``[a, b]`` the sum of `amounts` over the boundary of set `b` outside set `a`."""
     amounts_in_boundary = is_in_boundary * amounts
     sums: NDArray[np.float64] = (
         amounts_in_boundary.sum(axis=1)[None, :] - is_member @ amounts_in_boundary.T

@@ -93,18 +93,10 @@ def method(
 
 
 def find_user_method(name: str) -> Method | None:
-    """Return the user-defined method of a name.
+    """Return the user-defined method of a name, registered or ``FILE.py:FUNCTION``, else None.
 
-    The name is registered with `method`, or is ``FILE.py:FUNCTION``, whose file is imported by
-    `_import_file`. Returns None for names of other forms.
-
-    Raises
-    ------
-    InputError
-        If the name is a file without a function, ``FILE.py``; if the file cannot be found, or has
-        no such function.
-    UserMethodError
-        If the file raises an exception when it is imported.
+    Imports the file. `InputError` if file or function is missing, `UserMethodError` if the file
+    raises an exception.
     """
     if name in _registered_methods:
         return _registered_methods[name]
@@ -122,19 +114,14 @@ def registered_names() -> tuple[str, ...]:
 
 
 def is_found_by_other_processes(name: str) -> bool:
-    """Return whether other processes can find a method by name: False if `method` registered it.
-
-    True for all other names; the method need not exist.
-    """
+    """Return whether other processes can find a method by name: not if `method` registered it."""
     return name not in _registered_methods
 
 
 def list_method_files(entry: Method) -> tuple[Path, ...]:
     """Return the paths of a method's file and of the imported modules in its folder, sorted.
 
-    These are all ``.py`` modules in the folder, not in its subfolders, that this process imported.
-    Files of other methods are excluded unless they are imported as modules. Returns () for shipped
-    methods, and for functions without a file.
+    Empty for shipped methods, and for functions without a file. Subfolders are excluded.
     """
     file = "" if entry.user_function is None else _find_file(entry.user_function)
     if not Path(file).is_file():  # such as a function typed in an interactive session
@@ -151,10 +138,7 @@ def list_method_files(entry: Method) -> tuple[Path, ...]:
 
 
 def hash_method_files(entry: Method) -> str:
-    """Return 16 hex digits of a SHA-256 hash of the contents of `list_method_files`.
-
-    The names of the files are not hashed. Returns "" if there are no files.
-    """
+    """Return 16 hex digits of a SHA-256 hash of the contents of `list_method_files`, or ""."""
     files = list_method_files(entry)
     digest = hashlib.sha256()
     for path in files:
@@ -226,10 +210,7 @@ def _make_method(name: str, function: Any, *, summary: str = "", source: str = "
 
 
 def _add_checks(name: str, function: Callable[..., Any]) -> Callable[[Problem], Schedule]:
-    """Return a wrapper that checks a user's function and its result.
-
-    During a call, standard output goes to stderr.
-    """
+    """Return a wrapper that checks a user's function and its result; prints go to stderr."""
 
     @wraps(function)
     def call_function(problem: Problem) -> Schedule:
@@ -257,10 +238,7 @@ def _add_checks(name: str, function: Callable[..., Any]) -> Callable[[Problem], 
 def _raise_method_error(
     context: str, error: BaseException, origin: str | Callable[..., Any] = ""
 ) -> NoReturn:
-    """Raise `UserMethodError` for an exception of a file or function, with file name and line.
-
-    The line is that of the last frame in the file of `origin`, else of the definition.
-    """
+    """Raise `UserMethodError` for an exception of a file or function, with file name and line."""
     file = origin if isinstance(origin, str) else _find_file(origin)
     if isinstance(error, SyntaxError):
         message, line = error.msg, error.lineno

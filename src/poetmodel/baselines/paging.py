@@ -31,13 +31,10 @@ if TYPE_CHECKING:
 def lru_paging(problem: Problem) -> Schedule:
     """Page out the least recently used tensor whenever RAM is short; page in tensors that are read.
 
-    A tensor is used when a node computes or reads it; of tensors with equal last uses, the one with
-    the lowest index is paged out. Tensors do not change, so each is written at most once, within
-    the storage limit; later evictions only free it, like a clean page. Tensors without a further
-    user are freed at once. Tensors of 0 bytes stay until then. For nodes with few inputs, the time
-    is O(n^2): O(n) evictions, each among O(n) candidates. Homes of state are those of
-    `schedule_with_best_homes`. Raises `MethodNotApplicableError` if RAM is short and no tensor may
-    be paged out.
+    A tensor is used when a node computes or reads it; of equal last uses, the lowest index is paged
+    out. Tensors do not change, so each is written at most once, within the storage limit; later
+    evictions only free it, like a clean page. Tensors without a further user are freed at once.
+    Tensors of 0 bytes stay until then. Homes of state are those of `schedule_with_best_homes`.
     """
     return _LruExecution(problem).execute_stages()
 
@@ -47,16 +44,12 @@ def offload_all(problem: Problem) -> Schedule:
 
     A saved tensor is computed by an input, forward or loss node and read by a backward or update
     node. It stays in RAM until its last use before the backward pass, and longer if the next node
-    reads it, too. The better of two rules is taken. In the first rule, as in vDNN, the tensor is
-    paged in once, for its next reader, and stays until its last use. In the second rule, as with
-    ``torch.autograd.graph.save_on_cpu``, the tensor is paged in for each node that reads it, and
-    stays longer only if the next node also reads it: more transfers, less RAM. The rules ignore the
-    budget and the storage limit. Gradients stay in RAM from the first to the last use, as do
-    tensors of 0 bytes. Samples that are on storage initially are not written. The time is linear.
-
-    Homes of state are those of `schedule_with_best_homes`; state on storage follows the rule of
-    `zero_offload`. Raises `MethodNotApplicableError` if the problem allows no paging, the graph has
-    no backward or update nodes, or no schedule meets the budget.
+    reads it, too. The better of two rules is taken. As in vDNN, the tensor is paged in once and
+    stays until its last use. As with ``torch.autograd.graph.save_on_cpu``, it is paged in for each
+    node that reads it, and stays longer only if the next node also reads it: more transfers, less
+    RAM. The rules ignore the budget and the storage limit. Gradients and tensors of 0 bytes stay in
+    RAM. Samples that are on storage initially are not written. Homes of state are those of
+    `schedule_with_best_homes`; state on storage follows the rule of `zero_offload`.
     """
     if not problem.can_page:
         raise MethodNotApplicableError(
@@ -69,11 +62,7 @@ def offload_all(problem: Problem) -> Schedule:
 
     @use_homes_of("offload-all")
     def schedule(stateless: Problem) -> Schedule:
-        """Return the best schedule of both rules of `offload_all`, by `select_best_schedule`.
-
-        `stateless` is a problem without state. Raises `MethodNotApplicableError` if neither
-        schedule meets the RAM budget.
-        """
+        """Return the best schedule of both rules of `offload_all`, by `select_best_schedule`."""
         saved_intervals = _find_saved_intervals(stateless.graph)
         first_intervals = {interval.tensor: interval for interval in reversed(saved_intervals)}
         state_evictions = _make_state_evictions(problem, stateless.graph)
@@ -108,19 +97,15 @@ def _execute_within_budget(problem: Problem, evictions: Mapping[IdleInterval, bo
 def zero_offload(problem: Problem) -> Schedule:
     """Put all state on storage: page it in for each use, and write it back after updates.
 
-    The home of all state is storage: parameters, moments and running statistics. Each state tensor
-    is paged in at its node and stays until its first reader. It stays longer only if the next node
-    reads it, too, and is paged in again for each later use. Its update writes it back. On
-    memory-mapped storage, state is read in place instead of paged in. All other tensors are kept
-    until their last use. The evictions do not depend on the budget. The time is linear.
+    State is parameters, moments and running statistics. Each state tensor is paged in at its node
+    and stays until its first reader, longer only if the next node reads it, too; it is paged in
+    again for each later use. On memory-mapped storage, it is read in place. All other tensors are
+    kept until their last use, whatever the budget.
 
     ZeRO-Offload keeps master copies and moments in the memory of the host, updates them there, and
     moves gradients out as soon as they are computed. Here storage replaces the host but cannot
     compute: moments are paged in for the update, which consumes the gradient in RAM. The graph
     determines when updates run. For a graph without state the schedule is keep-all.
-
-    Raises `MethodNotApplicableError` if the schedule exceeds the budget. For a graph with state,
-    also raises it if the problem allows no paging, or if storage is too small for the state.
     """
 
     @use_homes_of("zero-offload")
@@ -144,13 +129,12 @@ def _make_state_evictions(problem: Problem, graph: Graph) -> dict[IdleInterval, 
 
 
 class StorageSpace:
-    """The tensors on storage, and the free bytes of storage."""
+    """The tensors on storage, and the free bytes of storage.
+
+    Samples that are initially on storage do not count towards the storage limit.
+    """
 
     def __init__(self, problem: Problem) -> None:
-        """Start with the samples that are initially on storage; without paging, with none.
-
-        These samples do not count towards the storage limit, so all of it is free.
-        """
         graph = problem.graph
         self.sizes = graph.tensor_bytes
         self.can_page = problem.can_page
@@ -194,9 +178,8 @@ def eviction_costs(
 ) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
     """Return the costs of nodes, and of page-ins and page-outs of tensors, by a rule [s or J].
 
-    With `CostRule.ENERGY`, costs are energies, otherwise times. Times of transfers are 0 without
-    storage; with `CostRule.TIME` also if the deadline counts only computations. Hidden times are
-    not subtracted.
+    Times of transfers are 0 without storage or, with `CostRule.TIME`, if the deadline counts only
+    computations. Hidden times are not subtracted.
     """
     table, energy = problem.table, problem.energy.coefficients
     if rule == CostRule.ENERGY:
@@ -212,7 +195,7 @@ def eviction_costs(
 def transfer_costs(problem: Problem) -> tuple[Sequence[float], Sequence[float]]:
     """Return page-in and page-out costs by tensor: time [s] if it is minimized, else energy [J].
 
-    All costs are 0 without storage; times also if the deadline counts only computations.
+    0 without storage; times also if the deadline counts only computations.
     """
     rule = CostRule.TIME if problem.minimize == Quantity.TIME else CostRule.ENERGY
     _, page_in, page_out = eviction_costs(problem, rule)
@@ -233,9 +216,7 @@ class _LruExecution(StagedExecution):
     def choose_victim(self, k: int) -> int | None:
         """Return the least recently used tensor that may be paged out; None without one.
 
-        Candidates are the `evictable_candidates` of node `k` that are on storage or fit there. Of
-        equal last uses, the lowest index is taken. Records the write unless the tensor is on
-        storage.
+        Of equal last uses, the lowest index. Records the write unless the tensor is on storage.
         """
         evictable_tensors = [
             i for i in self.evictable_candidates(k) if self.storage.has_space_for(i)
@@ -262,8 +243,7 @@ class _LruExecution(StagedExecution):
 class IdleInterval:
     """Interval between two consecutive uses of a tensor, usually not in adjacent stages.
 
-    Intervals between adjacent stages are possible if the tensor may be overwritten in the first
-    one: see `find_idle_intervals`.
+    Intervals between adjacent stages exist if the tensor may be overwritten in the first.
     """
 
     tensor: int
@@ -276,10 +256,9 @@ class IdleInterval:
 def find_idle_intervals(graph: Graph, *, includes_overwritten: bool = False) -> list[IdleInterval]:
     """Return all intervals between consecutive uses in stages that are not adjacent.
 
-    They are ordered by tensor, then by stage. The first use of a tensor is its computation. Tensors
-    of 0 bytes are included. With `includes_overwritten`, calls `may_overwrite_inputs`, which
-    registers a request. If that returns True, intervals between adjacent stages are included if the
-    first node can save bytes by overwriting the tensor (`Graph.shared_bytes_of`).
+    By tensor, then by stage; the first use is the computation. With `includes_overwritten`,
+    requests permission to overwrite inputs; if it is given, adjacent stages count if the first node
+    can save bytes by overwriting the tensor.
     """
     includes_overwritten = includes_overwritten and may_overwrite_inputs()
     return [
@@ -293,9 +272,8 @@ def find_idle_intervals(graph: Graph, *, includes_overwritten: bool = False) -> 
 def relieved_stages(graph: Graph, interval: IdleInterval) -> slice:
     """Return the slice of stages that need less RAM if a tensor is evicted in an interval.
 
-    These are the stages strictly between both uses. The stage of the first use is included if its
-    node may overwrite the tensor and `may_overwrite_inputs` returns True. Always calls
-    `may_overwrite_inputs`, which registers a request.
+    Stages strictly between both uses, and the first if overwriting is permitted. Registers a
+    request by `may_overwrite_inputs`.
     """
     is_overwritten = (
         may_overwrite_inputs() and interval.tensor in graph.shared_bytes_of[interval.before]
@@ -306,10 +284,9 @@ def relieved_stages(graph: Graph, interval: IdleInterval) -> slice:
 def execute_evictions(problem: Problem, evictions: Mapping[IdleInterval, bool]) -> Schedule:
     """Return the schedule in which tensors are evicted in the idle intervals of `evictions`.
 
-    Outside of these intervals, tensors stay in RAM until their last use. RAM and storage are not
-    limited. After an interval the tensor is paged in if `evictions` maps the interval to True, and
-    recomputed otherwise. An input of a recomputation that is not in RAM follows the rule of its own
-    interval; outside of one, it is paged in if it is on storage, else recomputed.
+    True pages a tensor in after the interval, False recomputes it. RAM and storage are not limited.
+    A missing input of a recomputation follows its own interval; outside of one, it is paged in if
+    it is on storage, else recomputed.
     """
     return EvictionExecution(problem, evictions).execute_stages()
 
@@ -318,11 +295,6 @@ class EvictionExecution(StagedExecution):
     """Execution in which tensors are evicted in given idle intervals; see `execute_evictions`."""
 
     def __init__(self, problem: Problem, evictions: Mapping[IdleInterval, bool]) -> None:
-        """Prepare an execution without a RAM limit; `execute_stages` executes it.
-
-        `evictions` maps an interval to True if its tensor is paged in afterwards, and to False if
-        it is recomputed.
-        """
         super().__init__(problem.graph)
         self.is_paged_in_after = {
             (interval.tensor, interval.before): is_paged_in
@@ -339,10 +311,7 @@ class EvictionExecution(StagedExecution):
         self.stored_tensors |= StorageSpace(problem).stored_tensors
 
     def pages_in(self, i: int) -> bool:
-        """Return whether tensor `i` is paged in, not recomputed, after its current interval.
-
-        Outside of an interval of `evictions`, returns whether the tensor is on storage.
-        """
+        """Return whether tensor `i` is paged in, not recomputed, after its current interval."""
         return self.is_paged_in_after.get((i, self.last_use[i]), i in self.stored_tensors)
 
     def retains(self, i: int) -> bool:

@@ -90,20 +90,15 @@ def pofo(problem: Problem, rule: str = "") -> Schedule:
 
     Interpretations. A layer is a step between articulation points; its activation consists of the
     tensors that its part of the backward pass reads, and its state. Adjacent steps with the action
-    recompute form sequences. As in the paper, `rotor` schedules a sequence within the RAM that is
-    free at that time; the final state of the sequence stays in RAM until the next part ends. The
-    state of a prefix consists of its kept bytes, its pending transfers in both passes and its cost
-    so far. A prefix dominates another with the same last action, needed page-in and start of its
-    sequence if it is no worse in all of these. If there are more undominated prefixes than the
-    width of the `Beam`, only the cheapest ones of each class of kept bytes are extended: for long
-    chains, the method is a beam search. The dynamic program may count more RAM than the simulator
-    does. So for each rule, bisection with the narrow beam finds the largest RAM of the dynamic
-    program, maybe above the budget, whose schedule meets the budget. The wide beam searches once,
-    within the budget. The better schedule is that of the rule. The run time is proportional to
-    ``L * width**2 + L**3 * 500`` for `L` steps.
-
-    Raises `InputError` for an unknown rule, and `MethodNotApplicableError` if the graph is no chain
-    or no schedule meets the budget.
+    recompute form sequences, which `rotor` schedules within the RAM that is free at that time, as
+    in the paper; the final state of a sequence stays in RAM until the next part ends. A prefix
+    dominates another with the same last action, needed page-in and start of its sequence if it is
+    no worse in kept bytes, pending transfers and cost. Above the width of the `Beam`, only the
+    cheapest undominated prefixes of each class of kept bytes are extended: for long chains, the
+    method is a beam search. The dynamic program may count more RAM than the simulator does, so
+    bisection with the narrow beam finds its largest RAM whose schedule meets the budget; the wide
+    beam searches once, within the budget. The run time is proportional to ``L * width**2 + L**3 *
+    500`` for `L` steps.
     """
     named_rule = CostRule.parse(rule) if rule else None
     table = ChainTable(problem)
@@ -260,9 +255,8 @@ class ActionPrefix:
     def extend_forward(self, layer: Layer, ram_bytes: int) -> ActionPrefix | None:
         """Return the prefix with the cost of the forward pass of `layer`, its next step.
 
-        The action of the step is not yet appended. The pass waits until pending page-outs leave it
-        enough of `ram_bytes`; the wait is added to the cost. Page-outs that end by then, or during
-        the step, are dropped. Returns None if the step does not fit even after all page-outs.
+        The action is not yet appended. The cost includes the wait until pending page-outs free
+        enough of `ram_bytes`. None if the step does not fit.
         """
         last_action = self.actions[-1] if self.actions else Action.KEEP
         needed_bytes = self.kept_bytes + layer.forward_bytes
@@ -290,10 +284,8 @@ class ActionPrefix:
     def extend_backward(self, layer: Layer, ram_bytes: int) -> ActionPrefix | None:
         """Return the prefix with the cost of the backward part of `layer`, its next step.
 
-        Time is reversed: the part runs before the parts of the earlier steps in the prefix, and
-        waits until pending page-ins leave it enough of `ram_bytes`; the wait is added to the cost.
-        Then `needed_page_in`, that of the latest offloaded step if any, is moved to the pending
-        ones. Returns None if the part does not fit even after all pending page-ins.
+        Time is reversed. The cost includes the wait until pending page-ins free enough of
+        `ram_bytes`; then `needed_page_in` is pending, too. None if the part does not fit.
         """
         held_bytes = self.kept_bytes + (self.needed_page_in[1] if self.needed_page_in else 0)
         wait = self.page_ins.wait_s(ram_bytes - held_bytes - layer.backward_bytes)
@@ -313,10 +305,8 @@ class ActionPrefix:
     ) -> ActionPrefix | None:
         """Return the prefix with RECOMPUTE for `layer`, in a new or the current sequence.
 
-        Sets `sequence_cost` by `sequence_cost_of`, and adds the layer's ``backward_cost`` to
-        `sequence_backward_cost`. Does not change `total_cost`, to which `end_sequence` adds the
-        costs of the sequence. Returns None if the sequence up to `layer`, the kept bytes and the
-        needed page-in do not fit in `ram_bytes`.
+        `end_sequence` adds the costs of the sequence to `total_cost`. None if the sequence, the
+        kept bytes and the needed page-in do not fit in `ram_bytes`.
         """
         step = len(self.actions)
         first = step if self.sequence_start is None else self.sequence_start
@@ -337,12 +327,8 @@ class ActionPrefix:
     ) -> ActionPrefix | None:
         """Return the prefix with its recompute sequence finished and the final state kept.
 
-        `layer` is the last step of the sequence. Adds the costs of recomputation and of the
-        backward parts. Recomputation may wait for pending page-ins, after which more RAM is free:
-        the sum of wait and cost is minimized. Page-ins that end by then are dropped, and
-        `needed_page_in` is moved to `page_ins`. Appends the sequence with its RAM to `sequences`.
-        Returns None if the sequence, the kept bytes and the needed page-in do not fit in
-        `ram_bytes`.
+        `layer` is the last step of the sequence. Recomputation may wait for pending page-ins, after
+        which more RAM is free: the sum of wait and cost is minimized. None if it does not fit.
         """
         first, last = self.sequence_start or 0, len(self.actions) - 1
         held_bytes = self.kept_bytes + (self.needed_page_in[1] if self.needed_page_in else 0)
@@ -366,8 +352,7 @@ class ActionPrefix:
     def with_action(self, action: Action, layer: Layer) -> ActionPrefix:
         """Return the prefix with `action`, KEEP or OFFLOAD, for `layer`, its next step.
 
-        KEEP adds the bytes of the activation to the kept bytes. OFFLOAD sets `needed_page_in`; it
-        also appends a page-out if transfers are hidden, otherwise it adds the transfer cost.
+        OFFLOAD sets `needed_page_in`, and adds a page-out if transfers are hidden, else a cost.
         """
         actions = (*self.actions, action)
         if action == Action.KEEP:
@@ -384,11 +369,9 @@ class ActionPrefix:
         )
 
     def dominates(self, other: ActionPrefix) -> bool:
-        """Return whether this prefix is no worse than `other`.
+        """Return whether this prefix is no worse than `other` in cost, kept and pending bytes.
 
-        Compares `total_cost`, kept bytes, and the pending bytes of transfers at each time
-        (`Transfers.frees_no_later`); callers compare the last actions, needed page-ins and starts
-        of sequences.
+        Callers compare the last actions, needed page-ins and starts of sequences.
         """
         return (
             self.total_cost <= other.total_cost
@@ -407,11 +390,9 @@ def search_actions(
 ) -> ActionPrefix | None:
     """Return the cheapest complete prefix that the beam search finds; None if it finds none.
 
-    Each layer has one of `actions`, except the last one, which contains the loss and is kept.
-    Page-outs end before the last layer begins, and page-ins begin after it; the total cost includes
-    both waits. `ram_bytes` limits the RAM that the search counts.
-    `sequence_cost_of(first, last, ram_bytes)` returns the cost of recomputing steps for their parts
-    within some RAM, or inf. Raises `TimeLimitError` if the time limit passes.
+    The last layer contains the loss and is kept. Page-outs end before it begins, and page-ins begin
+    after it; the cost includes both waits. `sequence_cost_of(first, last, ram_bytes)` returns the
+    cost of recomputing steps for their parts, or inf.
     """
     other_actions = [action for action in actions if action != Action.RECOMPUTE]
     prefixes = [ActionPrefix()]
@@ -493,8 +474,7 @@ def _expected_total_cost(prefix: ActionPrefix) -> float:
 def build_layers(problem: Problem, chain: ChainMemory, rule: CostRule) -> Iterator[Layer]:
     """Yield a `Layer` for each step of a chain, in forward order, with costs by a rule.
 
-    Transfers have times (`Layer.out_s`, `Layer.in_s`) if the rule hides them: ``published``, or
-    ``time`` for a problem whose transfers overlap computations. Otherwise they have a cost.
+    Transfers have times if the rule hides them, otherwise costs.
     """
     compute_costs, page_in_costs, page_out_costs = eviction_costs(problem, rule)
     overlaps = rule == CostRule.PUBLISHED or (rule == CostRule.TIME and problem.is_overlapping)
@@ -522,9 +502,8 @@ def build_layers(problem: Problem, chain: ChainMemory, rule: CostRule) -> Iterat
 def build_schedule(table: ChainTable, prefix: ActionPrefix) -> Schedule:
     """Return the schedule of the actions of a complete prefix.
 
-    Activations of offloaded steps are paged out right after their first computation, and paged in
-    when a part of the backward pass that needs them begins. Sequences are recomputed by
-    `ChainTable.follow_sequence`.
+    Offloaded activations are paged out after their first computation, and paged in when a part that
+    needs them begins. Sequences are recomputed by `ChainTable.follow_sequence`.
     """
     end_of_sequence = {first: (last, free_bytes) for first, last, free_bytes in prefix.sequences}
     tensors_of_part: dict[int, frozenset[int]] = {}

@@ -70,13 +70,12 @@ def checkmate_rounding(problem: Problem, rule: str = "", *, seed: int = 0) -> Sc
 
     Equal seeds produce equal schedules, unless a time limit stops the method.
 
-    There are two phases, as in section 5 of the paper. The first phase solves the linear relaxation
-    of `poetmodel.baselines.running.checkmate` within the budget less an allowance, and rounds its
+    As in section 5 of the paper, the first phase solves the linear relaxation of
+    `poetmodel.baselines.running.checkmate` within the budget less an allowance, and rounds its
     checkpoints: the fraction of each tensor that is in RAM when a stage begins. The second phase
-    adds the fewest computations with which the rounded checkpoints can be executed. A stage
-    computes the checkpoints of the next stage that are not its own, and all missing inputs,
-    recursively. Rounding ignores the budget, so a schedule may exceed it; the best schedule within
-    the budget is returned.
+    adds the fewest computations with which the rounded checkpoints can be executed: a stage
+    computes the next stage's checkpoints that are not its own, and all missing inputs, recursively.
+    Rounding ignores the budget; the best schedule within the budget is returned.
 
     The `rule` selects the rounding. Without one, all rules are tried.
 
@@ -92,14 +91,6 @@ def checkmate_rounding(problem: Problem, rule: str = "", *, seed: int = 0) -> Sc
     these are rounded together. Tensors that cannot be recomputed are checkpoints as long as a node
     may need them. Unused checkpoints are dropped. All state is in RAM. The relaxation omits
     user-defined constraints.
-
-    The run time is that of up to three feasible linear relaxations; each rounding takes time
-    proportional to the number of stages times tensors. An infeasible relaxation is solved again for
-    each rounding.
-
-    Raises `InputError` for an unknown rule, `MethodNotApplicableError` if no rounding meets the
-    budget, and `KeyboardInterrupt` if a relaxation is interrupted. Raises `TimeLimitError` if time
-    runs out before the first schedule.
     """
     if rule not in ("", *ROUNDING_RULES):
         raise InputError(f"rule {rule!r}: expected one of {', '.join(ROUNDING_RULES)}")
@@ -128,10 +119,6 @@ class _Relaxation:
     """Fractional checkpoints of a linear relaxation, and the roundings that were tried."""
 
     def __init__(self, problem: Problem, allowance: float) -> None:
-        """Solve the relaxation within the budget minus `allowance`, a fraction of the budget.
-
-        Raises the errors of `_solve_for_fractions`.
-        """
         self.problem, self.graph = problem, problem.graph
         usable = problem.usable_ram_bytes
         self.fractional_spans = _solve_for_fractions(problem, usable - int(allowance * usable))
@@ -145,8 +132,7 @@ class _Relaxation:
     def round_checkpoints(self, rounds_up: Callable[[float], bool]) -> Schedule:
         """Return the schedule of a rounding; `rounds_up` returns whether a fraction is rounded up.
 
-        Records the checkpoints. Raises `MethodNotApplicableError` if the schedule exceeds the
-        budget or the checkpoints were tried before, `TimeLimitError` if the time limit passes.
+        Not applicable if the checkpoints were tried before, or the schedule exceeds the budget.
         """
         check_time_limit()
         checkpoints = self.pinned_checkpoints.copy()
@@ -161,7 +147,7 @@ class _Relaxation:
 
 
 def _solve_for_fractions(problem: Problem, ram_bytes: int) -> list[tuple[int, int, int, float]]:
-    """Solve the relaxation within `ram_bytes`; return (tensor, first stage, last stage, fraction).
+    """Solve the relaxation within `ram_bytes`; return (tensor, first, last stage, fraction).
 
     Stages are inclusive. If time runs out, the last point found counts.
     """
@@ -202,10 +188,7 @@ def _solve_for_fractions(problem: Problem, ram_bytes: int) -> list[tuple[int, in
 
 
 def _pin_checkpoints(problem: Problem) -> Checkpoints:
-    """Return the checkpoints of tensors that cannot be recomputed, until `last_possible_reads`.
-
-    Shape (stages, tensors): True if the tensor must be in RAM when the stage begins.
-    """
+    """Return the checkpoints of tensors that cannot be recomputed, shape (stages, tensors)."""
     graph = problem.graph
     recomputable = {i for i, k in enumerate(graph.node_of) if problem.may_recompute(k)}
     checkpoints = np.zeros((len(graph.nodes), len(graph.tensors)), dtype=bool)
@@ -218,9 +201,8 @@ def _pin_checkpoints(problem: Problem) -> Checkpoints:
 def complete_schedule(graph: Graph, checkpoints: Checkpoints) -> Schedule:
     """Return the schedule with the fewest computations that make all checkpoints.
 
-    ``checkpoints[t, i]`` states whether tensor `i` is in RAM when stage `t` begins. Finally, unused
-    checkpoints, and recomputations that only these need, are dropped. Raises `TimeLimitError` if
-    the time limit passes.
+    ``checkpoints[t, i]`` is whether tensor `i` is in RAM when stage `t` begins. Unused ones are
+    dropped in the end, with their recomputations.
     """
     checkpoints_of_stage = [set(np.flatnonzero(row).tolist()) for row in checkpoints]
     nodes_of_stage = []

@@ -120,14 +120,9 @@ def _solve_by_method(
 ) -> SolveResult:
     """Return the result of a method, verified with the original problem.
 
-    The default method returns the result of `solve`. All other methods return the status
-    ``infeasible`` only for a problem that is infeasible by inspection, which they do not solve.
-    The result of a method without a solver names no back end. If the time limit stops the method,
-    that result has the best schedule found that meets all limits, or none; after Ctrl-C or a
-    `TooLargeError`, it has none. Raises `MethodNotApplicableError` if the method does not apply,
-    has no schedule within the limits or one that violates a limit; `VerificationError`, or
-    `UserMethodError` for a user-defined method, if the schedule violates a rule of execution; and
-    all other errors of the method and of `solve`.
+    Other methods than the default are ``infeasible`` only by inspection, and name no back end
+    without a solver. If the time limit stops a method, the result has its best schedule within all
+    limits, or none.
     """
     if entry.name == DEFAULT:
         return execute(problem, request, start)
@@ -147,8 +142,7 @@ def _solve_restricted(search: Search, restricted_problem: Problem, start: Schedu
     """Solve a restricted problem, verify its schedule with the original one, end the search.
 
     Returns the name of the formulation. Bounds of the restricted problem are not valid for the
-    original one. Raises `MethodNotApplicableError` if the
-    restricted problem is infeasible or the schedule violates a limit.
+    original one.
     """
     restricted_result = execute(restricted_problem, search.request, start)
     if restricted_result.status == Status.INFEASIBLE:
@@ -173,9 +167,6 @@ def _run_heuristic(search: Search, entry: Method) -> None:
     """Run a method without a solver within the time limit; end the search with its schedule.
 
     If the limit stops the method, the search has the best schedule found that meets all limits.
-    Raises `VerificationError`, or `UserMethodError` for a user-defined method, if the schedule
-    violates a rule of execution. Raises `MethodNotApplicableError` if the method does not apply, or
-    if the schedule of a finished method violates a limit.
     """
     limit_text = format_seconds(search.request.time_limit_s)
     timeout_reason = (
@@ -207,11 +198,7 @@ def _run_heuristic(search: Search, entry: Method) -> None:
 
 
 def _run_and_verify(problem: Problem, entry: Method) -> Candidate:
-    """Run a method without a solver; return its schedule with all violations.
-
-    For a malformed schedule, such as that of another graph, raises `UserMethodError` if the method
-    is user-defined, otherwise `InputError`. Errors of the method are raised unchanged.
-    """
+    """Run a method without a solver; return its schedule with all violations."""
     schedule = entry.function()(problem)
     try:
         return make_candidate(problem, schedule)
@@ -222,10 +209,7 @@ def _run_and_verify(problem: Problem, entry: Method) -> Candidate:
 
 
 def _invalid_schedule_error(entry: Method, reasons: Sequence[str]) -> UserMethodError:
-    """Return the error for a user-defined method whose schedule cannot be executed.
-
-    Its message states the first of `reasons`, and the number of further ones.
-    """
+    """Return the error for a user-defined method whose schedule cannot be executed."""
     further_text = f"; and {len(reasons) - 1:,} more" if len(reasons) > 1 else ""
     message = f"method {entry.name!r}: its schedule is refused: {reasons[0]}{further_text}"
     return UserMethodError(message, refused=True)
@@ -249,11 +233,7 @@ def optimal(problem: Problem) -> Problem:
 
 
 def paging_only(problem: Problem) -> Problem:
-    """Return the problem without recomputation (POET, ICML 2022, section 6.2).
-
-    Raises `MethodNotApplicableError` if the problem allows no paging and the budget is below the
-    keep-all peak.
-    """
+    """Return the problem without recomputation (POET, ICML 2022, section 6.2)."""
     keep_all_fits = problem.usable_ram_bytes >= checkpoint_all_peak_bytes(problem.graph)
     if not problem.can_page and not keep_all_fits:
         raise MethodNotApplicableError("it pages tensors, and the problem allows no paging")
@@ -266,10 +246,7 @@ def recompute_only(problem: Problem) -> Problem:
 
 
 def resident(problem: Problem) -> Problem:
-    """Return the problem with all state in RAM, or the problem itself for a graph without state.
-
-    A user-defined constraint, ``all state in RAM``, requires these homes.
-    """
+    """Return the problem with all state in RAM, required by a user-defined constraint."""
     state = problem.graph.state_tensors
     if not state:
         return problem
@@ -283,12 +260,9 @@ def resident(problem: Problem) -> Problem:
 def checkmate(problem: Problem) -> Problem:
     """Return the problem of Checkmate: minimum compute time by recomputation.
 
-    From Jain et al., MLSys 2020, section 4. There is no paging, and time is compute time. Deadline
-    and energy budget are removed, because Checkmate has none; only the verifier checks them. All
-    else remains, such as state, the RAM budget and user-defined constraints.
-
-    Checkmate's stages are those of this package. Memory is counted by the rules of execution of
-    this package: workspaces count, and tensors are freed after their last use in a stage.
+    From Jain et al., MLSys 2020, section 4. There is no paging; deadline and energy budget are
+    removed, because Checkmate has none, and only the verifier checks them. Stages and memory are
+    those of this package: workspaces count, and tensors are freed after their last use in a stage.
     """
     return replace(
         problem,

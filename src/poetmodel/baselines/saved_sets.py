@@ -56,8 +56,7 @@ def chen_sqrt(problem: Problem) -> Schedule:
     articulation points of the forward pass (Chen et al., 2016), and all nodes of the forward pass
     in order, as if they were a chain (the linearized variant of Jain et al., 2020). The fastest
     schedule within the budget is returned. Samples, labels and tensors that cannot be recomputed
-    are always kept. All state is in RAM. Raises `MethodNotApplicableError` if no schedule meets the
-    budget.
+    are always kept. All state is in RAM.
     """
     segment_ends = (_sqrt_segment_ends(nodes) for nodes in _list_candidate_ends(problem.graph))
     return _select_fastest(problem, _schedule_segments(problem.graph, segment_ends), "segments")
@@ -70,12 +69,10 @@ def chen_greedy(problem: Problem) -> Schedule:
 
     Algorithm 3 of Chen et al. (2016) adds up the bytes of the outputs of forward nodes. If the sum
     exceeds the threshold at a candidate, the algorithm keeps the candidate and restarts from zero.
-    Each threshold is tried with two sets of recomputable candidates: the articulation points of the
-    forward pass, and all its nodes. Thresholds are 0, equal ratios from the largest recomputable
-    forward tensor to the bytes of all of these tensors, and equal steps up to these bytes. The
-    tensors after the last kept node are kept, too. The fastest schedule within the budget is
-    returned. All state is in RAM. The run time is proportional to the square of the number of
-    nodes, for each threshold. Raises `MethodNotApplicableError` if no schedule meets the budget.
+    Each threshold is tried with the two sets of candidates of `chen_sqrt`. Thresholds are 0, equal
+    ratios from the largest recomputable forward tensor to the bytes of all of these tensors, and
+    equal steps up to these bytes. The tensors after the last kept node are kept, too. The fastest
+    schedule within the budget is returned. All state is in RAM.
     """
     graph = problem.graph
     segment_ends = (
@@ -148,15 +145,14 @@ def _schedule_segments(graph: Graph, segment_ends: Iterable[Sequence[int]]) -> I
 def min_cut(problem: Problem) -> Schedule:
     """Save a minimum cut of tensors for the backward pass, and recompute other tensors once.
 
-    There are two steps, as in PyTorch (``torch/_functorch/partitioners.py``). A knapsack selects
-    the nodes that must not be recomputed: maximum compute time for a given number of output bytes.
-    Then the set of tensors with the fewest bytes is saved that cuts these nodes, as sources, from
-    the reads of the backward pass. PyTorch selects candidates by kinds of operators and counts all
-    saved bytes. Here all recomputable nodes of the forward pass are candidates, each with its time.
-    Knapsacks of 201 sizes are tried, and the fastest schedule within the budget is returned. A
-    recomputed tensor stays from its first use to its last, so a smaller saved set does not imply a
-    smaller peak. All state is in RAM. Raises `MethodNotApplicableError` if no schedule meets the
-    budget.
+    As in PyTorch (``torch/_functorch/partitioners.py``), a knapsack selects the nodes that must not
+    be recomputed: maximum compute time for a given number of output bytes. Then the set of tensors
+    with the fewest bytes is saved that cuts these nodes, as sources, from the reads of the backward
+    pass. PyTorch selects candidates by kinds of operators and counts all saved bytes. Here all
+    recomputable nodes of the forward pass are candidates, each with its time. Knapsacks of 201
+    sizes are tried, and the fastest schedule within the budget is returned. A recomputed tensor
+    stays from its first use to its last, so a smaller saved set does not imply a smaller peak. All
+    state is in RAM.
     """
     graph = problem.graph
     total_bytes = sum(graph.tensor_bytes[i] for i in evictable_tensors(graph))
@@ -175,9 +171,8 @@ def min_cut(problem: Problem) -> Schedule:
 def find_saved_tensors(graph: Graph, nodes_computed_once: Collection[int]) -> frozenset[int]:
     """Return the tensors of fewest bytes to save so that given nodes are computed only once.
 
-    All reads of the backward pass can be computed from this set, from samples and from tensors that
-    cannot be recomputed, without computing a node of `nodes_computed_once`. Sizes may be rounded:
-    see `_Cuts`. Of several minimum cuts the one next to the backward pass is returned.
+    Backward reads can be computed from this set, samples and tensors that cannot be recomputed.
+    Sizes may be rounded: see `_Cuts`. Of several minimum cuts, the one next to the backward pass.
     """
     return _Cuts(graph).find_saved_tensors(nodes_computed_once)
 
@@ -185,15 +180,12 @@ def find_saved_tensors(graph: Graph, nodes_computed_once: Collection[int]) -> fr
 class _Cuts:
     """Flow network whose cuts are the sets of tensors that may be saved.
 
-    Each evictable tensor is an edge with its size as capacity, from its computation to its reads.
-    If these tensors have 1 GiB or more in total, sizes are rounded up to a multiple of a few bytes.
-    Edges that must not be cut connect the source with the nodes that must not be recomputed, a node
-    with its outputs, and a tensor with its readers: nodes of the forward pass, or the sink. Vertex
-    0 is the source and vertex 1 the sink; the nodes follow, and then two vertices per tensor.
+    Each evictable tensor is an edge with its size as capacity; from 1 GiB on, sizes are rounded up
+    to a multiple of a few bytes. Vertex 0 is the source and vertex 1 the sink; the nodes follow,
+    and then two vertices per tensor.
     """
 
     def __init__(self, graph: Graph) -> None:
-        """Build the network without the edges from the source, which `find_saved_tensors` adds."""
         self.recomputable, first_backward = (
             sorted(evictable_tensors(graph)),
             first_backward_node(graph),
@@ -214,8 +206,7 @@ class _Cuts:
     def find_saved_tensors(self, nodes_computed_once: Collection[int]) -> frozenset[int]:
         """Return the tensors of the minimum cut with which given nodes are not recomputed.
 
-        Of several minimum cuts, returns the one next to the backward pass. Returns an empty set if
-        no tensor is evictable. Does not change the network.
+        Of several minimum cuts, that next to the backward pass. Does not change the network.
         """
         if not self.recomputable:
             return frozenset()

@@ -46,30 +46,22 @@ def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
     Equal seeds produce equal schedules, unless a time limit stops the search. If keep-all meets the
     budget, it is returned without a search.
 
-    An individual is a set of idle intervals in which tensors are evicted. Each individual is
-    repaired as by the paper's swap planner: for the stage with the largest excess over the budget,
-    the tensor whose next use is latest is evicted, until all stages fit. Then unnecessary evictions
-    are removed, the costliest page-in first. The initial population has the repaired empty set and
+    An individual is a set of idle intervals in which tensors are evicted. Each is repaired as by
+    the paper's swap planner: for the stage with the largest excess over the budget, the tensor
+    whose next use is latest is evicted, until all stages fit. Then unnecessary evictions are
+    removed, the costliest page-in first. The initial population has the repaired empty set and
     repaired random sets. Parents win tournaments of two. A child has the intervals of one parent up
-    to a random stage, those of the other parent after it, and a few flipped bits; it is repaired,
-    too. The best two individuals survive.
+    to a random stage, those of the other parent after it, and a few flipped bits. The best two
+    individuals survive.
 
     Interpretations. The paper searches operator orders and memory pools, from which swaps follow;
     here the order is given and RAM is not fragmented, so that only the swaps are searched. The
-    paper's simulator measures the time of a training step; here the fitness of an individual is the
-    cost of its transfers in the minimized quantity (energy if that is RAM or user-defined). Fewer
-    bytes above the storage limit count more than lower costs.
-
-    If the time is minimized and transfers overlap computations, a second search charges only the
-    time that is not hidden, and the better schedule is returned. A swap is hidden by computations
-    in its interval, and all swaps together by a whole pass.
-
-    There are at most `GENERATIONS` * `POPULATION` repairs for each search. A repair adds and
-    removes up to all intervals; each takes time proportional to the number of intervals or stages.
-
-    Homes of state are those of `schedule_with_best_homes`. Raises `MethodNotApplicableError` if
-    keep-all exceeds the budget, and the problem allows no paging or all schedules found exceed the
-    budget.
+    paper's simulator measures the time of a training step; here the fitness is the cost of
+    transfers in the minimized quantity (energy if that is RAM or user-defined). Fewer bytes above
+    the storage limit count more than lower costs. If the time is minimized and transfers overlap
+    computations, a second search charges only the time that is not hidden by the swap's interval
+    or, for all swaps together, by a whole pass. Homes of state are those of
+    `schedule_with_best_homes`.
     """
     if checkpoint_all_peak_bytes(problem.graph) <= problem.usable_ram_bytes:
         return execute_evictions(problem, {})
@@ -84,16 +76,13 @@ def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
 
 
 class _GeneticSearch:
-    """The genetic search over sets of idle intervals in which tensors are evicted."""
+    """The genetic search over sets of idle intervals in which tensors are evicted.
+
+    Only intervals that relieve a stage above the budget are searched. The constructor requests the
+    permission to overwrite inputs.
+    """
 
     def __init__(self, problem: Problem, seed: int, *, hides_transfers: bool = False) -> None:
-        """Compute the bytes that an eviction in each idle interval frees, and its cost.
-
-        Only intervals of tensors of more than 0 bytes that relieve a stage in which keep-all
-        exceeds the budget are searched. With `hides_transfers`, only the time of transfers that
-        computations do not hide is charged. Requests the permission to overwrite inputs by calls of
-        `may_overwrite_inputs`.
-        """
         graph = problem.graph
         self.problem = problem
         self.hides_transfers = hides_transfers
@@ -164,18 +153,14 @@ class _GeneticSearch:
         `unhidden_s` first."""
 
     def find_schedule(self) -> Schedule:
-        """Return the schedule of the best set found.
-
-        Raises `MethodNotApplicableError` if it exceeds the budget.
-        """
+        """Return the schedule of the best set found, within the budget."""
         evictions = dict.fromkeys(self.search_intervals(), True)
         return require_within_budget(self.problem, execute_evictions(self.problem, evictions))
 
     def search_intervals(self) -> list[IdleInterval]:
         """Run the genetic algorithm; return the intervals of the fittest individual it found.
 
-        Ends after `GENERATIONS`, or after `STALL_GENERATIONS` without an improvement. Raises
-        `TimeLimitError` if the time limit passes.
+        Ends after `GENERATIONS`, or after `STALL_GENERATIONS` without an improvement.
         """
         n_intervals = len(self.intervals)
         density = self.random.random(POPULATION)
