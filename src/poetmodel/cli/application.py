@@ -172,7 +172,6 @@ def _print_welcome(
         ),
     ] = False,
 ) -> None:
-    """Print the welcome text if no command is given."""
     if context.invoked_subcommand is None:
         print(WELCOME, end="")
 

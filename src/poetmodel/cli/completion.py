@@ -40,10 +40,7 @@ def complete_methods(incomplete: str) -> Suggestions:
 
 
 def complete_list(complete: Callable[[str], Suggestions]) -> Callable[[str], Suggestions]:
-    """Return a completion function for options with several comma-separated names.
-
-    `complete` completes the last name; names that precede it in the list are skipped.
-    """
+    """Return a completion function for options with several comma-separated names."""
 
     def complete_last(incomplete: str) -> Suggestions:
         """Return `incomplete` with each completion of its last name, except to a name before it."""

@@ -147,10 +147,7 @@ def _compared_facts(verified: VerifiedSchedule) -> Iterator[Fact]:
 
 
 def _table_row(first: Fact, second: Fact) -> tuple[str, str, str, str]:
-    """Return a row of the table: name, value of each schedule, and second minus first value.
-
-    The difference is empty unless the values are different numbers.
-    """
+    """Return a row of the table: name, value of each schedule, and second minus first value."""
     unknown_text = "" if first.format_value is _format_fit else "none"
     difference = ""
     are_numbers = all(
@@ -202,8 +199,7 @@ def _print_changed_decisions(
 def _decision_texts(*decisions: Decision) -> tuple[str, ...]:
     """Return the decision of each schedule on a tensor as text, such as ``recomputed x2``.
 
-    The number counts recomputations and page-ins together. Equal texts are followed by the stages
-    in which the decisions differ.
+    The number counts recomputations and page-ins together.
     """
     restoration_stages = [
         sorted((*decision.recomputed, *decision.paged_in)) for decision in decisions

@@ -100,11 +100,7 @@ def _print_tensor(summary: DecisionSummary) -> None:
 
 
 def _alternative_fact(summary: DecisionSummary, alternative: Alternative) -> Fact:
-    """Return the extra cost of a schedule without a decision, with its proof status.
-
-    The cost is a value, a range, an upper or a lower bound, or ``unknown``; it is ``impossible`` if
-    every schedule has the decision.
-    """
+    """Return the extra cost of a schedule without a decision, with its proof status."""
     name = f"without {alternative.forbidden}"
     if alternative.status == "infeasible":
         return text_fact(name, "impossible", "proven: every schedule has this decision")
@@ -135,11 +131,7 @@ def _alternative_fact(summary: DecisionSummary, alternative: Alternative) -> Fac
 
 
 def _ram_step_fact(summary: DecisionSummary, ram_step: RamStep) -> Fact:
-    """Return the saving of the smallest RAM budget with a better schedule, with its proof status.
-
-    The saving is a negative change of the minimized quantity; the name of the fact has the extra
-    bytes.
-    """
+    """Return the saving of the smallest RAM budget with a better schedule, with its proof."""
     problem = summary.verified.problem
     budget = problem.ram_budget_bytes
     name = "with more RAM"
@@ -181,10 +173,7 @@ def _format_change(summary: DecisionSummary, amount: float) -> str:
 
 
 def _decision_facts(summary: DecisionSummary, decision: Decision) -> Iterator[Fact]:
-    """Yield the facts about a tensor: size, decision, energy and time, and stages in RAM.
-
-    The last fact is the size times the number of full steps (`steps_at_limit`) with it in RAM.
-    """
+    """Yield the facts about a tensor: size, decision, energy and time, and stages in RAM."""
     graph = summary.verified.graph
     size = graph.tensor_bytes[decision.tensor]
     producer = graph.nodes[graph.node_of[decision.tensor]].name
@@ -263,7 +252,6 @@ def _print_schedule(summary: DecisionSummary) -> None:
 
 
 def _explanation_facts(summary: DecisionSummary) -> Iterator[Fact]:
-    """Yield the facts about the schedule, for the table and for JSON."""
     verified = summary.verified
     graph, simulation = verified.graph, verified.simulation
     overhead = f"overhead {format_joules(simulation.overhead_j or 0.0)}"
@@ -309,10 +297,7 @@ def _explanation_facts(summary: DecisionSummary) -> Iterator[Fact]:
 
 
 def _in_place_total_facts(summary: DecisionSummary) -> Iterator[Fact]:
-    """Yield one fact: the number of overwriting (output, input) pairs, and the peak RAM they save.
-
-    Yield no fact if the graph has no in-place operators.
-    """
+    """Yield the number of overwriting (output, input) pairs, and the peak RAM that they save."""
     graph, uses, saved_bytes = (
         summary.verified.graph,
         summary.in_place_uses,
@@ -409,8 +394,7 @@ class DecisionSummary:
 def summarize_decisions(verified: VerifiedSchedule, tensor: str | None) -> DecisionSummary:
     """Return a decision per tensor, full steps and in-place uses, without alternatives.
 
-    The only main decision is that on `tensor`; if `tensor` is None, there are up to
-    `MAX_DECISIONS`, most expensive first, and also groups.
+    The main decisions are that on `tensor` alone, or the `MAX_DECISIONS` most expensive ones.
     """
     from poetmodel.schedule.decisions import (
         find_decisions,
@@ -442,10 +426,7 @@ def summarize_decisions(verified: VerifiedSchedule, tensor: str | None) -> Decis
 
 
 def _solve_for_alternatives(summary: DecisionSummary, search: SearchOptions) -> DecisionSummary:
-    """Return a summary with `alternatives` of the first main decision, and with `ram_step`.
-
-    `find_ram_step` has the rest of the time limit, at least 1 s.
-    """
+    """Return a summary with `alternatives` of the first main decision, and with `ram_step`."""
     from poetmodel.solver.sensitivity import find_alternatives, find_ram_step
 
     start_s = time.monotonic()
@@ -485,10 +466,7 @@ def _sort_by_cost(decisions: Sequence[Decision], graph: Graph) -> list[Decision]
 
 
 def _fold_decisions(decisions: Sequence[Decision], graph: Graph) -> list[Fold[Decision]]:
-    """Group equal decisions on tensors whose names differ only in numbers.
-
-    Return at most `MAX_DECISIONS` groups, highest total energy first.
-    """
+    """Group equal decisions on tensors whose names differ only in numbers."""
     decision_folds = fold(
         decisions,
         name=lambda decision: graph.tensors[decision.tensor].name,
@@ -504,7 +482,6 @@ def _fold_decisions(decisions: Sequence[Decision], graph: Graph) -> list[Fold[De
 
 
 def _tensor_index(verified: VerifiedSchedule, name: str) -> int:
-    """Return the index of a tensor; raise `InputError` if the graph has no tensor of this name."""
     index = verified.graph.tensor_index
     if name not in index:
         hint = suggest_names(name, index, max_names=3)

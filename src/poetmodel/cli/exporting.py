@@ -303,10 +303,7 @@ def export(
 
 
 def _parse_byte_inputs(texts: Iterable[str]) -> dict[str, str]:
-    """Parse all values of ``--byte-input``: ``"a=i8;b=u8:0.5"`` -> ``{"a": "i8", "b": "u8:0.5"}``.
-
-    Names, types, scales and offsets are not checked.
-    """
+    """Parse values of ``--byte-input``: ``"a=i8;b=u8:0.5"`` -> ``{"a": "i8", "b": "u8:0.5"}``."""
     items = (item for text in texts for item in text.split(";"))
     return options.collect_unique("--byte-input", map(_parse_byte_input, items))
 
@@ -337,10 +334,7 @@ All targets also have the source, ``--target``, ``--out``, ``--optimizer`` and t
 
 
 def _options_on_command_line(context: typer.Context) -> dict[str, str]:
-    """Return the options and arguments on the command line: spelling by parameter name.
-
-    They are in the order of their declaration. The spelling of an option is the first declared one.
-    """
+    """Return the options and arguments on the command line: spelling by parameter name."""
     return {
         str(parameter.name): parameter.opts[0]
         for parameter in context.command.params
@@ -485,7 +479,6 @@ def read_or_capture_step(
 
 
 def _deployment_facts(deployment: Deployment) -> Iterator[Fact]:
-    """Yield the facts about an exported step: proof, times, plan, tiles, RAM, storage and flash."""
     from poetmodel.cli.summary import proof_facts, tile_facts, time_facts
     from poetmodel.plan import Op
 
@@ -536,9 +529,9 @@ def _deployment_facts(deployment: Deployment) -> Iterator[Fact]:
 
 
 def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
-    """Yield two facts: number and bytes of samples; estimated instructions on a sample and a batch.
+    """Yield number and bytes of samples, and estimated instructions.
 
-    Yield no facts without ``--replay``.
+    No facts without ``--replay``.
     """
     from poetmodel.export.replay import program_instructions
     from poetmodel.lowered.ranges import number_check_instructions

@@ -73,10 +73,7 @@ def result_exit_status(result: SolveResult) -> ExitStatus:
 
 
 def report_error(error: PoetModelError | OSError) -> ExitStatus:
-    """Print the message of an error, or its faults, on stderr; return its `ExitStatus`.
-
-    For a `VerificationError`, a request to report the bug and the violations replace the message.
-    """
+    """Print the message of an error, or its faults, on stderr; return its `ExitStatus`."""
     if isinstance(error, InputError):
         print_errors(error.faults)
         is_flash_full = isinstance(error, FlashError)

@@ -66,10 +66,7 @@ class NamedGraph:
 
 
 def read_graph_by_name(name: str, shape: Variant) -> Graph:
-    """Return the built-in network of this name and shape, else the graph of a graph or step file.
-
-    The graph of a step file is that of the exported kernels. The tile size ``auto`` is refused.
-    """
+    """Return the built-in network of this name and shape, else that of a graph or step file."""
     step = read_step(name, shape) if "tile" in shape.overrides else None
     return read_model_or_file(name, shape) if step is None else step.graph
 
@@ -104,10 +101,7 @@ class AutoTiles:
     """Whether tensors may be paged."""
 
     def print_choice(self, tile_bytes: int | None, step: LoweredStep) -> str:
-        """Print the chosen ``--tile`` on stderr, unless quiet, and return its value as text.
-
-        `step` is in tiles of `tile_bytes`; None is ``none``.
-        """
+        """Print the chosen ``--tile`` on stderr, unless quiet, and return its value as text."""
         from poetmodel.budgets import TileChoice
         from poetmodel.tiling.choice import needed_bytes
 
@@ -174,10 +168,7 @@ def resolve_sizes(
 
 
 def resolve_ram(source: FileGraphOptions, limits: Limits) -> Limits:
-    """Return the limits with a percentage of RAM replaced by a size, if there is a tile size.
-
-    The percentage refers to the keep-all peak of the graph without tiles.
-    """
+    """Return the limits, with a percentage (of the keep-all peak without tiles) as a size."""
     from poetmodel.budgets import Budget
     from poetmodel.graph import checkpoint_all_peak_bytes
 
@@ -192,10 +183,7 @@ def resolve_ram(source: FileGraphOptions, limits: Limits) -> Limits:
 
 
 def read_given_step(graph_options: GraphOptions) -> LoweredStep | None:
-    """Return the step of a MODEL argument or a ``--graph`` option that is a step file, else None.
-
-    None, too, if both are given, and with options that step files do not support.
-    """
+    """Return the step of a MODEL argument or ``--graph`` option that is a step file, else None."""
     names = [name for name in (graph_options.model, graph_options.graph) if name is not None]
     return read_step(names[0], graph_options.variant) if len(names) == 1 else None
 
@@ -203,8 +191,7 @@ def read_given_step(graph_options: GraphOptions) -> LoweredStep | None:
 def extra_ram_bytes(step: LoweredStep, *, commit: bool = False) -> int:
     """Return the RAM of exported C in addition to its tensors: inputs, stack, runtime [B].
 
-    The stack has its default size, which is larger with `commit`. The output of ``pm_infer`` is not
-    included.
+    The output of ``pm_infer`` is not included.
     """
     from poetmodel.export.deployment import parse_stack, reserved_bytes
 
@@ -266,10 +253,7 @@ def resolve_graph(
 def resolve_binary_graph(
     graph_options: FileGraphOptions, data: bytes, *, source: str | Path
 ) -> Graph:
-    """Return the graph of a binary plan: ``--graph``, else the first built-in network that matches.
-
-    ``--graph`` is not compared with the fingerprint in `data`, the content of the file `source`.
-    """
+    """Return the graph of a binary plan: ``--graph``, else the first built-in one that matches."""
     if graph_options.graph is not None:
         return read_graph_by_name(graph_options.graph, graph_options.variant)
     from poetmodel.plan.binary import stored_fingerprint
@@ -357,8 +341,7 @@ def read_costs(
 ) -> Costs:
     """Return the measured costs of ``--profile``, else the estimates for ``--device``.
 
-    `default_device` is used without ``--device``, also as the device of a profile. Whether a
-    profile has the nodes of `graph` is not checked.
+    `default_device` replaces a missing ``--device``, also as the device of a profile.
     """
     from poetmodel.device import Costs
 
@@ -468,8 +451,7 @@ def verify_document(
 def _stated_problem(document: ScheduleDocument, graph: Graph, costs: Costs | None) -> Problem:
     """Return the problem stated in a file, or one without limits if the file states none.
 
-    Without costs, all times and energies are 0, and limits and constraints that need costs are
-    dropped.
+    Without costs, all times and energies are 0; limits and constraints on them are dropped.
     """
     from poetmodel.problem import Problem
     from poetmodel.report.subject import zero_costs

@@ -202,11 +202,7 @@ def graph_values(graph: Graph, device: Device | None = None) -> dict[str, Any]:
 
 
 def compare_device_ram(graph: Graph, device: Device) -> tuple[DeviceRam | None, DeviceRam | None]:
-    """Return the use of device RAM by (keep-all with all state in RAM, the minimum RAM).
-
-    Neither is None, because there is a device. On memory-mapped storage, the minimum RAM reads
-    state in place.
-    """
+    """Return the use of device RAM by (keep-all with all state in RAM, the minimum RAM)."""
     min_ram = floor_ram_use(graph, memory_mapped=device.is_memory_mapped)
     return DeviceRam.compare(device, graph, keep_all_ram_use(graph)), DeviceRam.compare(
         device, graph, min_ram
@@ -247,7 +243,6 @@ def _phase_totals(graph: Graph) -> dict[str, dict[str, int]]:
 
 
 def _graph_facts(graph: Graph, values: dict[str, Any], device: Device | None) -> Iterator[Fact]:
-    """Yield the facts about a graph; with a device, also the use of the device's RAM."""
     yield text_fact("batch", f"{graph.batch_size}", f"elements are {graph.dtype}")
     sizes = f"{values['tensors']:,} tensors, {values['edges']:,} edges"
     yield text_fact("nodes", f"{values['nodes']:,}", sizes)
@@ -338,10 +333,7 @@ def _gauge_facts(graph: Graph, device: Device) -> Iterator[Fact]:
 
 
 def _inference_texts(values: dict[str, Any]) -> tuple[str, str]:
-    """Return the peak RAM of the forward pass alone, and a note with the node of this peak.
-
-    Without a known peak, return ``unknown`` and the reason.
-    """
+    """Return the peak RAM of the forward pass alone, and a note with the node of this peak."""
     inference_bytes, peak_bytes = (
         values["inference_peak_bytes"],
         values["checkpoint_all_peak_bytes"],
@@ -439,7 +431,6 @@ def _device_row(device: Device) -> tuple[str, ...]:
 
 
 def _device_facts(device: Device) -> Iterator[Fact]:
-    """Yield key, core, cycle model, stated quantities and transfers of a device."""
     yield text_fact("key", device.key, "the name for --device")
     yield text_fact("core", device.core)
     model = device.cycle_model

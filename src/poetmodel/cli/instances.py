@@ -33,10 +33,7 @@ _REGISTRY: Final = "instances"
 
 
 def write_instances(folder: Path, mps: str | None, output: OutputOptions) -> None:
-    """Write the instance library to a folder, and print the number of problems by kind.
-
-    `mps` has the comma-separated names of large problems that get MPS files, too.
-    """
+    """Write the instance library to a folder, and print the number of problems by kind."""
     from collections import Counter
 
     from poetmodel.sweeps.instances import write_library
@@ -54,10 +51,7 @@ def write_instances(folder: Path, mps: str | None, output: OutputOptions) -> Non
 
 
 def check_solutions(folder: Path, solutions: Path, output: OutputOptions) -> None:
-    """Verify the folder `solutions` against the library `folder`; print a table or JSON.
-
-    Exits with status 3 only if a solution is invalid.
-    """
+    """Verify solutions against a library; print the findings, exit with 3 if one is invalid."""
     from poetmodel.sweeps.instances import Finding
     from poetmodel.sweeps.instances import check_solutions as verify_solutions
 

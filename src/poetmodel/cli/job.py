@@ -112,11 +112,7 @@ class JobResult:
         return None if simulation is None else self.steps * (simulation.energy_j or 0.0)
 
     def facts(self) -> Iterator[Fact]:
-        """Yield samples, steps, limits, time and energy of the job, then `limits` of a step.
-
-        The fact ``limits`` lists the limits of a step for JSON. Time and energy are None without a
-        schedule.
-        """
+        """Yield samples, steps, limits, time and energy of the job, then `limits` of a step."""
         batch_size = self.result.problem.graph.batch_size
         batch = "one sample each" if batch_size == 1 else f"batches of {batch_size}"
         count_text = f"{self.steps:,} steps, {batch}"
@@ -178,10 +174,7 @@ def _format_fraction(
     quantity: str,
     format_value: ValueFormatter,
 ) -> str:
-    """Format a total as a percentage of its limit, such as ``80 % of the battery of 4,320 J``.
-
-    `quantity` is ``battery`` there. Return ``the whole job`` if total or limit is None.
-    """
+    """Format a total as a percentage of its limit, such as ``80 % of the battery of 4,320 J``."""
     if total_value is None or limit_value is None:
         return "the whole job"
     fraction_text = format_percent(total_value / limit_value, digits=3)

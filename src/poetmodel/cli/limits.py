@@ -117,10 +117,7 @@ def limits(
 
 
 def _min_ram_tiles(step: LoweredStep, problem: Problem) -> tuple[int, int] | None:
-    """Return the tile size with the smallest minimum RAM, and this minimum [B].
-
-    None without a device, or if whole tensors need no more RAM than tiles.
-    """
+    """Return the tile size with the smallest minimum RAM, and this minimum [B]."""
     from poetmodel.budgets import TileChoice
     from poetmodel.tiling.choice import choose_tiles, needed_bytes
 
@@ -132,11 +129,7 @@ def _min_ram_tiles(step: LoweredStep, problem: Problem) -> tuple[int, int] | Non
 
 
 def _evaluation_bytes(step: LoweredStep, problem: Problem) -> int | None:
-    """Return the minimum RAM of a step's evaluation, the forward pass without updates [B].
-
-    None if the step has no evaluation, or without a device. State on memory-mapped storage needs no
-    RAM.
-    """
+    """Return the minimum RAM of a step's evaluation, the forward pass without updates [B]."""
     from poetmodel.lowered.step import with_stored_state
     from poetmodel.tiling.choice import needed_bytes
 
@@ -191,8 +184,7 @@ def _limit_facts(
 ) -> Iterator[Fact]:
     """Yield each limit with its proof and, except for exported C, the other limits of its solve.
 
-    The parameters are those of `limit_values`; the minimum RAM of exported C, of ``pm_evaluate``
-    and in tiles include `extra_bytes`.
+    The minimum RAM of exported C, of ``pm_evaluate`` and in tiles include `extra_bytes`.
     """
     if problem.graph.exactness:
         yield text_fact("numbers", problem.graph.exactness)

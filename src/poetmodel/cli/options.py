@@ -153,10 +153,7 @@ def without(*names: str) -> Callable[[str], bool]:
 
 
 def option(default: object, spelling: str, text: str, **typer_options: Any) -> Any:
-    """Return the dataclass field of an option, with its `typer.Option` as ``metadata["typer"]``.
-
-    `spelling` is the option with its value: ``--ram SIZE``; `text` is its help.
-    """
+    """Return the dataclass field of an option, with its `typer.Option` as ``metadata["typer"]``."""
     name, _, metavar = spelling.partition(" ")
     typer_options.setdefault("autocompletion", COMPLETERS.get(name, COMPLETERS.get(metavar)))
     information = typer.Option(name, metavar=metavar or None, help=text, **typer_options)
@@ -188,16 +185,9 @@ def _parse_plain_number(text: object, number_type: type[_Value]) -> _Value:
 
 
 def number_parser(expected: str, *, positive: bool) -> Callable[[str | float], float]:
-    """Return a parser of finite numbers of at least 0, or above 0 if `positive`.
-
-    `expected` describes the accepted values in the message.
-    """
+    """Return a parser of finite numbers of at least 0, or above 0 if `positive`."""
 
     def parse(text: str | float) -> float:
-        """Parse a finite number.
-
-        Raise `typer.BadParameter` for other texts, or if it is too small.
-        """
         try:
             value = _parse_plain_number(text, float)
         except ValueError:
@@ -230,10 +220,6 @@ def integer_parser(
     """Return a parser of whole numbers from `min_value`, to `max_value` if it is given."""
 
     def parse(text: str | int) -> int:
-        """Parse a whole number.
-
-        Raise `typer.BadParameter` for other texts and outside the range.
-        """
         try:
             value = _parse_plain_number(text, int)
         except ValueError:
@@ -252,10 +238,7 @@ parse_input_size = integer_parser(MAX_SIZE)
 
 
 def _parse_method(text: str) -> str:
-    """Return `text` if it is the name of a method for `poetmodel.baselines.method`.
-
-    Imports the file of ``FILE.py:FUNCTION``.
-    """
+    """Return `text` if it names a method; import the file of ``FILE.py:FUNCTION``."""
     try:
         return method(text).name
     except (InputError, UserMethodError) as error:
@@ -465,10 +448,7 @@ class OnnxOptions:
     )
 
     def onnx_step(self, batch: int | None = None) -> OnnxStep:
-        """Return the options as properties of a step.
-
-        `batch`, unless None, overrides ``--batch``.
-        """
+        """Return the options as properties of a step; a `batch` overrides ``--batch``."""
         from poetmodel.torch.target import OnnxStep
 
         dims = collect_unique("--dim", map(_parse_dimension, self.dim or ()))

@@ -73,8 +73,7 @@ def print_written(path: Path) -> None:
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
     """Return a console of rich that prints texts unchanged: no markup, highlighting or emoji.
 
-    `width` [columns] is by default ``COLUMNS``, else that of the terminal, or `UNLIMITED_WIDTH` for
-    a pipe or file.
+    The default of `width` is ``COLUMNS``, that of the terminal, or `UNLIMITED_WIDTH` for files.
     """
     from rich.console import Console
 
@@ -87,8 +86,7 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
 def print_json(document: dict[str, Any] | list[dict[str, Any]]) -> None:
     """Print an object, one key per line, or a list, one object per line, as JSON on stdout.
 
-    The output is ASCII, so that it does not depend on the encoding of a terminal or pipe. It is
-    printed even if quiet.
+    ASCII, whatever the encoding of the terminal; printed even if quiet.
     """
     compact = partial(json.dumps, allow_nan=False)
     if isinstance(document, dict):
@@ -111,8 +109,7 @@ def print_text(*lines: str) -> None:
 def show(*renderables: RenderableType) -> None:
     """Print tables and texts on stdout, unless quiet; changes the widths and cells of the tables.
 
-    Cells are wrapped to the width of the terminal. A table whose words do not fit is printed wider
-    than the terminal.
+    A table whose words do not fit is printed wider than the terminal.
     """
     from rich.table import Table
 
@@ -173,10 +170,7 @@ def _max_width(texts: Iterable[str]) -> int:
 
 
 def _wrap_long_words(text: str, width: int) -> str:
-    """Return a text, with line breaks if one of its words is wider than `width` [columns].
-
-    Lines break only after blanks and at `_NAME_BREAK`, so a line may still be wider.
-    """
+    """Return a text, with line breaks if one of its words is wider than `width` [columns]."""
     if _max_width(text.split()) <= width:
         return text
     lines = [""]
@@ -190,10 +184,7 @@ def _wrap_long_words(text: str, width: int) -> str:
 def _fit_widths(
     min_widths: Sequence[int], max_widths: Sequence[int], total_width: int
 ) -> list[int]:
-    """Return column widths between lower and upper bounds, whose sum fits if possible.
-
-    All columns wider than a common width are reduced to this width, or to their lower bound.
-    """
+    """Return column widths between lower and upper bounds, whose sum fits if possible."""
     widths = list(max_widths)
     for common_width in reversed(range(max(max_widths, default=0))):
         if sum(widths) <= total_width:
@@ -206,10 +197,7 @@ def _fit_widths(
 
 
 def fact_table(title: str, facts: Iterable[Fact]) -> Table:
-    """Return a table of facts with name, value and note; facts with an alarm are red.
-
-    Facts whose name or value is None are omitted. Long texts and words are shortened.
-    """
+    """Return a table of facts with name, value and note; facts with an alarm are red."""
     cells_and_alarms = [
         ((fact.name or "", fact.text, fact.note), fact.alarm) for fact in listed_facts(facts)
     ]
@@ -233,7 +221,6 @@ def listing(
 ) -> Table:
     """Return a table of `rows` below `heads`; long texts and words are shortened.
 
-    The first `n_text_columns` columns are left-aligned texts; the rest are right-aligned numbers.
     With `whole_names` the first column is not wrapped.
     """
     from rich import box
@@ -259,10 +246,7 @@ states that energies are estimates."""
 
 
 def _titled_table(title: str, texts: Iterable[str], **style: Any) -> Table:
-    """Return an empty table, whose title has `ESTIMATES` if one of `texts` matches `_ENERGY`.
-
-    `texts` are the heads and cells that the caller will add.
-    """
+    """Return an empty table, whose title has `ESTIMATES` if one of `texts` matches `_ENERGY`."""
     from rich.table import Table
 
     if any(map(_ENERGY.search, texts)):
@@ -276,10 +260,7 @@ def _format_cell(text: str) -> str:
 
 
 def printable(text: str, *, max_characters: int = MAX_LINE, max_word: int = MAX_WORD) -> str:
-    """Format a text for display: escape control characters, then shorten long words, then the text.
-
-    Line breaks are escaped, too. The middle of a long word or text is replaced by ``...``.
-    """
+    """Escape control characters and line breaks, and shorten long words and texts."""
     escaped = escape_controls(_omit_middle(text, 4 * max_characters))
     shortened = re.sub(r"\S+", lambda match: _omit_middle(match[0], max_word), escaped)
     return _omit_middle(shortened, max_characters)
@@ -296,10 +277,7 @@ def _omit_middle(text: str, max_characters: int) -> str:
 
 
 class LiveLine:
-    """A line with the elapsed seconds, and with the activity or the progress of a solve.
-
-    With a problem, it shows the activity until the first progress, then incumbent, bound and gap.
-    """
+    """A line with the elapsed seconds, and with the activity or the progress of a solve."""
 
     def __init__(self, problem: Problem | None = None, activity: str = "solving") -> None:
         self._problem = problem
@@ -331,10 +309,7 @@ class LiveLine:
 
 
 def _format_overhead(value: float | None, objective: Objective) -> str:
-    """Format an overhead, or a bound on it, as a percentage of the objective's baseline.
-
-    With a baseline of 0, it is an amount. None gives ``none yet``.
-    """
+    """Format an overhead, or a bound on it, as a percentage of the objective's baseline."""
     if value is None:
         return "none yet"
     if objective.baseline > 0:
@@ -346,10 +321,7 @@ def _format_overhead(value: float | None, objective: Objective) -> str:
 def live_line(
     problem: Problem | None = None, *, enabled: bool, activity: str = "solving"
 ) -> Iterator[OnProgress | None]:
-    """Show a live line on stderr during the body, if enabled, not quiet, and on a terminal.
-
-    Yields the progress callback, or None without a line.
-    """
+    """Show a live line on stderr during the body, if enabled, not quiet, and on a terminal."""
     if is_quiet() or not (enabled and sys.stderr.isatty()):
         yield None
         return
@@ -363,10 +335,7 @@ def live_line(
 
 @contextmanager
 def progress_bar(*, enabled: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """Show the progress of a sweep on stderr: a bar on a terminal, else a line per report.
-
-    Yields the progress callback; None if quiet or not `enabled`.
-    """
+    """Show the progress of a sweep on stderr: a bar on a terminal, else a line per report."""
     if not enabled or is_quiet():
         yield None
         return

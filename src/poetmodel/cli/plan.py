@@ -209,7 +209,6 @@ def _save_and_print(planned: CheckedPlan, request: PlanOptions, *, json: bool) -
 
 
 def _plan_facts(planned: CheckedPlan) -> Iterator[Fact]:
-    """Yield instructions, transfer mode, metrics, addresses, state and binary size of a plan."""
     from poetmodel.plan import Op, encode
     from poetmodel.plan.listing import describe_homes
 

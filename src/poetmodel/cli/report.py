@@ -88,8 +88,7 @@ def read_subjects(
 ) -> list[Subject]:
     """Read and verify schedule files of one graph; return them with plans and labels.
 
-    Files beyond the number of `LABELS` are ignored. Without ``--graph`` the first file names the
-    graph.
+    Files beyond the number of `LABELS` are ignored.
     """
     from poetmodel.schedule.document import load_document
 
@@ -141,10 +140,7 @@ def _read_subject(
 
 
 def _plan_schedule(verified: VerifiedSchedule) -> tuple[CheckedPlan | None, list[str]]:
-    """Plan a schedule, with addresses; return the plan and notes.
-
-    There is no plan without costs, and of a schedule that violates a rule of execution.
-    """
+    """Plan a schedule, with addresses; return the plan and notes."""
     if verified.costs is None or verified.simulation.violations:
         return None, []
     problem, budget = verified.problem, verified.budget_bytes

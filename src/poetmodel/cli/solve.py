@@ -184,7 +184,6 @@ def solve(
 
 
 def _check_nodes(graph: Graph) -> None:
-    """Raise `InputError` for a graph with fewer than `MIN_NODES` nodes."""
     if len(graph.nodes) < MIN_NODES:
         raise InputError(
             f"graph {graph.name!r} has 1 node: nothing to keep, recompute or page; "
@@ -201,8 +200,7 @@ def _choose_tiles(
 ) -> tuple[ChosenTiles, float]:
     """Solve each candidate tile size; return that of smallest value, and the remaining time [s].
 
-    The trials together may take `TRIAL_RATIO` of the time limit. The remaining time is 0 if the
-    returned schedule is proved optimal, or after Ctrl-C.
+    The remaining time is 0 if the returned schedule is proved optimal, or after Ctrl-C.
     """
     from poetmodel.result import Termination
     from poetmodel.solver.request import Request
@@ -256,10 +254,7 @@ def _solve_problem(
 def _fit_hints(
     source: options.GraphOptions, result: SolveResult, requested_tile: str | None
 ) -> Iterator[str]:
-    """Yield hints for an infeasible step file, and for a built-in network too large for its device.
-
-    They suggest ``--tile auto`` unless that is `requested_tile`, and ``--state sgd --in-place``.
-    """
+    """Yield hints for an infeasible step file, and for a network too large for its device."""
     from poetmodel.device.ram import find_whole_step
     from poetmodel.result import Status
 
@@ -301,8 +296,7 @@ def _fit_arena(
 ) -> Fitted:
     """Solve by the method, if necessary with less RAM, until the addresses of the plan fit.
 
-    All solves, plans and addresses together may take `limit_s` [s]. Plan and arena are None without
-    a schedule whose addresses fit.
+    All solves, plans and addresses together may take `limit_s` [s].
     """
     from poetmodel.solver import fit_arena
 
@@ -377,10 +371,7 @@ def _run_method(
 
 
 def _explain_result(result: SolveResult, *, threads: int) -> Explanation | None:
-    """Return the explanation, with remedies, of an infeasible result of the default method.
-
-    It may take `EXPLANATION_FRACTION` of the time limit of the solve. None for other results.
-    """
+    """Return the explanation of an infeasible result of the default method, else None."""
     from poetmodel.result import Status
 
     if result.status != Status.INFEASIBLE or result.method != DEFAULT:
@@ -408,8 +399,7 @@ def _save_and_print(
 ) -> None:
     """Write the schedule file, and print the result as JSON or tables.
 
-    The command began at `start_s` on the monotonic clock, and read its inputs for `read_s` [s]. A
-    failed write is reported after the result is printed.
+    A failed write is reported after the result is printed. `start_s` is on the monotonic clock [s].
     """
     write_error: InputError | None = None
     if out is not None and result.schedule is not None:

@@ -55,8 +55,7 @@ TERMINATION_TEXTS: Final = {
 def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table:
     """Return the table of a result; raise `NoScheduleError` if it has no schedule.
 
-    `total_s` is the time since the start of the command [s], including `read_s`, the time in which
-    the program started and read its inputs [s].
+    `total_s` includes `read_s`, the time in which the program started and read its inputs [s].
     """
     schedule, simulation = result.require_schedule(), result.simulation
     problem = result.problem
@@ -150,10 +149,7 @@ def _energy_facts(result: SolveResult) -> Iterator[Fact]:
 
 
 def _objective_facts(result: SolveResult) -> Iterator[Fact]:
-    """Yield a minimized value other than energy, with its bound in the note, and the gap.
-
-    A value, bound or gap of None is shown as 0.
-    """
+    """Yield a minimized value other than energy, with its bound in the note, and the gap."""
     minimize, objective = result.problem.minimize, result.problem.objective
     value, bound = (objective.format(number or 0.0) for number in (result.value, result.bound))
     name, remark = f"minimized {minimize}", ""
@@ -180,10 +176,7 @@ def _tolerance_text(result: SolveResult) -> str:
 
 
 def _conditions_text(problem: Problem) -> str:
-    """Return " within the other limits", or " at all" if there is no limit but RAM.
-
-    The text follows the proven minimum RAM.
-    """
+    """Return " within the other limits", or " at all" if there is no limit but RAM."""
     limits = (problem.deadline_s, problem.energy_budget_j, problem.constraints or None)
     storage_bytes, tensor_bytes = problem.aux_limit_bytes, sum(problem.graph.tensor_bytes)
     is_unlimited = (
@@ -224,8 +217,7 @@ def _memory_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
 def decision_facts(graph: Graph, schedule: Schedule, simulation: Simulation) -> Iterator[Fact]:
     """Yield counts and bytes of homes of state, recomputations, transfers and kept tensors.
 
-    Page-ins include the first reads of state on storage. Kept tensors are not state, have readers,
-    are computed once, and stay in RAM until their last use.
+    Kept tensors are not state, have readers, and stay in RAM until their last use.
     """
     recomputations = [k for t, k in schedule.R if k < t]
     recomputed = set(recomputations)
@@ -285,10 +277,7 @@ def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
 
 
 def commit_facts(problem: Problem) -> Iterator[Fact]:
-    """Yield the time and energy of commits per step: 1/N of a commit every N steps.
-
-    A commit writes the new values of state to storage, where they survive a power cut.
-    """
+    """Yield the time and energy of commits per step: 1/N of a commit every N steps."""
     commit, cost = problem.table.commit, problem.commit_cost
     if commit is not None:
         frequency_text = "every step" if problem.commit == 1 else f"1/{problem.commit} of a commit"
@@ -330,10 +319,7 @@ def _effort_facts(result: SolveResult, *, total_s: float, read_s: float) -> Iter
 
 
 def _model_size_texts(statistics: Mapping[str, Any]) -> Iterator[str]:
-    """Yield columns, rows, nonzeros, rounds and enforced rows as texts, such as ``12 rows``.
-
-    Rounds and enforced rows are of row generation.
-    """
+    """Yield columns, rows, nonzeros, rounds and enforced rows as texts, such as ``12 rows``."""
     for key in ("columns", "rows", "nonzeros", "rounds", "enforced_rows"):
         value = statistics.get(key)
         if value is not None:

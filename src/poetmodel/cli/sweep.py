@@ -197,7 +197,6 @@ def merge(merge_options: MergeOptions, output: options.OutputOptions) -> None:
 
 
 def _check_picture(plot: Path | None) -> None:
-    """Raise `InputError` if a picture with this suffix cannot be drawn."""
     if plot is not None:
         from poetmodel.sweeps.pictures import check_suffix
 
@@ -210,11 +209,7 @@ def _write_and_show_records(
     request: RunOptions | MergeOptions,
     output: options.OutputOptions,
 ) -> None:
-    """Write and print tables of records, draw pictures, and exit with 1 if a run failed.
-
-    The tables in `folder` are ``cells.csv`` and, with ``--pareto``, ``pareto.csv``. Without
-    matplotlib, a warning replaces the picture of the front.
-    """
+    """Write and print tables of records, draw pictures, and exit with 1 if a run failed."""
     from poetmodel.sweeps import panels, tables
 
     rows = tables.rows(records)
@@ -336,10 +331,7 @@ def _parse_backend(name: str) -> str:
 
 
 def _run_table(title: str, rows: Sequence[Row], *, proof_column: str) -> Table:
-    """Return the table of runs: model and device, limits, method and solver, proof, metrics.
-
-    `proof_column` is the key of the proof: ``status`` or, shown as yes or no, ``proven``.
-    """
+    """Return the table of runs: model and device, limits, method and solver, proof, metrics."""
     from poetmodel.sweeps.summaries import overhead_ratio
 
     heads = ("model, device", "RAM", "method", proof_column)
@@ -437,10 +429,7 @@ def bench(
 def _reproduce_figure(
     request: FigureOptions, worker_options: WorkersOption, output: options.OutputOptions
 ) -> None:
-    """Solve the runs of a figure of the paper and write records, ``cells.csv`` and pictures.
-
-    Runs with a record are not repeated, unless they failed. Exits with 1 if a run failed.
-    """
+    """Solve the unfinished runs of a figure; write records, ``cells.csv`` and pictures."""
     from poetmodel.sweeps import figures, panels, summaries, tables
     from poetmodel.sweeps import sweep as run_sweep
     from poetmodel.sweeps.store import Store
@@ -493,10 +482,7 @@ def _reproduce_figure(
 def _draw_pictures(
     stem: Path, panels: Sequence[Panel] | Sequence[Map]
 ) -> tuple[list[Path], list[str]]:
-    """Draw panels or maps as SVG and PNG; return the paths, in this order, and notes.
-
-    If a library is missing, draws no picture and returns one note.
-    """
+    """Draw panels or maps as SVG and PNG; return the paths, in this order, and notes."""
     from poetmodel.sweeps.pictures import check_suffix, draw
 
     paths = [stem.with_suffix(suffix) for suffix in PICTURE_SUFFIXES]

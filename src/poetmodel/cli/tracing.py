@@ -75,7 +75,6 @@ class CostingOptions:
     def capture(self, target: str, onnx: OnnxStep, optimizer: str | None = None) -> Trace:
         """Capture the step of ``module:function`` or of an ONNX file, with updates of `optimizer`.
 
-        The graph has the name of the option, else that of the ONNX file or of the model's class.
         Output of the user's code goes to stderr.
         """
         from poetmodel.torch import trace
@@ -91,10 +90,7 @@ class CostingOptions:
             return trace(model, loss_fn, inputs, name=name, optimizer=user_optimizer)
 
     def check_power(self, *, is_emulated: bool = False) -> None:
-        """Raise `InputError` for two power options, or for one where this host measures no times.
-
-        No times are measured with ``--device``, or if the step `is_emulated`.
-        """
+        """Raise `InputError` for two power options, or one where this host measures no times."""
         power_options = [
             option
             for option, value in (("--power-from", self.power_from), ("--power", self.power))
@@ -123,10 +119,7 @@ class CostingOptions:
                 check_writable(self.folder / ".poetmodel-paging")
 
     def find_costs(self, trace: Trace) -> tuple[Costs, tuple[str, ...]]:
-        """Estimate the costs of a trace for ``--device``, else measure; return costs and notes.
-
-        The measurement prints the output of the user's code on stderr.
-        """
+        """Estimate the costs of a trace for ``--device``, else measure; return costs and notes."""
         if self.device is not None:
             return estimate_costs(trace.graph, self.device)
         from poetmodel.torch.runtime.profiling import Power, measure
@@ -344,9 +337,7 @@ class EmulationOptions:
     ) -> tuple[Graph, Costs, tuple[str, ...]]:
         """Export a step in tiles, execute it on the emulated board; return graph, costs and notes.
 
-        `step_source` is a step file, or a step to capture. Clock and power of the device of
-        `costing` convert instructions to times and energies. The graph is that of the step in
-        tiles.
+        Clock and power of the device convert instructions to times and energies.
         """
         from poetmodel.export.measuring import measure_emulated, parse_emulation
         from poetmodel.export.options import DEFAULT_DEVICE

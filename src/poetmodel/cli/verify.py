@@ -111,8 +111,7 @@ def _print_verdict(
 ) -> None:
     """Print on stdout whether the file is valid, else the number of violations and the first ones.
 
-    `limit_options` are the names of the limit options on the command line: a valid file shows that
-    an infeasible result with them is a bug.
+    A file that is valid within `limit_options` shows that an infeasible result with them is a bug.
     """
     if not violations:
         print_text(f"valid: the {document_kind} meets every rule and limit that was checked", "")
@@ -168,7 +167,6 @@ def _verify_schedule(
 
 
 def _schedule_facts(verified: VerifiedSchedule) -> Iterator[Fact]:
-    """Yield verdict, metrics, device RAM, the peak with its tensors, state and constraints."""
     graph, simulation = verified.graph, verified.simulation
     peak, tensors = simulation.peak, simulation.peak_tensors
     yield from _verdict_facts(graph, verified.costs, verified.verdict.violations, verified.notes)
@@ -280,10 +278,7 @@ def _verify_plan(
 def _read_plan(
     content: bytes, path: Path, source: options.FileGraphOptions
 ) -> tuple[PlanDocument, Graph]:
-    """Parse the content of a plan file; return its document, and the graph to verify it with.
-
-    The document of a binary plan has no stated metrics and no arena.
-    """
+    """Parse the content of a plan file; return its document, and the graph to verify it with."""
     from poetmodel.plan import decode
     from poetmodel.plan.binary import is_binary
     from poetmodel.plan.document import PlanDocument, parse_document
@@ -303,8 +298,7 @@ def _plan_problem(
 ) -> Problem:
     """Return the problem of a plan with the RAM, storage limit and deadline of the options.
 
-    Without ``--ram`` the RAM is unlimited; without ``--aux`` the storage limit is the device's, if
-    any. Without costs, all times and energies are 0.
+    Without ``--ram`` the RAM is unlimited. Without costs, all times and energies are 0.
     """
     unsupported_options = [
         name for name in options.changed_options(limits, own) if name not in _PLAN_LIMITS
@@ -323,10 +317,7 @@ def _plan_problem(
 def _plan_facts(
     document: PlanDocument, check: PlanCheck, device_ram: DeviceRam | None, *, has_costs: bool
 ) -> Iterator[Fact]:
-    """Yield mode, budget, instruction count, metrics, device RAM, peak and arena of a plan.
-
-    The peak is the position of its instruction. Without costs, times and energies are None.
-    """
+    """Yield mode, budget, instruction count, metrics, device RAM, peak and arena of a plan."""
     plan = document.plan
     yield Fact("mode", str(plan.mode))
     yield Fact("ram_budget_bytes", plan.ram_budget_bytes)

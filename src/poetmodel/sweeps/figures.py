@@ -53,7 +53,6 @@ class Figure:
     def runs(self, *, quick: bool = False, time_limit_s: float | None = None) -> tuple[Run, ...]:
         """Return the runs of all grids without duplicates, each grid in the order of `grid`.
 
-        A quick figure has fewer budgets, no grids without quick budgets, and shorter time limits.
         `time_limit_s` replaces the time limits of the figure, unless it is None or 0 [s].
         """
         limit_s = time_limit_s or (self.quick_limit_s if quick else self.limit_s)

@@ -168,10 +168,7 @@ class _LibraryWriter:
         self._cost_files: dict[tuple[str, str], tuple[str, Costs]] = {}
 
     def write_problem(self, instance: Instance) -> dict[str, Any]:
-        """Write the files of a problem, and return its line of the index.
-
-        Graph, costs and device are not written again if an earlier problem has the same ones.
-        """
+        """Write the files of a problem, and return its line of the index."""
         problem = instance.problem
         if problem.minimize not in {Quantity.ENERGY, Quantity.TIME}:
             raise InputError(f"{instance.name}: only problems of energy or time are written")
@@ -207,10 +204,7 @@ class _LibraryWriter:
         return self._graph_files[digest]
 
     def _write_costs(self, graph: Graph, costs: Costs) -> str:
-        """Write the costs of a graph, and return the path of their file relative to the library.
-
-        A graph has one file for each device, and one for costs without a device.
-        """
+        """Write the costs of a graph, and return the path of their file relative to the library."""
         source = "measured" if costs.device is None else costs.device.short_name
         key = graph.sha256, source
         if key not in self._cost_files:
@@ -232,10 +226,7 @@ class _LibraryWriter:
         return f"devices/{name}"
 
     def _write_schedule(self, instance: Instance) -> str | None:
-        """Write the best schedule of a problem.
-
-        Return its path in the library, None without one.
-        """
+        """Write the best schedule of a problem; return its path in the library, if any."""
         schedule, best, problem = instance.schedule, instance.best.overhead, instance.problem
         if schedule is None or best is None:
             return None
@@ -259,8 +250,7 @@ class _LibraryWriter:
     def _write_mps(self, instance: Instance, *, is_first: bool) -> dict[str, Any] | None:
         """Write the MPS file of ``compact`` for a problem; return ``file`` and ``objective_unit``.
 
-        None, without a file, for a large problem that is not requested by name; a problem that
-        `is_first` of its graph may be larger.
+        None, without a file, for a large problem that is not requested by name.
         """
         name = instance.name
         max_nodes = FIRST_MPS_NODES_BELOW if is_first else MPS_NODES_BELOW
@@ -351,10 +341,7 @@ class CheckedSolution:
 
 
 def read_library(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the lines of a library's index by name; of lines with one name, the last.
-
-    Raises `InputError` if there is no index, or a line is not valid.
-    """
+    """Return the lines of a library's index by name; of lines with one name, the last."""
     path = folder / INDEX
     if not path.is_file():
         raise InputError(f"{folder}: expected an instance library, with {INDEX}")
@@ -448,10 +435,7 @@ class SolutionFile(Strict):
 
 
 def _read_solution(path: Path, name: str, graph: Graph) -> tuple[Schedule, float | None]:
-    """Return the schedule of a solution file and the overhead that the file claims, if any.
-
-    The file is that of `SolutionFile`, or an execution order of `graph`.
-    """
+    """Return the schedule of a solution file and the overhead that the file claims, if any."""
     if not path.name.endswith(SCHEDULE):
         order = parse_json(read_text(path), expected="execution order")
         if not isinstance(order, list) or not all(type(k) is int for k in order):
@@ -487,10 +471,7 @@ def _tolerance(problem: Problem, *overheads: float) -> float:
 def _check_solution(
     line: Mapping[str, Any], path: Path, problem_reader: _ProblemReader
 ) -> CheckedSolution:
-    """Verify a solution file and compare its overhead with the best known overhead and bound.
-
-    A valid schedule of a problem recorded as infeasible is BELOW_BOUND.
-    """
+    """Verify a solution file and compare its overhead with the best known overhead and bound."""
     name, best = str(line["name"]), line["best"]
     known_values = {
         "name": name,

@@ -145,8 +145,7 @@ def measure_run(run_fields: dict[str, Any], start: dict[str, Any] | None = None)
 def result_fields(result: SolveResult) -> Record:
     """Return the record fields of a solve, from ``status`` and ``reason`` to ``schedule``.
 
-    ``schedule`` is the content of a schedule file, None without one. ``state`` is absent without a
-    schedule or without state.
+    ``schedule`` is the content of a schedule file, None without one.
     """
     document = result.to_dict()
     schedule_keys = (WRITTEN_BY, COSTS, "nodes", "tensors", *RELATIONS, RESIDENT, HISTORY)
@@ -190,10 +189,7 @@ def load_inputs(run: Run) -> None:
 
 @cache
 def _warm_up(method_name: str, backend: str | None, formulation: str | None) -> None:
-    """Load a method and its solver, once in a process: solve a step of six nodes.
-
-    Errors of poetmodel are ignored.
-    """
+    """Load a method and its solver, once in a process; errors of poetmodel are ignored."""
     inputs_by_node = {
         "x": [],
         "a": ["x"],

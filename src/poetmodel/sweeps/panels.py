@@ -43,10 +43,7 @@ def data_digest(panels: Sequence[Panel] | Sequence[Map]) -> str:
 def _maps(
     rows: Sequence[Row], schedule_of: Callable[[str], Mapping[str, Any] | None]
 ) -> Iterable[Map]:
-    """Yield the map of each schedule; rows for which `schedule_of` returns None are skipped.
-
-    The model of a row is loaded by its name, with default settings.
-    """
+    """Yield the map of each schedule; rows for which `schedule_of` returns None are skipped."""
     for row in rows:
         document = schedule_of(row["key"])
         if document is None:
@@ -61,8 +58,7 @@ def _maps(
 def overhead_panels(rows: Sequence[Row]) -> tuple[Panel, ...]:
     """Return the energy overhead against the RAM budget: a panel per model, device and deadline.
 
-    Each method, or pair of method and solver, is a line. Overheads are in percent of the baseline,
-    budgets in KiB, ascending. Rows without a schedule or with the baseline 0 have no point.
+    Overheads are in percent of the baseline, budgets in KiB, ascending.
     """
     panels = []
     has_several_solvers = len({row["backend"] for row in rows} - {None}) > 1
@@ -114,10 +110,7 @@ def pareto_panels(front: Sequence[Row]) -> tuple[Panel, ...]:
 
 
 def _time_panels(rows: Sequence[Row]) -> Iterable[Panel]:
-    """Yield a panel of makespan [ms] against peak RAM [KiB] for each model and device.
-
-    Each pair of method and deadline is a line.
-    """
+    """Yield a panel of makespan [ms] against peak RAM [KiB] for each model and device."""
     for (model, device), panel_rows in group_rows(rows, "model", "device").items():
         lines = []
         for (method, deadline), line_rows in group_rows(panel_rows, "method", "deadline").items():

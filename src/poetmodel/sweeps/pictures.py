@@ -37,8 +37,7 @@ def check_suffix(path: Path) -> None:
 def draw(path: Path, panels: Sequence[Panel] | Sequence[Map]) -> None:
     """Draw panels or maps into a file, with at most three panels or two maps in a row.
 
-    The metadata of the file contain the `data_digest` of the panels. With one version of
-    matplotlib, equal data produce equal bytes.
+    With one version of matplotlib, equal data produce equal bytes.
     """
     check_suffix(path)
     file_format = path.suffix[1:].lower()
@@ -48,8 +47,7 @@ def draw(path: Path, panels: Sequence[Panel] | Sequence[Map]) -> None:
 def render_sheet(panels: Sequence[Panel] | Sequence[Map], file_format: str, *, note: str) -> bytes:
     """Return the content of a picture file with panels or maps and a note in its metadata.
 
-    Formats are png, svg and pdf. Without matplotlib, `ImportError` is raised; call `check_suffix`
-    before.
+    Call `check_suffix` before: matplotlib may be missing.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -89,10 +87,7 @@ def render_sheet(panels: Sequence[Panel] | Sequence[Map], file_format: str, *, n
 
 
 def _draw_panel(axes: Any, panel: Panel, line_names: Sequence[str]) -> dict[str, Any]:
-    """Draw one panel; return the drawn lines by name, without lines that have no points.
-
-    Lines of one name have the same style in all panels.
-    """
+    """Draw one panel; return the drawn lines by name, without lines that have no points."""
     handles = {}
     for name, points in panel.lines:
         if not points:
@@ -121,10 +116,7 @@ def _draw_panel(axes: Any, panel: Panel, line_names: Sequence[str]) -> dict[str,
 
 
 def _set_overhead_scale(axes: Any, overheads: Sequence[float]) -> None:
-    """Scale the y axis logarithmically; linearly below the smallest positive overhead if one is 0.
-
-    `overheads` and labels are percentages.
-    """
+    """Scale the y axis logarithmically, and linearly near 0 if an overhead is 0."""
     from matplotlib.ticker import LogLocator, NullLocator, SymmetricalLogLocator
 
     positive_overheads = [overhead for overhead in overheads if overhead > 0]

@@ -150,10 +150,7 @@ def _execute_runs(
     warm: bool,  # noqa: FBT001
     on_progress: Callable[[Progress], None] | None,
 ) -> list[Record]:
-    """Execute the unfinished runs in a pool; return the records of all runs, in their order.
-
-    `count_slots` returns the current maximum number of concurrent runs.
-    """
+    """Execute the unfinished runs in a pool; return the records of all runs, in their order."""
     store = Store(folder)
     queue = sweep_queue(runs, store, warm=warm, on_progress=on_progress)
     if queue.remaining_chains:
@@ -181,10 +178,7 @@ def sweep_queue(
         return warm and method(run.method).uses_solver
 
     def find_start(run: Run) -> dict[str, Any] | None:
-        """Return the content of the schedule file of the largest smaller budget that has one.
-
-        Only budgets of this sweep count. None, too, if the run uses no start.
-        """
+        """Return the content of the schedule file of the largest smaller budget that has one."""
         axis = runs_of_axis[run.chain]
         smaller_runs = axis[: axis.index(run)] if uses_start(run) else []
         schedules = (store.load_schedule(other.key) for other in reversed(smaller_runs))

@@ -145,10 +145,7 @@ class Run:
         return constrained_problem
 
     def _budget(self) -> Budget:
-        """Return the RAM budget; with tiles, a percentage is converted to a size.
-
-        The percentage refers to the keep-all peak without tiles.
-        """
+        """Return the RAM budget; with tiles, a percentage is of the keep-all peak without tiles."""
         budget = Budget.parse(self.ram)
         if self.tile is None or budget.fraction is None:
             return budget
@@ -261,11 +258,7 @@ def _find_shareable_method(name: str) -> Method:
 
 @cache
 def load_graph(model: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
-    """Return the graph of a model or file; a file that changes later is not read again.
-
-    `shape` has settings of a built-in network. For a step file, it may have only a tile size, by
-    which the step is divided; for other files, no settings.
-    """
+    """Return the graph of a model or file; a file that changes later is not read again."""
     if model.endswith(".step.json") and shape.overrides.keys() == {"tile"}:
         from poetmodel.lowered.io import load_step
         from poetmodel.tiling.choice import divide_step

@@ -56,10 +56,7 @@ class RecordFile:
         self._parsed_bytes = 0
 
     def records(self) -> list[Record]:
-        """Return the last record of each key, in the order of the first records of the keys.
-
-        Without a file, these are the records that were read before, at first none.
-        """
+        """Return the last record of each key, in the order of the first records of the keys."""
         self._parse_new_lines()
         return list(self._records.values())
 
@@ -124,10 +121,7 @@ class RecordFile:
             return None
 
     def _end_last_line(self, stream: BinaryIO) -> None:
-        """Complete a last line that lacks a line feed: add it after a record, else remove the line.
-
-        `stream` is open for reading and appending.
-        """
+        """End a last line without line feed if it is a record, else remove it."""
         size = stream.seek(0, os.SEEK_END)
         stream.seek(max(0, size - 1))
         if stream.read(1) in (b"", b"\n"):

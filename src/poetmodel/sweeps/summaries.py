@@ -39,11 +39,7 @@ class Summary:
 
 
 def figure_summaries(name: str, rows: Sequence[Row]) -> tuple[Summary, ...]:
-    """Return the tables of a figure of the paper from rows of `poetmodel.sweeps.tables`.
-
-    ``figure2`` has a table of its maps, ``table3`` compares POFO with the optimum, and any other
-    name has tables of the overheads of methods.
-    """
+    """Return the tables of a figure of the paper from rows of `poetmodel.sweeps.tables`."""
     summary_functions = {"figure2": _map_summary, "table3": _pofo_summaries}
     return tuple(summary_functions.get(name, _method_summaries)(rows))
 
@@ -78,11 +74,7 @@ def format_fraction(ratio: float | None) -> str:
 
 
 def _method_summaries(rows: Sequence[Row]) -> Iterable[Summary]:
-    """Yield a table of overheads for each model and device: methods in rows, budgets in columns.
-
-    If runs have deadlines, each pair of deadline and method has a row. A cell is that of its last
-    run.
-    """
+    """Yield a table of overheads for each model and device: methods in rows, budgets in columns."""
     for (model, device), panel_rows in group_rows(rows, "model", "device").items():
         budgets = tuple(dict.fromkeys(row["ram"] for row in panel_rows))
         has_deadlines = any(row["deadline"] for row in panel_rows)
@@ -101,10 +93,7 @@ def _method_summaries(rows: Sequence[Row]) -> Iterable[Summary]:
 
 
 def _overhead_text(row: Row) -> str:
-    """Return the overhead in percent; for the method ``optimal``, also a gap above `CLOSED_GAP`.
-
-    Without an overhead, return the text of the status.
-    """
+    """Return the overhead in percent; for the method ``optimal``, also a gap above `CLOSED_GAP`."""
     ratio = overhead_ratio(row)
     if ratio is None:
         return status_text(row)

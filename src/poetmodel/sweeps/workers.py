@@ -118,10 +118,7 @@ class ShippingPool(Executor):
         self._isolation = isolation
 
     def submit(self, measure: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
-        """Call a function with the fields of a run and its start schedule or None, in a worker.
-
-        Keyword arguments are ignored.
-        """
+        """Call a function with the fields of a run and its start schedule or None, in a worker."""
         run_fields, start = arguments
         files = read_run_files(run_fields)
         return self.pool.submit(
@@ -132,8 +129,7 @@ class ShippingPool(Executor):
 def read_run_files(run_fields: dict[str, Any]) -> dict[str, Files]:
     """Read the files that a run names as model, device and method; return them by field.
 
-    Imports the file of a method; its files include the imported modules of its folder. A method
-    that `lookup.method` does not find is omitted.
+    Imports the file of a method; its files include the imported modules of its folder.
     """
     files_by_field: dict[str, Files] = {}
     for field, names in ((_MODEL, model_names()), (_DEVICE, device_names())):
