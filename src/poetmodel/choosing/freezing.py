@@ -66,10 +66,7 @@ class Freezable:
         return self.step.graph
 
     def graph_for(self, names: Collection[str]) -> Graph:
-        """Return the graph of the step that trains only the parameters `names`.
-
-        A capture differs at most in names, and in operators for frozen parameters.
-        """
+        """Return the graph of the step that trains only the parameters `names`."""
         nodes = _capture_order(self.restricted_nodes(names))
         ordered = defer_updates((LoweredNode(node, ()) for node in nodes), self.step.loss.buffer)
         return replace(self.graph, nodes=tuple(operation.node for operation in ordered))
@@ -197,10 +194,7 @@ class Freezable:
         return {graph.node_of[graph.state_of[i]] for i in outputs if i in graph.state_of}
 
     def _restrict_to(self, retained_nodes: Collection[int]) -> dict[int, Node]:
-        """Return `retained_nodes` by index, without outputs and inputs that are not needed.
-
-        Instructions are estimated for the remaining outputs; FLOP and workspace are unchanged.
-        """
+        """Return `retained_nodes` by index, without outputs and inputs that are not needed."""
         graph = self.graph
         nodes = {k: graph.nodes[k] for k in sorted(retained_nodes)}
         available_names = {tensor.name for node in nodes.values() for tensor in node.outputs}

@@ -91,10 +91,7 @@ class ChoiceRelaxation:
         seed: int = 0,
         solver_options: Mapping[str, OptionValue] | None = None,
     ) -> RawSolution:
-        """Solve the relaxation.
-
-        Return the best solution, with an upper bound on scores / `unit`.
-        """
+        """Solve the relaxation; scores in the result are divided by `unit`."""
         from poetmodel.backends.protocol import Limits
         from poetmodel.backends.registry import backend as find_backend
 
@@ -395,10 +392,7 @@ class _Program:
             self._add_row(row, storage_bytes, max(1.0, storage_bytes))
 
     def _limit_time_and_energy(self) -> None:
-        """Add rows for the deadline and the energy budget.
-
-        A deadline on the makespan has a second row, with the transfers.
-        """
+        """Add rows for deadline (with a second one for a makespan) and energy budget."""
         problem, table = self.problem, self.problem.table
         if problem.deadline_s is not None:
             row, upper = self._time_row()
@@ -466,7 +460,7 @@ class _Program:
         page_out_costs: Sequence[float],
         excluded_layers: Collection[str] = (),
     ) -> dict[int, float]:
-        """Return the costs of transfers of trained state on storage, by column; {} without paging.
+        """Return the costs of transfers of trained state on storage, by column.
 
         The column of a layer has all of its state on storage; that of a home subtracts one tensor.
         """
@@ -563,10 +557,7 @@ class _Program:
         yield from (backward_nodes[k * len(backward_nodes) // count] for k in range(count))
 
     def _limit_ram_at(self, limited_node: int) -> None:
-        """Add columns and rows that limit the RAM at the first computation of `limited_node`.
-
-        Each tensor that is read later must be kept, which needs RAM, or restored.
-        """
+        """Add columns and rows that limit the RAM at the first computation of `limited_node`."""
         graph, sizes = self.graph, self.graph.tensor_bytes
         earlier_tensors = [
             i

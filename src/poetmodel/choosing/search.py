@@ -141,10 +141,7 @@ class _LayerSearch:
         """Numbers of checks (`_check_set`) and of proposed sets (`_propose`)."""
 
     def find_best_set(self) -> LayerSet:
-        """Search until the gap is closed, time is up or no set is proposed; return the best set.
-
-        If no set has a known schedule, the result has no layers, but a reason.
-        """
+        """Search until the gap is closed, time is up or no set is proposed; return the best set."""
         if not self.relaxation.layers:
             raise InputError("scores: all are 0, so no set is better than another")
         with suppress(KeyboardInterrupt):  # return the best set so far
@@ -325,10 +322,7 @@ class _LayerSearch:
         return self.scores[layer] / max(used_fraction, MIN_GAP)
 
     def _check_set(self, layers: tuple[str, ...], time_fraction: float = TRIAL_FRACTION) -> Status:
-        """Check, and store, whether a set has a schedule; a better set becomes `best`.
-
-        Returns FEASIBLE (even if optimal), INFEASIBLE or UNKNOWN.
-        """
+        """Return FEASIBLE (even if optimal), INFEASIBLE or UNKNOWN; a better set becomes `best`."""
         key = frozenset(layers)
         if self.status_of.get(key, Status.UNKNOWN) == Status.UNKNOWN:
             self.n_checked += 1
@@ -370,10 +364,7 @@ class _LayerSearch:
     # -- infeasible sets ---------------------------------------------------------------------------
 
     def _make_cut(self, layers: frozenset[str]) -> SetCut:
-        """Return a cut that excludes an infeasible set, and further sets if that can be proved.
-
-        Its `state_bytes` are set if the refutation needs the state of the other layers in RAM.
-        """
+        """Return a cut that excludes an infeasible set, and further sets if that can be proved."""
         subset = self._minimal_refuted_subset(layers)
         if subset is None:
             return SetCut(layers=layers, is_exact=True)

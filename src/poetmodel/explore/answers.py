@@ -38,10 +38,7 @@ LABEL: Final = "A"
 
 
 def draw_point(job: dict[str, Any], context: JobContext) -> Frame:
-    """Task: draw the schedule of a point; return the drawing as gzipped JSON.
-
-    Its keys are those of the API (`poetmodel.explore.server`).
-    """
+    """Task: draw the schedule of a point; return the drawing as gzipped JSON."""
     subject = make_subject(job, context)
     report_facts = schedule_facts(subject)
     charts = {

@@ -357,10 +357,7 @@ class Coordinator:
     # -- events ----------------------------------------------------------------------------------
 
     def add_listener(self, session_id: str) -> Listener:
-        """Add an event stream to a session, which is created if unknown; return its listener.
-
-        The first event is the requested point, if any.
-        """
+        """Add an event stream to a session, which is created if unknown; return its listener."""
         session, listener = self.find_or_add_session(session_id), Listener()
         session.listeners.append(listener)
         if session.requested_point is not None:
@@ -383,10 +380,7 @@ class Coordinator:
     def _notify_listeners(
         self, open_problem: OpenProblem, point: Point, *, has_new_schedule: bool = False
     ) -> None:
-        """Queue ``point`` for the sessions that request the point.
-
-        With `has_new_schedule`, also queue ``front`` for all sessions of the problem.
-        """
+        """Queue ``point`` for sessions that request it, and a new schedule (``front``) for all."""
         for session in self.sessions.values():
             for listener in session.listeners:
                 if session.requested_point == point.id:
@@ -429,10 +423,7 @@ class Coordinator:
 
 
 def _mark_cancelled(point: Point) -> Point:
-    """Set the state of a stored point to ``cancelled`` unless it is ``done``; return the point.
-
-    The solve of an unfinished point was begun by another server or an earlier request.
-    """
+    """Mark a stored point as ``cancelled`` unless it is ``done``; return the point."""
     if not point.is_finished:
         point.state = "cancelled"
     return point

@@ -90,10 +90,7 @@ class Guard:
         await self._app(scope, _limit_body(receive), _add_headers(send))
 
     def _find_refusal(self, headers: Mapping[str, str]) -> tuple[int, str] | None:
-        """Return status and reason to reject a request by its host or origin; None to accept it.
-
-        ``Host`` is required; ``Origin`` and ``Sec-Fetch-Site`` may be missing.
-        """
+        """Return status and reason to reject a request by its host or origin; None to accept it."""
         host = headers.get("host", "")
         has_port = ":" in host.rpartition("]")[2]
         name, _, port = host.rpartition(":") if has_port else (host, "", _DEFAULT_PORT)
@@ -117,10 +114,7 @@ def _stated_body_bytes(headers: Mapping[str, str]) -> int:
 
 
 def _limit_body(receive: Receive) -> Receive:
-    """Wrap `receive` so that a body above `MAX_BODY_BYTES` ends with a disconnect.
-
-    This includes chunked bodies, which have no stated length.
-    """
+    """Wrap `receive`: a body above `MAX_BODY_BYTES`, even chunked, ends with a disconnect."""
     remaining_bytes = MAX_BODY_BYTES
 
     async def receive_limited() -> Message:

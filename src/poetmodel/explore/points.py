@@ -176,10 +176,7 @@ class OpenProblem:
         return point.to_dict(objective["baseline"], minimize=objective["minimize"])
 
     def discard_idle(self, used_ids: AbstractSet[str | None]) -> None:
-        """Discard all idle points but the last `MAX_IDLE_POINTS`, in the order of `points`.
-
-        A point is idle if it is not ``done``, has no schedule of its own, and is not in `used_ids`.
-        """
+        """Discard all but the last `MAX_IDLE_POINTS` unused points without result and schedule."""
         idle_ids = [
             point_id
             for point_id, point in self.points.items()
@@ -249,10 +246,7 @@ def best_neighbour(
 
 
 def inherited_bound(point: Point, other_points: Iterable[Point]) -> float:
-    """Return the highest bound of the other points with at least the RAM and deadline of `point`.
-
-    Such a bound is also valid for `point`, whose limits are no higher. Return 0 if there is none.
-    """
+    """Return the highest bound of points with at least the RAM and deadline of `point`, or 0."""
     limit_s = math.inf if point.deadline_s is None else point.deadline_s
     return max(
         (

@@ -34,10 +34,7 @@ MAX_STARTS: Final = 5
 
 
 class WorkerError(Exception):
-    """Error for a process that died or did not start, or a job with an unexpected exception.
-
-    A lack of memory counts as unexpected.
-    """
+    """A process died or did not start, or a job failed unexpectedly or for lack of memory."""
 
 
 class RefusedError(PoetModelError):
@@ -109,10 +106,7 @@ class WorkerPool:
     async def _run_job_on(
         self, worker: WorkerProcess, job: dict[str, Any], body: bytes, on_frame: OnFrame | None
     ) -> Frame:
-        """Run a job on a process and release the process; return the reply.
-
-        A process that dies is replaced. Cancelling this call cancels the job in the background.
-        """
+        """Run a job on a process and release the process; return the reply."""
         loop = asyncio.get_running_loop()
 
         def forward(frame: Frame) -> None:
@@ -140,10 +134,7 @@ class WorkerPool:
                 self._recover_in_background(worker, reply)
 
     async def acquire(self) -> WorkerProcess:
-        """Return the free process that was released last; wait for one if none is free.
-
-        Dead processes are replaced in the background. Starts a process if the pool has none.
-        """
+        """Return the free process that was released last; wait for one if none is free."""
         while self.free_workers:
             worker = self.free_workers.pop()
             if worker.is_alive:
@@ -164,10 +155,7 @@ class WorkerPool:
             raise
 
     def release(self, worker: WorkerProcess) -> None:
-        """Pass a process to the next waiting request, or mark it as free.
-
-        The next request is the oldest one or, if `newest_first` of the pool is set, the latest.
-        """
+        """Pass a process to the next waiting request, or mark it as free."""
         while self.waiting_requests:
             future = self.waiting_requests.pop(-1 if self.newest_first else 0)
             if not future.done():
@@ -176,10 +164,7 @@ class WorkerPool:
         self.free_workers.append(worker)
 
     async def _start_process(self) -> None:
-        """Start a process, wait until it has imported its modules, and release it.
-
-        A start that takes longer than `START_S` fails.
-        """
+        """Start a process, wait until it has imported its modules, and release it."""
         try:
             worker = WorkerProcess()
         except OSError as error:
@@ -246,10 +231,7 @@ def prepare_process(_: WorkerJob, niceness: int) -> None:
 
 
 def run_task(job: WorkerJob, catalogue: str, values: dict[str, Any], body: bytes) -> Frame:
-    """Run the task ``values["task"]`` with the `values` of the job, and return its reply.
-
-    `catalogue` is in JSON. `body` is the packed schedule of the job, empty without one.
-    """
+    """Run the task ``values["task"]`` with the `values` of the job, and return its reply."""
     from poetmodel.explore import answers, exports, tasks
     from poetmodel.explore.settings import parse_catalogue
 

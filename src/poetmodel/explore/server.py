@@ -105,10 +105,7 @@ def make_application(  # noqa: C901 - the routes, each a few lines
     token: str,
     port: int,
 ) -> Guard:
-    """Return the explorer as an ASGI application, whose lifespan starts and stops the workers.
-
-    `initial` has the initial settings and sliders.
-    """
+    """Return the explorer as an ASGI application, whose lifespan starts and stops the workers."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -69,10 +69,7 @@ class SolveManager:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def start_solve(self, open_problem: OpenProblem, point: Point) -> None:
-        """Start the solve of a point, now ``waiting``, in the background.
-
-        Register it in `running`.
-        """
+        """Start the solve of a point, now ``waiting``, in the background."""
         point.state = "waiting"
         self.running[point.id] = self._run_in_background(self._solve(open_problem, point))
 
@@ -117,10 +114,7 @@ class SolveManager:
             await self._save(point, schedule)
 
     async def load_schedule(self, point: Point) -> bytes:
-        """Return the packed schedule of a point, or of the lender of a provisional one.
-
-        B"" if none.
-        """
+        """Return the packed schedule of a point or of its lender; empty if there is none."""
         point_id = point.lender[0] if point.provisional and point.lender else point.id
         schedule = self._schedules.get(point_id)
         return (
@@ -139,10 +133,7 @@ class SolveManager:
         }
 
     def make_job_with_proof(self, open_problem: OpenProblem, point: Point) -> dict[str, Any]:
-        """Return the job of `make_job` with the proof of a point and the keywords of a solve.
-
-        ``final`` of the proof: whether the point is finished. The caller sets the task.
-        """
+        """Return the job of `make_job` with the proof of a point and the keywords of a solve."""
         proof = {
             **NO_PROOF,
             **point.proof,
@@ -200,10 +191,7 @@ class SolveManager:
         start_schedule = await self.load_schedule(point)
 
         def on_frame(frame: Frame) -> None:
-            """Set the point's state to ``solving``; update time, bound and schedule by a report.
-
-            The bound never falls. Ignores the report if the solve was cancelled.
-            """
+            """Set the point's state to ``solving``; update time, bound and schedule by a report."""
             nonlocal saved_s
             # The solve was cancelled, because no session requested the point any more.
             if self.running.get(point.id) is not this_solve:

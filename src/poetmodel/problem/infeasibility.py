@@ -32,10 +32,7 @@ def infeasibility_reason(problem: Problem) -> str | None:
 
 
 def infeasibility_reasons(problem: Problem) -> Iterator[str]:
-    """Yield a message for each limit that no schedule meets, even without the other limits.
-
-    Limits are compared with lower bounds of every schedule, so the list may be incomplete.
-    """
+    """Yield a message for each limit that no schedule meets, even without the other limits."""
     faults = (
         _ram_fault(problem),
         commit_space_fault(problem),

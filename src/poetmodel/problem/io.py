@@ -58,10 +58,7 @@ _EACH_EXAMPLE: Final = "a pattern such as 'recomputations:conv*'"
 
 
 def load_constraints(path: str | Path, problem: Problem) -> Problem:
-    """Return a problem with the constraints of a file, and with its objective if it has one.
-
-    Raises `InputError` with the errors of all tables.
-    """
+    """Return a problem with the constraints of a file, and with its objective if it has one."""
     return parse_constraints(read_text(path), problem, source=str(path))
 
 
@@ -84,10 +81,7 @@ def state_problem(
 
 
 def parse_constraints(text: str, problem: Problem, *, source: str) -> Problem:
-    """Return a problem with the constraints of a text, and with its objective if it has one.
-
-    `source` is the prefix of errors.
-    """
+    """Return a problem with the constraints of a text, and with its objective if it has one."""
     with convert_errors(InputError, source):
         reader = _ConstraintReader(problem)
         reader.read(parse_toml(text, expected="file of constraints"))
@@ -160,10 +154,7 @@ class _ConstraintReader:
             self.faults.append("expected [[constraint]] or [objective], got neither")
 
     def _read_objective(self, table: object) -> None:
-        """Parse the table of the objective: set `objective`, add errors to `faults`.
-
-        `objective` becomes the constant 0 if no valid term remains.
-        """
+        """Parse the table of the objective: set `objective`, add errors to `faults`."""
         if not isinstance(table, dict):
             self.faults.append(f"objective: expected a table, [objective], got {quote(table)}")
             return
@@ -253,10 +244,7 @@ class _ConstraintReader:
         )
 
     def _parse_each(self, value: object, label: str) -> list[str]:
-        """Return the keys that a pattern of ``each`` matches, such as ``recomputations:conv1``.
-
-        Without a match, adds a fault and returns [].
-        """
+        """Return the keys that a pattern of ``each`` matches, such as ``recomputations:conv1``."""
         if not isinstance(value, str):
             self.faults.append(f"{label}: expected {_EACH_EXAMPLE}, got {quote(value)}")
             return []

@@ -39,10 +39,7 @@ class Limits:
     constraints: tuple[Constraint, ...] = ()
 
     def check(self) -> None:
-        """Raise `BudgetError` with all errors that need no graph, such as unknown units.
-
-        Limits of 0 pass, although problems may refuse them.
-        """
+        """Raise `BudgetError` with all errors that need no graph, such as unknown units."""
         parsers: tuple[tuple[Any, Callable[[Any], object]], ...] = (
             (self.ram, Budget.parse),
             (self.deadline, lambda value: parse_time(value, field="deadline", base_s=1.0)),

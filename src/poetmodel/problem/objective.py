@@ -76,10 +76,7 @@ class TimeSum(NamedTuple):
 
 
 class SimulatedMetrics(Protocol):
-    """Metrics of a simulated schedule that objectives and limits read.
-
-    Times are None without costs.
-    """
+    """Metrics of a simulated schedule for objectives and limits; times are None without costs."""
 
     @property
     def compute_s(self) -> float | None:
@@ -113,10 +110,7 @@ class UserSum:
         return simulation.total(self.graph, self.terms)
 
     def overhead_of(self, simulation: SimulatedMetrics) -> float:
-        """Return the excess of the sum over its baseline, 0 or more.
-
-        0 within the rounding error.
-        """
+        """Return the excess of the sum over its baseline; 0 within the rounding error."""
         excess = simulation.total(self.graph, self.terms, only_excess=True)
         overhead = excess - self.rewards
         scale = max(abs(excess), abs(self.rewards))
@@ -187,10 +181,7 @@ class Objective:
         return 0.0 if value is None else value
 
     def overhead_of(self, simulation: SimulatedMetrics) -> float:
-        """Return the excess of a simulated schedule over the baseline, 0 or more.
-
-        Searches minimize it. 0 for an energy or time that is None in `simulation`.
-        """
+        """Return the excess over the baseline; 0 for an energy or time that is None."""
         if self.user_sum is not None:
             return self.user_sum.overhead_of(simulation)
         return max(0.0, getattr(simulation, self.overhead_metric) or 0.0)
@@ -400,10 +391,7 @@ def _energy_terms(problem: Problem) -> Iterator[tuple[Coefficients, float]]:
 
 
 def _energy_objective(problem: Problem) -> Objective:
-    """Return the energy as an objective [J]: POET (ICML 2022), equation 2, plus idle energy.
-
-    For a makespan, the coefficients omit idle power; the baseline includes it, and commits.
-    """
+    """Return the energy as an objective [J]: POET (ICML 2022), equation 2, plus idle energy."""
     return Objective(
         quantity=Quantity.ENERGY,
         format=format_joules,
@@ -416,10 +404,7 @@ def _energy_objective(problem: Problem) -> Objective:
 
 
 def _time_objective(problem: Problem) -> Objective:
-    """Return the time that the deadline counts as an objective [s].
-
-    For a makespan, the coefficients have only the compute time, a lower bound.
-    """
+    """Return the time that the deadline counts as an objective [s]."""
     return Objective(
         quantity=Quantity.TIME,
         format=format_seconds,
@@ -484,10 +469,7 @@ def committed_bytes(problem: Problem) -> int:
 
 
 def may_reward_page_outs(problem: Problem) -> bool:
-    """Return whether a user constraint or objective may reward page-outs that no page-in needs.
-
-    Page-outs of state are forbidden, and those of replacements follow from the homes of state.
-    """
+    """Return whether a user constraint or objective may reward page-outs that no page-in needs."""
     state_and_replacements = {*problem.graph.state_tensors, *problem.graph.state_of}
     sums = [expand_totals(problem, problem.user_objective)[0]]
     for constraint in problem.constraints:
@@ -531,10 +513,7 @@ OBJECTIVES: Final[Mapping[str, Callable[[Problem], Objective]]] = {
 
 
 def _time_coefficients(problem: Problem, time_sum: TimeSum) -> Coefficients:
-    """Return the times of decisions, weighted by `time_sum` [s].
-
-    POET (ICML 2022), equation 3, plus page-ins, page-outs and homes on storage.
-    """
+    """Return the weighted times of decisions: POET (ICML 2022), equation 3, plus transfers [s]."""
     table = problem.table
     return _make_coefficients(
         problem,

@@ -108,10 +108,7 @@ def _parse_objective(problem: Problem, faults: list[str]) -> str:
 
 
 def _parse_deadline_counts(problem: Problem, faults: list[str]) -> DeadlineCounts:
-    """Return the time that the deadline counts; if invalid, add an error to `faults`.
-
-    The default is ``overlap`` for a device whose storage has DMA, else ``serial``.
-    """
+    """Return the time that the deadline counts: ``overlap`` by default if storage has DMA."""
     value, device = problem.deadline_counts, problem.costs.device
     if value is None:
         has_dma = device is not None and device.has_dma
@@ -148,10 +145,7 @@ def _costs_with_commits(problem: Problem) -> Costs:
 
 
 def _constraints_with_commits(problem: Problem) -> tuple[Constraint, ...]:
-    """Return the problem's constraints, with `COMMIT_CONSTRAINT` last if commits need it.
-
-    It makes all replaced state resident, for commits that are more than one step apart.
-    """
+    """Return the problem's constraints, with `COMMIT_CONSTRAINT` last if commits need it."""
     graph, device = problem.graph, problem.costs.device
     rows = tuple(row for row in problem.constraints if row.name != COMMIT_CONSTRAINT)
     # Between two commits, replaced state on storage would be in neither generation.
@@ -240,10 +234,7 @@ def user_sum_faults(
 
 
 def _parse_ram(problem: Problem) -> int:
-    """Return the RAM budget, resident bytes included [B]; by default the device's RAM.
-
-    A percentage is of the keep-all peak plus `Problem.resident_bytes`.
-    """
+    """Return the RAM budget [B]; a percentage is of keep-all peak plus resident bytes."""
     value, device = problem.ram, problem.costs.device
     if value is None:
         if device is None:
@@ -267,10 +258,7 @@ def _parse_deadline(problem: Problem, single_pass: SinglePass) -> float | None:
 
 
 def _parse_storage(problem: Problem) -> int | None:
-    """Return the storage limit [B], by default that of the device; None for unlimited.
-
-    A percentage is of the keep-all peak.
-    """
+    """Return the storage limit [B] or None; a percentage is of the keep-all peak."""
     if problem.aux_bytes is None:
         return None if problem.costs.device is None else problem.costs.device.aux_bytes
     base_bytes = checkpoint_all_peak_bytes(problem.graph)

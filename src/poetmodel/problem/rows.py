@@ -40,10 +40,7 @@ class Coefficients(NamedTuple):
 
 
 def weighted_sum(*terms: tuple[Coefficients, float]) -> Coefficients:
-    """Return the weighted sum of at least one pair (coefficients, weight), for each decision.
-
-    Sums of ints are exact; in others, rounding errors become 0.
-    """
+    """Return the weighted sum of at least one pair (coefficients, weight), for each decision."""
     weights = [weight for _, weight in terms]
 
     def weigh_column(values: Iterable[float]) -> float:

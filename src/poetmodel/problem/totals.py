@@ -281,10 +281,7 @@ class _CountVariables(Mapping[Any, Any]):
         self._variable_in_stage = variable_in_stage
 
     def __getitem__(self, key: Any) -> Any:
-        """Return a variable by key.
-
-        A pair with a valid stage creates its variable on first access.
-        """
+        """Return a variable by key."""
         if key in self:
             return self._variables[self._index[key] if isinstance(key, str) else key]
         is_pair = isinstance(key, tuple) and len(key) == 2  # noqa: PLR2004 - (stage, item)
@@ -366,10 +363,6 @@ class TotalsBlock:
         self.block.counted.add_component(f"{count}_in_stage", variables)
 
         def variable_in_stage(stage: Any, item: int) -> Any:
-            """Return the variable of an item in a stage.
-
-            Create it if needed, and register its key.
-            """
             stage_index = self._nodes.get(stage) if isinstance(stage, str) else stage
             if not isinstance(stage_index, int) or not 0 <= stage_index < len(self._nodes):
                 raise InputError(

@@ -32,10 +32,7 @@ def make_working_graph(
 
 
 def _working_node(node: Node, omitted_names: set[str]) -> Node:
-    """Return a node of the working graph: a state node becomes an input node, a sample on storage.
-
-    Outputs with `omitted_names` have 0 bytes; inputs with such names are dropped.
-    """
+    """Return a node of the working graph: a state node becomes an input, a sample on storage."""
     outputs = tuple(
         replace(output, replaces=None, bytes=0)
         if output.replaces is not None or output.name in omitted_names

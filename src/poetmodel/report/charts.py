@@ -65,10 +65,7 @@ def list_ram_kinds() -> list[dict[str, str]]:
 
 
 def graph_chart(graph: Graph) -> dict[str, Any]:
-    """Return the data about the graph that the charts of a page need.
-
-    ``tensors``: for each tensor [name, bytes, index of its node, kind].
-    """
+    """Return the data about the graph for charts; tensors are [name, bytes, node index, kind]."""
     return {
         "nodes": [escape_controls(node.name) for node in graph.nodes],
         "tensors": [

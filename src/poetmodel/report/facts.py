@@ -215,10 +215,7 @@ def _plan_facts(subject: Subject) -> dict[str, Any] | None:
 
 
 def _decision_counts(subject: Subject) -> dict[str, Any]:
-    """Return the numbers of tensors by treatment, of recomputations and of transfers.
-
-    Page-ins include first reads of state, and page-outs include its write-backs.
-    """
+    """Return the numbers of tensors by treatment, of recomputations and of transfers."""
     counts = Counter(row["choice"] for row in decision_rows(subject.problem, subject.schedule))
     schedule = subject.schedule
     return {

@@ -189,10 +189,7 @@ MAX_CONSTRAINTS: Final = 20
 
 
 def constraint_facts(values: Sequence[ConstraintValue]) -> Iterator[Fact]:
-    """Yield the sums of user-defined constraints, with their limits as notes.
-
-    The first fact has all constraints for JSON; at most `MAX_CONSTRAINTS` are listed.
-    """
+    """Yield the sums of user-defined constraints, with their limits as notes."""
     if not values:
         return
     yield Fact("constraints", [value.to_dict() for value in values])

@@ -70,10 +70,7 @@ _KEEP_ALL_COLOURS: Final = ("#DDDDDD", "#767676")
 
 
 def draw_timeline(graph: Graph, chart: Mapping[str, Any], title: str, file_format: str) -> bytes:
-    """Draw the work of core and bus over time, and RAM below it; return the content of the file.
-
-    `chart` is the result of `plan_chart`, with times.
-    """
+    """Draw the work of core and bus over time, and RAM below it; return the content of the file."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

@@ -48,10 +48,7 @@ def make_document(result: SolveResult) -> ScheduleDocument:
 
 
 def drop_unknown_pairs(graph: Graph, schedule: Schedule) -> Schedule:
-    """Return a schedule without the pairs whose stage, node or tensor the graph lacks.
-
-    The verifier reports these pairs; the remaining schedule can be drawn.
-    """
+    """Return a schedule without the pairs whose stage, node or tensor the graph lacks."""
     n_nodes, node_of = len(graph.nodes), graph.node_of
     relations = {
         name: tuple(
@@ -105,10 +102,7 @@ class VerifiedSchedule:
 
     @property
     def device_ram(self) -> DeviceRam | None:
-        """Device RAM that the schedule uses, reserved bytes as activations.
-
-        None without a device.
-        """
+        """Device RAM that the schedule uses, with reserved bytes; None without a device."""
         peak_use = self.simulation.peak_use.add_reserved_bytes(self.reserved_bytes)
         return DeviceRam.compare(self.problem.costs.device, self.problem.graph, peak_use)
 

@@ -36,10 +36,7 @@ if TYPE_CHECKING:
 
 
 def metric_sections(schedules: Sequence[Facts]) -> Sections:
-    """Return the rows of the metrics of schedules, in sections with titles.
-
-    Empty ones are omitted.
-    """
+    """Return the rows of metrics that have values, in sections with titles."""
     return compare_objects(
         _schedule_rows(), [{**schedule, **_omitted_metrics(schedule)} for schedule in schedules]
     )

@@ -38,10 +38,7 @@ below that of the captured step."""
 
 
 def timeline_chart(subject: Subject) -> dict[str, Any] | None:
-    """Return the timeline of a schedule in the format of `plan_chart`; None if it cannot execute.
-
-    Without a plan, ``issued`` is None, and the x axis is the instruction index.
-    """
+    """Return the timeline of a schedule like `plan_chart`; None if it cannot execute."""
     if subject.plan is not None and subject.check is not None:
         chart = plan_chart(subject.graph, subject.plan, subject.check)
     elif subject.simulation.valid:
@@ -52,10 +49,7 @@ def timeline_chart(subject: Subject) -> dict[str, Any] | None:
 
 
 def _add_reserved_bytes(subject: Subject, chart: dict[str, Any]) -> dict[str, Any]:
-    """Return a compiled step's timeline with all RAM curves raised by its reserved bytes.
-
-    The keep-all curve is capped at the step's keep-all peak.
-    """
+    """Return a compiled step's timeline with all RAM curves raised by its reserved bytes."""
     reserved_bytes, n_instructions = subject.reserved_bytes, len(chart["ops"])
     positions, keep_all_ram = chart["ghost"]
     peaks = [min(reserved_bytes + ram_bytes, subject.keep_all_bytes) for ram_bytes in keep_all_ram]
@@ -84,26 +78,22 @@ def _add_reserved_bytes(subject: Subject, chart: dict[str, Any]) -> dict[str, An
 
 
 def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
-    """Return the data of a plan's timeline.
-
-    Positions are indices of instructions. Raises `PlanError` if the plan is for another graph.
+    """Return the data of a plan's timeline; positions are indices of instructions.
 
     Returns
     -------
     dict
         - ``ops``, ``of``: the letter of each instruction, as one text, and the index of its node
           for a computation, else (also for a first read) of its tensor.
-        - ``unit``: unit of times.
         - ``issued``: issue time of each instruction, and the end of the plan; None without times or
-          with a makespan of 0.
+          with a makespan of 0. ``unit``: unit of times.
         - ``work``: position, start and end of each instruction that takes time.
-        - ``during``, ``after``: RAM during and after each instruction, as simulated by
-          `check_plan` [B].
-        - ``stays``: contents of RAM, each a list of numbers, in this order: the index of a tensor,
-          or -1 - k for the workspace of node k; bytes; positions of begin (-1 before the program)
-          and end; an index of `ORIGINS`; 1 if it was copied to storage, else 0; position (-1 for
-          none) and bytes of an overwrite in place; index of the tensor that replaced it (-1 for
-          none); and the positions of the computations that read it.
+        - ``during``, ``after``: RAM during and after each instruction [B].
+        - ``stays``: contents of RAM, each a list of numbers: the index of a tensor, or -1 - k for
+          the workspace of node k; bytes; positions of begin (-1 before the program) and end; an
+          index of `ORIGINS`; 1 if it was copied to storage, else 0; position (-1 for none) and
+          bytes of an overwrite in place; index of the tensor that replaced it (-1 for none); and
+          the positions of the computations that read it.
         - ``ghost``: positions of the first computations of nodes, without nodes that hold state,
           and the RAM of keep-all there [B].
         - ``peak``: position of the peak; 0 without one.

@@ -38,10 +38,7 @@ class Answer:
 
 
 def schedule_answers(schedule: Facts) -> tuple[Answer, Answer, Answer]:
-    """Answer whether a schedule fits, is proven optimal, and how much it costs.
-
-    It fits if it is valid, and if the device's RAM, if known, suffices.
-    """
+    """Answer whether a schedule fits, is proven optimal, and how much it costs."""
     return (
         Answer("Does it fit?", *_fit_answer(schedule)),
         Answer("Is it proven?", *_proof_answer(schedule)),
@@ -149,10 +146,7 @@ def _proof_answer(schedule: Facts) -> AnswerTexts:
 
 
 def _cost_answer(schedule: Facts) -> AnswerTexts:
-    """Return (word, text, mood): energy and time that the schedule needs beyond a single pass.
-
-    The word is the additional energy in percent, or time if that is minimized or energy not used.
-    """
+    """Return (word, text, mood): energy and time that the schedule needs beyond a single pass."""
     energy_j, baseline_j = schedule["energy_j"], schedule["baseline_energy_j"]
     if energy_j is None or schedule["makespan_s"] is None:
         return "Unknown", "give --device or --profile for energies and times", "warn"
