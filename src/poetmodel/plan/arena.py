@@ -54,11 +54,7 @@ class Arena:
     """The offset of each copy and workspace, in the order in which the program makes them."""
 
     def __post_init__(self) -> None:
-        """Convert `offsets` to a tuple of `CopyOffset`; validate the fields.
-
-        Raises `PlanError` for an alignment that is no power of two, and for negative sizes and
-        offsets; `ValueError` for an unknown kind of content.
-        """
+        """Convert `offsets` to a tuple of `CopyOffset`; validate the fields."""
         copy_offsets = tuple(
             CopyOffset(position, Content(content), index, offset)
             for position, content, index, offset in self.offsets

@@ -125,8 +125,8 @@ class _ArenaChecker:
     def check_copies(self, copies: Sequence[Stay]) -> None:
         """Check the offsets of the copies made at one position; add their rectangles.
 
-        An offset must exist, be aligned, be inside the arena, overlap no live rectangle, and equal
-        that of an input overwritten in place.
+        An offset must be aligned, overlap no live rectangle, and equal that of an overwritten
+        input.
         """
         position = copies[0].begin
         self.live_rectangles = [

@@ -235,7 +235,7 @@ class _IndexPredictor:
         """Return the predicted index of an operation.
 
         ``compute``: the node after its last record. ``page_out``: the first tensor of the last
-        computed node. Otherwise the index of the operation's last record; 0 before any.
+        computed node. Otherwise the index of the operation's last record, 0 before any.
         """
         if op == Op.COMPUTE:
             return self._last_index_of[op] + 1

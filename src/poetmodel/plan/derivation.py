@@ -20,19 +20,18 @@ def add_waits_and_frees(homes: Homes, steps: Iterable[Instruction], mode: Storag
     """Add waits and frees to computations and transfers, so that they form a program.
 
     `steps` are in program order, with first reads of state as page-ins. For ``dma`` they include
-    only those waits for page-outs that the rules below do not give; for ``blocking``, waits are
-    removed. A copy lives from the instruction that makes it to the last step that touches it.
+    only those waits for page-outs that these rules do not give; for ``blocking``, waits are
+    removed.
 
-    - Right after a step, every tensor is freed whose copy the step touches last, in ascending
-      order, after the ``wait`` for its pending transfer. After a node that may operate in place,
-      copies without a pending transfer are freed first.
-    - State is not freed by the node that replaces it, since the replacement uses its memory.
+    - A tensor is freed right after the last step that touches its copy, in ascending order, after
+      the ``wait`` for its pending transfer. After a node that may operate in place, copies without
+      a pending transfer are freed first. State is not freed by the node that replaces it.
     - Before a computation there is a ``wait`` for each input that is still being paged in, in the
       order of the bus. Transfers right before the computation follow the wait if they begin after
       the page-in; the bus is busy until then.
     - Right before a page-out there is a ``wait`` for a pending transfer of the same tensor.
 
-    Steps that cannot be executed are completed by the same rules; `check_plan` reports them.
+    `check_plan` reports steps that cannot be executed.
     """
     given_steps = [step for step in steps if mode == StorageMode.DMA or step.op != Op.WAIT]
     freed_after = last_uses_by_position(homes, given_steps)
@@ -79,9 +78,9 @@ def _order_frees(
 
 
 def _wait_position(program: Sequence[Instruction], i: int) -> int:
-    """Return the position of a wait for tensor `i`: before the transfers that end the program.
+    """Return the position of a wait for `i`: before the transfers that end the program.
 
-    If tensor `i` is transferred among them, the position is right after its last transfer.
+    If tensor `i` is transferred among them, right after its last transfer.
     """
     position = len(program)
     while position and program[position - 1].op in _TRANSFERS and program[position - 1].index != i:
@@ -108,9 +107,9 @@ class Copy:
 
 
 def find_copies(homes: Homes, steps: Iterable[Instruction]) -> list[Copy]:
-    """Return all copies of tensors, in the order in which `steps` make them.
+    """Return all copies of tensors in the order in which `steps` make them.
 
-    `steps` are as for `add_waits_and_frees`. State that does not move has no copies.
+    None of unmoved state.
     """
     copies: list[Copy] = []
     latest_copy_of: dict[int, Copy] = {}

@@ -37,8 +37,7 @@ class PlanDocument:
     def check_claims(self, check: PlanCheck) -> tuple[list[str], list[str]]:
         """Compare the stated metrics with a simulation; return violations and notes.
 
-        Metrics other than the peak that were computed with other costs are notes. A note also
-        states if they differ and the file states no costs.
+        Metrics computed with other costs, the peak aside, are notes.
         """
         memory_keys = {metric.key for metric in metrics_at(Display.PLAN_FILE, Group.MEMORY)}
         memory_claims, other_claims = (

@@ -93,9 +93,7 @@ def load_file(path: str | Path) -> PlanFile:
 def parse_plan(text: str, *, source: str) -> PlanFile:
     """Parse and validate the text of a plan file; `source` names the file in errors.
 
-    Raises `PlanError` if the text is no JSON; if keys or values are invalid, with up to
-    `poetmodel.schedule.io.MAX_FAULTS` errors and a count of further ones; otherwise, if keys
-    contradict each other, with all contradictions.
+    Raises `PlanError` with all contradictions, or up to `poetmodel.schedule.io.MAX_FAULTS` errors.
     """
     with convert_errors(PlanError, source):
         file = parse_file(_make_plan_file_type(metrics_at(Display.PLAN_FILE)), text, kind="plan")

@@ -27,7 +27,7 @@ def plan_listing(graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None
     """Return a plan as text: metrics, then a line per instruction with clock, RAM and a remark.
 
     ``!`` marks waits at which the core stalls, ``<- peak`` the first instruction with the peak RAM.
-    Violations follow at the end. Without costs, times in the table are 0.
+    Violations follow. Without costs, times are 0.
     """
     lines = [
         *_heading_lines(graph, plan, check, arena),

@@ -168,10 +168,7 @@ def _written_bytes(machine: Machine, sizes: Sequence[int]) -> int:
 
 
 def _time_and_energy_metrics(machine: Machine, idle_power_w: float) -> dict[str, float]:
-    """Return times and energy with commits and idle power, as fields of `PlanCheck`.
-
-    Returns {} without costs.
-    """
+    """Return times and energy with commits and idle power, by field; {} without costs."""
     table, counts = machine.table, machine.counts
     if table is None:
         return {}

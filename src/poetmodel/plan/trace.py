@@ -98,10 +98,7 @@ def _metadata_event(name: str, args: dict[str, Any], track: int) -> Event:
 
 
 def _plan_metrics(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
-    """Return graph, device, `StorageMode`, budget and metrics of a plan, for ``otherData``.
-
-    The graph is stated by name and hash. Values that are unknown are None.
-    """
+    """Return graph name and hash, device, `StorageMode`, budget and metrics, for ``otherData``."""
     return {
         "graph": graph.name,
         "sha256": None if plan.identity is None else plan.identity.sha256,
@@ -134,9 +131,8 @@ class _TrackEvents:
     def events(self) -> Iterator[Event]:
         """Yield the events of instructions in program order, with the peak and the flows.
 
-        `_instruction_event` states which instructions have no event. The peak precedes the event of
-        its instruction. The two events of a flow follow the event of its page-in; the flow comes
-        from the latest page-out of the tensor. Without a page-out, there is no flow.
+        The peak precedes the event of its instruction. The two events of a flow, from the latest
+        page-out of the tensor, follow the event of its page-in.
         """
         executed_steps: set[Instruction] = set()
         latest_page_out: dict[int, tuple[int, InstructionRecord]] = {}
@@ -163,11 +159,10 @@ class _TrackEvents:
     def _instruction_event(
         self, position: int, step: Instruction, record: InstructionRecord, *, is_repeated: bool
     ) -> Event | None:
-        """Return the event of an instruction, or None if it has no event.
+        """Return the event of an instruction, on the track of the bus or of the core.
 
-        Transfers and first reads are on the bus's track, computations and stalls on the core's.
-        `is_repeated` is whether an equal instruction was executed before. Frees, state nodes whose
-        ``compute`` moves no bytes, and waits without a stall have no event.
+        Frees, state nodes that move no bytes, and waits without a stall have none. `is_repeated`:
+        an equal instruction was executed before.
         """
         op, index = step
         text = self.text
@@ -202,11 +197,7 @@ class _TrackEvents:
         }
 
     def _compute_arguments(self, k: int, record: InstructionRecord) -> dict[str, Any]:
-        """Return the arguments of the event of a computation.
-
-        These are node, operator, phase, the bytes of each output and of the workspace and, if
-        outputs overwrite inputs in `record`, the name of the overwritten input by output.
-        """
+        """Return the arguments of the event of a computation."""
         node, sizes, tensors = self.graph.nodes[k], self.graph.tensor_bytes, self.graph.tensors
         pairs = [pair for pair in self.graph.in_place_of[k] if pair[1] in record.in_place]
         arguments: dict[str, Any] = {
@@ -223,11 +214,7 @@ class _TrackEvents:
         return arguments
 
     def _transfer_arguments(self, i: int, record: InstructionRecord) -> dict[str, Any]:
-        """Return the arguments of the event of a transfer of tensor `i`.
-
-        These are its name and bytes, the time for which it waits for the bus [us], which may be 0,
-        and, for a replacement, the name of the state tensor that it writes back.
-        """
+        """Return the arguments of the event of a transfer, with its wait for the bus [us]."""
         tensor = self.graph.tensors[i]
         arguments: dict[str, Any] = {
             "tensor": tensor.name,
@@ -241,10 +228,7 @@ class _TrackEvents:
     def _flow_events(
         self, number: int, i: int, page_out: InstructionRecord, page_in: InstructionRecord
     ) -> Iterator[Event]:
-        """Yield the events of a flow from the start of a page-out to the start of a page-in.
-
-        Both transfers are of tensor `i`; `number` is the id of the flow.
-        """
+        """Yield the events of flow `number` from the start of a page-out to that of a page-in."""
         common_keys = {
             "name": f"{self.graph.tensors[i].name} on storage",
             "cat": "storage",
@@ -270,11 +254,7 @@ class _TrackEvents:
 
 
 def _counter_events(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[Event]:
-    """Yield counter events of RAM, in total and by kind, and of the budget, if there is one.
-
-    RAM has events at each change and at the end of the program, the budget at time 0 and at the
-    end.
-    """
+    """Yield counter events of RAM, in total and by kind, and of the budget, if there is one."""
     times_s = [record.issued_s for record in check.records]
     times_s += [record.end_s for record in check.records[-1:]]
     last_kind_bytes = None
@@ -307,7 +287,7 @@ def _counter_events(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[Even
 def _ram_by_kind(graph: Graph, plan: Plan) -> dict[str, tuple[tuple[int, int], ...]]:
     """Return the (RAM during, RAM after) pairs of all instructions [B], by name of kind.
 
-    The keys are all `KIND_NAMES` in their order: state, activations, gradients, workspace.
+    Kinds are `KIND_NAMES` in their order.
     """
     stays_by_kind: list[list[Stay]] = [[] for _ in KIND_NAMES]
     for stay in list_stays(graph, plan):

@@ -35,21 +35,12 @@ def compile_schedule(homes: Homes, schedule: Schedule) -> CompiledSchedule:
     """Compile a schedule to the program that a device with blocking storage executes.
 
     This is Algorithm 2 of Patil et al., POET (ICML 2022); ``docs/concepts/deviations.md`` lists the
-    differences. The step of a node has the page-ins of the node's outputs, its computation, and the
+    differences. The step of a node has the page-ins of its outputs, its computation, and the
     page-outs of its outputs. A tensor that ``S_RAM`` does not list in the next stage is freed after
-    its last use in the stage, or at its node's step if the stage does not use it. State is not
-    freed at the step that replaces it.
-
-    These invalid entries become faults and are omitted from the program:
-
-    * entries with unknown stages or indices; * entries before the stage of the first computation,
-    and those of ``S_RAM``, ``S_AUX`` and ``M_in`` in this stage; * entries that are forbidden for
-    state tensors; * page-ins of tensors that are in RAM, or that ``S_AUX`` does not list in the
-    stage; * transferred, kept or stored tensors that are absent.
-
-    Further faults omit no entry: forbidden recomputations, missing first computations, missing
-    page-outs of replacements, and resident tensors that are not state. The program of a valid
-    schedule has the energy, time and peak RAM of its simulation.
+    its last use in the stage, or at its node's step without one; state not at the step that
+    replaces it. Entries that cannot be executed become faults and are omitted; forbidden or missing
+    decisions are faults, too. The program of a valid schedule has the energy, time and peak RAM of
+    its simulation.
     """
     compiler = _Compiler(homes, schedule)
     for t in range(len(homes.graph.nodes)):
@@ -227,7 +218,7 @@ class _Compiler:
     ) -> dict[int, list[int]]:
         """Return the tensors to free in stage `t`, ascending, by the node of the freeing step.
 
-        Adds paged-in and computed tensors to `in_ram`; the caller removes those that are freed.
+        Adds tensors to `in_ram`; the caller removes those that are freed.
         """
         last_use_of: dict[int, int] = {}
         new_tensors = list(paged_in_tensors)

@@ -123,8 +123,8 @@ def steps_at_limit(
 ) -> tuple[MemoryPoint, ...]:
     """Return the steps of a schedule at which free RAM is too small for a cheaper decision.
 
-    That is smaller than a tensor that is restored later instead of kept, or than state on storage
-    that cannot be resident. Without such tensors: the steps with peak RAM.
+    That is smaller than a tensor restored later instead of kept, or than state that cannot be
+    resident. Without such tensors, the steps with peak RAM.
     """
     graph, stages = problem.graph, _StagesByItem(problem, schedule)
     recomputed_or_paged = {i for _, i in schedule.M_in} - stages.on_storage
@@ -169,8 +169,7 @@ class InPlaceUse:
 def in_place_uses(graph: Graph, schedule: Schedule) -> tuple[InPlaceUse, ...]:
     """Return each output that a valid schedule writes over an input, in execution order.
 
-    An input is overwritten if no later node in the stage reads it and ``S_RAM`` does not list it
-    next.
+    The input has no later reader in the stage, and ``S_RAM`` does not list it next.
     """
     if not any(graph.in_place_of):
         return ()
@@ -222,10 +221,7 @@ class _StagesByItem:
         self.paged_out = _stages_by_index(schedule.M_out)
 
     def in_ram(self, i: int) -> set[int]:
-        """Return the stages in which tensor `i` is in RAM at some step.
-
-        All for resident state, none for state that is read in place.
-        """
+        """Return the stages with tensor `i` in RAM at some step, none if it is read in place."""
         if i in self.resident:
             return set(range(len(self.graph.nodes)))
         if i in self.on_storage - self.read_into_ram:
@@ -233,10 +229,7 @@ class _StagesByItem:
         return self.kept[i] | self.computed[self.graph.node_of[i]] | self.paged_in[i]
 
     def is_in_ram_at(self, t: int, k: int, i: int) -> bool:
-        """Return whether tensor `i` is in RAM at step `k` of stage `t`.
-
-        Always True for resident state, and False for replacements.
-        """
+        """Return whether `i` is in RAM at step `k` of stage `t`; always for resident state."""
         if i in self.resident or i in self.state_of:
             return i in self.resident  # A replacement allocates no memory.
         writer = self.graph.node_of[i]

@@ -59,10 +59,8 @@ class ScheduleDocument:
     def claims(self) -> dict[str, float | None]:
         """The statements of the file that are passed to the verifier, by key.
 
-        They are `stated_metrics` and `device_ram`. If the objective is that of the stated problem,
-        not of a user's model, they include its value, bound and gap and, for the status
-        ``optimal``, the gap tolerance (else None). The verifier ignores None and metrics that it
-        cannot compute, such as the time of the solve.
+        Those on objective, gap and proof are omitted if the objective is that of a user's model.
+        The verifier ignores None and metrics that it cannot compute.
         """
         entry, problem = self.objective, self.problem
         if entry is None or problem is None or entry.name or entry.minimize != problem.minimize:
@@ -91,9 +89,7 @@ class ScheduleDocument:
     ) -> Iterator[str]:
         """Yield notes on `claims` that may differ from the simulation because of other costs.
 
-        If the file states other costs, these are a note on its proofs and one with both values for
-        each of `claims` that differs, except for `memory_claims`. If it states no costs, this is
-        one note if any of them differs.
+        If the file states no costs, this is one note; `memory_claims` need no costs.
         """
         memory_keys = self.memory_claims().keys()
         differences = false_claims(
@@ -123,20 +119,14 @@ class ScheduleDocument:
 
 
 def load_document(path: str | Path) -> ScheduleDocument:
-    """Read a schedule file.
-
-    Raises
-    ------
-    ScheduleError
-        If the file cannot be read, is invalid (lists its errors), or contains no schedule.
-    """
+    """Read a schedule file; `ScheduleError` if it is invalid or contains no schedule."""
     return _to_document(load_file(path))
 
 
 def parse_document(text: str, *, source: str) -> ScheduleDocument:
     """Parse the text of a schedule file; `source` names the file in errors.
 
-    Raises `ScheduleError` with the errors of an invalid text, or if it contains no schedule.
+    Raises `ScheduleError` if the text is invalid or contains no schedule.
     """
     return _to_document(parse_schedule(text, source=source))
 

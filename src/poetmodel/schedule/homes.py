@@ -84,10 +84,9 @@ class Homes:
     def from_resident(
         cls, graph: Graph, resident: Iterable[int] = (), *, is_mapped: bool = False
     ) -> Homes:
-        """Return the homes in which some state is resident and the rest is on storage.
+        """Return the homes with the state in `resident` in RAM and the rest on storage.
 
-        A tensor of `resident` that is not state is listed in `resident_faults`. `is_mapped`:
-        storage is memory-mapped, so that the core reads state in place.
+        Tensors that are not state go to `resident_faults`. `is_mapped`: state is read in place.
         """
         resident_tensors = tuple(resident)
         resident_faults = tuple(_resident_faults(graph, resident_tensors))
@@ -201,7 +200,7 @@ class Homes:
     def instruction_fault(self, op: Op, i: int, access: StateAccess) -> str:
         """Return why rules of state forbid a transfer, wait or free of a tensor; "" if allowed.
 
-        `access` lists earlier accesses. Resident state allows none, state on storage no page-out.
+        `access` lists earlier accesses.
         """
         if i in self.graph.state_of:
             return self._replacement_fault(op, i, access)
@@ -271,7 +270,7 @@ class Homes:
     ) -> tuple[Pair, ...]:
         """Return the sorted pairs of all spans of state or replacements with an invalid last pair.
 
-        Other spans have no invalid pair: an entry forbidden in one stage is so in all later ones.
+        Other spans have none: an entry forbidden in one stage is so in all later ones.
         """
         return pairs_of_spans(
             [

@@ -56,11 +56,7 @@ Number = Annotated[Any, BeforeValidator(_require_finite)]
 
 
 def _parse_history_entry(value: object) -> object:
-    """Return a list [seconds, value, bound] as a tuple.
-
-    All are finite numbers, not booleans. Seconds are 0 or more; value and bound may be None. Raises
-    a validation error for any other object, including a tuple.
-    """
+    """Return a list [seconds >= 0, value or None, bound or None] of finite numbers as a tuple."""
     if isinstance(value, list) and len(value) == 3 and is_finite_number(value[0]):  # noqa: PLR2004
         seconds, *pair = value
         if seconds >= 0 and all(entry is None or is_finite_number(entry) for entry in pair):
@@ -192,13 +188,7 @@ class ProblemEntry(Strict):
     def to_problem(self, graph: Graph, costs: Costs) -> Problem:
         """Return the problem for the graph and costs that it was stated for.
 
-        Raises
-        ------
-        ScheduleError
-            If constraints or weights are invalid or do not match the graph, or if the objective is
-            user-defined but has no weights.
-        InputError
-            If `Problem` refuses a value for another reason.
+        Raises `ScheduleError` if constraints or weights do not match the graph.
         """
         with convert_errors(ScheduleError, "problem"):
             rows = tuple(row.to_constraint() for row in self.constraints)
@@ -310,13 +300,7 @@ def _schedule_file(metrics: tuple[Metric, ...]) -> type[ScheduleFile]:
 
 
 def load_file(path: str | Path) -> ScheduleFile:
-    """Read a schedule file.
-
-    Raises
-    ------
-    ScheduleError
-        If the file cannot be read, is invalid (lists its errors), or contains no schedule.
-    """
+    """Read a schedule file; `ScheduleError` if it is invalid or contains no schedule."""
     with convert_errors(ScheduleError):
         text = read_text(path)
     return parse_schedule(text, source=str(path))
@@ -331,7 +315,7 @@ def log_notes(file: JsonFile, path: str | Path) -> None:
 def parse_schedule(text: str, *, source: str) -> ScheduleFile:
     """Parse the text of a schedule file; `source` names the file in errors.
 
-    Raises `ScheduleError` with the errors of an invalid text, or if it contains no schedule.
+    Raises `ScheduleError` if the text is invalid or contains no schedule.
     """
     with convert_errors(ScheduleError, source):
         values = parse_json(text, expected="poetmodel-schedule")
@@ -341,10 +325,7 @@ def parse_schedule(text: str, *, source: str) -> ScheduleFile:
 def validate_schedule(values: object, *, source: str) -> ScheduleFile:
     """Validate the JSON content of a schedule file; `source` names the file in errors.
 
-    Raises
-    ------
-    ScheduleError
-        If the content is invalid or contains no schedule.
+    Raises `ScheduleError` if the content is invalid or contains no schedule.
     """
     with infrequent_gc(), convert_errors(ScheduleError, source):
         file = validate_model(_schedule_file(metrics_at(Display.FILE)), values, kind="schedule")
@@ -359,18 +340,14 @@ def validate_schedule(values: object, *, source: str) -> ScheduleFile:
 
 
 def parse_file(model: type[File], text: str, *, kind: str) -> File:
-    """Parse the text of a `kind` of file as `model`; raise `InputError` if it is invalid.
-
-    `kind` is the file's format without ``poetmodel-``, such as ``schedule``.
-    """
+    """Parse the text of a `kind` of file (``schedule``) as `model`; `InputError` if invalid."""
     return validate_model(model, parse_json(text, expected=f"poetmodel-{kind}"), kind=kind)
 
 
 def validate_model(model: type[File], values: object, *, kind: str) -> File:
-    """Validate the JSON content of a file as `model`; `kind` is a word for the file in messages.
+    """Validate the JSON content of a file as `model`; `kind` is a word for it in messages.
 
-    Raises `InputError`: for a `JsonFile` of a later version with this error only, otherwise with
-    the `validation_messages`.
+    Raises `InputError`; for a `JsonFile` of a later version with this error only.
     """
     if issubclass(model, JsonFile):
         check_version(values, model.format_versions)
@@ -386,8 +363,7 @@ def validate_model(model: type[File], values: object, *, kind: str) -> File:
 def validation_messages(error: ValidationError, *, kind: str, writer: str = "") -> list[str]:
     """Return at most `MAX_FAULTS` messages of a pydantic error, and a count of further errors.
 
-    `kind` is a word for the file in messages, such as ``schedule``; `writer` ends the messages on
-    unknown keys.
+    `kind` is a word for the file, such as ``schedule``; `writer` ends those on unknown keys.
     """
     faults = []
     errors = error.errors(include_url=False, include_context=False)

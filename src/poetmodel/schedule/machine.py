@@ -120,10 +120,9 @@ class Fault(NamedTuple):
 class Machine:
     """Executes a program: clocks of core and bus, content of RAM and storage, transfers.
 
-    With the `mode` ``dma``, a transfer is pending until a ``wait``, and the core computes
-    meanwhile. `steps` has the step of each instruction of a compiled schedule: a computation then
-    overwrites an input in place only if its own step frees the input. Without a `table`,
-    computations and transfers take no time.
+    With ``dma``, a transfer is pending until a ``wait``, and the core computes meanwhile. With
+    `steps`, the step of each instruction of a compiled schedule, a computation overwrites an input
+    in place only if its own step frees it. Without a `table`, instructions take no time.
     """
 
     def __init__(
@@ -175,8 +174,8 @@ class Machine:
     def execute(self) -> None:
         """Make the copies of resident state, then execute all instructions in order.
 
-        Skips instructions with unknown indices, and those that the rules for state forbid; executes
-        all others even if they violate rules. Each violation is a fault.
+        Skips instructions that state forbids or with unknown indices; executes all others even if
+        they violate rules. Each violation is a fault.
         """
         for i in sorted(self.homes.resident):
             self._add_copy(i, Origin.RESIDENT)
@@ -292,10 +291,7 @@ class Machine:
         )
 
     def _replace_state(self, k: int) -> None:
-        """Register that node `k` replaces state, in `state_access` and the copy's `replaced_by`.
-
-        State on storage: the copy becomes that of the replacement.
-        """
+        """Register that node `k` replaces state; on storage, its copy becomes the replacement's."""
         for new in self.graph.outputs_of[k]:
             old = self.graph.state_of.get(new)
             if old is None:
@@ -466,10 +462,7 @@ class Machine:
     def _add_fault(
         self, op: Op, index: int, description: str, missing_input: int | None = None
     ) -> None:
-        """Add a fault of the current instruction, whose message ends with `description`.
-
-        `missing_input` is the input that a computation lacks in RAM.
-        """
+        """Add a fault of the current instruction, whose message ends with `description`."""
         is_compute, label = op == Op.COMPUTE, ""
         if is_compute and 0 <= index < len(self.graph.nodes):
             label = f"node {self.graph.nodes[index].name!r} "

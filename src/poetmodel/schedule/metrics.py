@@ -102,9 +102,8 @@ def _make_metric(
 ) -> Metric:
     """Return a metric with the value of attribute `key` of a simulation.
 
-    `cells` has one word for each `Display`, in order: ``J`` for its JSON or file, ``T`` for its
-    table or page, ``JT`` for both, ``-`` for neither. With `is_claimed`, only a solve claims the
-    metric, and no simulation computes it. `other_fields` are the remaining fields of the `Metric`.
+    `cells` has one word per `Display`: ``J`` for JSON or file, ``T`` for table or page, ``JT`` for
+    both, ``-`` for neither. With `is_claimed`, only a solve claims the metric.
     """
     words = dict(zip(Display, cells.split(), strict=True))
     return Metric(
@@ -302,7 +301,7 @@ _FIRST_KEYS: Final[Mapping[Display, tuple[str, ...]]] = {
 def metrics_at(display: Display, *groups: Group) -> tuple[Metric, ...]:
     """Return the metrics of a display; with `groups`, only those of these groups.
 
-    The order is that of `METRICS`, after the metrics that `_FIRST_KEYS` puts first in the display.
+    `_FIRST_KEYS` come first, then the order of `METRICS`.
     """
     first_keys = _FIRST_KEYS.get(display, ())
     metrics = [
@@ -317,8 +316,7 @@ def metrics_at(display: Display, *groups: Group) -> tuple[Metric, ...]:
 def simulated_metrics(display: Display, simulation: object) -> dict[str, float | None]:
     """Return the simulated metrics of a display, by key; omit metrics that only a solve claims.
 
-    `simulation` is a `Simulation` or, for a display of plans, a `PlanCheck`. A value is None if
-    `simulation` has None for it, such as energies and times without costs.
+    `simulation` is a `Simulation` or, for a display of plans, a `PlanCheck`.
     """
     return {
         metric.key: metric.value_of(simulation)

@@ -78,10 +78,9 @@ class Schedule:
     """`S_AUX` as maximal spans of stages, by tensor."""
 
     def __post_init__(self) -> None:
-        """Validate and sort pairs and resident tensors, and replace two relations by their spans.
+        """Validate and sort pairs and resident tensors.
 
-        The pairs of `S_RAM` and `S_AUX` become `kept` and `stored`, and are deleted. Raises
-        `ScheduleError` unless relations have pairs of integers, and `resident` has integers.
+        `kept` and `stored` replace two relations.
         """
         for name in RELATIONS:
             entries: Iterable[Pair] = getattr(self, name)
@@ -362,8 +361,8 @@ def storage_entries(
 ) -> tuple[Pair, ...]:
     """Return the pairs of ``S_AUX`` for page-ins, samples on storage and state on storage.
 
-    Listed from the stage after the node: a paged-in tensor until its last page-in, a sample to the
-    end, state until it is replaced.
+    From the stage after the node: a paged-in tensor until its last page-in, a sample to the end,
+    state until it is replaced.
     """
     return pairs_of_spans(sorted(_storage_spans(graph, page_ins, resident)))
 
@@ -392,7 +391,7 @@ def with_immediate_page_outs(
 ) -> Schedule:
     """Return a schedule that pages out each paged-in tensor right after its first computation.
 
-    Tensors that start on storage need no page-out. Parameters are those of `Schedule.from_spans`.
+    Tensors that start on storage need no page-out.
     """
     page_ins, homes = tuple(M_in), set(resident)
     paged_out = {i for _, i in page_ins if not graph.starts_on_storage[i]}
@@ -469,10 +468,7 @@ def pairs_of_spans(spans: Sequence[Span]) -> tuple[Pair, ...]:
 
 
 def checkpoint_all(graph: Graph) -> Schedule:
-    """Return the keep-all schedule: every node computed once, tensors kept until their last use.
-
-    All state is resident.
-    """
+    """Return the keep-all schedule: every node computed once, tensors kept until their last use."""
     n = len(graph.nodes)
     state = frozenset(graph.state_tensors)
     kept = (

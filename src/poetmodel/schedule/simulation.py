@@ -202,10 +202,7 @@ class Simulation:
         return int(value) if is_integer else float(value)
 
     def _total_value(self, key: str, *, only_excess: bool) -> Fraction | float:
-        """Return the value of a total, or 1 for the constant.
-
-        With `only_excess`: its excess over a single pass, 0 for the constant.
-        """
+        """Return a total, or its excess over a single pass; the constant is 1 or 0."""
         if key == CONSTANT:
             return 0 if only_excess else 1
         if key == Total.BYTES_READ:
@@ -375,8 +372,7 @@ def replace_makespan(
 ) -> Simulation:
     """Return a copy of the simulation with the times and energies of a plan with this makespan.
 
-    The makespan is ignored unless `deadline_counts`, by default that of the device, is ``overlap``.
-    `ram_bytes` is the RAM of that plan if RAM is minimized.
+    It is ignored unless ``overlap`` counts. `ram_bytes` is of that plan if RAM is minimized.
     """
     compute_counts = _count_items(schedule.R, len(graph.nodes))
     transfer_counts = Counter(simulation.page_ins), Counter(simulation.page_outs)
@@ -391,7 +387,7 @@ def _collect_violations(
 ) -> list[str]:
     """Return the messages of a schedule's violations, in execution order.
 
-    Further faults of the machine follow only from these, so they are returned if there are none.
+    Further faults of the machine follow only from these: they are returned if there are none.
     """
     nodes, tensors = machine.graph.nodes, machine.graph.tensors
     missing_inputs: dict[int, list[str]] = {}

@@ -90,11 +90,9 @@ class ConstraintValue:
 
 
 def constraint_values(problem: Problem, simulation: Simulation) -> tuple[ConstraintValue, ...]:
-    """Return the values of a problem's user-defined constraints in a simulated schedule, in order.
+    """Return the values of user-defined constraints in a simulated schedule, in order.
 
-    The tolerance is 0 if `Simulation.total` returns the value as an int; otherwise it is
-    `RELATIVE_TOLERANCE` times the largest absolute value of a limit or of a term (coefficient times
-    total).
+    The tolerance is 0 for ints, else `RELATIVE_TOLERANCE` times the largest limit or term.
     """
     values = []
     for row in problem.constraints:
@@ -118,36 +116,12 @@ def check_schedule(
 ) -> Verdict:
     """Verify a schedule against the rules of execution and the limits of a problem.
 
-    Parameters
-    ----------
-    problem : Problem
-        Graph, costs and limits.
-    schedule : Schedule
-        The relations.
-    stated : mapping of str to number, optional
-        Metrics, bounds and gaps that a file claims, such as ``energy_j``. They are checked against
-        simulated values; claims of None and unknown keys are ignored.
-    makespan_s : float or callable, optional
-        For overlapping transfers, the makespan of a plan of the schedule by the plan's simulator
-        [s], or a function that returns `PlanMetrics` for the schedule's simulation without a plan;
-        `poetmodel.planner.verify` passes one that makes a plan. The makespan is ignored unless
-        ``overlap`` counts.
-
-    Returns
-    -------
-    Verdict
-        Metrics and violations.
-
-    Raises
-    ------
-    ScheduleError
-        If `schedule` is no `Schedule` or was made for another graph.
-    InputError
-        For a deadline that counts ``overlap`` without the makespan of a plan.
-    TooLargeError
-        If spans with invalid entries have more than `MAX_PAIRS` pairs.
-    TimeLimitError
-        If a time limit of the calling context passes.
+    `stated` has the metrics, bounds and gaps that a file claims, such as ``energy_j``; claims of
+    None and unknown keys are ignored. `makespan_s` is the makespan of the schedule's plan [s], or a
+    function of the simulation that returns `PlanMetrics`; it is required if ``overlap`` counts, and
+    ignored otherwise. Raises `ScheduleError` for a schedule of another graph, `TooLargeError` if
+    spans with invalid entries have more than `MAX_PAIRS` pairs, and `TimeLimitError` after the
+    context's time limit.
     """
     check_identity(problem.graph, schedule)
     if problem.is_overlapping and problem.deadline_s is not None and makespan_s is None:
@@ -179,18 +153,12 @@ def check_schedule(
 
 
 def violated_limits(problem: Problem, simulation: Simulation) -> tuple[str, ...]:
-    """Return a message for each limit and user constraint that a simulated schedule violates.
-
-    Messages are in the order RAM, storage, commits, deadline, energy, user constraints.
-    """
+    """Return a message for each limit and user constraint that a simulated schedule violates."""
     return (*_limit_violations(problem, simulation), *_constraint_violations(problem, simulation))
 
 
 def check_identity(graph: Graph, schedule: Schedule) -> None:
-    """Raise `ScheduleError` if `schedule` is no Schedule or its identity is of another graph.
-
-    A schedule without an identity is accepted.
-    """
+    """Raise `ScheduleError` for an object that is no Schedule, or a schedule of another graph."""
     value: Any = schedule
     if not isinstance(value, Schedule):
         hint = "; give its .schedule" if hasattr(value, "schedule") else ""
@@ -202,9 +170,7 @@ def check_identity(graph: Graph, schedule: Schedule) -> None:
 def _forbidden_entries(problem: Problem, schedule: Schedule) -> Iterator[str]:
     """Yield a message for each decision that the problem forbids.
 
-    These are recomputations without `Problem.recompute`, transfers and state on storage without
-    `Problem.can_page`, and repeated page-outs of a tensor whose page-out a limit or the objective
-    rewards.
+    Repeated page-outs of a tensor are forbidden if its page-out is rewarded.
     """
     if not problem.recompute:
         for t, k in schedule.R:
@@ -231,9 +197,8 @@ def _forbidden_entries(problem: Problem, schedule: Schedule) -> Iterator[str]:
 def _limit_violations(problem: Problem, simulation: Simulation) -> Iterator[str]:
     """Yield a message for each violated limit: RAM, storage, commits, deadline, energy.
 
-    The RAM limit applies to the peak of the schedule, not of a plan. The space for commits depends
-    only on the problem (`commit_space_fault`). Times and energies have the relative tolerance of
-    `is_within`. Each of `Problem.limited_times_s` above the deadline has a message.
+    The RAM limit applies to the peak of the schedule, not of a plan. Times and energies have the
+    tolerance of `is_within`.
     """
     usable_bytes = problem.usable_ram_bytes
     peak = simulation.peak
@@ -283,11 +248,8 @@ def false_claims(
 ) -> Iterator[str]:
     """Yield a message for each claimed metric, bound, gap or optimality that is false.
 
-    Metrics whose key ends with ``bytes`` must be equal. All other metrics must agree within
-    `RELATIVE_TOLERANCE`, relative to the metric of their `exactness_key`, if any. Bounds must not
-    exceed the simulated value by more than this tolerance. Also yields the messages of
-    `_false_gap_claims` and `_false_proof_claims`. Ignores claims of None, unknown keys, and metrics
-    that were not simulated.
+    Bytes must be equal. Other metrics agree within `RELATIVE_TOLERANCE`, relative to that of their
+    `exactness_key`; bounds may not exceed values by more. Unknown keys and None are ignored.
     """
     device_ram = DeviceRam.compare(problem.costs.device, problem.graph, simulation.peak_use)
     metrics: dict[str, Any] = simulated_metrics(Display.FILE, simulation)
@@ -316,11 +278,9 @@ def false_claims(
 def _false_gap_claims(
     simulation: Simulation, bound_j: float | None, gap: float | None
 ) -> Iterator[str]:
-    """Yield a message if `bound_j`, a claimed bound on the overhead, exceeds the overhead.
+    """Yield a message if the claimed bound exceeds the overhead, or the gap contradicts both.
 
-    Otherwise, yields a message if the claimed `gap`, unless None, times the simulated overhead is
-    not the overhead minus this bound (at least 0). The tolerance of both comparisons is
-    `RELATIVE_TOLERANCE` times the energy [J]. Without a bound or costs, yields no message.
+    The tolerance is `RELATIVE_TOLERANCE` times the energy [J]. None without a bound or costs.
     """
     overhead_j, energy_j = simulation.overhead_j, simulation.energy_j
     if bound_j is None or overhead_j is None or energy_j is None:
@@ -345,10 +305,9 @@ def _false_proof_claims(
 ) -> Iterator[str]:
     """Yield a message for each false claim about the objective's gap; none if no gap is claimed.
 
-    If a bound is claimed, the gap must be the difference of simulated value and bound, limited to
-    the range from 0 to the overhead, as a fraction of the overhead. It is not compared if energy is
-    minimized and it equals the metric ``gap``, which `_false_gap_claims` checks. If `stated` has a
-    `GAP_TOLERANCE`, the claim that the schedule is optimal, the gap must be at most this tolerance.
+    The gap must be the difference of value and bound, limited to [0, overhead], as a fraction of
+    the overhead, and at most a claimed `GAP_TOLERANCE`. The metric ``gap`` of an energy is
+    excluded.
     """
     objective, gap = problem.objective, stated.get(OBJECTIVE_GAP)
     if gap is None:
