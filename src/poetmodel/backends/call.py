@@ -32,8 +32,8 @@ def finite_or_none(value: float) -> float | None:
 class SolverCall:
     """Model, limits and start of one solve; receives progress and log of the solver.
 
-    Exceptions of the user's callbacks are stored, and raised by `raise_failure` after the solver
-    has returned: solvers crash or ignore an exception inside their callbacks.
+    Exceptions of the user's callbacks are stored until `raise_failure`: solvers crash or ignore an
+    exception inside their callbacks.
     """
 
     def __init__(
@@ -105,10 +105,9 @@ class SolverCall:
         return self.should_stop
 
     def report_progress(self, bound: float | None = None, nodes: float | None = None) -> bool:
-        """Record bound and latest node count, call `on_progress`, and return `should_stop`.
+        """Record bound and node count, call `on_progress` (every 0.1 s), and return `should_stop`.
 
-        `on_progress` is called at most every 0.1 s. With at most one node the bound is also
-        `root_bound`.
+        With at most one node the bound is also `root_bound`.
         """
         self._record_bound(bound)
         self._n_nodes = self._n_nodes if nodes is None else int(nodes)

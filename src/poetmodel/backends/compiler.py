@@ -51,21 +51,18 @@ _DECLARATION_ORDER: Final = FileDeterminism_to_SortComponents(FileDeterminism.OR
 def compile_model(model: Any) -> StandardForm:
     """Return the standard form of a linear Pyomo model with one active objective.
 
-    The model stays unchanged. Rows are in the order of the model. Variables of one component are
-    adjacent; components are in the order of their first mention in objective and rows. A range
-    constraint is one row; fixed variables are folded into constants. Variables without a nonzero
-    cost or coefficient have no column. Constraints without bounds have no row, nor do constraints
-    without unfixed variables (after Pyomo's simplification). Rows that are unchanged since `build`
-    made them are copied from the arrays of `build`.
+    Rows are in the order of the model, components of variables in the order of their first mention.
+    Fixed variables are constants; variables without nonzero coefficients have no column. Rows that
+    are unchanged since `build` are copied from its arrays. A violated constraint without unfixed
+    variables makes the model infeasible: the form then has no columns and one infeasible row.
 
-    Raises `ModelError` unless there is exactly one active objective, for nonlinear expressions,
-    unsupported components, fixed variables and used parameters without a value, and numbers that
-    are not finite. Also raises it for variables with a column that belong to another model, or
-    whose domain is neither an interval nor all whole numbers of one. An error names up to 11 items
-    of each kind. Raises `TimeLimitError` once the limit of `poetmodel.clock.time_limit` has passed.
-
-    A violated constraint without unfixed variables makes the model infeasible, not malformed: the
-    form then has no columns and one infeasible row, with the name of the first such constraint.
+    Raises
+    ------
+    ModelError
+        If the model is not linear with one active objective, or has an unsupported component,
+        domain or value, or a variable of another model. Names up to 11 items of each kind.
+    TimeLimitError
+        Once the limit of `poetmodel.clock.time_limit` has passed.
     """
     _check_components(model)
     objective = _single_objective(model)
@@ -112,10 +109,10 @@ def compile_model(model: Any) -> StandardForm:
 
 
 def load_values(form: StandardForm, x: ArrayLike) -> None:
-    """Write a solution into the variables of the Pyomo model from which the form was compiled.
+    """Write a solution, its integers rounded, into the variables of the form's Pyomo model.
 
-    Integers are rounded. An unfixed variable without a column keeps its value if bounds and domain
-    allow it; otherwise it becomes the allowed value nearest to 0.
+    An unfixed variable without a column keeps its value if bounds and domain allow it; otherwise it
+    becomes the allowed value nearest to 0.
     """
     if form.model is None:
         raise ModelError("form: was made from arrays; there are no variables to write to")
@@ -131,8 +128,8 @@ def load_values(form: StandardForm, x: ArrayLike) -> None:
 class _RowCollector:
     """Collects objective and constraints of a model as coefficient rows, in the model's order.
 
-    Pyomo's standard-form compiler walks a model in the same way, but imports ``scipy.stats``, which
-    takes longer than solving a small model.
+    Pyomo's standard-form compiler does the same, but imports ``scipy.stats``, which takes longer
+    than solving a small model.
     """
 
     def __init__(self, model: Any, objective: Any) -> None:
@@ -248,13 +245,12 @@ class _RowCollector:
 
 
 class _UnchangedRows:
-    """Unchanged rows of a model from `build`, as arrays."""
+    """Unchanged rows of a model from `build`, as arrays, with row labels and fixed variables.
+
+    A constraint is unchanged if its expression is still the object that `build` made.
+    """
 
     def __init__(self, model: Any) -> None:
-        """Read arrays, row labels and fixed variables of a model from `build`; find unchanged rows.
-
-        A constraint is unchanged if its expression is still the object that `build` made.
-        """
         self.model: Model = model.arrays
         self.variables: list[Any] = model.variables
         self.rows = unchanged_constraints(model)

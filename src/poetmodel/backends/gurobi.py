@@ -117,10 +117,7 @@ class Gurobi(Solver):
 
 @contextmanager
 def _open_model(gurobipy: Any, *, is_quiet: bool) -> Iterator[Any]:
-    """Yield an empty model without console output; free it on exit.
-
-    `is_quiet` also turns the log for callbacks off.
-    """
+    """Yield an empty model without console output, if quiet without log; free it on exit."""
     settings = {"LogToConsole": 0} | ({"OutputFlag": 0} if is_quiet else {})
     try:
         environment = gurobipy.Env(params=settings)
@@ -167,10 +164,7 @@ def _set_option(gurobipy: Any, model: Any, name: str, value: OptionValue) -> Non
 
 
 def _add_columns_and_rows(gurobipy: Any, model: Any, form: StandardForm) -> Any:
-    """Add columns, rows, costs, sense and offset of a form to the model; return the columns.
-
-    A row with two different finite bounds becomes two constraints.
-    """
+    """Add columns, rows, costs, sense and offset of a form to the model; return the columns."""
     columns = model.addMVar(
         form.n_columns,
         lb=form.lower,

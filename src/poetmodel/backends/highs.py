@@ -167,9 +167,8 @@ class Highs(Solver):
     def run(self, call: SolverCall) -> RawSolution:
         """Solve a model that has columns and no trivial contradiction.
 
-        If presolve or the start caused a wrong result (`_solve_once`, `_confirm_proof`), the model
-        is solved again without it, unless the user set ``presolve``. A proof that cannot be
-        confirmed becomes OTHER_LIMIT.
+        A wrong result of presolve or the start is solved again without it, unless the user set
+        ``presolve``. A proof that cannot be confirmed becomes OTHER_LIMIT.
         """
         solved_again = False
         if not call.limits.presolve:
@@ -198,8 +197,7 @@ class Highs(Solver):
     def _solve_once(self, call: SolverCall) -> tuple[RawSolution, str | None]:
         """Solve once; return the result and the feature of HiGHS that made it wrong, or None.
 
-        "presolve" if HiGHS logged a violation of the original model or returned an error code,
-        "start" if `_has_returned_start`.
+        The feature is "presolve" or "start".
         """
         highspy, start = self.import_package(), call.start
         highs = create_quiet_highs(highspy)
@@ -240,8 +238,7 @@ class Highs(Solver):
     def _confirm_proof(self, call: SolverCall, outcome: RawSolution) -> RawSolution | None:
         """Search without presolve for a solution that refutes a proof of the first solve.
 
-        Return None if there is one; the outcome if the search finds none or is not needed; the
-        outcome as OTHER_LIMIT if the search does not end.
+        Return None if there is one; the outcome as OTHER_LIMIT if the search does not end.
         """
         form, limits = call.form, call.limits
         is_confirmable = form.n_columns <= _MAX_CONFIRMED_COLUMNS and "presolve" not in call.options
@@ -347,10 +344,7 @@ class _ReducedModel:
 
 
 def create_quiet_highs(highspy: Any) -> Any:
-    """Return a new ``highspy.Highs`` without console output.
-
-    The constructor of highspy 1.16 prints a header before its caller can set an option.
-    """
+    """Return a ``highspy.Highs`` without the header that highspy 1.16 prints when created."""
     return _make_quiet_class(highspy)()
 
 
@@ -370,10 +364,10 @@ def _read_versions(highspy: Any) -> tuple[tuple[str, str], ...]:
 
 
 def reset_scheduler(highspy: Any) -> None:
-    """Reset HiGHS's task scheduler of this thread, unless the thread executes a solve's callback.
+    """Reset HiGHS's task scheduler of this thread, unless the thread executes a callback.
 
-    HiGHS has one scheduler per thread, and a solve with another number of threads than the first
-    one fails silently. A solve that is started in a callback must not reset the outer solve's.
+    There is one per thread, and a solve with another number of threads than the first one fails
+    silently. A solve that is started in a callback must not reset the outer solve's.
     """
     if _outer_thread_count() is None:
         highs_class = highspy.Highs
@@ -390,10 +384,9 @@ def _outer_thread_count() -> int | None:
 
 
 def _set_options(highspy: Any, highs: Any, call: SolverCall, reduced_model: _ReducedModel) -> None:
-    """Set threads, seed, gaps, tolerances and objective limits, not presolve and the time limit.
+    """Set threads, seed, gaps, tolerances and objective limits, then the options of the call.
 
-    A solve inside of a callback gets the thread count of the outer solve. The options of the call
-    override all settings.
+    A solve inside of a callback gets the thread count of the outer solve.
     """
     limits = call.limits
     settings: dict[str, OptionValue] = {
@@ -454,7 +447,7 @@ def _pass_model(highspy: Any, highs: Any, form: StandardForm) -> None:
 def _subscribe_callbacks(
     highs: Any, call: SolverCall, reduced_model: _ReducedModel, violation_messages: list[str]
 ) -> None:
-    """Forward HiGHS's bounds, nodes and log to the call; interrupt HiGHS if the call should stop.
+    """Forward bounds, nodes and log to the call; interrupt HiGHS if the call should stop.
 
     Log messages about a violated original model are appended to `violation_messages`.
     """

@@ -142,10 +142,7 @@ def _optimize(model: Any) -> None:
 
 
 def _set_options(model: Any, call: SolverCall) -> None:
-    """Set seed, gaps, tolerance, presolve and objective limits, then the options of the call.
-
-    Turns SCIP's own handling of Ctrl-C off.
-    """
+    """Set seed, gaps, tolerance, presolve, limits and options; turn SCIP's Ctrl-C off."""
     limits = call.limits
     settings: dict[str, OptionValue] = {
         "misc/catchctrlc": False,
@@ -176,7 +173,7 @@ def _set_option(model: Any, name: str, value: OptionValue) -> None:
 
 
 def _add_columns_and_rows(pyscipopt: Any, model: Any, form: StandardForm) -> list[Any]:
-    """Add columns, rows, costs, sense and offset of a form; return the variable of each column.
+    """Add columns, rows, costs, sense and offset of a form; return each column's variable.
 
     Rows are built coefficient by coefficient, the fastest option in PySCIPOpt.
     """
@@ -230,10 +227,7 @@ def _attach_event_handler(
     call: SolverCall,
     forward_log: Callable[[], None],
 ) -> None:
-    """Register an event handler that forwards solutions, bounds, nodes and log to the call.
-
-    It interrupts SCIP if the call should stop.
-    """
+    """Register an event handler that forwards progress to the call, and stops SCIP for it."""
     event_types, stages = pyscipopt.SCIP_EVENTTYPE, pyscipopt.SCIP_STAGE
 
     def read_best_values() -> NDArray[np.float64]:

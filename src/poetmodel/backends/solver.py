@@ -266,9 +266,9 @@ class Solver(ABC):
             ) from None
 
     def _distinguish_infeasible(self, call: SolverCall) -> SolverStatus:
-        """Return INFEASIBLE or UNBOUNDED for a model with the status INFEASIBLE_OR_UNBOUNDED.
+        """Return INFEASIBLE or UNBOUNDED for a model that is INFEASIBLE_OR_UNBOUNDED.
 
-        A model whose bounds limit the objective is infeasible. Any other is solved again without
+        It is infeasible if its bounds limit the objective; otherwise it is solved without
         objective.
         """
         form, remaining_s = call.form, call.remaining_s
@@ -329,8 +329,7 @@ def _correct_result(
 ) -> RawSolution:
     """Return the solver's result with its objective, and with inconsistent values corrected.
 
-    Integers are rounded, bounds are clipped at objective and cutoff, and statuses take the cutoff
-    into account. A feasible `start` replaces a missing or worse solution. Rows are not checked.
+    A feasible `start` replaces a missing or worse solution. Rows are not checked.
     """
     x = None if raw_solution.x is None else round_integers(raw_solution.x, form)
     status = _correct_status(raw_solution.status, x, form, limits.objective_cutoff)
@@ -391,10 +390,7 @@ def _correct_bound(
     form: StandardForm,
     cutoff: float | None,
 ) -> float | None:
-    """Return the bound, clipped at the objective of the solution and at the cutoff.
-
-    A bound beyond the cutoff is not proven. With status CUTOFF, the bound is the cutoff.
-    """
+    """Return the bound, clipped at the objective and the cutoff, beyond which it is not proven."""
     if status in (SolverStatus.INFEASIBLE, SolverStatus.UNBOUNDED):
         return None
     if status is SolverStatus.CUTOFF:

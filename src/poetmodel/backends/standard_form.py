@@ -73,8 +73,7 @@ class Layout:
     def exact_limit(self, limit: LinearRow) -> tuple[list[tuple[float, int]], Fraction]:
         """Return a limit as (coefficient, column of the form) terms, and its upper bound.
 
-        Terms of fixed columns are subtracted from it; so is the least value of a column without
-        one.
+        Terms of fixed columns, and the least value of a column without one, are subtracted from it.
         """
         terms, upper = [], Fraction(limit.upper)
         for value, column in limit.terms:
@@ -131,7 +130,6 @@ class StandardForm:
     def __post_init__(self) -> None:
         """Check sizes and sense, make the given arrays read-only, then check all numbers.
 
-        Raise `ModelError` with the errors of the first failed check, up to ten of each kind.
         Crossed bounds are no error: see `describe_contradiction`.
         """
         n_rows, n_columns = self.matrix.shape
@@ -300,7 +298,7 @@ class StandardForm:
         )
 
     def describe_contradiction(self) -> str | None:
-        """Return a message about the first column or row that no value satisfies; None without one.
+        """Return a message about the first column or row that no value satisfies, if any.
 
         `Solver.solve` calls no solver for such models, because solvers treat them differently.
         """
@@ -356,8 +354,7 @@ def round_integers(
 ) -> NDArray[np.float64]:
     """Return a solver's solution of a form with its integer columns rounded; read-only.
 
-    Raises `BackendError` for a wrong size, a value that is not finite, or an integer column farther
-    than `tolerance` from a whole number.
+    Raises `BackendError` for a wrong size or a value that is not finite or not whole.
     """
     values = np.array(x, dtype=np.float64)
     if values.shape != (form.n_columns,):

@@ -29,17 +29,11 @@ _MAX_EXIT_WAIT_S: Final = 60.0
 def run_interruptibly(
     solve: Callable[[], T], stop: threading.Event, *, max_s: float | None = None
 ) -> T:
-    """Return what `solve` returns, executed in a thread so that Ctrl-C is handled.
+    """Return the result of `solve`, executed in a thread so that Ctrl-C is handled.
 
-    The first Ctrl-C sets `stop`: `solve` should then return its best result. The second abandons
-    the thread and raises `KeyboardInterrupt`. After `max_s` seconds the thread is abandoned with
-    `TimeLimitError`.
-
-    Notes
-    -----
-    The main thread waits for a plain lock: if Ctrl-C arrives while waiting, ``Thread.join`` of
-    Python 3.11 treats a live thread as finished, and a ``Condition`` releases a lock that it does
-    not hold.
+    The first Ctrl-C sets `stop`, after which `solve` should return its best result; the second, or
+    `max_s` (with `TimeLimitError`), abandons the thread. The main thread waits for a plain lock:
+    Python 3.11's ``Thread.join`` and ``Condition`` fail if Ctrl-C arrives while waiting.
     """
     context = copy_context()
     futures: list[Future[T]] = []
