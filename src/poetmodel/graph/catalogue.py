@@ -129,10 +129,7 @@ def describe_model(name: str) -> str:
 
 
 def load_model(name: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
-    """Load a built-in network or published graph from ``graphs/``.
-
-    With overrides in `shape`, a built-in network is generated; a published graph refuses them.
-    """
+    """Load a built-in network or published graph, which refuses overrides in `shape`."""
     from poetmodel.graph.structure import Graph
 
     check_model_name(name)
@@ -205,11 +202,10 @@ def _replace_argument_names(fault: str) -> str:
 
 
 def find_model_by_hash(name: str, sha256: str) -> tuple[Graph, InputShape] | None:
-    """Return the variant of network `name` whose graph has this SHA-256, with its settings.
+    """Return the variant of network `name` whose graph has this SHA-256, with its settings, if any.
 
-    Tries the default sizes, with every combination of `state` and `in_place`, untiled and with all
-    weights trained, and without state batch sizes up to `MAX_FOUND_BATCH`. Tries only the one size
-    of a published graph. Returns None if no variant matches or no network has this name.
+    Tries the default sizes, untiled and with all weights trained, with every combination of `state`
+    and `in_place`, and without state batch sizes up to `MAX_FOUND_BATCH`.
     """
     if name not in _DESCRIPTIONS:
         return None
@@ -235,9 +231,9 @@ def find_model_by_hash(name: str, sha256: str) -> tuple[Graph, InputShape] | Non
 
 
 def _find_batch_by_hash(name: str, sha256: str) -> int | None:
-    """Return the batch size from 2 on at which network `name` has this SHA-256; None if none has.
+    """Return the batch size from 2 on at which network `name` has this SHA-256, if any.
 
-    Every number in the JSON of a network is linear in the batch size, so two graphs tell all texts.
+    Every number in the JSON is linear in the batch size, so two graphs determine all others.
     """
     from poetmodel.graph.io import canonical_json
 

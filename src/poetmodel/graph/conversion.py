@@ -32,14 +32,6 @@ def to_networkx(document: Mapping[str, Any], nodes: Iterable[Node]) -> networkx.
 
     `document` is the content of the graph's file with all defaults, and `nodes` are the graph's
     nodes. The nodes of the digraph are in execution order; their keys are their names.
-
-    Examples
-    --------
-    >>> from poetmodel.graph import Graph, operation
-    >>> pair = Graph(name="pair", nodes=(operation("a", output_bytes=8),
-    ...                                  operation("b", output_bytes=4, inputs=("a",))))
-    >>> pair.to_networkx().edges["a", "b"]["tensors"]
-    ('a',)
     """
     import networkx as nx
 
@@ -62,30 +54,13 @@ def to_networkx(document: Mapping[str, Any], nodes: Iterable[Node]) -> networkx.
 
 
 def digraph_to_dict(digraph: networkx.DiGraph[Any]) -> dict[str, Any]:
-    """Convert a digraph, made by `to_networkx` or by the user, to the content of a graph file.
+    """Convert a digraph to the content of a graph file, not validated, in topological order.
 
-    Parameters
-    ----------
-    digraph : networkx.DiGraph
-        Each node needs ``output_bytes`` or ``outputs``; all other keys of a graph file are optional
-        attributes. Defaults of ``op``, ``phase`` and the digraph's ``name`` are ``op``, ``forward``
-        and ``graph``. A node's name is its attribute ``name``, or else its key as text. A node
-        without ``inputs`` reads from its predecessors, in the order in which their edges were
-        added: the ``tensors`` of the edge, or else every output of the predecessor. Attributes of
-        the digraph itself that are empty strings are ignored.
-
-    Returns
-    -------
-    dict
-        The content, not validated, with nodes in topological order. Ties follow ``index`` if every
-        node has an integer there, else the order in which nodes were added.
-
-    Raises
-    ------
-    GraphError
-        If `digraph` is no `networkx.DiGraph` or is a multigraph, if it has a cycle (the message
-        names the nodes), if ``tensors`` of an edge is no list or tuple, or if the ``inputs`` of
-        nodes contradict their edges; lists all such edges and nodes.
+    Nodes need ``output_bytes`` or ``outputs``; the other keys of a graph file are optional
+    attributes. A node without ``inputs`` reads the ``tensors`` of its edges in the order of their
+    addition, or else every output of the predecessor. Ties follow ``index`` if every node has an
+    integer there, else the order of addition. Raises `GraphError` for a cycle or contradictory
+    edges.
     """
     import networkx as nx
 

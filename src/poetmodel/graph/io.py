@@ -62,7 +62,7 @@ def read_document(path: str | Path) -> tuple[object, str, list[str]]:
     """Read the JSON of a graph file or step file, without validating it.
 
     Returns the content (of a step file, its graph), the source for messages, and a message per
-    duplicate key. Logs a warning on unknown keys at the top level of a graph file, and drops them.
+    duplicate key. Drops unknown top-level keys of a graph file, with a warning.
     """
     with convert_errors(GraphError):
         text = read_text(path)
@@ -89,10 +89,7 @@ def graph_of_step(document: Mapping[str, Any]) -> object:
 
 
 def write_document(document: Mapping[str, Any], path: str | Path) -> None:
-    """Write the content of a graph file (`Graph.to_dict`), one node per line; see `write_text`.
-
-    The file also states the version of poetmodel that wrote it.
-    """
+    """Write the content of a graph file (`Graph.to_dict`), one node per line; see `write_text`."""
     nodes = document["nodes"]
     head_items = [(key, value) for key, value in document.items() if key != "nodes"]
     head_items.insert(2, (WRITTEN_BY, THIS_VERSION))  # after format and version
@@ -104,8 +101,7 @@ def write_document(document: Mapping[str, Any], path: str | Path) -> None:
 def node_to_dict(node: object, *, defaults: bool = False) -> object:
     """Return a node's entry in a graph file; see `Graph.to_dict` for `defaults`.
 
-    Values of wrong types have invalid values in the entry, so that `value_faults` reports them. If
-    `node` is no `Node`, returns an invalid entry. An `in_place` of () is omitted.
+    Values of wrong types stay invalid in the entry, so that `value_faults` reports them.
     """
     if not isinstance(node, Node):
         return _refused_value(node)
@@ -228,8 +224,7 @@ def _parse_node(item: dict[str, Any]) -> Node:
 def canonical_json(document: dict[str, Any]) -> str:
     """Return the canonical JSON that a graph's hash is computed from: sorted keys, no spaces.
 
-    Deletes ``kernels`` and ``instructions`` from `document`: graphs that differ in these are the
-    same.
+    Deletes ``kernels`` and ``instructions`` from `document`: graphs that differ in these are equal.
     """
     document.pop("kernels", None)
     for node in document["nodes"]:

@@ -61,8 +61,7 @@ def floor(graph: Graph, *, memory_mapped: bool = False, resident: bool = False) 
 def checkpoint_all_profile(graph: Graph) -> tuple[int, ...]:
     """Return the RAM in use at each node under keep-all [B]: live tensors, outputs and workspace.
 
-    Keep-all computes each node once and keeps each tensor until its last use. All state is in RAM
-    throughout. An output that may overwrite an input shares its memory at the input's last use.
+    Keep-all computes each node once and keeps each tensor until its last use, and state throughout.
     """
     return _keep_all_profile(graph, range(len(graph.nodes)))
 
@@ -97,8 +96,7 @@ def checkpoint_all_peak_bytes(graph: Graph) -> int:
 def inference_profile(graph: Graph) -> dict[int, int] | None:
     """Return the RAM in use at each node of inference, by node [B].
 
-    Inference computes every ``forward`` node and the nodes that these read. None if phases do not
-    separate the forward pass from the rest of the step.
+    None if phases do not separate the forward pass from the rest of the step.
     """
     forward = {k for k, node in enumerate(graph.nodes) if node.phase == Phase.FORWARD}
     if not forward or all(node.phase in (Phase.INPUT, Phase.FORWARD) for node in graph.nodes):

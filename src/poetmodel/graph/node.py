@@ -74,10 +74,7 @@ class Node:
     accepted."""
 
     def __post_init__(self) -> None:
-        """Sort in-place pairs of a tuple or mapping; make state nodes not recomputable.
-
-        The pairs stay unchanged if one is no pair of names, or if they are in a list.
-        """
+        """Sort in-place pairs of a tuple or mapping; make state nodes not recomputable."""
         pairs: object = self.in_place
         if isinstance(pairs, Mapping):
             pairs = tuple(pairs.items())

@@ -317,10 +317,7 @@ def _replacement_faults(
 
 
 def _in_place_faults(nodes: Sequence[Node], k: int, maker_of: Mapping[str, int]) -> Iterator[str]:
-    """Yield a message for each violated rule of the in-place pairs of node `k`.
-
-    Sizes of output and input may differ.
-    """
+    """Yield a message for each violated rule of the in-place pairs of node `k`."""
     node, label = nodes[k], f"{_node_label(nodes, k)}.in_place"
     outputs = [tensor.name for tensor in node.outputs]
     replacements = {tensor.name for tensor, _ in _replacement_pairs(node)}

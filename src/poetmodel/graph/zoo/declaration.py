@@ -62,9 +62,9 @@ class Weight(Array):
     """Whether the weight is a parameter; False for a running statistic."""
 
     def split_into_tiles(self, max_bytes: int) -> tuple[Weight, ...]:
-        """Return tiles of at most `max_bytes` [B]: whole output channels (first dimension).
+        """Return tiles ``.0``, ``.1`` … of at most `max_bytes` [B]: whole output channels.
 
-        The tiles are named ``.0``, ``.1`` and so on; one channel may exceed `max_bytes`.
+        One channel may exceed `max_bytes`.
         """
         channels = self.shape[0]
         if self.bytes <= max_bytes or channels == 1:

@@ -295,10 +295,7 @@ def _scale_channels(channels: int, width: float) -> int:
 def _record_inverted_residual(
     tape: Tape, name: str, x: Value, expansion: int, channels: int, stride: int
 ) -> Value:
-    """Record an inverted residual: expand by `expansion`, filter each channel, project.
-
-    The input is added if it has the shape of the projection.
-    """
+    """Record an inverted residual: expand by `expansion`, filter each channel, project."""
     inner_channels = expansion * x.shape[1]
     y = x
     if expansion > 1:

@@ -87,7 +87,7 @@ def _pack_dropout_mask(declaration: Declaration, packed_masks: dict[str, Value])
 def _add_activation_mask(
     declaration: Declaration, reader_names: set[str] | None
 ) -> Iterator[Declaration]:
-    """Yield the operator unchanged, or with gradients that read a mask, then the mask's operator.
+    """Yield the operator, whose gradients read a mask if possible, then the mask's operator.
 
     `reader_names` are the operators whose backward nodes read its result.
     """

@@ -45,13 +45,10 @@ def conv2d(
 ) -> Declaration:
     """Declare a convolution of images, also a grouped or depthwise one, as operator ``conv2d``.
 
-    The weight gradient reads the input and the incoming gradient; the input gradient reads the
-    incoming gradient and the weight. A bias costs no FLOP forward (sums start from it); its
-    gradient costs one FLOP per element of the incoming gradient. The workspace is 0, since the
-    kernel is assumed to be direct. A kernel that unfolds windows (im2col) would need ``kernel**2``
-    times the input of a group. `kernel` is the side of a square window or a pair of height and
-    width; for `padding` ``"same"``, see `window_output_size`. Raises `InputError` if the channels
-    of input or output do not split into `groups`, or if the window exceeds the padded input.
+    A bias costs no FLOP forward (sums start from it); its gradient costs one FLOP per element of
+    the incoming gradient. The workspace is 0: the kernel is assumed direct, without unfolding
+    windows (im2col, ``kernel**2`` times the input of a group). For `padding`, see
+    `window_output_size`.
     """
     batch, channels_in = x.shape[:2]
     if channels % groups or channels_in % groups:
@@ -74,9 +71,8 @@ def linear(
 ) -> Declaration:
     """Declare a fully connected layer over the last dimension.
 
-    `tied_to` names an existing weight of shape (features, features_in) to share instead of a new
-    one; `Tape.record` checks the shape. The bias is not shared. The backward pass reads the same
-    tensors as in `conv2d`, and the bias costs the same FLOP.
+    `tied_to` names an existing weight of shape (features, features_in) to share; the bias is not
+    shared. Reads and FLOP of bias and backward pass are those of `conv2d`.
     """
     *leading_sizes, features_in = x.shape
     y = x.new_value(name, *leading_sizes, features)
@@ -114,10 +110,8 @@ def _declare_affine(
 def matmul(name: str, left: Value, right: Value, *, transpose_right: bool = False) -> Declaration:
     """Declare a batched product of two computed matrices, (..., n, k) and (..., k, m).
 
-    With `transpose_right`, the right matrix has the shape (..., m, k). The gradient of each side
-    reads the incoming gradient and the other side. Operands and result may have any strides, so
-    splitting and merging attention heads are views. Raises `InputError` if `k` or the leading
-    dimensions differ.
+    With `transpose_right`, the right matrix has the shape (..., m, k). Operands and result may have
+    any strides, so splitting and merging attention heads are views.
     """
     *batch, n, k = left.shape
     *batch_right, k_right, m = right.shape
@@ -143,9 +137,8 @@ def matmul(name: str, left: Value, right: Value, *, transpose_right: bool = Fals
 def embedding(name: str, ids: Value, *, rows: int, features: int, item_bytes: int) -> Declaration:
     """Declare a lookup in a table of `rows` rows and `features` columns.
 
-    Elements of table and result have `item_bytes` [B]; the ids may have any shape. The forward node
-    reads only the rows of the ids. The gradient of the table reads the ids and the incoming
-    gradient and is added row by row to its buffer. The ids have no gradient.
+    Elements of table and result have `item_bytes` [B]. The forward node reads only the rows of the
+    ids; the gradient of the table is added row by row to its buffer.
     """
     y = ids.new_value(name, *ids.shape, features, item_bytes=item_bytes)
     table = Weight(name=f"{name}.weight", shape=(rows, features), item_bytes=item_bytes)
@@ -173,9 +166,8 @@ def max_pool(
 ) -> Declaration:
     """Declare max pooling; `stride` defaults to `kernel`.
 
-    Outputs are the maxima and their positions in the window: 1 byte each for windows of up to 256
-    elements, else 4 bytes. The backward pass reads the positions and the incoming gradient. Raises
-    `InputError` if the window exceeds the padded input.
+    Outputs are the maxima and their positions in the window, which the backward pass reads: 1 byte
+    each for windows of up to 256 elements, else 4 bytes.
     """
     output_size = window_output_size(
         name, x, kernel=kernel, stride=stride or kernel, padding=padding
@@ -197,11 +189,7 @@ def max_pool(
 def avg_pool(
     name: str, x: Value, *, kernel: int, stride: int | None = None, padding: int = 0
 ) -> Declaration:
-    """Declare average pooling; `stride` defaults to `kernel`.
-
-    The backward pass reads only the incoming gradient. Raises `InputError` if the window exceeds
-    the padded input.
-    """
+    """Declare average pooling, whose backward pass reads only the incoming gradient."""
     output_size = window_output_size(
         name, x, kernel=kernel, stride=stride or kernel, padding=padding
     )
@@ -219,9 +207,8 @@ def global_avg_pool(name: str, x: Value) -> Declaration:
 def select(name: str, x: Value) -> Declaration:
     """Declare a copy of each sample's first row, such as a sequence's first token.
 
-    The input has the shape (batch, rows, features), the result (batch, features). The backward pass
-    reads only the incoming gradient and sets the other rows to zero. The operator copies, because a
-    view would keep the whole sequence in RAM for one row.
+    (batch, rows, features) -> (batch, features). The operator copies, because a view would keep the
+    whole sequence in RAM for one row.
     """
     batch, _, features = x.shape
     return _declare_unary(
@@ -242,9 +229,8 @@ _ACTIVATIONS: Final[Mapping[str, tuple[int, int]]] = {
 def activation(name: str, x: Value, *, kind: str) -> Declaration:
     """Declare an activation function: ``relu``, ``relu6``, ``tanh`` or ``gelu``.
 
-    The backward pass of GELU reads the function's input. That of the other functions reads the
-    result, which the next layer often saves, too. For every `kind`, the forward node may overwrite
-    its input, the backward node the incoming gradient. Raises `InputError` for another `kind`.
+    The backward pass of GELU reads the function's input, that of the other functions the result,
+    which the next layer often saves, too.
     """
     if kind not in _ACTIVATIONS:
         raise InputError(f"{name}: expected one of {', '.join(_ACTIVATIONS)}, got {kind!r}")
@@ -259,10 +245,9 @@ def activation(name: str, x: Value, *, kind: str) -> Declaration:
 def add(name: str, *terms: Value) -> Declaration:
     """Declare a sum, such as that of a residual connection.
 
-    The first term has the shape of the result; the result may overwrite it. The incoming gradient
-    equals the gradient of every term of that shape, so the backward pass needs no node and no copy.
-    A term that lacks leading dimensions is broadcast along them; a node sums its gradient over
-    them. Raises `InputError` for other shapes.
+    The result may overwrite the first term. The incoming gradient is that of every term of its
+    shape, so no node is needed. A term that lacks leading dimensions is broadcast; a node sums its
+    gradient over them.
     """
     first_term = terms[0]
     for term in terms[1:]:
@@ -288,10 +273,7 @@ def add(name: str, *terms: Value) -> Declaration:
 
 
 def scale(name: str, x: Value) -> Declaration:
-    """Declare a product with a constant; its backward pass reads only the incoming gradient.
-
-    The result may overwrite `x`, and the gradient of `x` the incoming gradient.
-    """
+    """Declare a product with a constant; its backward pass reads only the incoming gradient."""
     y = x.new_value(name, *x.shape)
     return _declare_unary("scale", x, y, flops=x.size, gradient_flops=x.size, in_place=y)
 
@@ -314,11 +296,8 @@ def dropout(name: str, x: Value, mask: Value) -> Declaration:
     """Declare the node that applies a dropout mask: scale `x` where it is 1, elsewhere return 0.
 
     A mask is drawn only once, since with another mask the backward pass would not differentiate the
-    computed loss. So the node of `dropout_mask` is not recomputable: its mask (1 byte per element)
-    is kept or paged until the backward pass has read it. Applying the mask is deterministic, so
-    this node is recomputable. One node with both outputs could not be recomputed.
-
-    The result may overwrite `x`, and the gradient of `x` the incoming gradient.
+    computed loss. So the node of `dropout_mask` is not recomputable, but this node is: one node
+    with both outputs could not be recomputed.
     """
     y, flops = x.new_value(name, *x.shape), 2 * x.size
     return _declare_unary(
@@ -338,10 +317,7 @@ _SOFTMAX_FLOPS = 5
 
 
 def softmax(name: str, x: Value) -> Declaration:
-    """Declare softmax over the last dimension; its backward pass reads the result, but not `x`.
-
-    The result may overwrite `x`, and the gradient of `x` the incoming gradient.
-    """
+    """Declare softmax over the last dimension; its backward pass reads the result, but not `x`."""
     y = x.new_value(name, *x.shape)
     # Backward, per element: times the result, row sum, subtract, times the result.
     return _declare_unary(
@@ -358,9 +334,8 @@ def softmax(name: str, x: Value) -> Declaration:
 def cross_entropy(name: str, logits: Value, labels: Value) -> Declaration:
     """Declare the mean cross entropy of softmax over the last dimension.
 
-    Outputs are the loss, a single number, and the logarithms of the probabilities. The backward
-    pass reads these logarithms and the labels. The gradient of the loss is 1 and has no tensor. The
-    logarithms may overwrite `logits`, and the gradient of `logits` the logarithms.
+    Outputs are the loss, a single number, and the logarithms of the probabilities, which the
+    backward pass reads with the labels. The gradient of the loss is 1 and has no tensor.
     """
     loss = logits.new_value(name, item_bytes=FLOAT_BYTES)
     log_probabilities = logits.new_value(f"{name}.log_probabilities", *logits.shape)
@@ -382,8 +357,7 @@ def cross_entropy(name: str, logits: Value, labels: Value) -> Declaration:
 def mean_squared_error(name: str, x: Value, target: Value) -> Declaration:
     """Declare the mean of squared differences; its backward pass reads `x` and `target`.
 
-    The forward pass subtracts, squares and adds; the backward pass subtracts and scales, and may
-    overwrite `x`. `target` has no gradient. Raises `InputError` if the shapes differ.
+    `target` has no gradient.
     """
     if x.shape != target.shape:
         raise InputError(f"{name}: shapes {x.shape} and {target.shape} cannot be compared")
@@ -446,20 +420,11 @@ _NORM_INPUT_FLOPS = 5
 
 
 def batch_norm(name: str, x: Value) -> Declaration:
-    """Declare batch normalization in training, with batch statistics per channel.
+    """Declare batch normalization in training, with batch statistics (float32) per channel.
 
-    Outputs are the result, and mean and inverse deviation as float32. The gradients of input and
-    weight read these two, the input and the incoming gradient; that of the input also reads the
-    weight. The gradient of the bias reads only the incoming gradient.
-
-    The result may overwrite `x`, and the gradient of `x` the incoming gradient. In graphs with
-    state, one node computes all gradients.
-
-    Running statistics are tensors only in graphs with state. A separate node updates them from mean
-    and inverse deviation, so that the batch norm itself is recomputable. In graphs with state, a
-    batch norm whose weight is not trained normalizes with running statistics, as in evaluation: it
-    makes no batch statistics, and its backward pass scales the incoming gradient without reading
-    the input.
+    In graphs with state, one node computes all gradients, and another updates the running
+    statistics, so that the batch norm is recomputable. A batch norm whose weight is not trained
+    then normalizes with running statistics, as in evaluation.
     """
     channels = x.shape[1]
     declaration = _declare_normalization(
@@ -511,10 +476,7 @@ def layer_norm(name: str, x: Value) -> Declaration:
 def _declare_normalization(
     op: str, name: str, x: Value, *, n_statistics: int, n_scales: int
 ) -> Declaration:
-    """Declare a normalization with `n_statistics` means and inverse deviations.
-
-    Weight and bias have `n_scales` elements each.
-    """
+    """Declare a normalization with `n_statistics` means and inverse deviations."""
     y = x.new_value(name, *x.shape)
     mean, inverse_deviation = (
         x.new_value(f"{name}.{statistic}", n_statistics, item_bytes=FLOAT_BYTES)

@@ -153,8 +153,7 @@ class StateOptions:
     def apply_to(self, declarations: Sequence[Declaration]) -> list[Declaration]:
         """Return the operators without gradients of untrained weights, split by `tile_bytes`.
 
-        Input gradients precede weight gradients. A batch norm whose weight is not trained becomes
-        its `untrained_variant`.
+        A batch norm whose weight is not trained becomes its `untrained_variant`.
         """
         trained_names = self._trained_weight_names(declarations)
         return [
@@ -288,10 +287,7 @@ class StateNodeBuilder:
     def make_update_nodes(
         self, name: str, weight_gradients: Sequence[tuple[Weight, str]]
     ) -> list[Node]:
-        """Return nodes for new moments, then the node `name`, which updates weights.
-
-        `weight_gradients` pairs each weight with the name of its gradient.
-        """
+        """Return nodes for new moments, then the node `name`, which updates weights."""
         rule = self._rule
         if rule is None:
             return []

@@ -121,8 +121,7 @@ class Tape:
     def add_input(self, name: str, *shape: int, item_bytes: int | None = None) -> Value:
         """Add a node that provides samples and return its tensor; `shape` includes the batch.
 
-        The node is not recomputable, since a sample is provided once. `item_bytes` [B] defaults to
-        the tape's element size.
+        The node is not recomputable, since a sample is provided once.
         """
         value = Value(name=name, shape=shape, item_bytes=item_bytes or self.item_bytes)
         node = Node(
@@ -156,9 +155,9 @@ class Tape:
     def record_conv_bn(
         self, x: Value, names: tuple[str, str], *, kernel: int, bias: bool = False, **sizes: int
     ) -> Value:
-        """Record a convolution with padding ``kernel // 2`` and its batch norm; return the result.
+        """Record a convolution with padding ``kernel // 2`` and its batch norm.
 
-        `names` are those of the two operators, `sizes` further arguments of `conv2d`.
+        Return the result.
         """
         padding = kernel // 2
         x = self.record(
@@ -185,9 +184,9 @@ class Tape:
         return self.differentiate(operators.cross_entropy("loss", logits, labels))
 
     def differentiate(self, loss: Declaration) -> Graph:
-        """Record the loss, add the backward pass in reverse order, and return the training graph.
+        """Record the loss, add the backward pass (and the update), and return the training graph.
 
-        With the option `optimizer`, the graph ends with the update. Call this once.
+        Call this once.
         """
         if loss.phase is not Phase.LOSS:
             raise InputError(f"{loss.name}: expected a loss, got phase {loss.phase.value!r}")
@@ -310,11 +309,9 @@ def _require_option(setting: str, value: str, options: Mapping[str, object]) -> 
 class BackwardPass:
     """Backward nodes of a forward pass: one per `Gradient`, or one per operator if `fused`.
 
-    Without state in the graph, a weight gradient is written to the resident buffer: its node
-    outputs 0 bytes and can be recomputed, unless several operators share the weight. With state, a
-    weight gradient is a tensor, and a weight is updated as soon as its gradient is complete; the
-    input gradient comes first, since it reads the weight. One node sums several contributions to a
-    gradient.
+    Without state, a weight gradient is a 0-byte output (its buffer is resident), recomputable
+    unless operators share the weight. With state, it is a tensor, and the weight is updated as soon
+    as it is complete; the input gradient comes first, since it reads the weight.
     """
 
     def __init__(
@@ -434,10 +431,7 @@ class BackwardPass:
     def _make_outputs(
         self, declaration: Declaration, parts: tuple[Gradient, ...], node_name: str
     ) -> dict[str, Tensor]:
-        """Return the outputs of a backward node by suffix of the part; register gradients.
-
-        The names of several are ``<name of the operator>.grad_<suffix>``.
-        """
+        """Return the outputs of a backward node by suffix of the part; register gradients."""
         output_parts = [
             part for part in parts if part.target is not None or self._has_update or len(parts) == 1
         ]
