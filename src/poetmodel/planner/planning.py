@@ -285,9 +285,8 @@ def verify(
     def make_and_check(peak_bytes: int, budget: int) -> PlanCheck:
         """Make the plan within a RAM budget [B], or use `plan` if there is one, and check it.
 
-        `peak_bytes` is the peak of the schedule; if it exceeds `budget`, a plan that is made has no
-        budget. `plan` is checked with the smaller of `budget` and its own budget. May raise
-        `TimeLimitError`.
+        A plan that is made has no budget if the schedule's peak exceeds it; `plan` is checked with
+        the smaller of `budget` and its own budget.
         """
         plan_budget_bytes = budget if peak_bytes <= budget else None
         candidate = plan or _make_unchecked_plan(
@@ -307,12 +306,9 @@ def verify(
     def plan_metrics(simulation: Simulation) -> PlanMetrics:
         """Return the makespan of the checked plan and, if RAM is minimized, its RAM.
 
-        The RAM is the peak of `plan`; without `plan`, the result of `_min_ram_bytes`. Adds
-        violations of the plan to `plan_violations`. Without `plan`, increases both metrics to the
-        values in `stated`, but at most to the makespan without overlap and the usable RAM. Without
-        a valid schedule or enough time, also if `plan` is given, the makespan is that of a plan
-        without overlap, the RAM is None, and `plan_violations` is unchanged. Raises
-        `TimeLimitError` if an outer time limit has passed and `planning_s` is None.
+        Adds violations of the plan to `plan_violations`. Without a valid schedule or enough time,
+        the makespan is that of a plan without overlap, and the RAM is None. Without `plan`, metrics
+        are increased to the values in `stated`.
         """
         blocking_metrics = PlanMetrics(simulation.makespan_s)
         if simulation.violations:  # no program can execute the schedule
@@ -368,10 +364,7 @@ def _min_ram_bytes(
     simulation: Simulation,
     make_and_check: Callable[[int], PlanCheck],
 ) -> int:
-    """Bisect for the smallest RAM budget whose plan meets all limits [B], from the schedule's peak.
-
-    Returns the usable RAM if the plan violates a limit even there.
-    """
+    """Bisect for the smallest RAM budget whose plan meets all limits [B]; else the usable RAM."""
 
     def peak_if_valid(ram_bytes: int) -> int | None:
         """Return the peak of the plan within a budget [B]; None if it violates a rule or limit."""

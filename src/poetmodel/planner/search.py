@@ -65,10 +65,7 @@ class _Trail(NamedTuple):
 
 
 class _Label(NamedTuple):
-    """State of a partial program at an interval.
-
-    The first four fields identify a label within its interval and break ties.
-    """
+    """State of a partial program at an interval, identified there by its first four fields."""
 
     core_s: float
     """Time at which the core reaches the interval; within it, the end of the waits so far [s]."""
@@ -105,10 +102,9 @@ def choose_transfers(
 ) -> BestTransfers:
     """Choose the interval in which each transfer begins, so that the makespan is small.
 
-    Beam search over intervals: each label (a choice of transfers so far) is extended by all choices
-    that can help, dominated labels are discarded, and those with the smallest estimates remain.
-    Rounds widen the beam until no label was skipped, the makespan equals a lower bound, or the next
-    round would exceed `max_labels`.
+    Beam search over intervals: labels (choices of transfers so far) are extended by all choices
+    that can help, and dominated ones discarded. Rounds widen the beam until no label was skipped,
+    the makespan equals a lower bound, or the next round would exceed `max_labels`.
     """
     search = _BeamSearch(windows, parameters)
     bound = max(windows.remaining_s[0], search.estimates.preceding_s[-1]) * (1 + RELATIVE_TOLERANCE)
@@ -524,10 +520,7 @@ def _add_if_undominated(group: list[_Label], label: _Label) -> None:
 
 
 def _dominates(label: _Label, other: _Label) -> bool:
-    """Return whether `label` dominates `other`, of the same interval and with the same page-ins.
-
-    No time of `label` is later, and its own pending page-outs end before the core time of `other`.
-    """
+    """Return whether `label` dominates `other`, of the same interval and with the same page-ins."""
     if (
         label.core_s > other.core_s
         or label.bus_s > other.bus_s

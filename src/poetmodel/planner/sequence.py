@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 def extract_actions(homes: Homes, schedule: Schedule) -> Program:
     """Return computations and transfers of a schedule in execution order, without idle page-outs.
 
-    First reads of state on storage are page-ins. A page-out is idle if no page-in of the tensor
-    follows or the tensor is on storage already.
+    A page-out is idle if no page-in of the tensor follows or the tensor is on storage already.
     """
     program = homes.expand_first_reads(compile_schedule(homes, schedule).program)
     last_page_in = {i: position for position, (op, i) in enumerate(program) if op == Op.PAGE_IN}

@@ -29,9 +29,9 @@ _ROUNDING: Final = 1e-12
 class Timing:
     """Start times of computations and transfers, in program order, on a core and a DMA channel.
 
-    A tensor is *dead* when its last use is over but its page-out is pending: it is still in RAM.
-    For the given order no other choice of waits is faster, since transfers end in the order in
-    which they begin: if RAM is short, the core waits for the earliest page-outs.
+    A tensor is *dead* when its last use is over but its page-out is pending: it is still in RAM. No
+    other choice of waits is faster, since transfers end in the order in which they begin: if RAM is
+    short, the core waits for the earliest page-outs.
     """
 
     def __init__(
@@ -102,10 +102,7 @@ class Timing:
                 self._ram_bytes -= self._sizes[i]
 
     def _compute(self, k: int, ended_tensors: Collection[int]) -> None:
-        """Execute node `k`, after waits for its inputs and for page-outs that must free RAM.
-
-        A pending page-out of an input prevents overwriting it, unless it must free RAM anyway.
-        """
+        """Execute node `k`, after waits for its inputs and for page-outs that must free RAM."""
         for i in self.homes.inputs[k]:
             if i in self._page_in_ends:
                 self._wait(i, self._page_in_ends)
@@ -214,8 +211,7 @@ class _BusTransfer:
 def delay_page_ins(timing: Timing) -> tuple[Instruction, ...]:
     """Return `Timing.input_steps` with page-ins moved later, without delaying any computation.
 
-    From the last on the bus to the first, each page-in that a computation reads moves as late as
-    possible. RAM use never increases.
+    RAM use never increases.
     """
     transfers, steps = _list_transfers(timing), timing.input_steps
     tolerance_s = _ROUNDING * timing.makespan_s

@@ -68,8 +68,8 @@ class PageOut(_Transfer):
 class TransferWindows:
     """Computations of a schedule in order, and the intervals in which each transfer may begin.
 
-    Interval `g` precedes computation `g`. The RAM budget and the lifetimes of copies limit the
-    windows; a budget below the largest entry of `min_ram_bytes` is raised to it.
+    Interval `g` precedes computation `g`. A RAM budget below the largest entry of `min_ram_bytes`
+    is raised to it.
     """
 
     def __init__(
@@ -198,10 +198,7 @@ class TransferWindows:
         ]
 
     def _limit_by_ram(self) -> None:
-        """Set `due_interval` of page-outs; delay `first_interval` of page-ins until they fit.
-
-        A page-out is due in the first interval in which the RAM that it holds does not fit.
-        """
+        """Set `due_interval` of page-outs; delay `first_interval` of page-ins until they fit."""
 
         def fits(interval: int, size_bytes: int) -> bool:
             """Return whether `size_bytes` fit in RAM beside the minimum in an interval."""
