@@ -290,7 +290,6 @@ class _Service:
             raise KeyboardInterrupt
 
     def execute_next_job(self) -> None:
-        """Wait for the next job, execute it, and send its result or exception."""
         number, job, payload = self.calls.get()
         try:
             try:

@@ -406,7 +406,6 @@ class SolveResult:
         return self.minimizes_energy or self.overhead_bound_j > 0
 
     def _objective_name(self) -> str:
-        """Return the display name of the objective."""
         model_objective = self.model_objective
         if model_objective is not None:
             return f"{model_objective.sense} {model_objective.name}"
@@ -421,7 +420,6 @@ class SolveResult:
         return self.problem.objective.format(value)
 
     def _objective_entry(self) -> dict[str, Any]:
-        """Return the entry ``objective`` of a schedule file: quantity, value, bound and gap."""
         model_objective = self.model_objective
         return {
             "minimize": str(self.problem.minimize) if model_objective is None else USER_OBJECTIVE,
@@ -482,7 +480,6 @@ class SolveResult:
 
 
 def _round_history_entry(entry: HistoryEntry) -> list[float | None]:
-    """Return the entry with each number rounded to 10 significant digits."""
     return [None if value is None else float(f"{value:.10g}") for value in entry]
 
 

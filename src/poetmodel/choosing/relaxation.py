@@ -321,7 +321,6 @@ class _Program:
     # -- columns -----------------------------------------------------------------------------------
 
     def _add_column(self, upper: float = 1.0, *, is_integer: bool = False) -> int:
-        """Add a column from 0 to `upper`; return its index."""
         self.upper.append(upper)
         self.is_integer.append(is_integer)
         return len(self.upper) - 1
@@ -418,7 +417,6 @@ class _Program:
             self._add_row(row, upper, problem.energy_budget_j or 1.0)
 
     def _add_recomputation_costs(self, row: dict[int, float], costs: Sequence[float]) -> None:
-        """Add the cost of each node in `recompute_column_of` to `row`, by column."""
         row |= {column: costs[k] for k, column in self.recompute_column_of.items()}
 
     def _add_paging_costs(

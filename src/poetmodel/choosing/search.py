@@ -199,7 +199,6 @@ class _LayerSearch:
         return float(sum(self.scores[layer] for layer in self._model_order(layers)))
 
     def _model_order(self, layers: Iterable[str]) -> tuple[str, ...]:
-        """Return layers in the order of the model."""
         layer_set = frozenset(layers)
         return tuple(layer for layer in self.relaxation.layers if layer in layer_set)
 
@@ -209,7 +208,6 @@ class _LayerSearch:
         return bool(self.best) and score_gap <= max(self.request.gap, MIN_GAP) * self.bound
 
     def _make_layer_set(self) -> LayerSet:
-        """Return the best set with its status and bound, or the reason if no set was found."""
         score = self._score(self.best)
         bound = score if self.bound - score <= MIN_GAP * self.bound else self.bound
         is_infeasible = not self.best and bound <= 0
@@ -287,7 +285,6 @@ class _LayerSearch:
         return request.elapsed_s() < max_fraction * request.time_limit_s
 
     def _can_train(self, layers: Sequence[str]) -> bool:
-        """Return whether `layers` pass `_may_fit` and have a schedule by `_check_set`."""
         return (
             self._may_fit(layers) and self._check_set(self._model_order(layers)) == Status.FEASIBLE
         )

@@ -221,7 +221,6 @@ def _save_and_print(choice: Choice, files: ChoiceFiles, *, json: bool, total_s: 
 
 
 def _choice_facts(choice: Choice) -> Iterator[Fact]:
-    """Yield status, score, bound, gap, the trained layers, any tiles, and the frozen layers."""
     from poetmodel.cli.summary import tile_facts
 
     total_score = sum(choice.scores.values())
@@ -246,7 +245,6 @@ def _choice_facts(choice: Choice) -> Iterator[Fact]:
 
 
 def _print_reason(choice: Choice) -> None:
-    """If the choice has no schedule, print the reason as an error on stderr."""
     from poetmodel.result import Status
 
     if choice.result.schedule is None:

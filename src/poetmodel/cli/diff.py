@@ -108,7 +108,6 @@ def diff(
 
 
 def _decision_values(decision: Decision, graph: Graph) -> dict[str, Any]:
-    """Return the treatment, stages and costs of a decision, for JSON."""
     values = decision.to_dict(graph)
     keys = ("fate", "recomputed", "paged_out", "paged_in", "energy_j", "time_s")
     return {key: values[key] for key in keys}
@@ -175,7 +174,6 @@ def _decision_key(decision: Decision) -> tuple[object, ...]:
 def _print_changed_decisions(
     graph: Graph, names: Sequence[str], changed_pairs: Sequence[tuple[Decision, Decision]]
 ) -> None:
-    """Print the tensors with different decisions, largest first; at most `MAX_TENSORS` of them."""
     if not changed_pairs:
         print_text("The schedules have the same decisions for all tensors.")
         return

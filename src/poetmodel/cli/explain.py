@@ -86,7 +86,6 @@ def explain(
 
 
 def _print_tensor(summary: DecisionSummary) -> None:
-    """Print the tables of one tensor: its decision and, if they were computed, costs of changes."""
     (decision,) = summary.main_decisions
     graph = summary.verified.graph
     tensor = graph.tensors[decision.tensor]
@@ -173,7 +172,6 @@ def _format_change(summary: DecisionSummary, amount: float) -> str:
 
 
 def _decision_facts(summary: DecisionSummary, decision: Decision) -> Iterator[Fact]:
-    """Yield the facts about a tensor: size, decision, energy and time, and stages in RAM."""
     graph = summary.verified.graph
     size = graph.tensor_bytes[decision.tensor]
     producer = graph.nodes[graph.node_of[decision.tensor]].name
@@ -216,7 +214,6 @@ def _in_place_facts(summary: DecisionSummary, decision: Decision) -> Iterator[Fa
 
 
 def _action_text(decision: Decision) -> str:
-    """Return the stages in which a tensor is recomputed, paged out and paged in; "" for none."""
     is_on_storage = decision.treatment == "on storage"
     transfer_verbs = ("written back", "read") if is_on_storage else ("paged out", "paged in")
     actions = (
@@ -241,7 +238,6 @@ def _spans_text(spans: Sequence[tuple[int, int]]) -> str:
 
 
 def _print_schedule(summary: DecisionSummary) -> None:
-    """Print the table of the schedule, and groups of its most expensive decisions."""
     show(fact_table(f"Schedule for {summary.verified.graph.name}", _explanation_facts(summary)))
     if not summary.groups:
         print_text("", "No tensor is recomputed or paged: all decisions are free.")
@@ -328,7 +324,6 @@ def _steps_at_limit_fact(summary: DecisionSummary) -> Fact:
 
 
 def _decision_rows(summary: DecisionSummary) -> Iterator[tuple[str, ...]]:
-    """Yield the row (name, decision, energy, time) of each group, summed over its members."""
     for group in summary.groups:
         n_members, choice = len(group.members), group.members[0].treatment
         yield (
@@ -466,7 +461,6 @@ def _sort_by_cost(decisions: Sequence[Decision], graph: Graph) -> list[Decision]
 
 
 def _fold_decisions(decisions: Sequence[Decision], graph: Graph) -> list[Fold[Decision]]:
-    """Group equal decisions on tensors whose names differ only in numbers."""
     decision_folds = fold(
         decisions,
         name=lambda decision: graph.tensors[decision.tensor].name,

@@ -344,7 +344,6 @@ def _options_on_command_line(context: typer.Context) -> dict[str, str]:
 
 
 def _check_target_options(context: typer.Context, target: ExportTarget) -> None:
-    """Raise `InputError` if an option on the command line does not apply to the target, not C."""
     description, target_options = _TARGET_OPTIONS[target]
     common_options = (
         common_field.name for group in _COMMON_GROUPS for common_field in fields(group)
@@ -556,7 +555,6 @@ def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
 
 
 def _flash_facts(deployment: Deployment) -> Iterator[Fact]:
-    """Yield the flash in use, then that of each region; no facts if the device states no flash."""
     sizes = deployment.flash_map()
     if not sizes:
         return

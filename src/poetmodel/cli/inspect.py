@@ -232,7 +232,6 @@ def graph_tables(graph: Graph, device: Device | None = None) -> tuple[Renderable
 
 
 def _phase_totals(graph: Graph) -> dict[str, dict[str, int]]:
-    """Return the number of nodes, output bytes and FLOP by phase, in the order of first nodes."""
     phases: dict[str, dict[str, int]] = {}
     for node in graph.nodes:
         entry = phases.setdefault(str(node.phase), {"nodes": 0, "output_bytes": 0, "flops": 0})
@@ -320,7 +319,6 @@ def _shared_memory_remark(graph: Graph, i: int) -> str:
 
 
 def _gauge_facts(graph: Graph, device: Device) -> Iterator[Fact]:
-    """Yield the RAM of a device, then the RAM free or missing with keep-all and the minimum RAM."""
     keep_all, min_ram = compare_device_ram(graph, device)
     verdict = "keep-all does not fit, a schedule may"
     if min_ram is not None and not min_ram.fits:
@@ -350,7 +348,6 @@ def _inference_texts(values: dict[str, Any]) -> tuple[str, str]:
 
 
 def _largest_tensors(graph: Graph) -> Table:
-    """Return the table of the `MAX_TENSORS` largest tensors, largest first, then by index."""
     largest = sorted(range(len(graph.tensors)), key=lambda i: (-graph.tensor_bytes[i], i))[
         :MAX_TENSORS
     ]
@@ -419,7 +416,6 @@ def device_dict(device: Device) -> dict[str, Any]:
 
 
 def _device_row(device: Device) -> tuple[str, ...]:
-    """Return key, core, RAM, FLOP/s and mode of transfers of a device, for the list of devices."""
     storage = device.storage
     return (
         device.key,

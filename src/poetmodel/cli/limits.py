@@ -238,7 +238,6 @@ def _exported_fact(problem: Problem, limit: Limit, extra_bytes: int) -> Fact:
 
 
 def _proof_text(limit: Limit, format_value: ValueFormatter) -> str:
-    """Return the proof status of a limit as text: proven, proven within a gap, or gap and bound."""
     from poetmodel.result import Status
 
     if limit.value is None:
@@ -273,7 +272,6 @@ def _conditions_text(problem: Problem, limit: Limit) -> str:
 
 
 def _peak_text(limit: Limit) -> str:
-    """Return node and stage of the schedule's peak RAM as text, with the largest tensors there."""
     simulation, graph = limit.result.simulation, limit.result.problem.graph
     if simulation is None:
         return ""

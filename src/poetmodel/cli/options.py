@@ -255,7 +255,6 @@ def parse_backend_name(text: str) -> str:
 
 
 def _parse_option(text: str) -> tuple[str, bool | int | float | str]:
-    """Parse a value of ``--solver-option``; raise `InputError` unless it is ``NAME=VALUE``."""
     name, separator, value = text.partition("=")
     if not (name and separator):
         raise InputError(f"--solver-option: expected NAME=VALUE, got {text!r}")
@@ -418,7 +417,6 @@ def collect_unique(option: str, pairs: Iterable[tuple[str, _Value]]) -> dict[str
 
 
 def _parse_dimension(text: str) -> tuple[str, int]:
-    """Parse a value of ``--dim``, NAME=N; raise `InputError` unless N is from 1 to `MAX_SIZE`."""
     name, _, size = text.rpartition("=")
     if not name or not size.isdecimal() or not 0 < int(size) <= MAX_SIZE:
         raise InputError(f"--dim: expected NAME=N, such as sequence=32, got {text!r}")
@@ -513,7 +511,6 @@ _PARSERS: Final[dict[str, Callable[..., Any]]] = {
 
 
 def _row_parameters(group_class: type) -> Iterator[tuple[str, inspect.Parameter]]:
-    """Yield the field and the parameter of each row of `Limits` or `SearchOptions`."""
     rows, make_option = (
         (LIMIT_ROWS, limit_option) if group_class is Limits else (SEARCH_ROWS, solve_option)
     )

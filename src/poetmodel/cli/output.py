@@ -302,7 +302,6 @@ class LiveLine:
         return f"{incumbent}  bound {bound}  {gap}{seconds}"
 
     def __rich__(self) -> Text:
-        """Return the text for rich."""
         from rich.text import Text
 
         return Text(self.text(), no_wrap=True, overflow="ellipsis")

@@ -189,7 +189,6 @@ def _plan_problem(
 
 
 def _save_and_print(planned: CheckedPlan, request: PlanOptions, *, json: bool) -> None:
-    """Write the plan and its picture to the given files; print JSON, text or a table."""
     if request.out is not None:
         _save_plan(planned, request.out, request.plan_format)
         print_written(request.out)
@@ -268,7 +267,6 @@ _MODE_NOTES: Final = {
 
 
 def _format_lines(planned: CheckedPlan, plan_format: PlanFormat) -> list[str]:
-    """Return the lines of trace events for the format TRACE, else of a readable listing."""
     from poetmodel.plan.listing import plan_listing
     from poetmodel.plan.trace import trace_events, trace_text
 
@@ -279,7 +277,6 @@ def _format_lines(planned: CheckedPlan, plan_format: PlanFormat) -> list[str]:
 
 
 def _save_plan(planned: CheckedPlan, path: Path, plan_format: PlanFormat) -> None:
-    """Write a plan in a format; JSON and listings include its addresses, if it has any."""
     from poetmodel.files import write_bytes, write_text
     from poetmodel.plan import encode
 

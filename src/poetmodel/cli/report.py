@@ -75,7 +75,6 @@ def report(
 
 
 def _answer_facts(report_values: dict[str, Any]) -> Iterator[Fact]:
-    """Yield the answers to the questions of a report, one fact for each schedule and question."""
     from poetmodel.report.wording import schedule_answers
 
     for entry in report_values["schedules"]:
@@ -140,7 +139,6 @@ def _read_subject(
 
 
 def _plan_schedule(verified: VerifiedSchedule) -> tuple[CheckedPlan | None, list[str]]:
-    """Plan a schedule, with addresses; return the plan and notes."""
     if verified.costs is None or verified.simulation.violations:
         return None, []
     problem, budget = verified.problem, verified.budget_bytes

@@ -426,7 +426,6 @@ def _save_and_print(
 def _extra_values(
     job_result: JobResult | None, explanation: Explanation | None, chosen_tiles: ChosenTiles | None
 ) -> dict[str, Any]:
-    """Return the JSON entries that the schedule file lacks; entries of None are omitted."""
     values: dict[str, Any] = {}
     if chosen_tiles is not None:
         values["tile_bytes"] = chosen_tiles.tile_bytes
@@ -444,7 +443,6 @@ def _extra_tables(
     chosen_tiles: ChosenTiles | None,
     arena: Arena | None,
 ) -> Iterator[Table]:
-    """Yield the tables after that of the result: job, addresses and trials of tiles, if any."""
     from poetmodel.cli.summary import tile_facts
 
     if job_result is not None:
@@ -458,7 +456,6 @@ def _extra_tables(
 
 
 def _print_reason(result: SolveResult, explanation: Explanation | None) -> None:
-    """Print on stderr the reason if there is no valid schedule."""
     from poetmodel.result import Status, Termination
 
     if result.violations:

@@ -132,7 +132,6 @@ def _is_solved_model_proved(result: SolveResult) -> bool:
 
 
 def _energy_facts(result: SolveResult) -> Iterator[Fact]:
-    """Yield energy and overhead if simulated, then the proven bound on the energy if known."""
     baseline_j, overhead_j = result.problem.baseline_energy_j, result.overhead_j or 0.0
     baseline_note = (
         f"baseline {format_joules(baseline_j)}: a single pass that computes every node once"
@@ -149,7 +148,6 @@ def _energy_facts(result: SolveResult) -> Iterator[Fact]:
 
 
 def _objective_facts(result: SolveResult) -> Iterator[Fact]:
-    """Yield a minimized value other than energy, with its bound in the note, and the gap."""
     minimize, objective = result.problem.minimize, result.problem.objective
     value, bound = (objective.format(number or 0.0) for number in (result.value, result.bound))
     name, remark = f"minimized {minimize}", ""
@@ -189,7 +187,6 @@ def _conditions_text(problem: Problem) -> str:
 
 
 def _memory_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
-    """Yield peak RAM, compared with the budget, then resident bytes unless these are 0."""
     graph, peak_bytes = problem.graph, simulation.peak_ram_bytes
     resident_bytes = graph.total_resident_bytes
     used_bytes = peak_bytes + (resident_bytes if problem.count_parameters else 0)
@@ -289,7 +286,6 @@ def commit_facts(problem: Problem) -> Iterator[Fact]:
 
 
 def _effort_facts(result: SolveResult, *, total_s: float, read_s: float) -> Iterator[Fact]:
-    """Yield the time by activity, the size of the solver's model, and the solver with versions."""
     seconds_by_activity = {
         "reading": read_s,
         "building": result.build_s,
@@ -319,7 +315,6 @@ def _effort_facts(result: SolveResult, *, total_s: float, read_s: float) -> Iter
 
 
 def _model_size_texts(statistics: Mapping[str, Any]) -> Iterator[str]:
-    """Yield columns, rows, nonzeros, rounds and enforced rows as texts, such as ``12 rows``."""
     for key in ("columns", "rows", "nonzeros", "rounds", "enforced_rows"):
         value = statistics.get(key)
         if value is not None:

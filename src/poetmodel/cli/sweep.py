@@ -239,7 +239,6 @@ def _grid_runs(
     limits: Limits,
     search: SearchOptions,
 ) -> Sequence[Run]:
-    """Return the runs of all combinations of the options' values, as `sweeps.grid` orders them."""
     from poetmodel import sweeps
     from poetmodel.sweeps.runs import CONSTRAINTS_PREFIX
 
@@ -331,7 +330,6 @@ def _parse_backend(name: str) -> str:
 
 
 def _run_table(title: str, rows: Sequence[Row], *, proof_column: str) -> Table:
-    """Return the table of runs: model and device, limits, method and solver, proof, metrics."""
     from poetmodel.sweeps.summaries import overhead_ratio
 
     heads = ("model, device", "RAM", "method", proof_column)
@@ -482,7 +480,6 @@ def _reproduce_figure(
 def _draw_pictures(
     stem: Path, panels: Sequence[Panel] | Sequence[Map]
 ) -> tuple[list[Path], list[str]]:
-    """Draw panels or maps as SVG and PNG; return the paths, in this order, and notes."""
     from poetmodel.sweeps.pictures import check_suffix, draw
 
     paths = [stem.with_suffix(suffix) for suffix in PICTURE_SUFFIXES]

@@ -152,7 +152,6 @@ def estimate_costs(graph: Graph, device: str) -> tuple[Costs, tuple[str, ...]]:
 
 
 def _cost_facts(graph: Graph, costs: Costs) -> Iterator[Fact]:
-    """Yield the sums of compute time and energy over nodes, and of transfer times over tensors."""
     table = costs.table(graph)
     has_storage = table.has_storage
     compute_note = "of a single pass: every node computed once"
@@ -246,7 +245,6 @@ KERNELS_NOTE: Final = (
 
 
 def _profile_path(graph: Path) -> Path:
-    """Return the path of the profile file next to a graph file."""
     stem = graph.name.removesuffix(".json").removesuffix(".graph")
     return graph.with_name(f"{stem}.profile.csv")
 
@@ -254,7 +252,6 @@ def _profile_path(graph: Path) -> Path:
 def _print_trace(
     step_trace: Trace, costs: Costs | None, notes: tuple[str, ...], *, json: bool
 ) -> None:
-    """Print a captured graph as tables or JSON, with its costs unless these are None."""
     graph = step_trace.graph
     facts = [] if costs is None else list(_cost_facts(graph, costs))
     if json:

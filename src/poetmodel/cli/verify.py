@@ -278,7 +278,6 @@ def _verify_plan(
 def _read_plan(
     content: bytes, path: Path, source: options.FileGraphOptions
 ) -> tuple[PlanDocument, Graph]:
-    """Parse the content of a plan file; return its document, and the graph to verify it with."""
     from poetmodel.plan import decode
     from poetmodel.plan.binary import is_binary
     from poetmodel.plan.document import PlanDocument, parse_document
@@ -317,7 +316,6 @@ def _plan_problem(
 def _plan_facts(
     document: PlanDocument, check: PlanCheck, device_ram: DeviceRam | None, *, has_costs: bool
 ) -> Iterator[Fact]:
-    """Yield mode, budget, instruction count, metrics, device RAM, peak and arena of a plan."""
     plan = document.plan
     yield Fact("mode", str(plan.mode))
     yield Fact("ram_budget_bytes", plan.ram_budget_bytes)

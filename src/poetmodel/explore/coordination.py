@@ -430,7 +430,6 @@ def _mark_cancelled(point: Point) -> Point:
 
 
 def _is_better(stored_point: Point, point: Point) -> bool:
-    """Return whether `stored_point` is finished or has a better schedule than `point`."""
     if stored_point.is_finished:
         return True
     return stored_point.value is not None and (

@@ -164,7 +164,6 @@ class WorkerPool:
         self.free_workers.append(worker)
 
     async def _start_process(self) -> None:
-        """Start a process, wait until it has imported its modules, and release it."""
         try:
             worker = WorkerProcess()
         except OSError as error:

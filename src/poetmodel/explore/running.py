@@ -194,7 +194,6 @@ class _Server(uvicorn.Server):
             self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End all streams, then stop."""
         self._coordinator.close_listeners()
         await super().shutdown(sockets)
 

@@ -244,7 +244,6 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     def _handle_http_error(request: Request, error: HTTPException) -> JSONResponse:
-        """Return an HTTP error, such as an unknown address, as JSON with its status."""
         allowed = Headers(error.headers).get("allow")
         if allowed is None:
             return error_response(

@@ -244,7 +244,6 @@ class _Progress:
         )
 
     def _send_schedule(self, schedule: Schedule, seconds: float) -> None:
-        """Verify a schedule; if it is valid, set `value` and send it with metrics and bound."""
         verdict = verify(self.problem, schedule)
         if not verdict.valid:
             return

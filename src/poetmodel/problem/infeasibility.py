@@ -61,7 +61,6 @@ def _forbidden_text(problem: Problem) -> str:
 
 
 def _limit_phrases(problem: Problem, *, ram: bool) -> list[str]:
-    """Return a phrase for each limit that can bind, and one for all user-defined constraints."""
     phrases = [f"the RAM budget of {problem.ram_budget_bytes:,} B"] if ram else []
     if problem.deadline_s is not None:
         phrases.append(f"the deadline of {problem.deadline_s:.6g} s ({problem.deadline_counts})")
@@ -114,7 +113,6 @@ def missing_unit_hint(budget_bytes: int, min_bytes: int) -> str:
 
 
 def _floor_contents(problem: Problem) -> Iterator[str]:
-    """Yield a phrase for each item in RAM at the node with the largest working set."""
     graph, k = problem.graph, problem.floor.node
     omitted_tensors = set(graph.state_of)  # Replacements use the memory of their state tensors.
     resident_state_bytes = not problem.can_page and graph.state_bytes
@@ -151,7 +149,6 @@ def commit_space_fault(problem: Problem) -> str | None:
 
 
 def _deadline_fault(problem: Problem) -> str | None:
-    """Return a message if a single pass exceeds the deadline, else None."""
     if is_within(problem.pass_time_s, problem.deadline_s):
         return None
     commit_s = problem.pass_time_s - problem.pass_compute_s
@@ -178,7 +175,6 @@ def _commit_hint(problem: Problem, amount_text: str) -> str:
 
 
 def _energy_fault(problem: Problem) -> str | None:
-    """Return a message if a single pass exceeds the energy budget, else None."""
     if is_within(problem.baseline_energy_j, problem.energy_budget_j):
         return None
     commit_j = problem.commit_cost.energy_j

@@ -31,7 +31,6 @@ class Job:
     battery: str | float | None = None
 
     def __post_init__(self) -> None:
-        """Raise `BudgetError` with all errors of the fields."""
         faults = []
         samples: object = self.samples
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:

@@ -431,7 +431,6 @@ def _ram_objective(problem: Problem) -> Objective:
 
 
 def _writes_objective(problem: Problem) -> Objective:
-    """Return the bytes that page-outs and commits write as an objective [B]."""
     sizes = problem.graph.tensor_bytes
     return Objective(
         quantity=Quantity.WRITES,

@@ -138,7 +138,6 @@ def _switch_faults(problem: Problem) -> Iterator[str]:
 
 
 def _costs_with_commits(problem: Problem) -> Costs:
-    """Return the costs of a problem, with the `commit` of the problem instead of their own."""
     if problem.costs.commit == problem.commit:
         return problem.costs
     return replace(problem.costs, commit=problem.commit)
@@ -161,7 +160,6 @@ def _constraints_with_commits(problem: Problem) -> tuple[Constraint, ...]:
 
 
 def _type_faults(problem: Problem) -> Iterator[str]:
-    """Yield errors for wrong types of graph, costs, commit and constraints."""
     graph: Any = problem.graph
     costs: Any = problem.costs
     if not isinstance(graph, Graph):

@@ -261,7 +261,6 @@ def term_faults(graph: Graph, terms: Iterable[tuple[str, float]], label: str) ->
 
 
 def _state_index(graph: Graph) -> dict[str, int]:
-    """Return the index of each state tensor, by name."""
     return {graph.tensors[i].name: i for i in graph.state_tensors}
 
 
@@ -281,7 +280,6 @@ class _CountVariables(Mapping[Any, Any]):
         self._variable_in_stage = variable_in_stage
 
     def __getitem__(self, key: Any) -> Any:
-        """Return a variable by key."""
         if key in self:
             return self._variables[self._index[key] if isinstance(key, str) else key]
         is_pair = isinstance(key, tuple) and len(key) == 2  # noqa: PLR2004 - (stage, item)

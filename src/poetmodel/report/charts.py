@@ -213,7 +213,6 @@ def gauge_chart(subjects: Sequence[Subject]) -> dict[str, Any] | None:
 
 
 def _gauge_row(label: str, device_ram: DeviceRam | None) -> dict[str, Any]:
-    """Return the device RAM that a schedule uses, as a row of the chart."""
     sizes: Mapping[str, Any] = make_gauge(device_ram) or {}
     return {
         "label": label,

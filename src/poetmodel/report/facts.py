@@ -187,7 +187,6 @@ def _peak_facts(subject: Subject) -> dict[str, Any]:
 
 
 def _state_facts(subject: Subject) -> dict[str, Any]:
-    """Return the `state_metrics`, and the use of in-place operators, if the graph has them."""
     state_values, values = state_metrics(subject.graph, subject.simulation), {}
     if state_values is not None:
         values["state"] = state_values
@@ -215,7 +214,6 @@ def _plan_facts(subject: Subject) -> dict[str, Any] | None:
 
 
 def _decision_counts(subject: Subject) -> dict[str, Any]:
-    """Return the numbers of tensors by treatment, of recomputations and of transfers."""
     counts = Counter(row["choice"] for row in decision_rows(subject.problem, subject.schedule))
     schedule = subject.schedule
     return {
@@ -246,7 +244,6 @@ def _device_facts(subject: Subject) -> dict[str, Any] | None:
 
 
 def _versions(subject: Subject) -> dict[str, str]:
-    """Return the installed versions of poetmodel and of the package of the stated back end."""
     stated_problem = subject.document.problem
     backend = (stated_problem and stated_problem.backend) or ""
     packages = (backend_class(backend).package,) if backend in backend_names() else ()

@@ -112,7 +112,6 @@ def _estimates_note(subjects: Sequence[Subject]) -> str:
 
 
 def _decisions(subjects: Sequence[Subject]) -> dict[str, Any]:
-    """Return the tables of decisions: column heads, and a (label, rows) pair for each schedule."""
     has_costs = any(subject.costs is not None for subject in subjects)
     shows_energy = any(subject.problem.uses_energy for subject in subjects)
     costs = [name for name in COSTS if has_costs and (shows_energy or name != "energy")]
@@ -127,7 +126,6 @@ def _decisions(subjects: Sequence[Subject]) -> dict[str, Any]:
 
 
 def _step_section(schedule: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the template values of the section about a compiled step."""
     step = schedule["step"]
     return {
         "entry": schedule,
@@ -148,7 +146,6 @@ def _gauge_texts(subjects: Sequence[Subject]) -> Iterator[str]:
 
 
 def _title(subjects: Sequence[Subject]) -> str:
-    """Return the title of the page: the graph, and each known device of the schedules once."""
     device_names = dict.fromkeys(
         device.name for subject in subjects if (device := subject.problem.costs.device) is not None
     )
@@ -159,7 +156,6 @@ def _title(subjects: Sequence[Subject]) -> str:
 
 
 def _charts(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
-    """Return the data of all charts, each with its type and its id on the page."""
     gauge_data = gauge_chart(subjects)
     return [
         *([] if gauge_data is None else [{"type": "gauge", "id": "gauge", **gauge_data}]),

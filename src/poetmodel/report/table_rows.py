@@ -228,7 +228,6 @@ _MEASURED_ROWS: Final[
 
 
 def _step_rows() -> dict[str, tuple[RowSpec, ...]]:
-    """Return the `RowSpec` of each row about a compiled step and its solve, by section."""
     return {
         "Memory of the step": (
             ("step.budget_bytes", "RAM budget", format_exact_bytes),

@@ -106,7 +106,6 @@ def _device_remark(schedule: Facts) -> str:
 
 
 def _proof_answer(schedule: Facts) -> AnswerTexts:
-    """Return (word, text, mood): whether the schedule is proven optimal, by its status and gap."""
     if not schedule["valid"]:
         return "No", "the verifier rejects the schedule, so its bound has no meaning", "bad"
     objective = schedule["objective"]
@@ -194,7 +193,6 @@ def _equality_answer(step: Facts) -> AnswerTexts:
 
 
 def _budget_answer(step: Facts) -> AnswerTexts:
-    """Return (word, text, mood): whether the measured heap peak meets the budget."""
     certificate, budget = step["certificate"], step["budget_bytes"]
     planned_bytes = step["plan"]["peak_bytes"]
     if certificate is None:

@@ -123,7 +123,6 @@ def file_name(*words: object) -> str:
 
 
 def _unknown_problem_text(origin: str, name: str, known_names: Iterable[str]) -> str:
-    """Return the error message for an unknown problem, with the most similar name as a hint."""
     hint = suggest_names(name, known_names)
     return f"{origin}: no problem is called {name!r}" + (f"; {hint}" if hint else "")
 
@@ -204,7 +203,6 @@ class _LibraryWriter:
         return self._graph_files[digest]
 
     def _write_costs(self, graph: Graph, costs: Costs) -> str:
-        """Write the costs of a graph, and return the path of their file relative to the library."""
         source = "measured" if costs.device is None else costs.device.short_name
         key = graph.sha256, source
         if key not in self._cost_files:
@@ -273,7 +271,6 @@ def _checksums(folder: Path) -> Iterator[str]:
 
 
 def _readme_text(lines: Sequence[Mapping[str, Any]], remark: str) -> str:
-    """Return the README of a library: its template, filled with numbers from the index lines."""
     kinds = Counter(line["kind"] for line in lines)
     best_results = [line["best"] for line in lines]
     n_proved = sum(_is_proved(entry) for entry in best_results)
@@ -455,7 +452,6 @@ def _read_solution(path: Path, name: str, graph: Graph) -> tuple[Schedule, float
 
 
 def _stated_instance(path: Path) -> str | None:
-    """Return the name of the problem that a solution file states; None without one."""
     with suppress(InputError):
         values = parse_json(read_text(path), expected="solution")
         if isinstance(values, dict) and isinstance(values.get("instance"), str):
@@ -464,7 +460,6 @@ def _stated_instance(path: Path) -> str | None:
 
 
 def _tolerance(problem: Problem, *overheads: float) -> float:
-    """Return the difference up to which overheads are equal; see `TOLERANCE`."""
     return TOLERANCE * max(*overheads, 1e-6 * problem.objective.baseline)
 
 

@@ -110,7 +110,6 @@ def pareto_panels(front: Sequence[Row]) -> tuple[Panel, ...]:
 
 
 def _time_panels(rows: Sequence[Row]) -> Iterable[Panel]:
-    """Yield a panel of makespan [ms] against peak RAM [KiB] for each model and device."""
     for (model, device), panel_rows in group_rows(rows, "model", "device").items():
         lines = []
         for (method, deadline), line_rows in group_rows(panel_rows, "method", "deadline").items():

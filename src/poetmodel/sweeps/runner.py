@@ -303,7 +303,6 @@ class RunQueue(Generic[AnyRun]):
             self.claims.clear()
 
     def _submit(self, pool: Executor, run: AnyRun) -> Future[Record]:
-        """Submit a run to the pool; raise `WorkersLostError` if the pool accepts no more runs."""
         try:
             return pool.submit(self.measure, run.to_dict(), self.start_of(run))
         except (BrokenExecutor, RuntimeError) as error:

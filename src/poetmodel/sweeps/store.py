@@ -113,7 +113,6 @@ class RecordFile:
         self._parsed_bytes += content.rfind(b"\n") + 1
 
     def _parse_line(self, line: bytes) -> tuple[Hashable, Record] | None:
-        """Return key and record of a line; None if the line is no record."""
         try:
             record = json.loads(line)
             return self._key_of(record), record
@@ -200,7 +199,6 @@ class Store(RecordFile):
 
 
 def _record_key(record: Record) -> str:
-    """Return the key of a record; raise `KeyError` if it lacks one of `_FIELDS`."""
     if missing := _FIELDS - set(record):
         raise KeyError(*missing)
     return str(record["key"])

@@ -85,7 +85,6 @@ def _make_row(record: Record) -> Row:
 
 
 def _metric_columns() -> tuple[str, ...]:
-    """Return the result keys that become columns, in order."""
     first_groups = (Group.ENERGY, Group.PROOF, Group.MEMORY)
     other_groups = [group for group in Group if group not in first_groups]
     first_keys, other_keys = (
