@@ -68,10 +68,7 @@ class Cache:
 
     @classmethod
     def from_option(cls, option: str | Path | bool) -> Cache:  # noqa: FBT001 - like the option of `compile`
-        """Return the cache for the option ``cache`` of `compile`: a folder, True or False.
-
-        In memory for False, and for True without a default folder.
-        """
+        """Return the cache for `compile`'s option ``cache``; in memory for False or no folder."""
         if option is False:
             return cls(None)
         try:
@@ -80,10 +77,7 @@ class Cache:
             return cls(None)
 
     def read(self, kind: str, key: str) -> Any:
-        """Return the stored value; None without a valid one.
-
-        Sets the modification time of its file to now, because `_prune` removes the oldest.
-        """
+        """Return the stored value or None, and set its file's time: `_prune` removes the oldest."""
         if self.folder is None:
             encoded = self._encoded_values.get((kind, key))
             return None if encoded is None else json.loads(encoded)
@@ -161,10 +155,7 @@ def _code_digest() -> str:
 
 
 def host_key() -> list[Any]:
-    """Return versions, host properties and PyTorch settings, for keys of costs and kernels.
-
-    Includes the source files of `poetmodel.torch`.
-    """
+    """Return versions, host properties, PyTorch settings and a source digest, for cache keys."""
     return [
         _code_digest(),
         str(torch.__version__),

@@ -359,10 +359,7 @@ def _check_options(
     tile: str | int | TileChoice | None,
     limits: Limits,
 ) -> None:
-    """Refuse the first invalid option, before the first capture.
-
-    Layers and values of scores are not checked.
-    """
+    """Refuse the first invalid option before a capture, except layers and values of scores."""
     group_by_layer((), per)
     if scores != GRADIENT_NORM:
         _stated_scores(scores)
@@ -415,10 +412,7 @@ def _choose_tiles(
 def _proof_scope(
     whole_step: LoweredStep, problem: Problem, tile_bytes: int | None, status: Status
 ) -> str:
-    """Return the scope of a proof that no layer can be trained: a tile size, or no tiles.
-
-    The text for display has the tile size that needs the least RAM; empty without a proof.
-    """
+    """Return the tile sizes, as text, for which it is proved that no layer can be trained."""
     device = problem.costs.device
     if status != Status.INFEASIBLE:
         return ""
@@ -504,10 +498,7 @@ def _stated_scores(scores: Mapping[str, float] | str | Path) -> tuple[dict[str, 
 
 
 def _check_not_quantized(scores: Mapping[str, float], model: torch.nn.Module, source: str) -> None:
-    """Refuse a score of a layer in an int8 front, which is frozen.
-
-    A name that contains trainable parameters too is accepted.
-    """
+    """Refuse a score of a layer in an int8 front, which is frozen."""
     converted_model = with_fronts(model)
     front_paths = [
         path
@@ -529,10 +520,7 @@ def _check_not_quantized(scores: Mapping[str, float], model: torch.nn.Module, so
 def _step_costs(
     step: LoweredStep, device: str | Device | None, profile: str | Path | Costs | None
 ) -> Costs:
-    """Return the costs of the profile, or else estimates for the device.
-
-    With both, the profile's costs have `device` as their device.
-    """
+    """Return the costs of the profile, for `device` if given, or else estimates for it."""
     loaded_device = Device.load(device) if isinstance(device, str) else device
     if isinstance(profile, Costs):
         return profile if loaded_device is None else profile.for_device(loaded_device)

@@ -258,10 +258,7 @@ class Step:
         return self._current, self._current.trace.joint.flat_inputs(batch)
 
     def _structure_inputs(self, inputs: tuple[Any, ...], named_inputs: dict[str, Any]) -> Inputs:
-        """Return the inputs of a call as a sequence or mapping, as in `compile`.
-
-        A single mapping by position counts as inputs by name.
-        """
+        """Return the inputs of a call as a sequence or mapping, as in `compile`."""
         joint = self._current.trace.joint
         if joint.output is None and not named_inputs:
             return inputs
@@ -467,10 +464,7 @@ def _write_report(path: str | Path, report: dict[str, Any], compiled: Compiled) 
 
 
 def _format_compile_call(compiled: Compiled, options: CompileOptions) -> str:
-    """Return Python code that calls `compile` with these options, without default values.
-
-    Optimizer and inputs are written as ``optimizer``, and ``inputs`` or ``batch``.
-    """
+    """Return Python code that calls `compile` with these options, without default values."""
     parameters = signature(compile).parameters
     has_named_inputs = compiled.trace.joint.output is not None
     arguments = ["model", "None", "batch"] if has_named_inputs else ["model", "loss_fn", "inputs"]

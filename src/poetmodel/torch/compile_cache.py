@@ -58,10 +58,7 @@ class CachedStep(CachedSchedules):
             self._cache = Cache(None)
 
     def load_trace(self) -> Trace:
-        """Return the trace of the step; without cached profiles, execute the step to profile it.
-
-        Its profiles have sizes, layouts, FLOP and workspaces; `load_profile` returns the costs.
-        """
+        """Return the trace of the step; without cached profiles, execute the step to profile it."""
         joint, key = self._joint, self._key or ""
         cached_profiles = _parse_step(self._cache.read("step", key))
         captured_graph = build_captured_graph(joint, profiles=cached_profiles)
@@ -76,10 +73,7 @@ class CachedStep(CachedSchedules):
     def load_profile(
         self, trace: Trace, folder: str | Path | None, measure: Callable[[], Profile]
     ) -> Profile:
-        """Return the costs of `trace` with pages in `folder`: from the cache, else from `measure`.
-
-        The division of convolutions in `trace` is part of the key.
-        """
+        """Return the costs of `trace` with pages in `folder`: cached, or else from `measure`."""
         path = None if folder is None else str(Path(folder).resolve())
         key = digest(self._key, path, describe_divided_kernels(trace))
         measured = _parse_times(self._cache.read("costs", key), count=len(trace.graph.nodes))

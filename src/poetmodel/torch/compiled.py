@@ -326,10 +326,7 @@ class Compiled:
         return least._replace(needed_bytes=needed_bytes)
 
     def _make_plan(self, result: SolveResult) -> tuple[Plan, PlanCheck]:
-        """Return the plan of a result's schedule, with blocking transfers, and its check.
-
-        State with a size of 0 becomes resident.
-        """
+        """Return a result's checked plan, with blocking transfers; state of size 0 is resident."""
         graph, costs = self.scheduled.graph, self.costs
         usable_bytes = self.budget_bytes - self.scheduled.reserved_bytes
         schedule = _make_reserved_state_resident(graph, result.require_schedule())
@@ -358,10 +355,7 @@ class Compiled:
 
 
 def _make_reserved_state_resident(graph: Graph, schedule: Schedule) -> Schedule:
-    """Return a schedule in which all state with a size of 0 in `graph` is resident.
-
-    Its bytes are reserved bytes. Returns `schedule` itself if it already is.
-    """
+    """Return a schedule in which all state with a size of 0 in `graph`, reserved, is resident."""
     sizes = graph.tensor_bytes
     free_state = {i for i in graph.state_tensors if not sizes[i]}.difference(schedule.resident)
     if not free_state:

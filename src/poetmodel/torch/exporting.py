@@ -131,10 +131,7 @@ def export(
 def _export_command(
     optimizer: torch.optim.Optimizer | None, options: dict[str, Any], folder: str | Path
 ) -> str:
-    """Return Python code that repeats the export, if the ``repr`` of each argument is code.
-
-    It uses only the names ``model``, ``loss_fn``, ``inputs`` and ``optimizer``.
-    """
+    """Return Python code that repeats the export, if the ``repr`` of each argument is code."""
     arguments = "" if optimizer is None else ", optimizer=optimizer"
     arguments += "".join(
         f", {key}={repr(value) if isinstance(value, str) else ' '.join(repr(value).split())}"

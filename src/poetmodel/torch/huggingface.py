@@ -148,8 +148,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
     ) -> torch.Tensor:
         """Return the loss that ``transformers.Trainer.training_step`` differentiates.
 
-        Omits its backward pass, the optimizer's ``train()`` and emptying an accelerator's cache,
-        which reads the step count.
+        Omits emptying an accelerator's cache, which reads the step count.
         """
         losses: list[torch.Tensor] = []
 

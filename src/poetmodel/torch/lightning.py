@@ -215,10 +215,9 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
 
     @contextmanager
     def _attach_trainer(self, module: Any) -> Iterator[list[dict[str, Any]]]:
-        """Attach the trainer to the module; yield the list to which calls of ``log`` append.
+        """Attach the trainer, and yield the list to which calls of ``log`` append.
 
-        Refuses values that would be constants of the capture: values that are no tensors, the epoch
-        and the step count.
+        Refuses values that would be constants of the capture, such as the epoch.
         """
         name, trainer = type(module).__name__, self._current_trainer
         log_signature, entries = signature(type(module).log), []

@@ -125,10 +125,7 @@ class OnnxStep:
 
 @contextmanager
 def _import_function(target: str, format_text: str = TARGET_FORMAT) -> Iterator[Callable[..., Any]]:
-    """Import and yield the function named by `target`, with the current folder on the path.
-
-    Exceptions of the import and of the block become `InputError`.
-    """
+    """Import and yield the function named by `target`, with the current folder on the path."""
     head, _, name = target.rpartition(":")
     folder = str(Path.cwd())
     sys.path.insert(0, folder)

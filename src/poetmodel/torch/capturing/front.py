@@ -104,10 +104,7 @@ class Capture:
         return len(self.graph_module.graph.output_node().args[0])
 
     def fresh_inputs(self, tensors: Sequence[torch.Tensor]) -> list[fx.Node]:
-        """Return the placeholders whose tensor is another object in a further call.
-
-        For unchanged inputs and parameters, these are tensors that Python made for the call.
-        """
+        """Return the placeholders whose tensor is another object in a further call."""
         placeholders = self.graph_module.graph.find_nodes(op="placeholder")
         return [
             node
@@ -204,10 +201,7 @@ class Front:
         raise CaptureError(f"{self.name}: the step has no operation of PyTorch, so no graph")
 
     def find(self, batch: Sequence[Any]) -> tuple[Capture, Sequence[torch.Tensor]]:
-        """Return (capture whose guards hold for a batch, current inputs of its graph).
-
-        Executes nothing, and changes no state. Raises `Changed` if there is none.
-        """
+        """Return (capture whose guards hold, current inputs of its graph), or raise `Changed`."""
         try:
             self._call(batch, None)
         except _Selected as selected:
@@ -353,10 +347,7 @@ def _make_step_function(front: Front, *, with_readings: bool = True) -> Callable
     buffers = front._assigned_buffers  # noqa: SLF001
 
     def execute(model: Any, loss_fn: Any, buffers: Any, batch: Any) -> tuple[torch.Tensor, ...]:
-        """Execute model and loss; return the loss and the further outputs, detached.
-
-        The arguments have the names of the closure variables, by which guards are displayed.
-        """
+        """Execute model and loss by the names of the closure variables, which guards display."""
         old_buffers = [getattr(module, key) for module, key in buffers]
         for (module, key), buffer in zip(buffers, old_buffers, strict=True):
             setattr(module, key, buffer.detach().clone())

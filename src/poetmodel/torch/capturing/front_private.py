@@ -86,10 +86,7 @@ def example_value(node: fx.Node) -> Any:
 
 
 def calling_modules(node: fx.Node) -> list[int]:
-    """Return the ``id`` of each module being called where a node was made, outermost first.
-
-    Keys of Dynamo's stack are these numbers as text, in some releases with an ending.
-    """
+    """Return the ``id`` of each module being called where a node was made, outermost first."""
     keys = (str(key) for key in node.meta.get("nn_module_stack") or ())
     matches = (re.match(r"\d+", key) for key in keys)
     return [int(match[0]) for match in matches if match is not None]

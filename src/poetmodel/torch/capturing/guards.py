@@ -176,8 +176,7 @@ class Guards:
     def _overlapping_indices(self, inputs: Sequence[Any]) -> tuple[int | None, ...]:
         """Return, for each input, the index of the first changed tensor that overlaps it, or None.
 
-        Changed tensors are the parameters and buffers, then the inputs, that the step may change.
-        Empty if there is none.
+        Empty if the step changes no parameter, buffer or input.
         """
         if not self._changed_names:
             return ()
@@ -267,10 +266,7 @@ class Guards:
 
 
 def _is_overlapping(tensor_a: torch.Tensor, tensor_b: torch.Tensor) -> bool:
-    """Return whether the byte ranges of two tensors in one storage overlap.
-
-    A range extends from the first to the last element, also over bytes between elements.
-    """
+    """Return whether two tensors in one storage overlap, from first to last element."""
     begins, ends = [], []
     for tensor in (tensor_a, tensor_b):
         dimensions = zip(tensor.shape, tensor.stride(), strict=True)
@@ -283,10 +279,7 @@ def _is_overlapping(tensor_a: torch.Tensor, tensor_b: torch.Tensor) -> bool:
 def _constant_holders(
     joint: Joint, names: Sequence[str], modules: Sequence[torch.nn.Module]
 ) -> Iterator[tuple[dict[str, Any], str, str, torch.Tensor]]:
-    """Yield (attributes, key, name, tensor) of each attribute or global that is a constant tensor.
-
-    Attributes are those of `modules`, whose display names are `names`, and of Python modules.
-    """
+    """Yield (attributes, key, name, tensor) of attributes and globals that are constant tensors."""
     constants = {
         id(value) for value in map(joint.value, joint.arguments_of(InputKind.CONSTANT_TENSOR))
     }
@@ -383,10 +376,7 @@ def _property_differences(
 
 
 def _describe_replaced(names: Sequence[str], old_ids: Sequence[int], new_ids: Sequence[int]) -> str:
-    """Return a text with names of replaced or removed modules, given the ``id`` of each module.
-
-    Compares by position if there are equally many modules, otherwise by presence.
-    """
+    """Return a text with names of replaced or removed modules, given the ``id`` of each module."""
     if len(old_ids) == len(new_ids):
         replaced_names = [
             name
@@ -406,10 +396,7 @@ def _describe_replaced(names: Sequence[str], old_ids: Sequence[int], new_ids: Se
 def _alias_differences(
     names: Sequence[str], old_aliases: Sequence[int], new_aliases: Sequence[int]
 ) -> Iterator[str]:
-    """Yield a text for the old and for the new alias of each tensor whose alias has changed.
-
-    An alias is an index as in `Assumptions.aliases`; a tensor's own index yields no text.
-    """
+    """Yield a text for the old and for the new alias of each tensor whose alias has changed."""
     for index, (old_alias, new_alias) in enumerate(zip(old_aliases, new_aliases, strict=True)):
         if old_alias == new_alias:
             continue

@@ -55,10 +55,7 @@ def flatten(inputs: Inputs) -> tuple[list[Any], Any]:
 
 
 def unflatten(flat: Sequence[Any], spec: Any) -> tuple[Any, ...]:
-    """Return flat inputs as a tuple, in the nesting `spec` that `flatten` returned.
-
-    Mappings are dicts; named inputs are a tuple of one dict.
-    """
+    """Return flat inputs as a tuple, in the nesting `spec`; named ones as a tuple of one dict."""
     inputs: tuple[Any, ...] = _pytree.tree_unflatten(list(flat), spec)
     return inputs
 
@@ -239,10 +236,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def input_errors(inputs: object) -> Iterator[str]:
-    """Yield the errors of inputs that a step does not support.
-
-    A value must be a plain tensor, str, int, float or None, and not of a class of NumPy.
-    """
+    """Yield the errors of inputs: not a plain tensor, str, int, float or None, or of NumPy."""
     if not isinstance(inputs, tuple | list | Mapping):
         yield (
             "inputs: expected a tuple such as (x, y), the target last, or a mapping of named "
@@ -282,10 +276,7 @@ def input_errors(inputs: object) -> Iterator[str]:
 
 
 def _call_errors(model: torch.nn.Module, inputs: Inputs, *, has_no_loss_fn: bool) -> Iterator[str]:
-    """Yield an error if ``forward`` cannot be called with the inputs.
-
-    Yields none for unknown signatures and models with pre-hooks, which may change arguments.
-    """
+    """Yield an error if ``forward`` cannot be called; none if pre-hooks may change arguments."""
     signature = _find_signature(model)
     if signature is None or model._forward_pre_hooks:  # noqa: SLF001 - hooks may change arguments
         return
@@ -313,10 +304,7 @@ _CONSTANT_TYPES: Final = (
 
 
 def find_loss(name: str, output: Any) -> Any:
-    """Return the loss of an output: its item or attribute ``loss``, its first item, or itself.
-
-    A first item, or the output itself, may be any object. `name` begins error messages.
-    """
+    """Return the loss of an output: its item or attribute ``loss``, its first item, or itself."""
     is_mapping = isinstance(output, Mapping)
     if is_mapping:
         loss = output.get("loss")
@@ -355,10 +343,7 @@ class OutputStructure:
     def from_output(
         cls, output: Any, loss: torch.Tensor
     ) -> tuple[OutputStructure, list[torch.Tensor]]:
-        """Return an output's structure, and its tensors besides the loss in the order of `names`.
-
-        A tensor that occurs several times in the output is returned several times.
-        """
+        """Return an output's structure, and its other tensors by `names`, maybe repeated."""
         leaves: Leaves = []
         builder = _collect_tensors(output, "", leaves)
         further_leaves: Leaves = []
@@ -400,10 +385,7 @@ def follow(output: Any, access: Access) -> Any:
 
 
 def _collect_tensors(value: Any, path: str, leaves: Leaves, access: Access = ()) -> Builder:
-    """Append a value's tensors, with path and steps, to `leaves`; return the value's builder.
-
-    From an iterator over new tensors, the builder makes the value again.
-    """
+    """Append a value's tensors to `leaves`, and return its builder from new tensors."""
     if isinstance(value, torch.Tensor):
         leaves.append((path or "tensor", access, value))
         return next

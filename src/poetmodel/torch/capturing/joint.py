@@ -352,10 +352,7 @@ def _wrap_with_loss(
             self.training = model.training
 
         def forward(self, *flat_inputs: Any) -> Any:
-            """Return (loss, *other tensors, result of checks), or the loss itself if alone.
-
-            Replaces the content of `output_structures`; None there omits other tensors.
-            """
+            """Return (loss, *other tensors, result of checks), or the loss itself if alone."""
             with assigned_buffers.track_pass(), checks.record_tests():
                 inputs = unflatten(flat_inputs, spec)
                 arguments = inputs if loss_fn is None else inputs[:-1]
@@ -374,10 +371,7 @@ def _wrap_with_loss(
 
 
 def _capture_errors(joint: Joint) -> Iterator[str]:
-    """Yield each reason to refuse a captured step: its loss, no gradient at all, or an operation.
-
-    Callers stop at the first reason: later checks may then raise other exceptions.
-    """
+    """Yield each reason to refuse a captured step; callers stop at the first."""
     losses = [result.node.meta["val"] for result in joint.results if result.kind is OutputKind.LOSS]
     if len(losses) != 1 or losses[0].numel() != 1:
         shapes = [tuple(loss.shape) for loss in losses]

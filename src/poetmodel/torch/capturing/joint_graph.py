@@ -36,10 +36,7 @@ LOCATION: Final = "poetmodel.place"
 
 
 def format_path(path: str) -> str:
-    """Return a path relative to the user's module, for display: "" for the module itself.
-
-    Paths in a loss module are unchanged.
-    """
+    """Return a path relative to the user's module, for display: "" for the module itself."""
     return path.removeprefix(BODY).lstrip(".")
 
 
@@ -136,10 +133,7 @@ class OutputSpec:
 
 
 class Lookup:
-    """Finds the current tensors at fixed paths in a module, such as ``layers.0.weight``.
-
-    Modules and tensors may be replaced between calls. A call looks up each module path once.
-    """
+    """Finds the current tensors at fixed paths in a module, such as ``layers.0.weight``."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._tensors = [path.rpartition(".")[::2] for path in paths]
@@ -152,10 +146,7 @@ class Lookup:
         """(path, path of its parent, name in the parent) of each module on the paths."""
 
     def __call__(self, module: torch.nn.Module) -> list[torch.Tensor]:
-        """Return the current tensors, in the order of the paths; some may be None.
-
-        Raises `AttributeError` if a path no longer exists.
-        """
+        """Return the current tensors, or None; raises `AttributeError` if a path is gone."""
         modules = {"": module}
         for path, owner, name in self._modules:
             child = modules[owner].__dict__["_modules"].get(name)
@@ -359,10 +350,7 @@ _KIND_BY_DESCRIPTOR: Final = {
 def input_specs(
     name: str, graph_module: fx.GraphModule, names: Sequence[str]
 ) -> Iterator[InputSpec]:
-    """Yield the inputs of a captured graph: placeholders, then constant tensors, in graph order.
-
-    `name` is that of the step in messages, `names` those of the flat inputs.
-    """
+    """Yield the inputs of a captured graph: placeholders, then constant tensors, in graph order."""
     for node in graph_module.graph.find_nodes(op="placeholder"):
         descriptor = node.meta["desc"]
         kind = _KIND_BY_DESCRIPTOR.get(type(descriptor))

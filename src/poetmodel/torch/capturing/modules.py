@@ -59,10 +59,7 @@ class ModuleSnapshot:
         """Whether no forward pass of the current export has begun yet."""
 
     def _containers_of(self, path: str, module: torch.nn.Module) -> Iterator[_Container]:
-        """Yield the attributes of a module, and containers and user objects reachable from them.
-
-        Omits objects visited before. Adds to `_owners` the owner of each dict of attributes.
-        """
+        """Yield the attributes of a module, and unvisited containers and user objects in them."""
         visited_ids = self._visited_ids  # containers of several modules are yielded once
         attributes = vars(module)
         self._owners[id(attributes)] = module
@@ -289,10 +286,7 @@ class AssignedBuffers:
         """Called before each forward pass; no call if None."""
 
     def register_assigned(self) -> bool:
-        """Register the buffers that forward assigned, so that later passes copy their new values.
-
-        Returns whether any is new.
-        """
+        """Register buffers that forward assigned, to copy them; return whether any is new."""
         has_new = not self._registered_buffers.issuperset(self._assigned_buffers)
         buffers = self._current_buffers()
         for path, key in sorted(self._assigned_buffers):
@@ -441,10 +435,7 @@ class _Generator:
 
 
 class GeneratorStates:
-    """Restores the states of random generators that are not PyTorch's, and detects draws.
-
-    These are those of ``random`` and ``numpy.random``, global and in modules.
-    """
+    """Restores random generators of Python and NumPy, global and in modules; detects draws."""
 
     def __init__(self, name: str, snapshot: ModuleSnapshot) -> None:
         self._name = name
@@ -582,10 +573,7 @@ class Leftovers:
     def _find_removals(
         self, objects: Sequence[Any]
     ) -> tuple[list[Callable[[], object]], Sequence[Any]]:
-        """Return (functions that remove objects from their holders, holders that are tuples).
-
-        Frozensets count as tuples. Adds to `holder_names`.
-        """
+        """Return (functions that remove objects from holders, tuple or frozenset holders)."""
         object_ids = set(map(id, objects))
         holders = [holder for holder in gc.get_referrers(*objects) if holder is not objects]
         removals = [
@@ -594,19 +582,13 @@ class Leftovers:
         return removals, [holder for holder in holders if isinstance(holder, tuple | frozenset)]
 
     def _recent_objects(self) -> Sequence[Any]:
-        """Return the objects of the garbage collector that may be newer than this object.
-
-        All objects once a collection has aged some, and always from Python 3.14 on.
-        """
+        """Return the objects of the garbage collector that may be newer than this object."""
         if sys.version_info >= (3, 14) or _count_old_collections() != self._n_old_collections:
             return gc.get_objects()
         return gc.get_objects(generation=0) + gc.get_objects(generation=1)
 
     def _make_removals(self, holder: Any, object_ids: set[int]) -> Iterator[Callable[[], object]]:
-        """Yield functions that remove objects, given by ``id``, from a holder; none for a tuple.
-
-        Items with fake tensors as keys of a dict are left. Adds to `holder_names`.
-        """
+        """Yield functions that remove objects, by ``id``, from a holder named in `holder_names`."""
         if isinstance(holder, _LruCache):
             yield holder.cache_clear
         elif isinstance(holder, dict):
@@ -627,10 +609,7 @@ class Leftovers:
                 yield partial(setattr, holder, key, None)
 
     def _make_key_removal(self, holder: dict[Any, Any], key: Any) -> Callable[[], object]:
-        """Return a function that removes a key of a dict, or resets a global to its old value.
-
-        Sets an attribute to None instead. Adds the key to `holder_names`.
-        """
+        """Return a function that removes a key, resets a global, or sets an attribute to None."""
         old_globals = self._old_globals.get(id(holder), {})
         owners = gc.get_referrers(holder)
         if not any(isinstance(owner, _LruCache) for owner in owners):

@@ -53,10 +53,7 @@ def execute_kernel(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str
 
 
 def replay(joint: Joint, execute: Execute = execute_kernel) -> None:
-    """Execute every operation once, in graph order, on the captured inputs and the current state.
-
-    Results are discarded; neither state nor the CPU's random generator changes.
-    """
+    """Execute each operation once, on the captured inputs; state and generator do not change."""
     values = ((argument.node, joint.value(argument)) for argument in joint.arguments)
     env = {
         node: value.detach() if isinstance(value, torch.Tensor) else value for node, value in values
@@ -173,10 +170,7 @@ def _is_reusable(value: Any, inputs: Any) -> bool:
 
 
 def profile_on_inputs(joint: Joint, profiler: OpProfiler) -> dict[fx.Node, OpProfile]:
-    """Execute a step on the inputs of its capture; return the profile of each operation, by node.
-
-    ``getitem`` has no profile. Expensive operations with equal call keys share one.
-    """
+    """Execute a step on the inputs of its capture, and return the profiles of its operations."""
     profiles: dict[fx.Node, OpProfile] = {}
 
     def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

@@ -71,10 +71,7 @@ def make_fake_mode(values: KnownValues, *, uses_onednn: bool) -> FakeTensorMode:
 
 
 class _StrideCorrector:
-    """Dispatch function of a fake mode: predicts outputs, corrects strides and attaches values.
-
-    Stores the dispatch of `mode`, and does not replace it.
-    """
+    """Dispatch function of a fake mode: predicts outputs, corrects strides and attaches values."""
 
     def __init__(self, mode: FakeTensorMode, values: KnownValues, *, uses_onednn: bool) -> None:
         self._mode = mode
@@ -186,10 +183,7 @@ class _StrideCorrector:
         return _pytree.tree_unflatten(leaves, spec)
 
     def _real_layouts(self, func: Any, args: Any, keywords: Any) -> Sequence[Any] | None:
-        """Return (shape, strides) of each output of a call on zeros; None if it fails.
-
-        The result is cached in `_layouts`. The entry of an output that is no tensor is None.
-        """
+        """Return (shape, strides) of each output on zeros, cached; None if it fails."""
         leaves, spec = _pytree.tree_flatten((args, keywords))
         key = (func, spec, tuple(map(_layout_key, leaves)))
         try:
@@ -228,10 +222,7 @@ def _layout_key(leaf: Any) -> Any:
 def _measure_layouts(
     func: Any, leaves: Sequence[Any], spec: Any, *, uses_onednn: bool
 ) -> Sequence[Any] | None:
-    """Execute an operation on zeros; return (shape, strides) of each output, None if it fails.
-
-    The entry of an output that is no tensor is None.
-    """
+    """Return (shape, strides) of each output on zeros, None if it fails."""
     outputs = _execute_on_zeros(func, leaves, spec, uses_onednn=uses_onednn)
     if outputs is None:
         return None
@@ -242,10 +233,7 @@ def _measure_layouts(
 
 
 def _execute_on_zeros(func: Any, leaves: Sequence[Any], spec: Any, *, uses_onednn: bool) -> Any:
-    """Execute an operation on zeros; return its outputs, None if it fails or takes a generator.
-
-    Restores the state of the CPU's random generator.
-    """
+    """Execute an operation on zeros; return its outputs, None if it fails or takes a generator."""
     if any(isinstance(leaf, torch.Generator) for leaf in leaves):
         return None
     random_state = torch.random.fork_rng(devices=[])
@@ -285,8 +273,7 @@ _MISPREDICTED_OPERATORS: Final = frozenset(
 def correct_fake_strides(inputs: Sequence[Any]) -> Iterator[None]:
     """Context manager that corrects strides of `_MISPREDICTED_OPERATORS` under AOTAutograd.
 
-    Otherwise views could be captured that are impossible for the real tensors. Has no effect if
-    PyTorch finds no fake mode.
+    Otherwise views could be captured that are impossible for the real tensors.
     """
     mode = detect_fake_mode(inputs)
     if mode is None:
@@ -387,10 +374,7 @@ def annotate_nodes(
 def attach_known_values(
     captured_module: torch.nn.Module, inputs: Sequence[Any], values: KnownValues
 ) -> Iterator[None]:
-    """Context manager that attaches real inputs and buffers to the fakes in forward passes.
-
-    Real tensors are not copied; `KnownValues.attach_source` skips some.
-    """
+    """Context manager that attaches real inputs and buffers to the fakes, without copies."""
     buffers = {
         path: buffer.detach()
         for path, buffer in captured_module.named_buffers(remove_duplicate=False)

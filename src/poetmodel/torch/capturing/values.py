@@ -172,10 +172,7 @@ class KnownValues:
     def attach_source(
         self, tensor: torch.Tensor, real_value: torch.Tensor, source: SourceTensor
     ) -> None:
-        """Attach `real_value` itself, not a copy, to a fake input or buffer.
-
-        Skips large values (`_MAX_STORED`), and those not strided or not on the CPU.
-        """
+        """Attach `real_value` itself, not a copy, to a fake input or buffer, unless it is large."""
         fake = tensor
         if isinstance(fake, FunctionalTensor):
             fake = torch._from_functional_tensor(fake.elem)  # noqa: SLF001 - no other way
@@ -229,10 +226,7 @@ class KnownValues:
             return KnownValue(real_value, self._make_call_expression(function, arguments, keywords))
 
     def attach(self, outputs: Any, known_value: KnownValue | None) -> None:
-        """Attach known values to the fake outputs of an operation, except large ones.
-
-        A random value is attached to all outputs. A shape other than the fake's is skipped.
-        """
+        """Attach known values to outputs of equal shape, except large ones."""
         if known_value is None or known_value.is_metadata_only:
             return
         fakes = _pytree.tree_leaves(outputs)
@@ -318,20 +312,14 @@ class KnownValues:
     def _make_call_expression(
         self, function: Any, arguments: Any, keywords: Any = None
     ) -> CallExpression:
-        """Return the expression of a call: the same object for equal function and arguments.
-
-        Arguments that are no expressions are equal if their types and ``repr`` are.
-        """
+        """Return the expression of a call: the same object for equal function and arguments."""
         leaves, spec = _pytree.tree_flatten((tuple(arguments), keywords or {}))
         expressions = tuple(self._find_leaf_expression(leaf) for leaf in leaves)
         key = (function, spec, tuple(map(_leaf_key, expressions)))
         return self._calls.setdefault(key, CallExpression(function, expressions, spec))
 
     def _find_leaf_expression(self, leaf: Any) -> Any:
-        """Return the expression of a tensor with a known value; any other object unchanged.
-
-        Equal constants share a `Literal`, up to `_MAX_COMPARED` elements.
-        """
+        """Return a tensor's expression, equal for equal constants; any other object itself."""
         if not isinstance(leaf, torch.Tensor):
             return leaf
         known_value: KnownValue = getattr(leaf, _VALUE_ATTRIBUTE)
@@ -361,10 +349,7 @@ def _leaf_key(leaf: Any) -> Any:
 
 
 def _get_known_value(tensor: torch.Tensor, function: Any) -> KnownValue | None:
-    """Return the known value of an operator's argument; None if unknown or invalidated.
-
-    The argument of `_LITERAL_OPERATORS` is a real tensor; its known value is a copy.
-    """
+    """Return the known value of an operator's argument; None if unknown or invalidated."""
     if function.overloadpacket.__name__ in _LITERAL_OPERATORS and type(tensor) is torch.Tensor:
         return KnownValue(tensor.clone())
     known_value: KnownValue | None = getattr(tensor, _VALUE_ATTRIBUTE, None)
@@ -376,10 +361,7 @@ def _get_known_value(tensor: torch.Tensor, function: Any) -> KnownValue | None:
 
 
 def _real_or_zeros(leaf: Any, function: Any) -> Any:
-    """Return the known value of a tensor, or contiguous zeros if it is unknown or random.
-
-    Any other object is returned itself. `function` reads the leaf.
-    """
+    """Return a tensor's known value, or zeros if unknown or random; any other object itself."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     known_value = _get_known_value(leaf, function)
@@ -389,10 +371,7 @@ def _real_or_zeros(leaf: Any, function: Any) -> Any:
 
 
 def _invalidate_values(tensors: Iterable[torch.Tensor]) -> None:
-    """Detach the known values of tensors; free the storage of each value that is a constant.
-
-    Known values of views of such a constant, which share its storage, are then unknown, too.
-    """
+    """Detach known values; free those of constants, so that views of them are unknown, too."""
     for tensor in tensors:
         known_value = getattr(tensor, _VALUE_ATTRIBUTE, None)
         if known_value is None:
@@ -441,10 +420,7 @@ class ValueGuards:
                 yield f"{subject} was {read.value} and is {values[index]}"
 
     def _current_values(self, sources: Sequence[torch.Tensor]) -> tuple[str, ...] | None:
-        """Return the `repr` of the current value of each of `reads`; None if a call fails.
-
-        By the text NaN equals itself.
-        """
+        """Return the `repr`, so that NaN equals itself, of current values; None if a call fails."""
         values: dict[Any, Any] = dict(zip(self.sources, sources, strict=True))
 
         def leaf_value(leaf: Any) -> Any:
@@ -521,10 +497,7 @@ class FiniteChecks:
             yield
 
     def enable_asserts(self, graph_module: fx.GraphModule, values: KnownValues) -> bool:
-        """Turn on `records_asserts` if a capture contains assertions of operators.
-
-        Returns whether this call turns it on, so that the capture must be repeated.
-        """
+        """Turn on `records_asserts` if a capture has assertions; return whether to repeat it."""
         descriptors = [
             node.meta.get("desc") for node in graph_module.graph.find_nodes(op="placeholder")
         ]
@@ -585,10 +558,7 @@ class _FiniteTestMode(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
 
 
 class _AssertMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
-    """Dispatch mode that records assertions of ``torch._assert_async`` and ``torch.linalg``.
-
-    The recorded test replaces the operator that would raise, which a compiled step cannot call.
-    """
+    """Dispatch mode that records assertions as tests: a compiled step cannot call the operators."""
 
     def __init__(self, checks: FiniteChecks) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]

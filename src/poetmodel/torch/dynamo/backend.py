@@ -209,10 +209,7 @@ def _number_errors(
 
 
 def named(module: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Any:
-    """Compile a graph: the back end of ``torch.compile(..., backend="poetmodel", options={...})``.
-
-    Options are the parameters of `backend`; equal options share one back end and its budget.
-    """
+    """Compile a graph for ``backend="poetmodel"``; equal options share one back end and budget."""
     options = keywords.pop("options", {})
     parameters = signature(backend).parameters
     errors = [

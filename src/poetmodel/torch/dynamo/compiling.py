@@ -207,10 +207,7 @@ class Backend(GraphPlanner):
         is_first_shape = call.function not in self._first_keep_all_bytes
 
         def compile_again(outside: OutsideMemory, arguments: Sequence[Any]) -> Callable[..., Any]:
-            """Compile the graph with the measured memory.
-
-            Its plan replaces the first in the record.
-            """
+            """Compile with the measured memory; the new plan replaces the first in the record."""
             if is_first_shape:  # a percentage of keep-all counts the measured memory too
                 self._first_keep_all_bytes.pop(call.function, None)  # absent for ram="eager"
             with self.plan_call(earlier_call=call, outside=outside):
@@ -248,10 +245,7 @@ class Backend(GraphPlanner):
         backward_compiler: Any,
         **options: Any,
     ) -> CompiledVariant:
-        """Compile a graph by the plan of the current call, or else by a new plan.
-
-        Sets `_added_parameters` for the passes.
-        """
+        """Compile a graph by the plan of the current call, or else by a new plan."""
         is_sharded = self._call is not None and self._call.is_sharded
         counted_graph = CountedGraph(self._live, is_sharded=is_sharded)
         forward_compiler, inference_compiler = self._compiler, self._compile_inference
@@ -337,10 +331,7 @@ class Backend(GraphPlanner):
         return frontier.tight_plan if waits else None, CallFacts()
 
     def _make_name_suffix(self, module: fx.GraphModule, inputs: Sequence[Any]) -> str:
-        """Return the end of a graph's name: its function and input shapes.
-
-        Names at most `_MAX_SHAPES` shapes, none of parameters and buffers. Sets `names`.
-        """
+        """Return a function's name with its first `_MAX_SHAPES` input shapes; sets `names`."""
         self.names, shapes = {}, []
         for position, node in enumerate(module.graph.find_nodes(op="placeholder")):
             expression = getattr(getattr(node, "_dynamo_source", None), "name", "")
@@ -406,8 +397,7 @@ class CompiledVariant(NamedTuple):
 class GraphCalls:
     """A captured graph, each call of which is executed by its plan in the current step.
 
-    `variants` contains `first_variant` only if its plan is a copy of `tight_plan`. Further variants
-    are compiled when calls need them.
+    Further variants than `first_variant` are compiled when calls need them.
     """
 
     def __init__(

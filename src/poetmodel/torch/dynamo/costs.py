@@ -44,11 +44,7 @@ _COPIED_BYTES: Final = 2**26
 
 
 class Profiles:
-    """Profiles of operations, measured now or in earlier processes.
-
-    `is_generated` states whether a compiler generates the kernel of a node. Such kernels are not
-    measured.
-    """
+    """Profiles of operations, measured now or earlier; not of kernels for which `is_generated`."""
 
     def __init__(
         self,
@@ -64,8 +60,7 @@ class Profiles:
     def load_or_measure(self, joint: JointGraph) -> list[OpProfile]:
         """Return the profiles of a graph's operations: from the cache, or measured and then cached.
 
-        Measuring executes operations on synthetic tensors, except those with effects, collectives
-        and generated kernels, which retain predicted profiles.
+        Operations with effects, collectives and generated kernels retain predicted profiles.
         """
         key = self._key(joint)
         cached_profiles = None if key is None else parse_profiles(self._cache.read("profiles", key))

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 def capture_on_fakes(
     compiler: Callable[..., Any], model: Callable[..., Any], inputs: Sequence[Any]
 ) -> None:
-    """Compile and execute a call on fake tensors; the parameters of a module get no memory.
-
-    Tensors on the device ``meta`` count as CPU tensors.
-    """
+    """Compile and execute a call on fake tensors; tensors on ``meta`` count as CPU tensors."""
 
     def to_fake(value: torch.Tensor) -> torch.Tensor:
         if isinstance(value, torch.nn.Parameter):

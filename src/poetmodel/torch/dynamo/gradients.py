@@ -126,7 +126,7 @@ def _set_ownership(graph: fx.Graph) -> None:
 class AdditionChecks:
     """Checks in each backward pass that gradients may be added to ``.grad`` by the graph.
 
-    `parameters` has their names by position among the arguments of the function.
+    `parameters` are by position among the arguments of the function.
     """
 
     def __init__(self, parameters: Mapping[int, str]) -> None:
@@ -138,15 +138,11 @@ class AdditionChecks:
     ) -> Any:
         """Wrap a compiled function, so that it registers a check of each call's backward pass.
 
-        `find_node` returns a weak reference to the autograd node of the call that made given
-        results, or None. Calls with gradients disabled are not checked.
+        `find_node` returns a weak reference to the autograd node that made given results.
         """
 
         def call_compiled(*arguments: Any) -> Any:
-            """Call the function.
-
-            With gradients enabled, make `_check_pass` a prehook of its node.
-            """
+            """Call the function, and make `_check_pass` a prehook of its node."""
             if not torch.is_grad_enabled():
                 return compiled_function(*arguments)
             if active_ddp() is not None:

@@ -65,10 +65,7 @@ def is_generated(node: fx.Node) -> bool:
 
 
 class InliningPredictor:
-    """Predicts which operations of a joint graph Inductor inlines.
-
-    `_reductions` includes operations on the results of reductions with as many elements.
-    """
+    """Predicts which operations of a joint graph Inductor inlines."""
 
     def __init__(self, graph: fx.Graph, n_forward_outputs: int) -> None:
         self._op_types = partitioners.get_default_op_list()
@@ -236,20 +233,15 @@ class MeasuringCompiler:
         """Strides of the arguments of the forward pass, by name."""
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
-        """Compile a graph of one pass, store its measured peak, and return the counted pass.
-
-        An inference pass is stored as forward pass.
-        """
+        """Compile a graph of one pass, store its measured peak, and return the counted pass."""
         names = [str(node.target) for node in gm.graph.find_nodes(op="placeholder")]
         compiled_function = compile_fx_inner(gm, example_inputs, **options)
         is_backward = options.get("is_backward", False)
 
         def measure_peak(integer: int) -> int:
-            """Execute the graph twice on synthetic inputs.
+            """Execute the graph twice on synthetic inputs; return the second peak [B].
 
-            Return the second peak without inputs [B]. Inputs that are not floating-point are filled
-            with `integer`. A backward pass excludes only inputs with name and strides of a forward
-            input.
+            A backward pass excludes only inputs with name and strides of a forward input.
             """
             makers = []
             for name, value in zip(names, example_inputs, strict=True):
@@ -322,8 +314,7 @@ class InductorBackend(Backend):
     ) -> Any:
         """Compile a graph; repeat with more bytes reserved for Inductor until the peak fits.
 
-        The reserved bytes of a repetition are cached for later compilations. A call without
-        gradients has no plan, only a line in the summary.
+        The reserved bytes of a repetition are cached for later compilations.
         """
         layouts = [plain_layout(value) for value in inputs if isinstance(value, torch.Tensor)]
         cache, key = self._settings.cache, digest(self.key, module.code, layouts)

@@ -511,10 +511,7 @@ def _display_name(node: fx.Node) -> str:
 
 
 def _find_line(node: fx.Node) -> str:
-    """Return the innermost line outside of PyTorch that created a node, as text.
-
-    Falls back to the trace of a reader or input, then to the module's path.
-    """
+    """Return the innermost line outside of PyTorch that created a node, or else a path."""
     traces = (
         near_node.meta.get("stack_trace")
         for near_node in (node, *node.users, *node.all_input_nodes)

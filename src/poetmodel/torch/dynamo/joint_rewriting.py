@@ -76,10 +76,7 @@ class JointRewriter(Rewriter):
         self._views.clear()
 
     def _compute(self, index: int) -> None:
-        """Write operation `index`, if any.
-
-        The first backward operation begins the backward pass.
-        """
+        """Write operation `index`; the first backward one begins the backward pass."""
         if index == len(self._joint.operations):  # the node for the results
             return
         operation = self._joint.operations[index]

@@ -215,10 +215,7 @@ class CountedGraph:
     def _count_final_pass(
         self, compiled_pass: CompiledPass, make_pass: Callable[[Sequence[Any]], _Pass]
     ) -> CompiledPass:
-        """Wrap the last pass of a call, to reserve its peak while it runs and then end the call.
-
-        The call stays live with ``retain_graph=True``, or if its pass raises.
-        """
+        """Wrap the last pass of a call: it ends the call, except with ``retain_graph=True``."""
 
         def counted_pass(arguments: list[Any]) -> Any:
             """Reserve the peak, execute the pass, record its new tensors; always end the pass."""
@@ -252,10 +249,7 @@ class CountedGraph:
     def _find_layout(
         self, outputs: Sequence[Any], argument_storages: dict[int, StorageWeakRef]
     ) -> _OutputLayout:
-        """Return the layout of the first forward pass's outputs that are in new storages.
-
-        A storage of several outputs counts once, as a result if one of them is.
-        """
+        """Return the layout of the first forward pass's outputs that are in new storages."""
         known_storages = set(argument_storages)
         new_outputs: list[tuple[int, int]] = []
         for position, value in enumerate(outputs):
@@ -269,10 +263,7 @@ class CountedGraph:
         return _OutputLayout(results, largest_position, sum(size for _, size in saved_outputs))
 
     def _make_call(self, layout: _OutputLayout, outputs: Sequence[Any]) -> _LiveCall:
-        """Return the call of a forward pass, with weak references to its outputs.
-
-        One saved tensor represents all.
-        """
+        """Return the call of a forward pass; one saved tensor represents all."""
 
         def sized_storage(position: int, size: int) -> _SizedStorage:
             (storage,) = _get_storages(outputs[position])
@@ -427,20 +418,14 @@ class LiveCalls:
         *,
         retains_graph: bool = False,
     ) -> dict[int, StorageWeakRef]:
-        """Return the storages of arguments by key; empty if they are not needed.
-
-        They are for other calls, running passes, returned tensors and retained graphs.
-        """
+        """Return the storages of arguments by key; empty if no other call or pass needs them."""
         is_alone = all(call is backward_call for call in self._calls) and not (
             self._passes or self._returned_storages
         )
         return {} if is_alone and not retains_graph else _storage_references(arguments)
 
     def find_new_tensors(self, running_pass: _Pass, values: Any) -> dict[int, _SizedStorage]:
-        """Return the new storages among the `values` that a pass returns, by key.
-
-        Empty if no call stays live after the pass, and no other pass runs.
-        """
+        """Return the new storages among the `values` of a pass, by key, if they are needed."""
         with self._lock:
             has_other_calls = any(
                 call is not running_pass.backward_call or running_pass.retains_graph
@@ -498,19 +483,13 @@ class LiveCalls:
                 self._end_step()
 
     def next_call_number(self) -> int:
-        """Return the next number among the step's calls with a choice of plans; 0 begins a step.
-
-        Removes finished calls, but does not advance the number.
-        """
+        """Return the next number among the step's calls with a choice of plans; 0 begins a step."""
         with self._lock:
             self._remove_finished()
             return self._next_number if self._calls or self._passes else 0
 
     def _end_step(self) -> None:
-        """Set `last_step` to the passes of the step, or to None if the step is not complete.
-
-        It is complete if `_is_regular` and exactly the calls with a choice had backward passes.
-        """
+        """Set `last_step` to the passes of the step, or to None if the step is not complete."""
         backward_numbers = {event.number for event in self._events if event.is_backward}
         forward_numbers = {event.number for event in self._events if event.number >= 0}
         if forward_numbers:
@@ -677,7 +656,7 @@ class LiveCalls:
     def _min_backward_bytes(self, graph: CountedGraph, held_bytes: int) -> int:
         """Return the smallest peak of a backward pass right after a forward pass [B].
 
-        All other calls wait. `held_bytes` is all RAM that counts besides the forward peak.
+        `held_bytes` is all RAM that counts besides the forward peak.
         """
         peaks = [held_bytes + graph.peaks.backward_bytes]
         for call in self._calls:

@@ -57,10 +57,7 @@ class RemeasuredGraph:
         return results
 
     def wrap_backward_compiler(self, compiler: Compiler) -> Compiler:
-        """Wrap a compiler of the backward pass; the start of the pass ends the measured section.
-
-        Compilation stores the bytes of the tangents, which `end_measurement` subtracts.
-        """
+        """Wrap a compiler of the backward pass; the start of the pass ends the measured section."""
 
         def compile_backward(
             module: fx.GraphModule, inputs: Sequence[Any]
@@ -125,10 +122,7 @@ class LossOnlyGraph:
         module.recompile()
 
     def compile_with(self, compiler: Callable[[fx.GraphModule], Any]) -> Callable[..., Any]:
-        """Compile the graph; a gradient that reaches a detached result raises `CaptureError`.
-
-        For this error, detached results require gradients and have a hook.
-        """
+        """Compile the graph; a gradient that reaches a detached result raises `CaptureError`."""
         compiled_function = compiler(self._module)
         if not self._detached_positions:
             return compiled_function  # type: ignore[no-any-return]

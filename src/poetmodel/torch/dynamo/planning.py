@@ -416,8 +416,7 @@ class GraphProblem:
     def make_problem(self, usable_bytes: int, *, saved_bytes: int | None = None) -> Problem:
         """Return the problem of scheduling the graph in `usable_bytes`, with minimum time.
 
-        `saved_bytes` bounds the RAM between both passes, by a node there whose workspace is the
-        rest.
+        `saved_bytes` bounds the RAM between both passes.
         """
         graph, times_s = self.graph, list(self.times_s)
         if saved_bytes is not None:
@@ -664,10 +663,7 @@ def _solve(
 def _regions_message(
     regions: tuple[Region, ...], name: str, budget_bytes: int, status: Status | None = None
 ) -> str:
-    """Return the message that no plan meets the budgets of regions.
-
-    `status` is that of the solve; None if unknown.
-    """
+    """Return the message that no plan meets the budgets of regions."""
     budgets = ", ".join(f"{region.name} {format_bytes(region.limit_bytes)}" for region in regions)
     reason = {None: "", Status.INFEASIBLE: ", and none exists"}.get(status, " in time")
     return (
@@ -679,10 +675,7 @@ def _regions_message(
 def _make_costs(
     graph: Graph, settings: BackendOptions, device: Device, times_s: Sequence[float]
 ) -> Costs:
-    """Return costs estimated for `device`, or from `times_s`, which omits the results.
-
-    The energy of each computation or transfer is its time [s].
-    """
+    """Return costs estimated for `device`, or from `times_s`; energies are the times [s]."""
     estimated_costs = Costs.estimate(graph, device).table(graph)
     compute_s = [CALL_S + time_s for time_s in estimated_costs.compute_time_s]
     if settings.costs == MEASURED:

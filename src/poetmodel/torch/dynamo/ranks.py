@@ -25,7 +25,7 @@ _EXCHANGE_NUMBERS: Final = count()
 class RankExchange:
     """Exchanges values through the store of PyTorch's default process group.
 
-    All processes must make the same exchanges in the same order. `time_limit_s` is that of a solve.
+    All processes must make the same exchanges in the same order.
     """
 
     def __init__(self, time_limit_s: float) -> None:
@@ -35,10 +35,9 @@ class RankExchange:
         self._value_numbers = count()
 
     def share(self, key: str, compute: Callable[[], Any]) -> Any:
-        """Return the value that `compute` returns in the first process, in all processes.
+        """Return the picklable value that `compute` returns in the first process, in all processes.
 
-        `key` must be equal in all: it shows that they plan the same graph. The value must be
-        picklable.
+        `key` must be equal in all: it shows that they plan the same graph.
         """
         if _is_alone():
             return compute()
@@ -67,10 +66,7 @@ class RankExchange:
         return [pickle.loads(content) for content in values]  # noqa: S301 - of the same job
 
     def _exchange(self, key: str, value: bytes) -> tuple[distributed.Store, str]:
-        """Write a value to the store, and wait for all.
-
-        Return (store, prefix of the exchange's keys).
-        """
+        """Write a value, and wait for all; return (store, prefix of the exchange's keys)."""
         if self._number is None:
             self._number = next(_EXCHANGE_NUMBERS)
         rank, size = distributed.get_rank(), distributed.get_world_size()

@@ -253,18 +253,12 @@ def solve_with_regions(
 
 
 def _cost_lower_bound(problem: Problem, regions: Iterable[Region]) -> float:
-    """Return a lower bound on the cost of restoring bytes above the budgets.
-
-    The largest bound of a region, a fractional knapsack over its excess bytes.
-    """
+    """Return a lower bound on the cost of restoring bytes above budgets."""
     return max(_region_cost_bound(problem, region) for region in regions)
 
 
 def _region_cost_bound(problem: Problem, region: Region) -> float:
-    """Return a lower bound on the cost of restoring the bytes above one region's budget.
-
-    The cost has the unit of the objective.
-    """
+    """Return a lower bound on the cost of restoring the bytes above one region's budget."""
     graph, costs = problem.graph, problem.objective.coefficients
     restorations: list[tuple[float, int]] = []
     read_tensors = {i for i in region.tensors if max(graph.users_of[i], default=0) >= region.stage}

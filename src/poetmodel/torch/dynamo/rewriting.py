@@ -134,10 +134,7 @@ class GraphPlanner:
         """Modules sharded by FSDP2 with compiled functions."""
 
     def __deepcopy__(self, _: object) -> Self:
-        """Return a planner with the same settings, page file and profiles, but without plans.
-
-        The copy of a compiled module has such a planner, and compiles its graphs itself.
-        """
+        """Return a planner without plans, because a copied module compiles its graphs itself."""
         planner = type(self)(self._settings)
         shared_names = ("_is_predicted", "_file", "_profiles")
         vars(planner).update((name, vars(self)[name]) for name in shared_names)

@@ -83,10 +83,7 @@ def make_step_key(events: Sequence[Event]) -> Hashable:
 def gather_max_fixed_bytes(
     events: Sequence[Event], key: str, gather: Callable[[str, Any], list[Any]]
 ) -> list[Event]:
-    """Return `events`, each with the maximum of its `fixed_bytes` over all processes.
-
-    So plans fit in all processes. Waits for all of them.
-    """
+    """Return `events`, each with the maximum of its `fixed_bytes` over all processes."""
     sizes = zip(*gather(key, [event.fixed_bytes for event in events]), strict=True)
     return [
         event._replace(fixed_bytes=max(event_sizes))
@@ -118,10 +115,9 @@ def peak_bytes(events: Sequence[Event], plans: Sequence[GraphPlan]) -> int:
 def choose_plans(
     events: Sequence[Event], candidates: Sequence[Sequence[GraphPlan]], budget_bytes: int
 ) -> list[GraphPlan] | None:
-    """Return one plan for each call, with the shortest total time within a budget.
+    """Return one plan for each call, with the shortest total time within a budget, or None.
 
-    None if not found. `candidates` are by the number of the call. The solver stops at a gap of 0.1
-    %, or at `_CHOICE_LIMIT_S`.
+    The solver stops at a gap of 0.1 %, or at `_CHOICE_LIMIT_S`.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import lil_array
@@ -171,8 +167,7 @@ def choose_plans(
 class StepPlanner:
     """Chooses plans for the calls of a step, when the calls of an earlier step are known.
 
-    If the budget is a fraction of the first step's keep-all peak, the first choice sets
-    `budget_bytes`.
+    With a fraction of the keep-all peak, the first choice sets `budget_bytes`.
     """
 
     def __init__(self, keep_all_fraction: float | None, budget_bytes: int | None) -> None:
@@ -210,10 +205,7 @@ class StepPlanner:
         return self.step_plan
 
     def find_plan(self, frontier: Frontier, number: int) -> GraphPlan | None:
-        """Return the plan of a call in the current step.
-
-        None if the choice has none of `frontier`.
-        """
+        """Return the plan of a call in the current step; None if not of `frontier`."""
         plans = () if self.step_plan is None else self.step_plan.plans
         if number >= len(plans):
             return None
@@ -223,10 +215,7 @@ class StepPlanner:
     def _choose(
         self, events: Sequence[Event], share: Callable[[str, Callable[[], Any]], Any]
     ) -> StepPlan | None:
-        """Choose and log a plan for each call of a step, within one time limit; None if not found.
-
-        The first choice sets `budget_bytes` if it is None.
-        """
+        """Choose and log a plan for each call of a step; the first choice sets `budget_bytes`."""
         frontiers = find_frontiers(events)
         keep_all_bytes = peak_bytes(events, [frontier.keep_all_plan for frontier in frontiers])
         if self.budget_bytes is None:

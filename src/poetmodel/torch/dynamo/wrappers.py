@@ -113,10 +113,7 @@ def _fsdp_tensors(state: Any) -> Iterator[Any]:
 
 
 def has_other_compiled_modules(module: torch.nn.Module) -> bool:
-    """Return whether the model around `module` has another compiled module, without its parents.
-
-    False if no module contains `module`.
-    """
+    """Return whether the model around `module` has another compiled module, not a parent."""
     modules = [value for value in gc.get_objects() if issubclass(type(value), torch.nn.Module)]
     parents = {id(child): parent for parent in modules for child in parent._modules.values()}
     root, parent_ids = module, {id(module)}

@@ -69,10 +69,7 @@ class EdgeGraph(StepGraph):
         return Phase.FORWARD if node in self._forward_nodes else Phase.BACKWARD
 
     def training_graph(self) -> Graph:
-        """Return the training graph, with an end node that reads all results.
-
-        Excludes `resident_bytes`. Inputs and random operations cannot be recomputed.
-        """
+        """Return the training graph without `resident_bytes`; its end node reads all results."""
         end_node = self.results_node(
             self.find_reads(self.graph.output_node().all_input_nodes).storages
         )
@@ -122,10 +119,7 @@ def _loss_node(program: ExportedProgram) -> fx.Node:
 
 
 def _split_arguments(program: ExportedProgram) -> tuple[list[fx.Node], list[fx.Node]]:
-    """Return (placeholders of user inputs, placeholders that stay in the arena).
-
-    Trained parameters and changed buffers stay in the arena.
-    """
+    """Return (user inputs, trained parameters and changed buffers, which stay in the arena)."""
     signature = program.graph_signature
     trained_parameters = {
         spec.target

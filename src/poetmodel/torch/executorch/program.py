@@ -260,10 +260,7 @@ def _solve_fitting(task: RamTask, options: SolveKeywords) -> tuple[SolveResult, 
 def _solve_min_ram(
     task: RamTask, options: SolveKeywords, failed_result: SolveResult
 ) -> tuple[SolveResult, Plan, Arena]:
-    """Solve for minimum RAM, with gap 0; return (result, plan, arena).
-
-    The result is a copy of `failed_result` with this schedule and status FEASIBLE.
-    """
+    """Solve for minimum RAM, with gap 0; the result is FEASIBLE, else as `failed_result`."""
     problem = task.problem
     ram_bytes = problem.usable_ram_bytes
     exact_options: SolveKeywords = {**options, "gap": 0.0}

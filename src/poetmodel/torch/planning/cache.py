@@ -78,10 +78,7 @@ class CachedSchedules:
         return result
 
     def store(self, result: SolveResult) -> None:
-        """Store a schedule and bound, unless the cached result has a smaller value or then gap.
-
-        Solves without a time limit are not stored.
-        """
+        """Store the result of a solve with a time limit, unless the cached one is better."""
         problem, schedule = result.problem, result.schedule
         if schedule is None or result.time_limit_s is None:
             return

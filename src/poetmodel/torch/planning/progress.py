@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def show_phases(*, after_s: float = 0.0) -> Iterator[Callable[[str], None]]:
-    """Context manager that yields a function to show the name of the current phase on stderr.
-
-    Has no effect if stderr is no terminal.
-    """
+    """Context manager that yields a function to show the current phase in a terminal's stderr."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

@@ -261,10 +261,7 @@ class StepState:
                 tensor.grad = torch.zeros_like(tensor)
 
     def reset(self, *, restore_modules: bool = True) -> None:
-        """Restore tensors, moments, random state and, if `restore_modules`, the `ModuleSnapshot`.
-
-        Gradients are unchanged.
-        """
+        """Restore tensors, moments, random state and the `ModuleSnapshot`, but no gradients."""
         if restore_modules:
             self._modules.restore()
         with torch.no_grad():

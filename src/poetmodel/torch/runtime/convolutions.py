@@ -142,10 +142,7 @@ class Division:
     """Whether the convolution is transposed."""
 
     def ranges(self, total: int) -> Iterator[slice]:
-        """Yield the range of each piece; the last may be smaller.
-
-        Pieces of channels are rounded up to `_VECTOR_CHANNELS` if `total` is a multiple of it.
-        """
+        """Yield a range per piece, of channels rounded up to `_VECTOR_CHANNELS` if divisible."""
         piece_size = -(-total // self.count)
         if self.dimension in ("in", "out", "groups") and total % _VECTOR_CHANNELS == 0:
             piece_size = -(-piece_size // _VECTOR_CHANNELS) * _VECTOR_CHANNELS
@@ -399,7 +396,7 @@ def find_min_workspace_kernel(
 ) -> tuple[Any, int] | None:
     """Return (divided kernel with equal bits and strides, its smaller workspace [B]).
 
-    The first within `allowed_bytes`, otherwise the smallest. None if `undivided_kernel` is within
+    The first within `allowed_bytes`, otherwise the smallest. None if the undivided one is within
     it.
     """
     expected_outputs, min_bytes = _measure_kernel(undivided_kernel, arguments)

@@ -406,10 +406,7 @@ def _is_cold(descriptor: int) -> bool:
 
 
 def fit_transfer_time(sizes_bytes: Sequence[int], times_s: Sequence[float]) -> TransferTime:
-    """Fit latency and rate by least squares of the relative deviations.
-
-    The latency is 0 if it would be negative, or the rate not positive.
-    """
+    """Fit latency, at least 0, and rate by least squares of the relative deviations."""
     sizes, times = np.asarray(sizes_bytes, float), np.asarray(times_s, float)
     columns = np.stack([1 / times, sizes / times], axis=1)
     (latency_s, slope), *_ = np.linalg.lstsq(columns, np.ones_like(times), rcond=None)

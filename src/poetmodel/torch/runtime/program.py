@@ -151,10 +151,7 @@ class StepWriter(Rewriter):
     def _write_operation(
         self, operation: Operation, storage_indices: Iterable[int], instruction_index: int
     ) -> None:
-        """Write an operation; its outputs become the newest copies of `storage_indices`.
-
-        `instruction_index` is its position in the program, for subclasses.
-        """
+        """Write an operation; its outputs become the newest copies of `storage_indices`."""
         del instruction_index
         self.write_node(operation.node, storage_indices)
 

@@ -155,10 +155,7 @@ class Runner:
 
     @property
     def traffic(self) -> tuple[int, int]:
-        """Bytes (written to, read from) page and state file so far, without `mirrored_bytes` [B].
-
-        Includes transfers of other steps that share the state store.
-        """
+        """Bytes (written to, read from) page and state file, except `mirrored_bytes` [B]."""
         written_bytes, read_bytes = -self.mirrored_bytes, 0
         for file in (self.page_file, None if self.state_store is None else self.state_store.file):
             if file is not None:
@@ -241,10 +238,7 @@ class Runner:
         return self.trace.joint.build_output(loss, [value.detach() for value in further_results])
 
     def _restore_state(self, error: BaseException) -> None:
-        """Undo the updates of a failed step, or add the note `TORN_NOTE` to its error.
-
-        Undoing them needs a state file with two generations.
-        """
+        """Undo the updates of a failed step, or add the note `TORN_NOTE` to its error."""
         if self.state_store is not None:
             self.state_store.rollback()
         if not self._can_restore_state:

@@ -118,10 +118,7 @@ class CapturedGraph(StepGraph):
         return Phase.FORWARD if path.partition(".")[0] == BODY else Phase.LOSS
 
     def path_of(self, node: fx.Node) -> str:
-        """Return a module path for display; "" for the user's module or an unknown one.
-
-        Code outside of the model, such as a loss function, has the path `LOSS`.
-        """
+        """Return a module path for display; "" for the user's module, `LOSS` for other code."""
         path = self._paths.get(node, BODY)
         return format_path(path) if path else LOSS
 

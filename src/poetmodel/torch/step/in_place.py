@@ -93,8 +93,7 @@ def argument_position(step_graph: CapturedGraph, operation: Operation, storage_i
 def in_place_kernel(node: fx.Node, position: int) -> Kernel | None:
     """Return a kernel that computes a node into its argument at `position`, if there is one.
 
-    It takes the arguments of the node, and returns the overwritten one. The caller checks that this
-    argument has the layout of the output.
+    The caller checks that this argument has the layout of the output.
     """
     target: Any = node.target
     if target is _DROPOUT_BACKWARD:
@@ -138,8 +137,7 @@ def _call_with_out(
 def _find_variant(operator: Any, is_first: bool) -> tuple[Kernel, str | None] | None:  # noqa: FBT001 - for the cache
     """Return an operator's variant that overwrites a tensor, and the name of its out parameter.
 
-    The name is None for a variant that overwrites the first argument. Variants that PyTorch derives
-    are excluded: they would allocate and copy.
+    Variants that PyTorch derives are excluded: they would allocate and copy.
     """
     if operator is torch.ops.aten.mul.Scalar:
         # Its variant ``mul_.Scalar`` rounds the number to half precision.

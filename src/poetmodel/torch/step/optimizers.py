@@ -144,10 +144,7 @@ class Sgd(Rule):
         return (("momentum_buffer",), extra_flops) if self.momentum else ((), 0)
 
     def _update(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
-        """Overwrite parameter and any momentum buffer, whose first value is the gradient.
-
-        With `nesterov`, also overwrites the gradient.
-        """
+        """Overwrite parameter and any momentum buffer; with `nesterov`, also the gradient."""
         parameter, *moments = state
         direction = gradient
         for buffer in moments:
@@ -549,10 +546,7 @@ def find_owner(optimizer: Any, parameter: torch.Tensor) -> Any:
 
 
 def group_rules(optimizer: Any) -> list[tuple[Rule, list[torch.Tensor]]]:
-    """Return (rule, parameters) of each parameter group; omits optimizers without a rule.
-
-    The rule has the current settings of the group. The lists are new.
-    """
+    """Return (rule, parameters) of each parameter group; omits optimizers without a rule."""
     if isinstance(optimizer, Optimizers):
         return [pair for member in optimizer.members for pair in group_rules(member)]
     rule_class = TRACED_RULES.get(type(optimizer))
@@ -700,10 +694,7 @@ class OptimizerMoment:
 
     @property
     def starts_with_gradient(self) -> bool:
-        """Whether this is a new momentum buffer with dampening: its first value is the gradient.
-
-        Exported code marks this moment with NaN.
-        """
+        """Whether this is a new momentum buffer with dampening: its first value is the gradient."""
         if self.key != "momentum_buffer" or not self.is_new:
             return False
         groups = self.optimizer.param_groups
@@ -754,8 +745,7 @@ class InitialValue:
 class OptimizerState:
     """Passes rates and moments from an optimizer to a captured step, and stores new moments.
 
-    `positions_on_storage` are those of the arguments with their home on storage. Records the
-    settings of the optimizer, to find later changes.
+    `positions_on_storage` are those of the arguments with their home on storage.
     """
 
     def __init__(self, joint: Joint, positions_on_storage: Collection[int] = ()) -> None:

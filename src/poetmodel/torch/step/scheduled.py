@@ -72,10 +72,7 @@ class ScheduledGraph:
 
 
 def keep_all_bytes(trace: Trace) -> int:
-    """Return the keep-all peak of a step, which is 100 % of a budget [B].
-
-    For a step with updates it includes state and inputs.
-    """
+    """Return the keep-all peak, 100 % of a budget, with state and inputs of updates [B]."""
     graph_bytes = checkpoint_all_peak_bytes(_decision_graph(trace)[0])
     return graph_bytes + _result_copies_bytes(trace, 0) + always_resident_bytes(trace)
 
@@ -173,10 +170,7 @@ def coarsen(trace: Trace, *, kept_bytes: int, decide_homes: bool = False) -> Sch
 
 
 def _movable_state(trace: Trace) -> tuple[int, ...]:
-    """Return the state storages whose home may be on storage: no constants, no small ones.
-
-    The captured program refers to constants.
-    """
+    """Return the state storages whose home may be on storage: no constants, no small ones."""
     if trace.joint.optimizer is None:
         return ()
     kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.MOMENT)
@@ -224,10 +218,7 @@ def _decision_graph(trace: Trace, movable: Collection[int] = ()) -> tuple[Graph,
 
 
 def _resident_reserves(trace: Trace, movable: Collection[int] = ()) -> tuple[tuple[str, int], ...]:
-    """Return (description, bytes) of the state, then of the inputs, always in RAM [B].
-
-    Empty for a step without updates.
-    """
+    """Return (description, bytes) of the state, then of the inputs, always in RAM [B]."""
     graph = trace.graph
     inputs_bytes = [node.output_bytes for node in graph.nodes if node.phase == Phase.INPUT]
     if graph.version == 1:

@@ -136,11 +136,7 @@ def build_captured_graph(
     profiles: Mapping[int, OpProfile] | None = None,
     measure_workspaces: bool = True,
 ) -> CapturedGraph:
-    """Return the operations of a captured step, profiled by executing them.
-
-    Given `profiles`, by position in the graph, it is not executed. On the ``meta`` device
-    workspaces are 0.
-    """
+    """Return the operations of a captured step, profiled by executing them unless `profiles`."""
     graph_class = CapturedGraph if joint.optimizer is None else TrainingGraph
     is_meta = any(joint.value(a).is_meta for a in joint.arguments_of(InputKind.PARAMETER))
     return graph_class(
@@ -156,8 +152,7 @@ def build_trace(joint: Joint, step_graph: CapturedGraph) -> Trace:
 def _build_graph(joint: Joint, step_graph: CapturedGraph) -> Graph:
     """Return the training graph of a captured step, without a node for its results.
 
-    The batch size is the first dimension of the first input that has one. `resident_bytes` is empty
-    for a step with updates, whose state is in the graph.
+    The batch size is the first dimension of the first input that has one.
     """
     nodes = tuple(_make_node(step_graph, operation) for operation in step_graph.operations)
     forward_operations = [

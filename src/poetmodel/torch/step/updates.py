@@ -82,10 +82,9 @@ class CustomOperation:
 
 
 class GradientNorm(CustomOperation):
-    """Computes the factor that clips the total norm of all gradients to `max_norm`.
+    """Computes the clipping factor like ``torch.nn.utils.clip_grad_norm_``.
 
-    The arithmetic is that of ``torch.nn.utils.clip_grad_norm_``. Only the strides of `parameters`
-    are read.
+    Only the strides of `parameters` are read.
     """
 
     def __init__(self, max_norm: float, parameters: Sequence[torch.Tensor]) -> None:
@@ -191,8 +190,7 @@ class ParameterUpdate(Update):
 class AccumulatingUpdate(ParameterUpdate):
     """The optimizer's step for one parameter, by the sum of its gradients over several batches.
 
-    The last state tensor is the sum. The last of `batches` batches updates the parameter and resets
-    the sum to 0.
+    The last state tensor is the sum, which the last batch resets to 0.
     """
 
     def __init__(self, rule: Rule, batches: int) -> None:
@@ -410,10 +408,7 @@ def _extension_errors(
 
 
 def _quantized_errors(joint: Joint, optimizer: Any) -> Iterator[str]:
-    """Yield at most one error: that of the first int8 layer that an optimizer cannot train.
-
-    Int8 layers need SGD without momentum, for stochastic rounding a `QuantizedSGD`.
-    """
+    """Yield at most one error: that of the first int8 layer that an optimizer cannot train."""
     layers = trained_layers(joint.module)
     for rule, parameters in group_rules(optimizer):
         for layer in (layers[id(p)] for p in parameters if id(p) in layers):
@@ -481,10 +476,7 @@ class _OptimizerExtension:
         """Graph inputs of buffers by the ``id`` of the buffer."""
 
     def extend(self, clip_grad_norm: float | None) -> Joint:
-        """Add inputs and operations of the updates to the graph; return the extended step.
-
-        Operators that no node reads any more are erased.
-        """
+        """Add inputs and operations of the updates, and erase operators without readers."""
         count = self._add_gradient_sums() if self.batches > 1 else None
         factors = (
             () if clip_grad_norm is None else (self._add_gradient_norm(float(clip_grad_norm)),)
@@ -574,10 +566,7 @@ class _OptimizerExtension:
         factors: tuple[fx.Node, ...],
         count: fx.Node | None,
     ) -> None:
-        """Add the update of a parameter, with a graph input for each moment of `rule`.
-
-        `count` is the node of the number of earlier batches; None if batches are not summed.
-        """
+        """Add the update of a parameter, with a graph input for each moment of `rule`."""
         layer = self.quantized_layers.get(id(trained_parameter.parameter))
         if layer is not None:
             self._add_quantized_update(
@@ -611,10 +600,7 @@ class _OptimizerExtension:
         rule: Any,
         operands: tuple[fx.Node, ...],
     ) -> None:
-        """Add the operation that updates a layer's int8 weights, a `QuantizedUpdate`.
-
-        `operands` are those after the scales.
-        """
+        """Add the `QuantizedUpdate` of a layer; `operands` are those after the scales."""
         *weights, scale = (
             self.buffers[id(buffer)].node for buffer in (*layer.state, layer.weight_scale)
         )
