@@ -134,9 +134,9 @@ class _EvictionPlanner:
         unless the rule is ``time`` and hides transfers."""
 
     def plan(self, *, keeps_recomputed: bool) -> Schedule:
-        """Plan swaps and recomputations until the schedule meets the budget; return the schedule.
+        """Plan swaps and recomputations until the schedule meets the budget.
 
-        With `keeps_recomputed`, recomputed tensors stay in RAM if bytes are free.
+        Return the schedule.
         """
         self._plan_hidden_swaps()
         while True:
@@ -325,10 +325,7 @@ class _EvictionPlanner:
     # -- recomputations that do not fit ------------------------------------------------------------
 
     def _repair(self, schedule: Schedule) -> bool:
-        """Change the plan for each stage of `schedule` above the budget; return whether any is.
-
-        A planned recomputation becomes a swap; without one, the excess of the stage grows.
-        """
+        """Change the plan for each stage of `schedule` above the budget; return whether any is."""
         excess = self._peaks(schedule) - self.problem.usable_ram_bytes
         excess_bytes = {int(t): int(excess[t]) for t in np.flatnonzero(excess > 0)}
         for t, stage_excess in excess_bytes.items():

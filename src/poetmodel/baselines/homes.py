@@ -173,11 +173,7 @@ def _fill_ram(
 
 
 def _fill_orders(problem: Problem) -> tuple[tuple[int, ...], ...]:
-    """Return two orders in which state tensors are put into RAM.
-
-    By descending energy of their transfers per byte, then by descending size, which leaves few
-    bytes on storage.
-    """
+    """Return two orders in which state tensors are put into RAM."""
     graph, coefficients = problem.graph, problem.energy.coefficients
 
     def energy_per_byte(i: int) -> float:
@@ -234,10 +230,7 @@ def _schedule_with_homes(
     method: Callable[[Problem], Schedule],
     stateless_problem: Problem,
 ) -> Schedule:
-    """Schedule a problem without state, and return the schedule for the graph with state.
-
-    Page-outs of `method` are replaced by immediate ones.
-    """
+    """Schedule a problem without state, and return the schedule for the graph with state."""
     stateless_schedule = method(stateless_problem)
     _check_update_order(problem, stateless_schedule)
     return with_immediate_page_outs(
@@ -302,10 +295,7 @@ def remove_state(
 
 
 def _restrict_recomputation(graph: Graph, last_stages: Sequence[int]) -> Graph:
-    """Return a graph in which no schedule can recompute a node after its stage in `last_stages`.
-
-    If only one of two nodes can stay recomputable, the earlier one does.
-    """
+    """Return a graph in which no schedule can recompute a node after its stage in `last_stages`."""
     last_stage_of: list[int] = []
     """For each node the last stage in which it and its recomputable ancestors may be recomputed."""
     nodes = list(graph.nodes)

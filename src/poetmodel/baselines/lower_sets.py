@@ -80,11 +80,7 @@ def lower_sets(problem: Problem, family: str = "") -> Schedule:
     schedule_of: Callable[[frozenset[int]], Schedule] = cache(partial(recompute_once, graph))
 
     def search_within(limit_bytes: int) -> Schedule:
-        """Bisect `undominated_chains` within a limit by saved bytes; return the best schedule.
-
-        The limit is on the estimated peak [B]. The best schedule is that of the objective, among
-        those seen that meet the budget.
-        """
+        """Bisect `undominated_chains` within a limit by saved bytes; return the best schedule."""
         chains = sets.undominated_chains(limit_bytes)[::-1]  # in ascending order of saved bytes
         best = bisect_budget(
             problem,
@@ -289,10 +285,7 @@ def _sum_boundary_outside(
 def _select_undominated(
     costs: NDArray[np.float64], saved_bytes: NDArray[np.float64], max_labels: int
 ) -> NDArray[np.int64]:
-    """Return the positions of the undominated labels, by ascending cost.
-
-    Above `max_labels`, one label of each range of costs is kept, and the cheapest.
-    """
+    """Return the positions of the undominated labels, by ascending cost."""
     order = np.lexsort((saved_bytes, costs))
     sorted_saved_bytes = saved_bytes[order]
     min_saved_before = np.concatenate(([np.inf], np.minimum.accumulate(sorted_saved_bytes)))[

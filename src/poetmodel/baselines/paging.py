@@ -116,10 +116,7 @@ def zero_offload(problem: Problem) -> Schedule:
 
 
 def _make_state_evictions(problem: Problem, graph: Graph) -> dict[IdleInterval, bool]:
-    """Return evictions of state, with page-ins, in all idle intervals between two readers.
-
-    `graph` is the graph of `problem` without state, with the same indices.
-    """
+    """Return evictions of state, with page-ins, in all idle intervals between two readers."""
     state_tensors = frozenset(problem.graph.state_tensors)
     return {
         interval: True
@@ -214,10 +211,7 @@ class _LruExecution(StagedExecution):
         """For each tensor, the value of `n_steps` at its last use."""
 
     def choose_victim(self, k: int) -> int | None:
-        """Return the least recently used tensor that may be paged out; None without one.
-
-        Of equal last uses, the lowest index. Records the write unless the tensor is on storage.
-        """
+        """Return the least recently used tensor that may be paged out; None without one."""
         evictable_tensors = [
             i for i in self.evictable_candidates(k) if self.storage.has_space_for(i)
         ]

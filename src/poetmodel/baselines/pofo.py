@@ -369,10 +369,7 @@ class ActionPrefix:
         )
 
     def dominates(self, other: ActionPrefix) -> bool:
-        """Return whether this prefix is no worse than `other` in cost, kept and pending bytes.
-
-        Callers compare the last actions, needed page-ins and starts of sequences.
-        """
+        """Return whether this prefix is no worse than `other` in cost, kept and pending bytes."""
         return (
             self.total_cost <= other.total_cost
             and self.kept_bytes <= other.kept_bytes
@@ -441,10 +438,7 @@ def search_actions(
 
 
 def _prune(prefixes: list[ActionPrefix], beam: Beam) -> list[ActionPrefix]:
-    """Return the undominated prefixes; above the beam width, the cheapest ones of each class.
-
-    Classes are equal ranges of the kept bytes.
-    """
+    """Return the undominated prefixes; above the beam width, the cheapest ones of each class."""
     groups: dict[object, list[ActionPrefix]] = {}
     for prefix in sorted(prefixes, key=lambda prefix: prefix.total_cost):
         check_time_limit()
@@ -472,10 +466,7 @@ def _expected_total_cost(prefix: ActionPrefix) -> float:
 
 
 def build_layers(problem: Problem, chain: ChainMemory, rule: CostRule) -> Iterator[Layer]:
-    """Yield a `Layer` for each step of a chain, in forward order, with costs by a rule.
-
-    Transfers have times if the rule hides them, otherwise costs.
-    """
+    """Yield a `Layer` for each step of a chain, in forward order, with costs by a rule."""
     compute_costs, page_in_costs, page_out_costs = eviction_costs(problem, rule)
     overlaps = rule == CostRule.PUBLISHED or (rule == CostRule.TIME and problem.is_overlapping)
     state_before: Collection[int] = ()

@@ -130,9 +130,9 @@ class _Relaxation:
         """Packed checkpoints of all roundings so far."""
 
     def round_checkpoints(self, rounds_up: Callable[[float], bool]) -> Schedule:
-        """Return the schedule of a rounding; `rounds_up` returns whether a fraction is rounded up.
+        """Return the schedule of a rounding.
 
-        Not applicable if the checkpoints were tried before, or the schedule exceeds the budget.
+        `rounds_up` returns whether a fraction is rounded up.
         """
         check_time_limit()
         checkpoints = self.pinned_checkpoints.copy()
@@ -147,10 +147,7 @@ class _Relaxation:
 
 
 def _solve_for_fractions(problem: Problem, ram_bytes: int) -> list[tuple[int, int, int, float]]:
-    """Solve the relaxation within `ram_bytes`; return (tensor, first, last stage, fraction).
-
-    Stages are inclusive. If time runs out, the last point found counts.
-    """
+    """Solve the relaxation within `ram_bytes`; return (tensor, first, last stage, fraction)."""
     relaxed_problem = replace(
         checkmate(replace(problem, constraints=(), user_objective=(), minimize=Quantity.TIME)),
         ram=problem.resident_bytes + max(1, ram_bytes),

@@ -204,10 +204,7 @@ class _Cuts:
         self.edges = edges
 
     def find_saved_tensors(self, nodes_computed_once: Collection[int]) -> frozenset[int]:
-        """Return the tensors of the minimum cut with which given nodes are not recomputed.
-
-        Of several minimum cuts, that next to the backward pass. Does not change the network.
-        """
+        """Return the tensors of the minimum cut with which given nodes are not recomputed."""
         if not self.recomputable:
             return frozenset()
         from scipy.sparse import csr_array

@@ -158,10 +158,7 @@ class _GeneticSearch:
         return require_within_budget(self.problem, execute_evictions(self.problem, evictions))
 
     def search_intervals(self) -> list[IdleInterval]:
-        """Run the genetic algorithm; return the intervals of the fittest individual it found.
-
-        Ends after `GENERATIONS`, or after `STALL_GENERATIONS` without an improvement.
-        """
+        """Run the genetic algorithm; return the intervals of the fittest individual it found."""
         n_intervals = len(self.intervals)
         density = self.random.random(POPULATION)
         population = [self._repair(np.zeros(n_intervals, dtype=bool))]
@@ -221,10 +218,7 @@ class _GeneticSearch:
         )
 
     def _repair(self, mask: Mask) -> Mask:
-        """Return a copy of `mask` with evictions added until all stages fit, then some removed.
-
-        The stage with the largest excess is relieved first, by the eviction that ends last.
-        """
+        """Return a copy of `mask` with evictions added until all stages fit, then some removed."""
         mask = mask.copy()
         excess = self.excess - self.freed_bytes[mask].sum(axis=0)
         while excess.max() > 0:

@@ -139,10 +139,7 @@ class Execution:
         self._add_to_ram(outputs)
 
     def page_in(self, i: int) -> None:
-        """Add tensor `i` to RAM, and record its page-in; begin the next stage if necessary.
-
-        A tensor that the stage has kept or computed needs none.
-        """
+        """Add tensor `i` to RAM, and record its page-in; begin the next stage if necessary."""
         if self._is_stage_over:
             self.begin_stage()
         if (
@@ -449,10 +446,7 @@ def evictable_tensors(graph: Graph) -> frozenset[int]:
 
 
 def last_forward_uses(graph: Graph) -> tuple[int, ...]:
-    """Return each tensor's last reader in the forward pass, or its own node without one.
-
-    The pass includes updates of running statistics, before `first_backward_node`.
-    """
+    """Return each tensor's last reader in the forward pass, or its own node without one."""
     first_backward = first_backward_node(graph)
     return tuple(
         max(

@@ -96,10 +96,7 @@ class RamLedger:
     # -- tensors in RAM --------------------------------------------------------------------------
 
     def _spans(self, i: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (i, first, last): tensor `i` is in RAM when stages first..last begin.
-
-        One for each source, up to the last reader before the next; empty if ``last < first``.
-        """
+        """Yield (i, first, last): tensor `i` is in RAM when stages first..last begin."""
         needs, sources = self._needs[i], self._sources[i]
         for a, source in enumerate(sources):
             end = sources[a + 1] if a + 1 < len(sources) else len(self.recomputed)
@@ -124,10 +121,7 @@ class RamLedger:
         return sources[n_sources_before - 1] == t or self._next_is_need(i, t, n_sources_before)
 
     def _next_is_need(self, i: int, t: int, next_source_index: int) -> bool:
-        """Return whether a step from stage `t` on reads tensor `i` before its next source's stage.
-
-        `next_source_index` is the source's position, or the number of sources if there is none.
-        """
+        """Return whether stage `t` or a later one reads `i` before its next source's stage."""
         needs, sources = self._needs[i], self._sources[i]
         position = bisect_left(needs, t)
         if position == len(needs):
@@ -194,10 +188,7 @@ class RamLedger:
         return int(row_bytes.max()) + self.sizes[i] if row_bytes.size else 0
 
     def tensors_kept_across(self, stage: int) -> list[tuple[int, int, int]]:
-        """Return (tensor, first, need) for each of `intervals` with ``first <= stage < need``.
-
-        The stage keeps these although its node does not use them, or could overwrite them.
-        """
+        """Return (tensor, first, need) for each of `intervals` with ``first <= stage < need``."""
         sizes = self.sizes
         return [
             (i, *interval)
@@ -304,10 +295,7 @@ class RamLedger:
             self._count_link(i, t if is_added else last, next_need, 1)
 
     def _change_need(self, i: int, t: int, *, is_added: bool) -> None:
-        """Add or remove a step of stage `t` that reads tensor `i`; update the tensor's links.
-
-        No link changes if the stage reads, computes or restores the tensor anyway.
-        """
+        """Add or remove a step of stage `t` that reads tensor `i`; update the tensor's links."""
         sources, needs = self._sources[i], self._needs[i]
         position = bisect_left(needs, t)
         if is_added:

@@ -85,10 +85,7 @@ class _Trajectory:
         )
 
     def is_behind(self, overall_best: Score) -> bool:
-        """Return whether the best score is behind `overall_best` in excess, else in value.
-
-        Values may differ by `MAX_DISTANCE_RATIO`.
-        """
+        """Return whether the best score is worse in excess or, by a factor, in value."""
         if overall_best.excess > 0 or self.best_score.excess > 0:
             return self.best_score.excess > overall_best.excess
         return self.best_score.value > overall_best.value * (1 + MAX_DISTANCE_RATIO)
@@ -197,10 +194,7 @@ class LargeNeighbourhoodSearch:
         return is_best
 
     def iterate(self) -> bool:
-        """Destroy some restorations of a trajectory, repair it, and accept or undo the result.
-
-        Return whether the result is the best so far. Changes the penalty by `PENALTY_FACTOR`.
-        """
+        """Destroy some restorations of a trajectory, repair it, and accept or undo the result."""
         trajectory = self._select_trajectory()
         has_destroyed = self._destroy_restorations(trajectory.partial)
         is_best = self._accept_or_undo(
@@ -211,9 +205,9 @@ class LargeNeighbourhoodSearch:
         return is_best
 
     def _select_trajectory(self) -> _Trajectory:
-        """Return the trajectory whose turn is next, and count the iteration.
+        """Return the next trajectory, and count the iteration.
 
-        One that is behind and idle restarts from the best.
+        One behind restarts from the best.
         """
         trajectory = self._trajectories[self._n_iterations % len(self._trajectories)]
         self._n_iterations += 1
@@ -258,10 +252,7 @@ class LargeNeighbourhoodSearch:
     def _repair_trajectory(
         self, trajectory: _Trajectory, penalty: float, rng: Random | None = None
     ) -> Score:
-        """Repair a trajectory's partial schedule; return its score, `WORST` after a failure.
-
-        `rng` adds noise to prices.
-        """
+        """Repair a trajectory's partial schedule; return its score, `WORST` after a failure."""
         partial = trajectory.partial
         repair = Repair(
             self.problem,

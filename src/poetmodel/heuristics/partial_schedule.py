@@ -175,10 +175,7 @@ class PartialSchedule(RamLedger):
         )
 
     def source(self, i: int, t: int) -> Restoration | None:
-        """Return the restoration from which stage `t` reads tensor `i`, a page-in if it has both.
-
-        None for a first computation, and for state still in RAM or resident.
-        """
+        """Return the restoration from which stage `t` reads tensor `i`, preferably a page-in."""
         stage = self._sources[i][bisect_right(self._sources[i], t) - 1]
         if stage < 0:
             return None
@@ -201,10 +198,7 @@ class PartialSchedule(RamLedger):
         self._changes.append((restoration, False))
 
     def remove(self, restoration: Restoration) -> list[Restoration]:
-        """Remove a restoration and those that serve only it; return all in the order of removal.
-
-        Page-ins of a state tensor are removed before its home on storage. All removals are logged.
-        """
+        """Remove a restoration and those that serve only it; return all in the order of removal."""
         n_changes_before = len(self._changes)
         if restoration.kind == STORAGE_HOME and self.page_ins[restoration.item]:
             for t, paged_in_tensors in enumerate(self.paged_in):
@@ -291,10 +285,7 @@ class PartialSchedule(RamLedger):
         return is_page_out
 
     def _apply_home(self, i: int, *, is_added: bool) -> None:
-        """Move the home of state `i` to storage if `is_added`, otherwise to RAM.
-
-        Updates links, `resident`, `aux_used_bytes` and the use of rows; peaks become stale.
-        """
+        """Move the home of state `i` to storage if `is_added`, otherwise to RAM."""
         self.change_home(i, to_storage=is_added)
         change = 1 if is_added else -1
         self.aux_used_bytes += change * self.sizes[i]
@@ -311,10 +302,7 @@ class PartialSchedule(RamLedger):
         return i in self.paged_out or (self.page_ins[i] > 0 and not self.starts_on_storage[i])
 
     def changes_page_out(self, restoration: Restoration, *, is_added: bool) -> bool:
-        """Return whether adding (`is_added`) or dropping a transfer changes `is_paged_out`.
-
-        A dropped transfer must be present, an added one absent.
-        """
+        """Return whether adding (`is_added`) or dropping a transfer changes `is_paged_out`."""
         i, is_page_out = restoration.item, restoration.kind == PAGE_OUT
         if is_added:
             return (is_page_out or not self.starts_on_storage[i]) and not self.is_paged_out(i)

@@ -101,10 +101,7 @@ class Recoveries:
         return price_and_stage
 
     def _search_cheapest(self, i: int, t: int, max_chain: int, max_price: float) -> Recovery | None:
-        """Return the cheaper of a recomputation and a page-in (on ties) of `i` for stage `t`.
-
-        Only the recomputation must cost less than `max_price`.
-        """
+        """Return the cheaper of a recomputation and a page-in (on ties) of `i` for stage `t`."""
         k = self._node_of[i]
         page_in_price, last_page_in_stage = self._page_in(i)
         if t > last_page_in_stage:
@@ -124,10 +121,7 @@ class Recoveries:
         )
 
     def _last_recompute_stage(self, i: int, t: int) -> int:
-        """Return the last stage that may recompute `i` and keep it for `t`, or -1.
-
-        After `Graph.last_stages`, state that the node reads is replaced.
-        """
+        """Return the last stage that may recompute `i` and keep it for `t`, or -1."""
         partial = self.partial
         last_stage = self._last_stages[self._node_of[i]]
         if last_stage <= self.relieved_stage or last_stage < partial.first_keeping_stage(i, t):
@@ -164,10 +158,7 @@ class Recoveries:
         return Recovery(total_price, tuple(dict.fromkeys((*restorations, recomputation))))
 
     def is_readable(self, p: int, t: int) -> bool:
-        """Return whether a step of stage `t` can read tensor `p` without a restoration.
-
-        It is in RAM, or every stage since the last one with it has enough free bytes to keep it.
-        """
+        """Return whether a step of stage `t` can read tensor `p` without a restoration."""
         sources, needs = self.partial.sources_and_needs(p)
         n_sources_before = bisect_right(sources, t)
         last_stage = sources[n_sources_before - 1]

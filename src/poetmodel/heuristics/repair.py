@@ -136,10 +136,7 @@ class Repair:
         return False
 
     def _find_best_recoveries(self, stage: int, excess: np.ndarray) -> list[Recovery]:
-        """Return recoveries of tensors kept across a stage, most relief per price first.
-
-        Relief counts all stages above the limit. At most one per `candidates_per_relief` tensors.
-        """
+        """Return recoveries of tensors kept across a stage, most relief per price first."""
         partial = self.partial
         recoveries = Recoveries(self, stage)
         max_chain = self.style.max_chain if self._can_page else MAX_CHAIN
@@ -186,10 +183,7 @@ class Repair:
     def _storage_home_recovery(
         self, i: int, interval: tuple[int, int]
     ) -> tuple[Recovery | None, Sequence[tuple[int, int]]]:
-        """Return the recovery that moves state `i` to storage, and the intervals that it frees.
-
-        These are before the state's node and after its last reader. (None, ()) if forbidden.
-        """
+        """Return the recovery that moves state `i` to storage, and the intervals that it frees."""
         partial, graph = self.partial, self.problem.graph
         home = Restoration.at_its_node(graph, i, STORAGE_HOME)
         if not self.problem.can_page or not self.fits_limits(home):
@@ -235,10 +229,7 @@ class Repair:
         return self._price(page_in_restoration, is_added=True), graph.last_page_in_stage(i)
 
     def _is_allowed(self, restoration: Restoration) -> bool:
-        """Return whether the rules for state permit a restoration.
-
-        After its replacement, state is neither read nor paged in.
-        """
+        """Return whether the rules for state permit a restoration."""
         stage, item, kind = restoration
         problem = self.problem
         if kind == RECOMPUTE:
@@ -269,10 +260,7 @@ class Repair:
         return partial.aux_used_bytes + partial.sizes[i] <= limit
 
     def _replace_by_page_ins(self, t: int) -> bool:
-        """Replace the recomputations of stage `t` by page-ins; return whether any was replaced.
-
-        Unless paging is forbidden, the stage becomes one of the `paging_only_stages`.
-        """
+        """Replace the recomputations of stage `t` by page-ins; return whether any was replaced."""
         partial, graph = self.partial, self.problem.graph
         if not self._can_page or not partial.recomputed[t]:
             return False
@@ -325,9 +313,9 @@ class Repair:
             self._add_in_best_stage(restoration)
 
     def _lower_excess(self, rows: UserRows) -> bool:
-        """Apply the move that lowers the excess most for its price; return whether one was applied.
+        """Apply the move that lowers the excess most for its price.
 
-        An addition is repeated in further stages while it lowers the excess.
+        Return whether one was applied.
         """
         partial = self.partial
         moves: list[tuple[float, int, Restoration]] = []
@@ -417,10 +405,7 @@ class Repair:
                 yield Restoration.at_its_node(graph, i, STORAGE_HOME)
 
     def _add_in_best_stage(self, restoration: Restoration) -> bool:
-        """Add a rewarded decision where it fits; return whether it was added.
-
-        Stages with the fewest missing inputs, then the smallest RAM use, come first.
-        """
+        """Add a rewarded decision where it fits; return whether it was added."""
         partial, graph, item = self.partial, self.problem.graph, restoration.item
         if restoration.kind in (PAGE_OUT, STORAGE_HOME):
             fits = restoration not in partial and self.fits_limits(restoration)
@@ -499,10 +484,7 @@ class Repair:
         return -price / max(1, sum(self.partial.sizes[i] for i in restored_tensors))
 
     def _price(self, restoration: Restoration, *, is_added: bool = False) -> float:
-        """Return the price of a present restoration or, if `is_added`, a new one, without noise.
-
-        A page-out is included if it is needed only for this restoration.
-        """
+        """Return the price of a present restoration or, if `is_added`, a new one, without noise."""
         prices, item, partial = self.prices, restoration.item, self.partial
         if restoration.kind == RECOMPUTE:
             return prices.compute[item]
@@ -514,10 +496,7 @@ class Repair:
         return price if restoration.kind == PAGE_OUT else prices.page_in[item] + price
 
     def _drop(self, restoration: Restoration) -> bool:
-        """Drop a restoration and those that serve only it, unless a limit is then violated.
-
-        If RAM does not suffice, an obstacle is stored in `obstacles`.
-        """
+        """Drop a restoration and those that serve only it, unless a limit is then violated."""
         partial, excess_before, mark = self.partial, self._excess(), self.partial.mark()
         partial.remove(restoration)
         stage_and_bytes = partial.find_excess(self.limit_bytes)

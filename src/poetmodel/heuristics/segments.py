@@ -89,10 +89,7 @@ class _SegmentSearch:
         """Time at which repairs end, on the clock of `now_s` [s]; set by `find_best`."""
 
     def find_best(self) -> None:
-        """Evaluate all segmentations, and store the best schedule within the limits in `best`.
-
-        Then drop its unneeded restorations or, without one, repair that with the smallest peak.
-        """
+        """Evaluate all segmentations, and store the best schedule within the limits in `best`."""
         started_s = now_s()
         for restorations in _segmentations(self.problem):
             self._store_if_best(self.objective.make_partial(restorations))
@@ -116,10 +113,7 @@ class _SegmentSearch:
             self.best, self.best_score = partial, score
 
     def _repair(self, start: list[Restoration], limit_bytes: int) -> bool:
-        """Repair a schedule to fit `limit_bytes` [B], not other limits.
-
-        Return success by `until_s`.
-        """
+        """Repair a schedule to fit `limit_bytes` [B], maybe not other limits, by `until_s`."""
         partial = self.objective.make_partial(start)
         prices = self.objective.prices(0.0)
         repair = Repair(self.problem, partial, prices, limit_bytes, until_s=self.until_s)
@@ -142,10 +136,7 @@ class _SegmentSearch:
 
 
 def _segmentations(problem: Problem) -> Iterator[list[Restoration]]:
-    """Yield the recomputations of 16, 8, 32, 4, ... segments, those best most often first.
-
-    They may exceed limits.
-    """
+    """Yield the recomputations of 16, 8, 32, 4, ... segments, those best most often first."""
     graph = problem.graph
     forward_count = next(
         (k for k, node in enumerate(graph.nodes) if node.phase is Phase.BACKWARD), 0
@@ -160,10 +151,7 @@ def _segmentations(problem: Problem) -> Iterator[list[Restoration]]:
 
 
 def _segment_starts(problem: Problem, forward_count: int, count: int) -> list[int]:
-    """Return the first node of each segment except the first segment, ascending.
-
-    Segments produce nearly equal bytes; each begins where the fewest bytes cross.
-    """
+    """Return the first node of each segment except the first segment, ascending."""
     graph = problem.graph
     produced_bytes = [0, *accumulate(graph.output_bytes[:forward_count])]
     byte_differences = [0] * (forward_count + 1)

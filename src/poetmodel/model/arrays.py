@@ -256,10 +256,7 @@ class Model:
         self._close_row(key, -math.inf, 0.0)
 
     def add_infeasible_row(self, key: Any = None) -> None:
-        """Add a row that every solver proves infeasible.
-
-        A variable with upper bound 0 is at least 1.
-        """
+        """Add a row that every solver proves infeasible."""
         families = self.families
         zero = families["always_zero"][None] if "always_zero" in families else None
         if zero is None:

@@ -174,10 +174,7 @@ def read_schedule(m: pyo.ConcreteModel, value: Callable[[Any], bool] | None = No
 
 
 def schedule_from_columns(m: Model, is_one: Callable[[int], bool]) -> Schedule:
-    """Return the schedule of a model's solution; `Model.relations` must be set.
-
-    Fixed ``resident`` columns are 1, without a call of `is_one`.
-    """
+    """Return the schedule of a model's solution; `Model.relations` must be set."""
     entries: dict[str, list[tuple[int, int]]] = {name: [] for name in RELATIONS}
     for name, t, k in m.relations.nonzero_entries(is_one):
         entries[name].append((t, k))

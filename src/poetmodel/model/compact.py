@@ -91,10 +91,7 @@ VARIABLES = Component(
 
 
 def source_columns(m: Model, t: int, i: int) -> list[int]:
-    """Return the columns of the keep up to `t`, recomputation and page-in at `t`, of tensor `i`.
-
-    A tensor in RAM at event `t` (stage or group) is resident or has one of these columns at 1.
-    """
+    """Return the columns of the keep up to `t`, recomputation and page-in at `t`, of tensor `i`."""
     k = m.problem.working_graph.node_of[i]
     a = m.events.keep_index(i, m.events.group_of[k], t)
     columns = [] if a is None else [m.kept[i, a]]

@@ -33,10 +33,7 @@ def merge_terms(terms: Iterable[Term]) -> list[Term]:
 
 @dataclass(frozen=True)
 class Decisions:
-    """Columns of a formulation's decisions beyond the single pass; with Pyomo, its variables.
-
-    A node or tensor may have several pairs.
-    """
+    """Columns of a formulation's decisions beyond the single pass; with Pyomo, its variables."""
 
     recomputations: Sequence[tuple[int, Any]]
     """(node, column that counts recomputations of the node)."""

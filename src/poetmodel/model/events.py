@@ -73,11 +73,7 @@ class Events:
 
 
 def is_storage_limiting(problem: Problem) -> bool:
-    """Return whether state and all useful page-outs together exceed the storage limit.
-
-    A page-out is useful if it is rewarded, or the tensor has readers or rewarded page-ins, unless
-    the tensor starts on storage.
-    """
+    """Return whether state and all useful page-outs together exceed the storage limit."""
     limit = problem.aux_limit_bytes
     graph = problem.graph
     if limit is None or not problem.can_page:
@@ -354,10 +350,7 @@ class _EventFinder:
         )
 
     def _find_node_events(self, k: int) -> None:
-        """Set `recompute_groups` of node `k`, and the groups of uses and decisions of its outputs.
-
-        Requires the `recompute_groups` of all readers of the outputs.
-        """
+        """Set the groups of node `k` and of its outputs; those of all readers must be set."""
         graph, group_of = self.graph, self.group_of
         first_group = group_of[k]
         use_groups: set[int] = set()
@@ -394,10 +387,7 @@ class _EventFinder:
         return range(self.group_of[k] + 1, self.group_of[last_stage] + 1)
 
     def _find_recompute_groups(self, k: int, use_groups: set[int]) -> tuple[int, ...]:
-        """Return the groups in which the recomputable node `k` may be recomputed, ascending.
-
-        Unless rewarded, only useful ones up to the last of `use_groups`.
-        """
+        """Return the groups in which the recomputable node `k` may be recomputed, ascending."""
         first_group = self.group_of[k]
         if self.rewards.compute[k]:
             return tuple(self._groups_after(k, self.problem.graph.last_stages[k]))
@@ -407,10 +397,7 @@ class _EventFinder:
         return self._select_useful_groups(k, range(first_group + 1, last_group + 1))
 
     def _select_useful_groups(self, k: int, candidates: Sequence[int]) -> tuple[int, ...]:
-        """Return the `candidates` in which a recomputation of node `k` can help.
-
-        It can help if an output used from then on may be absent when the group begins.
-        """
+        """Return the `candidates` in which a recomputation of node `k` can help."""
         if self.is_free is None:
             return tuple(candidates)
         useful_groups: set[int] = set()
@@ -425,10 +412,7 @@ class _EventFinder:
         return tuple(sorted(useful_groups))
 
     def _find_event_groups(self, i: int, recompute_groups: Sequence[int]) -> tuple[int, ...]:
-        """Return the groups in which tensor `i` may be read, recomputed or paged in, ascending.
-
-        They are after that of the first computation, up to the last use.
-        """
+        """Return the groups in which tensor `i` may be read, recomputed or paged in, ascending."""
         last_group = self.use_groups[i][-1] if self.use_groups[i] else -1
         page_in_groups: Iterable[int] = self.counted_page_in_groups.get(i, ())
         if self._rewards_page_in(i):
@@ -450,10 +434,7 @@ class _EventFinder:
         )
 
     def _find_present_groups(self, i: int, event_groups: tuple[int, ...]) -> frozenset[int]:
-        """Return the `event_groups` at whose beginning `i` can be in RAM in all solutions for free.
-
-        Rewarded page-ins exclude all: the tensor must be absent before each.
-        """
+        """Return the `event_groups` at whose beginning `i` can be in RAM for free."""
         if self.is_free is None or self._rewards_page_in(i):
             return frozenset()
         intervals = pairwise((self.group_of[self.graph.node_of[i]], *event_groups))

@@ -80,10 +80,7 @@ def scale_limit(row: LinearRow) -> LinearRow | None:
 def _scale_values(
     values: NDArray[Any], limit: float
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64], float] | None:
-    """Return the scaled row of ``sum of values <= limit``; None if the limit cannot bind.
-
-    It is a mask of retained values, their coefficients, and the right-hand side (`scale_limit`).
-    """
+    """Return the scaled row of ``sum of values <= limit``; None if the limit cannot bind."""
     if _exact_sum(values) <= limit:
         return None
     is_above = values > limit
@@ -165,10 +162,7 @@ def scale_signed_limit(row: LinearRow, upper_bounds: Sequence[float]) -> LinearR
 
 
 def scale_and_register_limit(m: Model, limit: LinearRow) -> LinearRow | None:
-    """Return a limit scaled by `scale_signed_limit`; register the unscaled limit for cover cuts.
-
-    None, and not registered, if it cannot bind.
-    """
+    """Return a limit scaled by `scale_signed_limit`; register the unscaled limit for cover cuts."""
     row = scale_signed_limit(limit, m.upper)
     if row is not None:
         register_limit(m, limit)

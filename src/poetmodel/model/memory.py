@@ -251,11 +251,7 @@ class _StageTerms:
         )
 
     def _select_counted_homes(self, k: int) -> NDArray[np.bool_]:
-        """Return the mask of the state tensors that count at step `k` by their resident column.
-
-        The mask is over `generator.home_nodes`. All other state counts anyway, as a copy or as
-        resident.
-        """
+        """Return the mask of the state tensors that count at step `k` by their resident column."""
         nodes = self.generator.home_nodes
         is_counted_as_copy = self.is_home_read & (nodes < k)
         if k == self.t and self.generator.graph.output_bytes[k]:

@@ -70,10 +70,7 @@ def to_pyomo(
 
 
 def _add_variables(m: pyo.ConcreteModel, model: Model) -> list[Any]:
-    """Add the variables of all families, fixed ones as fixed.
-
-    Return the variable of each column.
-    """
+    """Add all variables, with fixed values; return the variable of each column."""
     variables: list[Any] = []
     for name, columns in model.families.items():
         first_column = next(iter(columns.values()), 0)
@@ -102,10 +99,7 @@ def _add_variables(m: pyo.ConcreteModel, model: Model) -> list[Any]:
 
 
 def _includes_memory_rows(model: Model, rows: range, *, memory_rows: bool | None) -> bool:
-    """Return whether the Pyomo model gets the memory rows: always if they have no terms.
-
-    `memory_rows` of None raises `TooLargeError` above `MAX_TERMS` terms.
-    """
+    """Return whether the Pyomo model gets the memory rows: always if they have no terms."""
     n_terms = model.n_terms(rows)
     if memory_rows is None and n_terms > MAX_TERMS:
         raise TooLargeError(

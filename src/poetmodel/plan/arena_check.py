@@ -123,11 +123,7 @@ class _ArenaChecker:
             self.unused_offsets[key] = offset
 
     def check_copies(self, copies: Sequence[Stay]) -> None:
-        """Check the offsets of the copies made at one position; add their rectangles.
-
-        An offset must be aligned, overlap no live rectangle, and equal that of an overwritten
-        input.
-        """
+        """Check the offsets of the copies made at one position; add their rectangles."""
         position = copies[0].begin
         self.live_rectangles = [
             live_rectangle

@@ -78,10 +78,7 @@ def _order_frees(
 
 
 def _wait_position(program: Sequence[Instruction], i: int) -> int:
-    """Return the position of a wait for `i`: before the transfers that end the program.
-
-    If tensor `i` is transferred among them, right after its last transfer.
-    """
+    """Return the position of a wait for `i`: before the transfers that end the program."""
     position = len(program)
     while position and program[position - 1].op in _TRANSFERS and program[position - 1].index != i:
         position -= 1
@@ -107,9 +104,9 @@ class Copy:
 
 
 def find_copies(homes: Homes, steps: Iterable[Instruction]) -> list[Copy]:
-    """Return all copies of tensors in the order in which `steps` make them.
+    """Return all copies of tensors, in the order in which `steps` make them.
 
-    None of unmoved state.
+    State that does not move has no copies.
     """
     copies: list[Copy] = []
     latest_copy_of: dict[int, Copy] = {}

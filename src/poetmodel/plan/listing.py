@@ -162,10 +162,7 @@ class InstructionText:
         self.is_mapped = plan.memory_mapped
 
     def format_verb(self, step: Instruction, *, is_repeated: bool) -> str:
-        """Return the verb of an instruction, such as ``page in``, ``wait for`` or ``recompute``.
-
-        The ``compute`` of state is ``read`` if it is a first read, otherwise ``hold``.
-        """
+        """Return the verb of an instruction, such as ``page in``, ``wait for`` or ``recompute``."""
         op, index = step
         if op == Op.COMPUTE and index in self.first_reads:
             return "read"

@@ -115,10 +115,7 @@ def check_identity(graph: Graph, plan: Plan) -> None:
 
 
 def false_claims(check: PlanCheck, stated: Mapping[str, float | None]) -> Iterator[str]:
-    """Yield a message for each metric of a plan file that differs from the simulation.
-
-    Times and energies may differ by `RELATIVE_TOLERANCE`.
-    """
+    """Yield a message for each metric of a plan file that differs from the simulation."""
     metrics = simulated_metrics(Display.PLAN_FILE, check)
     for key, stated_value in stated.items():
         value = metrics.get(key)

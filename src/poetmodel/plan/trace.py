@@ -129,11 +129,7 @@ class _TrackEvents:
         self.text = InstructionText(graph, plan)
 
     def events(self) -> Iterator[Event]:
-        """Yield the events of instructions in program order, with the peak and the flows.
-
-        The peak precedes the event of its instruction. The two events of a flow, from the latest
-        page-out of the tensor, follow the event of its page-in.
-        """
+        """Yield the events of instructions in program order, with the peak and the flows."""
         executed_steps: set[Instruction] = set()
         latest_page_out: dict[int, tuple[int, InstructionRecord]] = {}
         n_flows = 0
@@ -285,10 +281,7 @@ def _counter_events(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[Even
 
 
 def _ram_by_kind(graph: Graph, plan: Plan) -> dict[str, tuple[tuple[int, int], ...]]:
-    """Return the (RAM during, RAM after) pairs of all instructions [B], by name of kind.
-
-    Kinds are `KIND_NAMES` in their order.
-    """
+    """Return the (RAM during, RAM after) pairs of all instructions [B], by name of kind."""
     stays_by_kind: list[list[Stay]] = [[] for _ in KIND_NAMES]
     for stay in list_stays(graph, plan):
         tensor = stay.index if stay.content == Content.OUTPUT else None

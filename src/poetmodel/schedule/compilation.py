@@ -242,10 +242,7 @@ class _Compiler:
         *,
         is_computed: bool,
     ) -> None:
-        """Append a step: its computation if `is_computed`, and its page-outs and frees.
-
-        Inputs and outputs are freed before the page-outs, paged-out tensors right after theirs.
-        """
+        """Append a step: its computation if `is_computed`, and its page-outs and frees."""
         homes, append = self.homes, self.program.append
         if is_computed:
             append(Instruction(Op.COMPUTE, k))

@@ -108,10 +108,7 @@ class Decision:
 def find_decisions(
     problem: Problem, schedule: Schedule, limit_steps: Iterable[MemoryPoint] = ()
 ) -> tuple[Decision, ...]:
-    """Return a `Decision` for each tensor of the graph, by index; the schedule must be valid.
-
-    `limit_steps` are the steps at the RAM limit (`steps_at_limit`).
-    """
+    """Return a `Decision` for each tensor of the graph, by index; the schedule must be valid."""
     stages, points = _StagesByItem(problem, schedule), tuple(limit_steps)
     return tuple(
         _find_decision(problem, stages, i, points) for i in range(len(problem.graph.tensors))
@@ -167,10 +164,7 @@ class InPlaceUse:
 
 
 def in_place_uses(graph: Graph, schedule: Schedule) -> tuple[InPlaceUse, ...]:
-    """Return each output that a valid schedule writes over an input, in execution order.
-
-    The input has no later reader in the stage, and ``S_RAM`` does not list it next.
-    """
+    """Return each output that a valid schedule writes over an input, in execution order."""
     if not any(graph.in_place_of):
         return ()
     stages_of_node = _stages_by_index(schedule.R)

@@ -124,10 +124,7 @@ def load_document(path: str | Path) -> ScheduleDocument:
 
 
 def parse_document(text: str, *, source: str) -> ScheduleDocument:
-    """Parse the text of a schedule file; `source` names the file in errors.
-
-    Raises `ScheduleError` if the text is invalid or contains no schedule.
-    """
+    """Parse the text of a schedule file; `source` names the file in errors."""
     return _to_document(parse_schedule(text, source=source))
 
 
@@ -152,10 +149,7 @@ def _to_document(file: ScheduleFile) -> ScheduleDocument:
 
 
 def _stated_device_ram(file: ScheduleFile) -> dict[str, float | None]:
-    """Return the values of `DEVICE_RAM_KEYS`, by key, and of the device gauge, by JSON path.
-
-    Values that the file lacks are None; paths are absent without a gauge.
-    """
+    """Return the values of `DEVICE_RAM_KEYS`, by key, and of the device gauge, by JSON path."""
     gauge_entry = file.device_ram
     metrics = {key: getattr(file, key) for key in DEVICE_RAM_KEYS}
     return metrics | gauge_by_json_path(None if gauge_entry is None else gauge_entry.model_dump())

@@ -154,10 +154,7 @@ class Homes:
     # -- programs ----------------------------------------------------------------------------
 
     def overwritten_bytes(self, k: int, dying_tensors: Collection[int]) -> dict[int, int]:
-        """Return the overwritten bytes of each input that node `k` overwrites in place [B].
-
-        `dying_tensors` have their last use in this computation.
-        """
+        """Return the bytes overwritten of each of `dying_tensors` by node `k` in place [B]."""
         pairs = self.graph.in_place_of[k]
         return {
             source: min(self.sizes[source], self.sizes[output])
@@ -198,10 +195,7 @@ class Homes:
         )
 
     def instruction_fault(self, op: Op, i: int, access: StateAccess) -> str:
-        """Return why rules of state forbid a transfer, wait or free of a tensor; "" if allowed.
-
-        `access` lists earlier accesses.
-        """
+        """Return why rules of state forbid a transfer, wait or free of a tensor; "" if allowed."""
         if i in self.graph.state_of:
             return self._replacement_fault(op, i, access)
         if i in self.resident:

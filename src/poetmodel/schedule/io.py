@@ -186,10 +186,7 @@ class ProblemEntry(Strict):
         )
 
     def to_problem(self, graph: Graph, costs: Costs) -> Problem:
-        """Return the problem for the graph and costs that it was stated for.
-
-        Raises `ScheduleError` if constraints or weights do not match the graph.
-        """
+        """Return the problem for the graph and costs that it was stated for."""
         with convert_errors(ScheduleError, "problem"):
             rows = tuple(row.to_constraint() for row in self.constraints)
             faults = list(user_sum_faults(graph, rows, tuple(self.weights.items())))
@@ -313,20 +310,14 @@ def log_notes(file: JsonFile, path: str | Path) -> None:
 
 
 def parse_schedule(text: str, *, source: str) -> ScheduleFile:
-    """Parse the text of a schedule file; `source` names the file in errors.
-
-    Raises `ScheduleError` if the text is invalid or contains no schedule.
-    """
+    """Parse the text of a schedule file; `source` names the file in errors."""
     with convert_errors(ScheduleError, source):
         values = parse_json(text, expected="poetmodel-schedule")
     return validate_schedule(values, source=source)
 
 
 def validate_schedule(values: object, *, source: str) -> ScheduleFile:
-    """Validate the JSON content of a schedule file; `source` names the file in errors.
-
-    Raises `ScheduleError` if the content is invalid or contains no schedule.
-    """
+    """Validate the JSON content of a schedule file; `source` names the file in errors."""
     with infrequent_gc(), convert_errors(ScheduleError, source):
         file = validate_model(_schedule_file(metrics_at(Display.FILE)), values, kind="schedule")
     if file.R is None:

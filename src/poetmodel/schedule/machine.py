@@ -275,10 +275,7 @@ class Machine:
         return self._page_into_ram(i)
 
     def _tensors_freed_next(self) -> set[int]:
-        """Return the tensors in RAM that the frees directly after this instruction free.
-
-        Excludes pending transfers and, if `steps` are known, frees of later steps.
-        """
+        """Return the tensors in RAM that the frees directly after this instruction free."""
         program, steps, position = self.program, self.steps, self.position + 1
         freed_tensors = set()
         while position < len(program) and program[position].op == Op.FREE:
@@ -324,10 +321,7 @@ class Machine:
             self.last_first_computed = k
 
     def _read_inputs(self, k: int) -> None:
-        """Register this instruction as a reader of the inputs of node `k`; add faults.
-
-        Inputs must be in RAM, neither replaced nor being paged in.
-        """
+        """Register this instruction as a reader of the inputs of node `k`; add faults."""
         homes, position = self.homes, (self.position,)
         for i in self.graph.inputs_of[k]:
             fault, copy = "", self.ram.get(i)

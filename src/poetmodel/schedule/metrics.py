@@ -299,10 +299,7 @@ _FIRST_KEYS: Final[Mapping[Display, tuple[str, ...]]] = {
 
 
 def metrics_at(display: Display, *groups: Group) -> tuple[Metric, ...]:
-    """Return the metrics of a display; with `groups`, only those of these groups.
-
-    `_FIRST_KEYS` come first, then the order of `METRICS`.
-    """
+    """Return the metrics of a display; with `groups`, only those of these groups."""
     first_keys = _FIRST_KEYS.get(display, ())
     metrics = [
         metric
@@ -314,10 +311,7 @@ def metrics_at(display: Display, *groups: Group) -> tuple[Metric, ...]:
 
 
 def simulated_metrics(display: Display, simulation: object) -> dict[str, float | None]:
-    """Return the simulated metrics of a display, by key; omit metrics that only a solve claims.
-
-    `simulation` is a `Simulation` or, for a display of plans, a `PlanCheck`.
-    """
+    """Return the simulated metrics of a display, by key; omit metrics that only a solve claims."""
     return {
         metric.key: metric.value_of(simulation)
         for metric in metrics_at(display)

@@ -78,10 +78,7 @@ class Schedule:
     """`S_AUX` as maximal spans of stages, by tensor."""
 
     def __post_init__(self) -> None:
-        """Validate and sort pairs and resident tensors.
-
-        `kept` and `stored` replace two relations.
-        """
+        """Validate and sort the pairs; spans in `kept` and `stored` replace two relations."""
         for name in RELATIONS:
             entries: Iterable[Pair] = getattr(self, name)
             try:
@@ -389,10 +386,7 @@ def with_immediate_page_outs(
     M_out: Iterable[Pair] = (),
     resident: Iterable[int] = (),
 ) -> Schedule:
-    """Return a schedule that pages out each paged-in tensor right after its first computation.
-
-    Tensors that start on storage need no page-out.
-    """
+    """Return a schedule that pages out each paged-in tensor right after its first computation."""
     page_ins, homes = tuple(M_in), set(resident)
     paged_out = {i for _, i in page_ins if not graph.starts_on_storage[i]}
     paged_out.update(new for old, new in graph.replacement_of.items() if old not in homes)

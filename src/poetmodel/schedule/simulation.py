@@ -385,10 +385,7 @@ def replace_makespan(
 def _collect_violations(
     machine: Machine, steps: Sequence[Pair], faults: Iterable[tuple[int, str]]
 ) -> list[str]:
-    """Return the messages of a schedule's violations, in execution order.
-
-    Further faults of the machine follow only from these: they are returned if there are none.
-    """
+    """Return the messages of a schedule's violations, in execution order."""
     nodes, tensors = machine.graph.nodes, machine.graph.tensors
     missing_inputs: dict[int, list[str]] = {}
     for fault in machine.faults:

@@ -168,10 +168,7 @@ def check_identity(graph: Graph, schedule: Schedule) -> None:
 
 
 def _forbidden_entries(problem: Problem, schedule: Schedule) -> Iterator[str]:
-    """Yield a message for each decision that the problem forbids.
-
-    Repeated page-outs of a tensor are forbidden if its page-out is rewarded.
-    """
+    """Yield a message for each decision that the problem forbids."""
     if not problem.recompute:
         for t, k in schedule.R:
             if k < t:
@@ -278,10 +275,7 @@ def false_claims(
 def _false_gap_claims(
     simulation: Simulation, bound_j: float | None, gap: float | None
 ) -> Iterator[str]:
-    """Yield a message if the claimed bound exceeds the overhead, or the gap contradicts both.
-
-    The tolerance is `RELATIVE_TOLERANCE` times the energy [J]. None without a bound or costs.
-    """
+    """Yield a message if the claimed bound exceeds the overhead, or the gap contradicts both."""
     overhead_j, energy_j = simulation.overhead_j, simulation.energy_j
     if bound_j is None or overhead_j is None or energy_j is None:
         return

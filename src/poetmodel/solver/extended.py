@@ -79,10 +79,7 @@ class ModelTask(Task):
 
     @classmethod
     def from_model(cls, model: pyo.ConcreteModel, formulation: str | None) -> ModelTask:
-        """Return the task of a model as it was built.
-
-        Log a warning if `subject_to` suits better.
-        """
+        """Return the task of a model as it was built."""
         problem = getattr(model, "problem", None)
         if not isinstance(problem, Problem):
             raise InputError(
@@ -370,10 +367,7 @@ def _drop_transfer_deadline(form: StandardForm, problem: Problem) -> StandardFor
 
 
 def _add_limit_row(form: StandardForm, limit: LinearRow) -> StandardForm:
-    """Return a form with a scaled row for a limit on totals; `Layout.limits` has it unscaled.
-
-    If no decisions can satisfy the limit, the row makes the form infeasible.
-    """
+    """Return a form with a scaled row for a limit on totals; `Layout.limits` has it unscaled."""
     model = require_layout(form).model
     reduced_terms = reduce_coefficients(model.decisions.row_over_columns(limit), model.upper)
     columns: Mapping[int, float] = {}
@@ -419,10 +413,7 @@ def _lower_peak_limits(form: StandardForm, problem: Problem) -> StandardForm:
 def _to_form_columns(
     form: StandardForm, terms: Iterable[tuple[float, int]]
 ) -> tuple[dict[int, float], float]:
-    """Convert terms over a model's columns to a form's coefficients, and a constant.
-
-    The constant is the sum over fixed columns. Each column is at most once in `terms`.
-    """
+    """Convert terms over a model's columns to a form's coefficients, and a constant."""
     layout = require_layout(form)
     columns: dict[int, float] = {}
     constant = 0.0

@@ -305,11 +305,7 @@ class _FittingSearch:
         return Fitted(no_fit_result, None, None)
 
     def _improve_fitting(self, first_result: SolveResult, plan: Plan, arena: Arena) -> Fitted:
-        """Solve for the remaining time, from a first schedule whose arena fits.
-
-        Returns the better fitting schedule, with the better bound and the total time of both
-        solves.
-        """
+        """Solve for the remaining time, from a first schedule whose arena fits."""
         was_cut_short = (
             first_result.method == "optimal" and first_result.termination == Termination.TIME_LIMIT
         )
@@ -378,9 +374,9 @@ class _FittingSearch:
         return replace(result, time_limit_s=self.request.time_limit_s)
 
     def _solve_from_first(self, first_result: SolveResult, smaller_problem: Problem) -> SolveResult:
-        """Solve with less RAM; start from the repaired first schedule if its solve ran out of time.
+        """Solve with less RAM.
 
-        With a gap above `MAX_SOLVED_GAP`, only searches locally, unless time is a makespan.
+        Start from the repaired first schedule if its solve ran out of time.
         """
         if first_result.method != "optimal" or first_result.termination != Termination.TIME_LIMIT:
             return self._solve_within(smaller_problem, 1 / 2)
@@ -444,10 +440,7 @@ class _FittingSearch:
     def _make_fitted(
         self, first_result: SolveResult, result: SolveResult, plan: Plan, arena: Arena
     ) -> Fitted:
-        """Convert a later result, maybe with less RAM, to one of the stated problem; verify it.
-
-        The result has the bound of the first result and the total times of both.
-        """
+        """Convert a later result, maybe with less RAM, to one of the stated problem; verify it."""
         schedule = replace(result.require_schedule(), identity=plan.identity)
         verdict = verify(self.problem, schedule, plan=plan)
         stated_result = replace(
@@ -464,10 +457,7 @@ class _FittingSearch:
         return Fitted(_with_status(stated_result), plan, arena)
 
     def _infeasible_result(self, result: SolveResult) -> SolveResult:
-        """Return the infeasible result for rounded sizes, with a reason that refers to addresses.
-
-        The status becomes ``unknown`` if the problem has user-defined constraints.
-        """
+        """Return the infeasible result for rounded sizes; its reason refers to addresses."""
         reason = (
             f"no addresses fit {self._usable_ram_text()}: tensors at multiples of "
             f"{self.alignment} B need more; {result.reason}"

@@ -142,10 +142,7 @@ class TransferWeightSearch:
             self._try_weight(weight, problem=problem)
 
     def _search_least_makespan(self) -> None:
-        """Search for the least makespan without the deadline, until a plan meets all limits.
-
-        A plan may meet a deadline that the sum of every surrogate misses.
-        """
+        """Search for the least makespan without the deadline, until a plan meets all limits."""
         if self._is_done():
             return
         problem = self.problem.without_limits(
@@ -190,9 +187,9 @@ class TransferWeightSearch:
     def _try_weight(
         self, weight: float, *, time_ratio: float | None = None, problem: Problem | None = None
     ) -> tuple[Search, bool]:
-        """Solve a surrogate; return its search, and whether its schedule's plan meets all limits.
+        """Solve a surrogate.
 
-        Takes at most the fraction `time_ratio` of the remaining time.
+        Return its search, and whether its schedule's plan meets all limits.
         """
         request, best = self.search.request, self.search.best
         time_ratio = SURROGATE_RATIO if time_ratio is None else time_ratio
@@ -337,10 +334,7 @@ class TransferWeightSearch:
                 self.search.take(candidate)
 
     def _no_schedule_reason(self, last: Search) -> str:
-        """Return the reason why no schedule was found.
-
-        States the makespan that missed the deadline.
-        """
+        """Return the reason why no schedule was found, such as a missed deadline."""
         if self.min_late_makespan_s is None or self.problem.deadline_s is None:
             return last.reason
         return (

@@ -203,10 +203,7 @@ class ModelProof:
         return raw, None
 
     def _call_solver(self, start_point: NDArray[np.float64] | None) -> RawSolution | None:
-        """Solve the form within the remaining time; None if no time remains.
-
-        A solver that exceeds the limit by `PATIENCE_S` is abandoned. Resets `last_report`.
-        """
+        """Solve the form within the remaining time; None if no time remains."""
         request = self.search.request
         remaining_s = request.remaining_s()
         if remaining_s <= 0:
@@ -245,11 +242,7 @@ class ModelProof:
         )
 
     def _report(self, progress: BackendProgress) -> bool:
-        """Store and forward a report of the solver; return whether the solver goes on.
-
-        A report without a point keeps the previous point. A value of another objective is not
-        forwarded.
-        """
+        """Store and forward a report of the solver; return whether the solver goes on."""
         if self.is_abandoned:
             return False
         previous, self.last_report = self.last_report, progress
@@ -261,10 +254,7 @@ class ModelProof:
         return self.search.report(incumbent, self._problem_bound(progress.bound))
 
     def _extract_candidate(self, x: NDArray[np.float64]) -> Candidate:
-        """Verify the schedule of a solution, and return the schedule with any violations.
-
-        Unneeded decisions are removed if the schedule remains valid and as good.
-        """
+        """Verify the schedule of a solution, and return the schedule with any violations."""
         problem, schedule = self.search.problem, self.extract_schedule(x)
         candidate = make_candidate(problem, schedule)
         if self.drops_unneeded_decisions and not candidate.violations:
@@ -277,10 +267,7 @@ class ModelProof:
         return candidate
 
     def extract_schedule(self, x: NDArray[np.float64]) -> Schedule:
-        """Return a solution's schedule.
-
-        Refuse values not finite, or not whole in integer columns.
-        """
+        """Return a solution's schedule; refuse values that are not finite or not whole."""
         rounded = round_integers(x, self.form)
         values = require_layout(self.form).model_values(rounded)
         return schedule_from_columns(self.arrays, lambda column: bool(values[column] > HALF))
@@ -298,10 +285,7 @@ class ModelProof:
         return None
 
     def _end_search(self, raw: RawSolution | None, candidate: Candidate | None) -> None:
-        """End the search with candidate, bound and statistics.
-
-        `raw` is None if no time was left.
-        """
+        """End the search with its results; `raw` is None if no time was left."""
         search, form = self.search, self.form
         search.statistics = {
             "columns": form.n_columns,

@@ -91,10 +91,7 @@ def make_valid_candidate(problem: Problem, schedule: Schedule | None) -> Candida
 
 
 def better_candidate(first: Candidate | None, second: Candidate | None) -> Candidate | None:
-    """Return the candidate with the smaller `value`, `first` if equal.
-
-    A user's objective is ignored.
-    """
+    """Return the candidate with the smaller `value`, ignoring objectives of users."""
     if first is None or second is None:
         return first or second
     return first if first.value <= second.value else second

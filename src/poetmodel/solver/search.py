@@ -284,10 +284,7 @@ class Search:
     # -- results -------------------------------------------------------------------------------
 
     def is_refuted(self) -> bool:
-        """Return whether the valid best schedule contradicts the bound or infeasibility.
-
-        False if a model's objective replaced the problem's.
-        """
+        """Return whether the valid best schedule contradicts the bound or infeasibility."""
         best, objective = self.best, self.problem.objective
         if best is None or best.violations or best.model_objective is not None:
             return False

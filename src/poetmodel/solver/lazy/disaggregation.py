@@ -110,10 +110,7 @@ class _Disaggregator:
 
 
 def violated_stages(loads: Sequence[float], limit_bytes: float) -> list[int]:
-    """Return the worst stage of each sequence of stages above `limit_bytes`, the worst first.
-
-    `loads` are the bytes in RAM at the last step of each stage.
-    """
+    """Return the worst stage of each sequence of stages with `loads` [B] above the limit."""
     worst_stages: list[int] = []
     was_violated = False
     for t, load in enumerate(loads):

@@ -81,10 +81,7 @@ def add_cuts(
 def adapt_basis(
     basis: Basis | None, relaxation: Relaxation, solved_cuts: Sequence[Cut]
 ) -> Basis | None:
-    """Adapt the basis of a solve with `solved_cuts` to the relaxation's cuts.
-
-    New cuts are basic.
-    """
+    """Adapt the basis of a solve with `solved_cuts` to current cuts; new ones are basic."""
     if basis is None:
         return None
     n_rows = relaxation.form.n_rows
@@ -156,10 +153,7 @@ def add_rows(
 
 
 def _tight_stages(session: Session) -> list[int]:
-    """Return stages where the incumbent uses over `tight_ratio` of the usable RAM, fullest first.
-
-    Only the fullest of consecutive stages, at the last step of each.
-    """
+    """Return stages where the incumbent uses over `tight_ratio` of the RAM, fullest first."""
     incumbent = session.search.best
     if incumbent is None:
         return []

@@ -60,10 +60,7 @@ class PrimalHeuristic:
         return fraction * (now_s() - self.started_s) - self.spent_s
 
     def repair(self, solution: Sequence[Restoration], *, search_locally: bool = True) -> None:
-        """Repair a relaxation's solution; offer the best schedule.
-
-        Search locally if the gap is wide.
-        """
+        """Repair a relaxation's solution, search locally, and offer the best schedule."""
         neighbourhood, started_s = self.neighbourhood, now_s()
         if "repair" in self.session.policy.heuristics:
             neighbourhood.until_s = self._end_s(max(self.max_repair_s, self.due_s))
@@ -74,11 +71,7 @@ class PrimalHeuristic:
             self.improve()
 
     def improve(self) -> None:
-        """Search around the best schedule until iterations bring no better one; offer the best.
-
-        The number of idle iterations is `idle_iterations_per_column` times the columns of the
-        largest relaxation; the factor adapts afterwards.
-        """
+        """Search around the best schedule until iterations bring no better one; offer the best."""
         session, neighbourhood, started_s = self.session, self.neighbourhood, now_s()
         if "local_search" not in session.policy.heuristics:
             return

@@ -147,11 +147,7 @@ class PrimalWorker:
             raise BackendError(msg) from error
 
     def _next_state(self) -> ProofState:
-        """Return the state of the proof; marks its incumbent and solution as sent.
-
-        An incumbent is included if it is better than all schedules sent or received, a solution if
-        it is new.
-        """
+        """Return the state of the proof; marks its incumbent and solution as sent."""
         session, incumbent, new_schedule = self.session, self.session.search.best, None
         if incumbent is not None and incumbent.value < self._best_value:
             self._best_value = incumbent.value
@@ -188,10 +184,7 @@ class PrimalWorker:
 
 
 class PrimalSearch:
-    """The search in the worker process: executes the heuristic, sends better schedules.
-
-    The time limit counts from construction, as wall time.
-    """
+    """The search in the worker process; its time limit counts from construction, as wall time."""
 
     def __init__(self, job: WorkerJob, problem: Problem, request: Request) -> None:
         self.job = job

@@ -30,7 +30,7 @@ def prove(search: Search, *, first_grouping: Grouping | None = None) -> None:
     """Solve the problem of a search by row generation over groups of stages.
 
     Enforces the rows of `first_grouping` at the start. With two or more threads, a second process
-    searches for schedules. Without any schedule after a share of the time, `decide_deadline`
+    searches for schedules. Without any schedule after a fraction of the time, `decide_deadline`
     precedes a second row generation. ``docs/concepts/lazy.md`` proves that each reduction is exact.
     With one thread, problem and seed determine the result unless a time limit ends a phase.
     """
@@ -106,10 +106,7 @@ def _add_counts(search: Search, **counts: float) -> None:
 
 
 def can_search_fastest(problem: Problem) -> bool:
-    """Return whether minimizing time can decide if the deadline can be met.
-
-    It cannot for a deadline that counts ``overlap``, or if time is the objective.
-    """
+    """Return whether minimizing time can decide if the deadline can be met."""
     return (
         problem.deadline_s is not None
         and problem.minimize != Quantity.TIME

@@ -117,10 +117,7 @@ class Relaxation:
 
     @cached_property
     def page_out_column_of(self) -> dict[int, int]:
-        """Column of the page-out that page-ins of a tensor need, by tensor.
-
-        For state, of its home.
-        """
+        """Column of the page-out that page-ins of a tensor need, by tensor."""
         starts_on_storage = self.problem.graph.starts_on_storage
         return {
             i: column for i, column in self.paged_out.items() if not starts_on_storage[i]
@@ -243,10 +240,7 @@ class Relaxation:
         return min(max(peak_bytes, self.problem.floor.bytes) * (1 + ROUNDING), usable_bytes)
 
     def schedule_point(self, schedule: Schedule) -> NDArray[np.float64] | None:
-        """Return a schedule's point.
-
-        None if `form` excludes or cannot state it. Cuts are not checked.
-        """
+        """Return a schedule's point; None if `form` has none. Cuts are not checked."""
         events, grouping = self.events, self.grouping
         group_of = grouping.group_of
         node_of = self.problem.graph.node_of

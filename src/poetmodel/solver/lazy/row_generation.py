@@ -100,10 +100,7 @@ class RowGeneration:
 
     @contextmanager
     def _limit_execution(self) -> Iterator[None]:
-        """Limit the context to the time limit; run the primal worker in parallel.
-
-        The worker needs two threads; its errors are raised on exit. A time limit stops the search.
-        """
+        """Limit the context to the time limit; run the primal worker in parallel."""
         session, search = self.session, self.session.search
         try:
             with time_limit(search.request.remaining_s() + GRACE_S):
@@ -125,10 +122,7 @@ class RowGeneration:
     # -- relaxations -----------------------------------------------------------------------------
 
     def _first_relaxation(self) -> Relaxation | None:
-        """Return the first integer relaxation, with rows and cuts of linear ones.
-
-        None if infeasible.
-        """
+        """Return the first integer relaxation with linear ones' rows; None if infeasible."""
         session = self.session
         callbacks = self._search_from_linear, self._search_if_due
         relaxation, solution = add_rows(session, self.grouping, *callbacks)
@@ -138,10 +132,7 @@ class RowGeneration:
         return None if solution.is_infeasible else relaxation
 
     def _solve_relaxation(self, relaxation: Relaxation) -> RawSolution | None:
-        """Solve an integer relaxation below the cutoff, if any, and raise the proven bound.
-
-        Stops at half the gap tolerance; with a wide gap, also early.
-        """
+        """Solve an integer relaxation below the cutoff, if any, and raise the proven bound."""
         session, policy = self.session, self.session.policy
         extra_limits = session.cutoff_limits(relaxation)
         gap = session.search.request.gap / 2
@@ -213,10 +204,7 @@ class RowGeneration:
     def _refine(
         self, relaxation: Relaxation, raw: RawSolution, violated_rows: ViolatedRows
     ) -> Relaxation:
-        """Return a relaxation that also enforces some of `violated_rows`, with cuts.
-
-        After a result of at most one node, the next relaxation may be finer.
-        """
+        """Return a relaxation that also enforces some of `violated_rows`, with cuts."""
         session = self.session
         if session.search.is_done():
             return relaxation
@@ -247,10 +235,7 @@ class RowGeneration:
         return max(max_rows, int(policy.easy_growth_ratio * n_groups)) if is_easy else max_rows
 
     def _add_covers(self, relaxation: Relaxation, x: NDArray[Any]) -> bool:
-        """Add cover cuts for limits that `x` exceeds within the tolerance.
-
-        Return whether there are any.
-        """
+        """Add cover cuts for limits that `x` exceeds in tolerance; return whether any was added."""
         form_with_covers = add_covers(relaxation.form, x, limit_rows(relaxation.form))
         if form_with_covers is not None:
             relaxation.form = form_with_covers

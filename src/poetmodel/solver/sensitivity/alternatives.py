@@ -284,10 +284,7 @@ def find_ram_step(
 def _solve_variant(
     variant: ChangedProblem, limit_s: float, threads: int, start: Schedule | None = None
 ) -> SolveResult:
-    """Solve a variant within `limit_s`, but at least 0.1 s.
-
-    Raise `KeyboardInterrupt` after Ctrl-C.
-    """
+    """Solve a variant within `limit_s`, at least 0.1 s; Ctrl-C raises `KeyboardInterrupt`."""
     (result,) = solve_variants([variant], time_limit=limit_s, threads=threads, start=start)
     if result.termination == Termination.INTERRUPTED:
         raise KeyboardInterrupt
@@ -338,10 +335,7 @@ def _list_forbiddable(problem: Problem, treatment: Treatment, i: int) -> Iterato
 
 
 def _forbid(problem: Problem, i: int, forbidden: Forbidden) -> Problem:
-    """Return the problem with a constraint that forbids the decisions `forbidden` on tensor `i`.
-
-    `KEEPING` requires a recomputation or a page-in, even after the tensor's last use.
-    """
+    """Return the problem with a constraint that forbids the decisions `forbidden` on tensor `i`."""
     graph = problem.graph
     names = dict.fromkeys(Count, graph.tensors[i].name)
     names[Count.RECOMPUTATIONS] = graph.nodes[graph.node_of[i]].name

@@ -88,10 +88,7 @@ class _ConflictSearch:
     """Schedules found so far."""
 
     def decide_conflict(self, limits: list[StatedLimit]) -> bool | None:
-        """Return whether no schedule meets `limits` alone; None if undecided in time.
-
-        Tries `schedules` before a solve, and adds the schedule that a solve finds.
-        """
+        """Return whether no schedule meets `limits` alone; None if undecided in time."""
         removed_limits = [limit for limit in self.all_limits if limit not in limits]
         problem = without_limits(self.problem, *removed_limits, minimize=Quantity.ENERGY)
         if any(verify(problem, schedule).valid for schedule in self.schedules):
@@ -193,10 +190,7 @@ def find_conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[
         rows_of_key.setdefault(key, []).append(row_number)
 
     def decide_conflict(subset_keys: list[Any]) -> bool | None:
-        """Return whether no point satisfies all rows of `subset_keys`.
-
-        None if undecided in time.
-        """
+        """Return whether the rows of `subset_keys` conflict; None if undecided in time."""
         rows = sorted(row_number for key in subset_keys for row_number in rows_of_key[key])
         remaining_s = min(end_s - time.monotonic(), SOLVE_FRACTION * time_limit)
         if remaining_s <= 0:

@@ -280,10 +280,7 @@ def _describe_limit(limit: StatedLimit) -> str:
 
 
 def _describe_conflict(problem: Problem, conflict: Conflict[StatedLimit]) -> str:
-    """Return the reason of infeasibility with the amounts of the conflicting limits only.
-
-    If members are unchecked, it has all limits, and the number of all constraints.
-    """
+    """Return the reason of infeasibility with the amounts of the conflicting limits only."""
     if conflict.unchecked:
         n_rows = len(problem.constraints)
         return infeasibility_proof(

@@ -171,10 +171,7 @@ def find_limits(
 
 
 def _limit_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """Yield the name of each `Limit` except ``block``, and the problem that minimizes its quantity.
-
-    Limits that `problem` does not have, or forbids the means for, are omitted.
-    """
+    """Yield each `Limit` but ``block``, and the problem that minimizes its quantity."""
     for name, recompute, paging in (
         ("keep_all", False, False),
         ("recompute", True, False),

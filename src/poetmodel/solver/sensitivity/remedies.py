@@ -391,10 +391,7 @@ def _with_batch_size_1(problem: Problem) -> Problem | None:
 
 
 def _make_remedy(problem: Problem, change: Change, result: SolveResult) -> Remedy:
-    """Convert the result of the problem with a changed limit or batch size to a remedy.
-
-    `works` is None if undecided, or if the verifier accepts no tried amount.
-    """
+    """Convert the result of the problem with a changed limit or batch size to a remedy."""
     works = result.schedule is not None
     is_decided = works or result.status == Status.INFEASIBLE
     amount_limit, simulation = AMOUNTS.get(change), result.simulation
@@ -462,10 +459,7 @@ def _integer_bound(result: SolveResult) -> float:
 def _find_row_limit(
     problem: Problem, row: Constraint, side: str, value: float, result: SolveResult
 ) -> float | None:
-    """Return a constraint's limit, about `value`, with which the result's schedule is valid.
-
-    Tries `value` rounded to `DIGITS` digits first, unless it is an integer.
-    """
+    """Return a constraint's limit, about `value`, with which the result's schedule is valid."""
     other_rows = without_limits(problem, (row,)).constraints
     for limit in (value if isinstance(value, int) else float(f"{value:.{DIGITS}g}"), value):
         limits: dict[str, Any] = {side: limit}

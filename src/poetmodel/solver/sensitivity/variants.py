@@ -86,10 +86,7 @@ def with_graph_identity(schedule: Schedule, graph: Graph) -> Schedule:
 
 
 def _best_valid_schedule(results: Sequence[SolveResult], problem: Problem) -> Schedule | None:
-    """Return the earlier schedule that is valid and best for `problem`.
-
-    Only results with the same minimized quantity count.
-    """
+    """Return the earlier schedule that is valid and best for `problem`."""
     candidates = (
         make_valid_candidate(problem, with_graph_identity(result.schedule, problem.graph))
         for result in results

@@ -123,10 +123,9 @@ class IntervalSeparator:
             )
 
     def _add_keep_term(self, i: int, first_group: int, terms: dict[int, float]) -> float:
-        """Add the terms of having tensor `i` in RAM at the start of `first_group`.
+        """Add the terms of having tensor `i` in RAM when `first_group` begins; return the constant.
 
-        Return their constant. The constant is 1 for a tensor that is in RAM in every solution,
-        otherwise 0.
+        It is 1, not 0, for a tensor that is in RAM in every solution.
         """
         relaxation, events = self.relaxation, self.relaxation.events
         if i in relaxation.model.resident:
@@ -197,10 +196,7 @@ class _FractionalPoint:
     def _cumulative_sums(
         self, columns: dict[tuple[int, int], int], count: int
     ) -> NDArray[np.float64]:
-        """Return sums of columns over all earlier groups, shape (count, groups + 1).
-
-        `columns` are by (group, index); rows of the result are indices.
-        """
+        """Return sums of columns over all earlier groups, shape (count, groups + 1)."""
         values = np.zeros((count, self.n_groups + 1))
         for (group, index), column in columns.items():
             values[index, group + 1] = self.x[column]
@@ -245,10 +241,7 @@ class _FractionalPoint:
         return sorted(violations, key=lambda entry: -entry.amount)
 
     def _supply_by_first_group(self, last_group: int) -> dict[int, NDArray[np.float64]]:
-        """Return the supply ``F`` of each tensor in the intervals that end with `last_group`.
-
-        Entry ``l - 1`` of an array is for the interval that begins with group `l`.
-        """
+        """Return the supply ``F`` of each tensor in the intervals that end with `last_group`."""
         graph, x = self.graph, self.x
         supply: dict[int, NDArray[np.float64]] = {}
         first_groups = np.arange(1, last_group)
@@ -280,10 +273,7 @@ class _FractionalPoint:
         return supply
 
     def cut_origin(self, violation: _Violation) -> IntervalOrigin:
-        """Return the stages, the reader and the chain of tensors of a violated cut.
-
-        For first computations, the interval ends at the tensor's first reader in the last group.
-        """
+        """Return the stages, the reader and the chain of tensors of a violated cut."""
         grouping = self.relaxation.grouping
         chain, ends_in_recomputation = self._find_chain(
             violation.tensor, violation.first_group, violation.last_group

@@ -112,10 +112,7 @@ class RoundingSeparator:
                 yield Cut.from_terms(terms, lower=-reachable_bytes / scale, name=self.family)
 
     def _crossing_columns(self, t: int, step_tensors: set[int]) -> Iterator[tuple[int, int]]:
-        """Yield (bytes, column) of each keep into the group after that of `t`, by tensor.
-
-        Skips fixed keeps: free keeps add to no enforced memory row, dominated ones are 0.
-        """
+        """Yield (bytes, column) of each keep into the group after that of `t`, by tensor."""
         relaxation = self.relaxation
         graph, grouping = relaxation.problem.working_graph, relaxation.grouping
         next_group = grouping.group_of[t] + 1
