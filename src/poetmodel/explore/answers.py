@@ -57,10 +57,7 @@ def draw_point(job: dict[str, Any], context: JobContext) -> Frame:
 
 
 def point_commands(job: dict[str, Any], context: JobContext, subject: Subject) -> list[str]:
-    """Return the shell commands that reproduce a point, or the one that exports its step as C.
-
-    ``--ram`` of an export is the RAM of the point plus stack, inputs and runtime.
-    """
+    """Return the shell commands that reproduce a point, or the one that exports its step as C."""
     from poetmodel.export.deployment import parse_stack, reserved_bytes
 
     prepared = load_prepared_problem(job, context)
@@ -93,8 +90,7 @@ def point_commands(job: dict[str, Any], context: JobContext, subject: Subject) -
 def verified_result(job: dict[str, Any], context: JobContext) -> tuple[SolveResult, Verdict]:
     """Verify the schedule of a job; return a result with the schedule, and the verdict.
 
-    Proof and search options are those of the job. The bound on the objective is the baseline plus
-    the proof's bound on the overhead, at most the value of the schedule.
+    The bound is the baseline plus the proof's bound on the overhead, at most the value.
     """
     problem, proof, search = load_job_problem(job, context), job["proof"], job["search"]
     schedule = unpack_schedule(context.body)
@@ -128,8 +124,7 @@ def make_subject(
 ) -> Subject:
     """Return the subject of a report: the schedule, and its plan if there is one.
 
-    A note states why there is no plan. Addresses are only chosen for a plan without violations of a
-    finished point.
+    Addresses are chosen only for a plan without violations of a finished point.
     """
     result, verdict = verified_result(job, context)
     problem, schedule = result.problem, result.require_schedule()
@@ -184,8 +179,7 @@ def file_stem(name: str) -> str:
 def explain_infeasibility(job: dict[str, Any], context: JobContext) -> Frame:
     """Task: return each limit that no schedule meets even alone, and tensors of the minimum RAM.
 
-    The keys are those of the API (`poetmodel.explore.server`). The tensors are those of the node
-    with the largest working set. The task does not solve, so it may miss limits.
+    Does not solve, so it may miss limits. The keys are those of the API.
     """
     problem = load_job_problem(job, context)
     graph, min_ram = problem.graph, problem.floor

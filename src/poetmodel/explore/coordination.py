@@ -57,10 +57,7 @@ class Listener:
         self._signal.set()
 
     async def wait_for_events(self, max_s: float) -> list[tuple[str, str]]:
-        """Wait up to `max_s` [s] for queued events; remove and return them, oldest first.
-
-        A closed stream ends the wait.
-        """
+        """Remove and return queued events; wait at most `max_s` [s] for one, or for the end."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._signal.wait(), max_s)
         self._signal.clear()
@@ -208,9 +205,8 @@ class Coordinator:
     ) -> dict[str, Any]:
         """Set the requested point of a session, start its solve if needed, and return its values.
 
-        Creates an unknown session. An unfinished point first takes a better record of the store,
-        and bounds and schedules of other points. The solve of the session's previous point is
-        cancelled unless another session requests that point.
+        An unfinished point first takes better records of the store and of other points. The solve
+        of the session's previous point is cancelled unless another session requests it.
         """
         open_problem, point_id = (
             self.find_problem(problem_id),
@@ -259,10 +255,7 @@ class Coordinator:
         return open_problem.describe(point)
 
     def _cancel_unrequested(self, point_id: str) -> None:
-        """Cancel the solve and the drawing of a point unless a session requests the point.
-
-        A drawing that a worker has begun continues.
-        """
+        """Cancel solve and queued drawing of a point unless a session requests the point."""
         if any(session.requested_point == point_id for session in self.sessions.values()):
             return
         self.solves.cancel(point_id)
@@ -306,8 +299,7 @@ class Coordinator:
     async def _load_or_draw(self, open_problem: OpenProblem, point: Point) -> bytes | None:
         """Return the stored drawing of a point, or make it in a worker and store it.
 
-        A provisional point may have the stored drawing of its lender, the point whose schedule it
-        shows. None if no session requests the point any more when a worker is free.
+        None if no session requests the point any more when a worker is free.
         """
         digest = point.digest
         drawing_keys = [(point.id, digest)]

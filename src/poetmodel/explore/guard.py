@@ -55,11 +55,9 @@ class Guard:
         self._cookie = f"poetmodel-{port}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass an accepted request to the application.
+        """Pass an accepted request to the application; answer a rejected one with an error.
 
-        Answer a rejected one with status 403 or 413. A visit of ``/`` with the token in its query
-        needs no cookie: it sets the cookie. Every response gets the security headers. WebSockets
-        are ignored.
+        A visit of ``/`` with the token in its query sets the cookie. WebSockets are ignored.
         """
         if scope["type"] != "http":
             if scope["type"] == "lifespan":

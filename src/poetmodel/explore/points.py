@@ -101,8 +101,7 @@ class Point:
     def set_schedule(self, metrics: dict[str, Any], schedule: bytes) -> None:
         """Set the metrics of a new schedule, add 1 to `revision`, and update `digest`.
 
-        `provisional` and `bound` stay unchanged. `schedule` is packed, and only used for the
-        digest.
+        `schedule` is packed, and only used for the digest.
         """
         self.set_metrics(metrics)
         if self.status is None or self.status in ("unknown", "infeasible"):
@@ -148,8 +147,7 @@ class Point:
     def to_dict(self, baseline: float, *, minimize: str) -> dict[str, Any]:
         """Return the point as JSON values for the page, with `gap` and ``bound_j``.
 
-        ``bound_j`` is the bound on the energy [J]; None without a schedule, or unless energy is
-        minimized. `baseline` is that of the minimized quantity.
+        ``bound_j`` is None unless energy is minimized. `baseline` is of the minimized quantity.
         """
         values = asdict(self)
         for name in ("digest", "lender", "proof"):
@@ -227,9 +225,8 @@ def best_neighbour(
 ) -> Point | None:
     """Return the other point with the lowest value whose schedule meets the limits of `point`.
 
-    Of equal values, the point with the highest RAM budget. With `overlaps`, only points with at
-    most the RAM budget of `point` are considered: a plan that overlaps transfers may be slower with
-    less RAM.
+    With `overlaps`, only points with at most the RAM budget of `point`: a plan that overlaps
+    transfers may be slower with less RAM.
     """
     limit_s = math.inf if point.deadline_s is None else point.deadline_s
     fitting_points = [

@@ -134,11 +134,7 @@ def open_explorer(
     search: SearchOptions,
     workers: int | None = None,
 ) -> Explorer:
-    """Open a store and return an explorer with it; workers start when the server starts.
-
-    Drawings and other short tasks have half as many processes as cores, but at least two, or one on
-    a single core. Raises `InputError` if the store cannot be used.
-    """
+    """Open a store and return an explorer with it; workers start when the server starts."""
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     point_store, catalogue_text = PointStore(store), catalogue.to_json()
     coordinator = Coordinator(

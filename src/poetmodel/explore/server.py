@@ -156,10 +156,9 @@ def make_application(  # noqa: C901 - the routes, each a few lines
     async def read_drawing(
         request: Request, point: Identifier, revision: int | None = None
     ) -> Response:
-        """Return the newest drawing of a point; redirect to it if another `revision` is stated.
+        """Return the drawing of a point, once it exists; redirect an old `revision` to the newest.
 
-        Waits until it is drawn. Status 204 without a schedule or a requesting session, 304 if the
-        page already has the drawing, 410 for an unknown point.
+        Status 204 without schedule or requesting session, 304 if the page has it, 410 if unknown.
         """
         _, found_point = coordinator.find_point(point)
         if (
@@ -201,10 +200,7 @@ def make_application(  # noqa: C901 - the routes, each a few lines
 
 
 async def _stream_events(coordinator: Coordinator, session: str) -> AsyncIterator[ServerSentEvent]:
-    """Yield the events of a session, and keep-alive comments, until the stream is closed.
-
-    The data of an event are the present values of its point. Registers a listener of the session.
-    """
+    """Yield the events of a session, and keep-alive comments, until the stream is closed."""
     import asyncio
 
     listener = coordinator.add_listener(session)

@@ -211,8 +211,7 @@ def catalogue_with_files(
 ) -> Catalogue:
     """Return a catalogue whose mappings have only the given files, which are not read.
 
-    Paths become absolute. `device` may also be a built-in device. The costs in `profile` were
-    measured on `device`, or on an unknown one if that is None.
+    Paths become absolute. `profile` was measured on `device`, None if unknown.
     """
     is_built_in = device in device_names()
     return Catalogue(

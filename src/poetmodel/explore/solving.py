@@ -146,8 +146,7 @@ class SolveManager:
     async def _solve(self, open_problem: OpenProblem, point: Point) -> None:
         """Solve a point, save it, and remove the solve from `running`, also after cancellation.
 
-        A failed job gives the state ``failed`` and a reason. For a point without a schedule, a
-        quick worker searches for a first schedule at the same time.
+        A quick worker searches for a first schedule of a point without one at the same time.
         """
         first_schedule_task: asyncio.Task[None] | None = None
         if point.value is None:

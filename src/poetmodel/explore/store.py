@@ -145,8 +145,7 @@ class PointStore:
     def save(self, point: Point, schedule: bytes | None) -> None:
         """Merge a point with the stored one by `merge_records`, and store the result.
 
-        The stored schedule is retained without `schedule`, or if the stored record is. `point` is
-        unchanged. Drawings of other revisions are deleted.
+        `point` is unchanged. Drawings of other revisions are deleted.
         """
         with self._transaction() as connection:
             stored_point = self.load_point(point.id)

@@ -175,8 +175,7 @@ def schedule_metrics(problem: Problem, simulation: Simulation) -> dict[str, Any]
 def find_first_schedule(job: dict[str, Any], context: JobContext) -> Frame:
     """Task: find a first schedule of a point with heuristics, and return it with its metrics.
 
-    It is the first valid one of keep-all, a greedy schedule and paging of every tensor. Return an
-    empty frame if there is none.
+    The frame is empty if there is none.
     """
     problem = load_job_problem(job, context)
     if infeasibility_reason(problem) is not None:
@@ -260,8 +259,7 @@ class _Progress:
 def solve_point(job: dict[str, Any], context: JobContext) -> Frame:
     """Task: solve a point, from the schedule of the job if this is valid; return the result.
 
-    Better schedules and bounds are sent during the solve. Bounds and value exclude the baseline.
-    The bound of the result is at least that of the job, and at most the value.
+    Bounds and value exclude the baseline. The bound is at least the job's, at most the value.
     """
     problem = load_job_problem(job, context)
     search: SearchOptions = job["search"]

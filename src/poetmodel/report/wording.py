@@ -59,7 +59,6 @@ def step_answers(step: Facts) -> tuple[Answer, Answer, Answer]:
 
 
 def _fit_answer(schedule: Facts) -> AnswerTexts:
-    """Return (word, text, mood): whether the schedule is valid and fits budget and device."""
     peak, budget = schedule["peak_ram_bytes"], schedule["budget_bytes"]
     if not schedule["valid"]:
         count_text = format_items(len(schedule["violations"]), "violation")
@@ -145,7 +144,6 @@ def _proof_answer(schedule: Facts) -> AnswerTexts:
 
 
 def _cost_answer(schedule: Facts) -> AnswerTexts:
-    """Return (word, text, mood): energy and time that the schedule needs beyond a single pass."""
     energy_j, baseline_j = schedule["energy_j"], schedule["baseline_energy_j"]
     if energy_j is None or schedule["makespan_s"] is None:
         return "Unknown", "give --device or --profile for energies and times", "warn"
@@ -170,7 +168,6 @@ def _cost_answer(schedule: Facts) -> AnswerTexts:
 
 
 def _equality_answer(step: Facts) -> AnswerTexts:
-    """Return (word, text, mood): whether the results equal those of eager PyTorch."""
     certificate = step["certificate"]
     if certificate is None:
         return "Not verified", REMEDY, "warn"
@@ -207,7 +204,6 @@ def _budget_answer(step: Facts) -> AnswerTexts:
 
 
 def _speed_answer(step: Facts) -> AnswerTexts:
-    """Return (word, text, mood): the time of a step, compared with eager PyTorch and the plan."""
     certificate, planned_s = step["certificate"], step["plan"]["makespan_s"]
     device = step["plan"].get("device")
     plan_text = "" if planned_s is None else f"planned {format_seconds(planned_s)}"
