@@ -104,10 +104,12 @@ class Chain:
         """Return the schedule that has `tensors_of_part[s]` in RAM when part `s` begins.
 
         `tensors_of_part` needs an entry for the last part, and for each part with nodes. Missing
-        tensors are recomputed, except `stored_tensors`, which are paged. In the forward pass and
-        within a part, tensors stay until their last use; between parts, if `tensors_of_part` has
-        them for both. Those of `freed_steps` are freed before the part of their step, and
-        recomputed for it. Tensors that are not recomputable stay.
+        tensors are recomputed, except `stored_tensors`, which are paged. A recomputable tensor
+        stays in the forward pass until its last use there, and longer if the last part begins with
+        it; within a part if the part has it or a later node reads it; between parts if
+        `tensors_of_part` has it for both. Tensors of `freed_steps` are freed before the part of
+        their step, and recomputed for it. Other tensors stay until the last stage that may read
+        them.
         """
         graph, steps, last_forward_use = self.graph, self.steps, last_forward_uses(self.graph)
         first_backward = first_backward_node(graph)
@@ -252,10 +254,7 @@ class ChainMemory(Chain):
         return StepPeaks(*(peak + other_bytes for peak in self.recomputed_peaks[s]))
 
     def other_bytes_before(self, t: int) -> int:
-        """Return the bytes of other tensors in RAM when part `t` begins [B].
-
-        0 for an empty part.
-        """
+        """Return the bytes of other tensors in RAM when part `t` begins, or 0 if empty [B]."""
         part = self.steps[t].backward
         return self.other_tensor_bytes[part[0]] if part else 0
 

@@ -130,10 +130,7 @@ class _Relaxation:
         """Packed checkpoints of all roundings so far."""
 
     def round_checkpoints(self, rounds_up: Callable[[float], bool]) -> Schedule:
-        """Return the schedule of a rounding.
-
-        `rounds_up` returns whether a fraction is rounded up.
-        """
+        """Return the schedule of a rounding by `rounds_up`; refuse checkpoints tried before."""
         check_time_limit()
         checkpoints = self.pinned_checkpoints.copy()
         for i, first, last, fraction in self.fractional_spans:

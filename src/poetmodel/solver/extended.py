@@ -79,7 +79,7 @@ class ModelTask(Task):
 
     @classmethod
     def from_model(cls, model: pyo.ConcreteModel, formulation: str | None) -> ModelTask:
-        """Return the task of a model as it was built."""
+        """Return the task of a model as it was built; warn if `subject_to` suits better."""
         problem = getattr(model, "problem", None)
         if not isinstance(problem, Problem):
             raise InputError(
