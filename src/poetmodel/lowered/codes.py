@@ -71,10 +71,7 @@ def _fuse_pairs(
 
 
 def _find_fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int, dict[str, int]]]:
-    """Yield (index of lookup node, of quantizing node, `_make_fused_arguments`) of fusible pairs.
-
-    Only the quantization may read the real numbers, and the step must not return them.
-    """
+    """Yield (lookup node, quantizing node, `_make_fused_arguments`) of fusible pairs."""
     graph = step.graph
     for k, calls in enumerate(step.calls):
         if len(calls) != 1 or calls[0].kernel != LOOKUP_KERNEL:
@@ -97,10 +94,7 @@ def _find_fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int, dict[str,
 
 
 def _make_fused_arguments(lookup_call: Call, quantize_call: Call) -> dict[str, int] | None:
-    """Return the numeric arguments of the fused kernel; None if they cannot describe both calls.
-
-    Strides are in elements, and 0 for dimensions of size 1.
-    """
+    """Return the arguments of the fused kernel, strides in elements; None if it cannot do both."""
     batch, channels, plane = (quantize_call[name] for name in ("batch", "channels", "plane"))
     refs, (sizes, *lookup_strides) = (
         lookup_call.refs,

@@ -187,10 +187,7 @@ MASK: Final = "bits"
 
 
 class TableForm(Form):
-    """Loops of the table ``shape``, with a column for each tensor but masks of bits.
-
-    The bits of a mask are contiguous in the order of the loops, with strides in bits.
-    """
+    """Loops of the table ``shape``, with a column for each tensor but masks of bits."""
 
     def read(self, call: Call) -> Loops:
         """Return the loops of a call."""
@@ -367,10 +364,7 @@ def make_depthwise_form(*tensors: str, out_step: str = "out_step") -> ProductFor
 
 
 def make_strided_form(*tensors: str, can_add: int | None = None) -> ProductForm:
-    """Return the loops of a convolution or its gradient with the list ``strides`` of all strides.
-
-    `tensors` are in the order of the list: ``x`` or ``dx``, ``out`` or ``dy``, ``w`` or ``dw``.
-    """
+    """Return the loops of a convolution or its gradient with a list of all strides."""
     strides: dict[str, tuple[Term, ...]] = {"bias": (0, 1, 0, 0, 0)}
     for k, name in enumerate(tensors):
         outer, inner, *plane = (f"strides[{4 * k + d}]" for d in range(4))

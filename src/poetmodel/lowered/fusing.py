@@ -82,10 +82,7 @@ def split_fused_updates(step: LoweredStep) -> LoweredStep:
 
 
 def _split_call(fused_call: Call, gradient: str, count: int) -> tuple[Call, Call]:
-    """Split a fused call into the call that writes buffer `gradient`, and the update that reads it.
-
-    Neither call has a condition, even if `fused_call` has one.
-    """
+    """Split a fused call into the call that writes `gradient`, and the update that reads it."""
     gradient_kernel, update_kernel = CATALOGUE[fused_call.kernel].fuses or ("", "")
     known = fused_call.named_arguments
     result, *_ = find_kernel(gradient_kernel).index_of
@@ -137,11 +134,7 @@ def _split_node(
 
 
 def _find_fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int]]:
-    """Yield the node indices (update, gradient) of each update that can compute its gradient.
-
-    The step must not return the gradient, only the update may read it, and state that its call
-    reads must not be replaced before or by the update.
-    """
+    """Yield the node indices (update, gradient) of each update that can compute its gradient."""
     graph = step.graph
     returned_names = step.returned_buffers
     for update_index, calls in enumerate(step.calls):

@@ -87,11 +87,7 @@ class _StepEncoder:
         return name
 
     def _new_name(self, buffer: str) -> str:
-        """Return the canonical name of a buffer that has none yet.
-
-        Replaced state keeps its name, constants are named by the hash of their values, tensors by
-        number.
-        """
+        """Return the canonical name of a buffer that has none yet."""
         if buffer in self._replaced_names:
             return f"state {buffer}"
         values, element_type = self._step.values.get(buffer), self._step.buffers[buffer].type

@@ -170,10 +170,7 @@ def _call_to_json(call: Call) -> dict[str, object]:
 
 
 def _argument_to_json(argument: Argument) -> object:
-    """Return the JSON value of an argument, which `_argument_from_json` reads.
-
-    Pointers, learning rates, infinity and NaN become dictionaries, such as ``{"real": "inf"}``.
-    """
+    """Return the JSON value of an argument, which `_argument_from_json` reads."""
     if isinstance(argument, Ref):
         return {"buffer": argument.buffer, "offset": argument.offset}
     if isinstance(argument, ScaledLearningRate):
@@ -290,10 +287,9 @@ def _tensor_from_json(entry: _TensorEntry) -> NamedTensor:
 def _find_step_errors(
     step: LoweredStep, values: Collection[str], outer_values: Collection[str]
 ) -> Iterator[str]:
-    """Yield an error for each contradiction between graph, buffers, values and calls of a step.
+    """Yield an error for each contradiction in a step, but not in its forward passes.
 
-    Forward passes are not checked. Calls may read `values` and `outer_values`: the buffers with
-    values in this step, and in the enclosing step and its earlier passes.
+    Calls may read `values`, the buffers with values in this step, and `outer_values`.
     """
     for tensor in step.graph.tensors:
         name = tensor.replaces or tensor.name
@@ -316,10 +312,7 @@ def _find_step_errors(
 
 
 def _find_call_errors(step: LoweredStep, constant_names: Collection[str]) -> Iterator[str]:
-    """Yield an error if `calls` has not one list for each node, then the errors of all calls.
-
-    Surplus lists, which belong to no node, are not checked.
-    """
+    """Yield an error if `calls` has not one list for each node, then the errors of all calls."""
     if len(step.calls) != len(step.graph.nodes):
         yield f"calls: expected {len(step.graph.nodes)} lists, one a node, got {len(step.calls)}"
     for node, calls in zip(step.graph.nodes, step.calls, strict=False):

@@ -124,10 +124,7 @@ def _replace_input(node: Node, old: str, new: str) -> Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Slope:
-    """The gradient of an activation whose slope has two values, selected by a comparison of x.
-
-    The compared tensor `x` is the input or the output of the activation.
-    """
+    """The gradient of an activation whose slope has two values, selected by a comparison of x."""
 
     call: Call
     """The call of the gradient."""
@@ -185,10 +182,7 @@ def _parse_slope(call: Call | None) -> _Slope | None:
 
 
 def _find_slopes(step: LoweredStep, tensor: str) -> dict[int, _Slope]:
-    """Find the `_Slope` of each backward node that reads a forward tensor, by index of the node.
-
-    Empty unless each of these nodes uses the tensor only for one comparison.
-    """
+    """Find the `_Slope` of each backward node that reads a forward tensor, by index of the node."""
     graph = step.graph
     i = graph.tensor_index.get(tensor)
     if i is None or graph.nodes[graph.node_of[i]].phase not in (Phase.FORWARD, Phase.LOSS):
@@ -232,10 +226,7 @@ def _use_outputs(step: LoweredStep) -> LoweredStep:
 
 
 def _find_output(step: LoweredStep, gradient_call: Call) -> tuple[Ref, _LoopTable] | None:
-    """Return the output of an activation, and the loop of its gradient over it in place of x.
-
-    None also if a negative slope reverses the order of values.
-    """
+    """Return the output of an activation, and the loop of its gradient over it in place of x."""
     graph, x, loop = step.graph, gradient_call["x"], _LoopTable.parse(gradient_call["shape"])
     kernel = _FORWARD_KERNELS[gradient_call.kernel]
     numbers = [name for name in ("low", "high", "slope") if name in gradient_call]
@@ -254,10 +245,7 @@ def _find_output(step: LoweredStep, gradient_call: Call) -> tuple[Ref, _LoopTabl
 
 
 def _add_bit_masks(step: LoweredStep) -> LoweredStep:
-    """Return a step with a node for each mask of one bit per element, which gradients read.
-
-    A tensor has a mask if gradients only compare it, all in the same way, and the mask is smaller.
-    """
+    """Return a step with a node for each mask of one bit per element, which gradients read."""
     graph, buffers = step.graph, dict(step.buffers)
     gradients: dict[int, LoweredNode] = {}
     masks: dict[int, LoweredNode] = {}
@@ -364,11 +352,7 @@ def _apply_bits(call: Call, shape: tuple[int, ...]) -> Call:
 
 
 def _store_byte_positions(step: LoweredStep) -> LoweredStep:
-    """Return a step with the positions of maxima as bytes, counted within the window.
-
-    Unchanged are pools with windows of over `_MAX_WINDOW` elements, or positions that other nodes
-    than gradients of the pool read.
-    """
+    """Return a step with the positions of maxima as bytes, counted within the window."""
     graph, buffers = step.graph, dict(step.buffers)
     replacements: dict[int, list[LoweredNode]] = {}
     for k, node in enumerate(graph.nodes):

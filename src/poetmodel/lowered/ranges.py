@@ -72,9 +72,9 @@ def find_index_operands(call: Call) -> Iterator[Indices]:
 def _make_canonical_indices(
     ref: Argument | None, sizes: Numbers, strides: Numbers, index_range: tuple[int, int, int]
 ) -> Iterator[Indices]:
-    """Yield one `Indices` of the elements that loops from `ref` on access; none without elements.
+    """Yield one `Indices` of the elements that loops from `ref` on access.
 
-    `index_range` has the fields low, high and ignored of `Indices`.
+    None without elements.
     """
     if isinstance(ref, Ref) and 0 not in sizes:
         first, shape = _find_canonical_elements(ref.offset, sizes, strides)

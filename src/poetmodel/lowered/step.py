@@ -103,10 +103,7 @@ class LoweredStep:
     def edit(
         self, replacements: Mapping[int, Iterable[LoweredNode]], **changes: Any
     ) -> LoweredStep:
-        """Return the step with operations in place of some of its own, by index, and other fields.
-
-        Buffers of removed results stay, unless `changes` has others.
-        """
+        """Return the step with operations in place of some of its own, by index, and new fields."""
         operations = (
             new
             for k, operation in enumerate(self.operations)
@@ -175,10 +172,7 @@ class Weights:
 
     @classmethod
     def from_step(cls, step: LoweredStep) -> Weights:
-        """Return the values of a step and the constants of its forward passes.
-
-        One buffer per state tensor or constant, each at a multiple of `ALIGNMENT`.
-        """
+        """Return the values of a step and the constants of its forward passes."""
         steps = (step, *step.forward_passes)
         values_of_steps = [
             (owning_step, name, values)

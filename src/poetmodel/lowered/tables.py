@@ -38,10 +38,7 @@ _TYPES: Final = {str(kind): kind for kind in (DataType.UINT8, DataType.INT8)}
 
 
 def find_tables(step: LoweredStep, tensor: NamedTensor) -> tuple[str, ...]:
-    """Return the buffers of the tables that convert an input, in the order of their first use.
-
-    The `forward_passes` of the step are not searched.
-    """
+    """Return the buffers of tables that convert an input, by first use, not in forward passes."""
     tables: dict[str, None] = {}
     for call in (call for calls in step.calls for call in calls):
         if call.kernel in (LOOKUP_KERNEL, INT8_LOOKUP_KERNEL):

@@ -68,10 +68,7 @@ class _Pieces:
         return self.outer * self.inner
 
     def find_only_piece(self, loops: Loops, index: int) -> tuple[int, Loops] | None:
-        """Return (piece index, loops over the piece) if loops access one piece of tensor `index`.
-
-        The loops retain the name of the buffer; the tensor's offset is relative to the piece.
-        """
+        """Return (piece index, loops over it) if loops access one piece of tensor `index`."""
         indices = loops.element_indices(index)
         inner_rows = indices // self.inner
         piece = int(inner_rows.flat[0]) % self.count
@@ -148,10 +145,7 @@ def _restrict_to_piece(loops: Loops, pieces: Mapping[str, _Pieces]) -> _PieceCal
 
 
 def _divide_call(call: Call, pieces: Mapping[str, _Pieces]) -> _DividedCall | None:
-    """Divide a call by the pieces of its tensors; None if it cannot be divided.
-
-    A call that accesses at most one piece of each tensor stays one call.
-    """
+    """Divide a call by the pieces of its tensors; None if it cannot be divided."""
     if not pieces.keys() & set(call.buffers):
         return _DividedCall(piece_calls=(_PieceCall(call=call),))
     loops = _read_loops(call)
@@ -240,10 +234,7 @@ class _Division:
                     self._propose_tensor(tensor.name, pieces)
 
     def _parse_stack(self, k: int) -> tuple[str, _Pieces | None]:
-        """Return (result, division) if the calls of node `k` stack pieces in a divisible result.
-
-        Otherwise, the division is None, and the name of the result may be "".
-        """
+        """Return (result, division) if the calls of node `k` stack pieces in a divisible result."""
         node, calls = self.graph.nodes[k], self.step.calls[k]
         if len(calls) <= 1 or len(node.outputs) != 1 or not self.is_copy(k):
             return "", None
@@ -259,10 +250,7 @@ class _Division:
         return name, pieces if piece_order == list(range(len(calls))) else None
 
     def _saves_memory(self, name: str, pieces: _Pieces) -> bool:
-        """Return whether all sums over the pieces of a stack together have fewer bytes than it.
-
-        False without a sum that is the only call of its node.
-        """
+        """Return whether all sums over the pieces of a stack together have fewer bytes than it."""
         sums = {
             call["out"]
             for k in self._accessing_nodes[name]
@@ -273,10 +261,7 @@ class _Division:
         return 0 < sum(sum_bytes) < self.step.buffers[name].bytes
 
     def _sums_pieces(self, call: Call, name: str, pieces: _Pieces) -> bool:
-        """Return whether a call sums pieces of a tensor, or their products with another tensor.
-
-        The other tensor must not be state.
-        """
+        """Return whether a call sums pieces of a tensor, or their products with another tensor."""
         divided_call = _divide_call(call, {name: pieces})
         other_inputs = {ref.buffer for ref in call.refs[1:]} - {name}
         return (
@@ -287,10 +272,7 @@ class _Division:
         )
 
     def _propose_tensor(self, name: str, pieces: _Pieces) -> None:
-        """Add tensor `name`, and transitively divisible tensors in the same loops, to `pieces`.
-
-        The division of tensors added earlier stays.
-        """
+        """Add tensor `name`, and transitively divisible tensors in the same loops, to `pieces`."""
         pieces_of_tensors = {name: pieces}
         while pieces_of_tensors:
             name, pieces = pieces_of_tensors.popitem()
@@ -390,10 +372,7 @@ class _Division:
         }
 
     def find_readers(self, name: str) -> list[list[_PieceCall]]:
-        """Return, for each piece of a divided tensor, the calls that read the piece, in step order.
-
-        Omits calls that read the undivided stack.
-        """
+        """Return the calls that read each piece of a divided tensor, in step order."""
         readers: list[list[_PieceCall]] = [[] for _ in range(self.pieces[name].count)]
         producer_index = self._find_producer(name)
         for k in self._accessing_nodes[name]:
@@ -520,10 +499,7 @@ def _measure_piece_distance(piece_loops: Sequence[Loops], name: str) -> int:
 def _writes_each_piece(
     piece_calls: Sequence[_DividedCall], pieces: Mapping[str, _Pieces], outputs: set[str]
 ) -> bool:
-    """Return whether `outputs` is one tensor, and the calls of a node write each piece of it.
-
-    Within one divided call, no piece may occur twice, as it would in a sum over pieces of an input.
-    """
+    """Return whether `outputs` is one tensor, and the calls of a node write each piece of it."""
     if len(outputs) != 1:
         return False
     (name,) = outputs
@@ -676,10 +652,7 @@ class _Rewriter:
         return tuple(calls), dict.fromkeys(name for call in calls for name in call.buffers)
 
     def _resolve_loops(self, piece_call: _PieceCall) -> Loops | None:
-        """Return the loops of a call on pieces, with the new (or aliased) buffer of each piece.
-
-        None if the call accesses no pieces, or its kernel cannot access the aliased elements.
-        """
+        """Return the loops of a call on pieces, with the new (or aliased) buffer of each piece."""
         loops = piece_call.loops
         for name, t in piece_call.piece_of.items():
             alias = self.aliases.get(_make_piece_name(name, t))
@@ -752,11 +725,7 @@ class _Rewriter:
         )
 
     def _add_sum_chain(self, k: int, piece_calls: Sequence[_PieceCall]) -> None:
-        """Replace node `k`, a sum over pieces, by a chain of nodes; add them to `early_nodes`.
-
-        Each node adds the pieces that are ready after one position of the old step to the previous
-        sum. The last node has the name and result of node `k`.
-        """
+        """Replace node `k`, a sum over pieces, by a chain of nodes; add them to `early_nodes`."""
         node, (result,) = self.graph.nodes[k], self.graph.nodes[k].outputs
         terms = []
         for index, piece_call in enumerate(piece_calls):
@@ -807,11 +776,7 @@ class _Rewriter:
             previous_name = name
 
     def _make_addition_calls(self, call: Call, result_name: str, out: str) -> list[Call]:
-        """Return calls that add the result of `call`, a product or sum, to buffer `out`.
-
-        A sum that is no single addition goes through a workspace of the size of buffer
-        `result_name`.
-        """
+        """Return calls that add the result of `call`, a product or sum, to buffer `out`."""
         if call.kernel == "pm_mm":
             return [call.with_arguments(out=Ref(out), accumulate=1)]
         loops = _read_loops(call)
@@ -975,9 +940,5 @@ def _is_gradient_product(call: Call) -> bool:
 
 
 def _ends_with_gradient_product(node: Node, calls: Sequence[Call]) -> bool:
-    """Return whether a node is of the backward pass and its last call is a matrix product.
-
-    The factors have the layouts of `_is_weight_gradient`. The product may write only some elements
-    of the result, or add to earlier values.
-    """
+    """Return whether a node is of the backward pass and its last call is a matrix product."""
     return bool(calls) and _is_gradient_product(calls[-1]) and node.phase == Phase.BACKWARD

@@ -105,10 +105,7 @@ def count_planes(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
 
 
 def _sum_window_sizes(arguments: Mapping[str, Any], axis: str) -> int:
-    """Return the number of rows or columns that a window visits, summed over all windows.
-
-    `axis` is ``row`` or ``column``.
-    """
+    """Return the number of rows or columns that a window visits, summed over all windows."""
     window_limits, n_limits = arguments[f"{axis}s"], 2 if "row_step" in arguments else 3
     starts, ends, stride = (
         window_limits[::n_limits],
@@ -227,8 +224,7 @@ def _count_correlation(
 def count_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count the units of `_count_correlation` for each sample and group of a convolution.
 
-    For a pointwise convolution without padding, the taps are the summed channels; with stride 1,
-    the plane is one row.
+    For a pointwise convolution without padding, the taps are the summed channels.
     """
     sizes = ConvolutionSizes(*arguments["shape"])
     channels = sizes.group_channels
@@ -266,10 +262,7 @@ def _list_group_sizes(first: int, count: int, group_size: int) -> Iterator[int]:
 
 
 def count_input_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count the units of `_count_correlation` for an input gradient.
-
-    There is one correlation per sample, group and phase of the strides.
-    """
+    """Count the units of `_count_correlation` for an input gradient."""
     sizes = ConvolutionSizes(*arguments["shape"])
     channels, axes = sizes.group_channels, sizes.directions
     # The output padding of a transposed convolution can exceed the positions that windows reach.
@@ -310,11 +303,7 @@ def count_input_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -> 
 def _make_stride_phases(
     size: int, n_positions: int, window: int, stride: int, padding: int, dilation: int
 ) -> Iterator[tuple[_Axis, int]]:
-    """Yield an axis of an input gradient and a tap distance for each phase of the input positions.
-
-    Input positions of one phase are `stride` apart and have the same taps. The distance between
-    taps is in taps of the window. An axis without taps has the window 0.
-    """
+    """Yield an axis and a tap distance for each phase of an input gradient's positions."""
     for i in range(min(stride, size)):
         tap = next(
             (t for t in range(min(window, stride)) if (i + padding - t * dilation) % stride == 0),
@@ -331,10 +320,7 @@ def _make_stride_phases(
 
 
 def _list_tap_counts(sizes: ConvolutionSizes) -> Iterator[tuple[int, int]]:
-    """Yield for each tap the numbers of output rows and columns that read the input through it.
-
-    Taps are in row-major order.
-    """
+    """Yield for each tap the numbers of output rows and columns that read the input through it."""
     (height, rows, window_h, stride_h, pad_h, dilation_h), across = sizes.directions
     width, columns, window_w, stride_w, pad_w, dilation_w = across
     for row in range(window_h):
@@ -381,8 +367,7 @@ def count_weight_gradient(counts: Counter[str], arguments: Mapping[str, Any]) ->
 def count_depthwise(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count output elements (``cleared``), taps, and the rows and elements that each tap visits.
 
-    Gradients are counted by output elements of the convolution. 3x3 windows with stride, padding
-    and dilation 1 count rows and elements of whole planes in place of those of taps.
+    3x3 windows with stride, padding and dilation 1 count rows and elements of planes instead.
     """
     sizes, planes = ConvolutionSizes(*arguments["shape"]), arguments["batch"] * arguments["count"]
     counts.update(cleared=planes * sizes.out_plane)
@@ -395,10 +380,7 @@ def count_depthwise(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
 
 
 def count_strided_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count output elements, taps, and the rows and elements that each tap visits.
-
-    Taps of each sample, output channel and summed input channel count separately.
-    """
+    """Count output elements, taps, and the rows and elements that each tap visits."""
     sizes = ConvolutionSizes(*arguments["shape"])
     results = arguments["batch"] * arguments["count"]
     planes = results * sizes.group_channels
@@ -444,11 +426,7 @@ def count_q8_elements(counts: Counter[str], arguments: Mapping[str, Any]) -> Non
 
 
 def count_q8_pool(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count output pixels, and the work on words of four channels and on single channels.
-
-    The work is outputs, window rows and window elements. If the largest window of a mean has over
-    256 elements, all channels count as single ones.
-    """
+    """Count output pixels, and the work on words of four channels and on single channels."""
     arguments = {"row_step": 1, "column_step": 1, "low": -128, "high": 127, **arguments}
     n_positions = arguments["batch"] * arguments["height"] * arguments["width"]
     rows = arguments["batch"] * _sum_window_sizes(arguments, "row")
@@ -466,10 +444,7 @@ def count_q8_pool(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
 
 
 def count_q8_pointwise(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count pairs of output channels, and blocks of a pair by two pixels with their dot products.
-
-    Blocks of two by two are ``2x2``, those with a single channel, a single pixel or both ``1x2``.
-    """
+    """Count pairs of output channels, and their blocks by two pixels or one."""
     (result_pairs, single_results), (pixel_pairs, single_pixels) = (
         divmod(arguments["results"], 2),
         divmod(arguments["pixels"], 2),
@@ -576,11 +551,7 @@ def count_q8_update(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
 
 
 def count_q8_pointwise_dx(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count blocks of four input channels at four pixels (``4x4``) or one (``1x4``), and the rest.
-
-    The rest are single channels of a pixel (``1``). For each unit, also counts the output channels
-    that it sums (``4x4 result``, ``1x4 result``, ``1 result``).
-    """
+    """Count blocks of four input channels at four pixels (``4x4``) or one, and the rest."""
     (pixel_blocks, single_pixels), (channel_blocks, single_channels) = (
         divmod(arguments["pixels"], _BLOCK),
         divmod(arguments["channels"], _BLOCK),
@@ -631,11 +602,7 @@ def count_q8_depthwise_dx(counts: Counter[str], arguments: Mapping[str, Any]) ->
 
 
 def count_q8_pool_dx(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count input and output elements of the pooling, and the elements that its windows visit.
-
-    ``pixel`` and ``x`` are its input pixels and elements, ``element`` its output elements, and
-    ``seen`` the input elements, without padding, in its windows, once for each window.
-    """
+    """Count input and output elements of the pooling, and the elements that its windows visit."""
     sizes, pixels, n_visits = _find_q8_gradient_sizes(arguments)
     counts.update(
         pixel=pixels,
@@ -648,11 +615,7 @@ def count_q8_pool_dx(counts: Counter[str], arguments: Mapping[str, Any]) -> None
 def _count_q8_weight_blocks(
     counts: Counter[str], results: int, channels: int, n_rows: int, n_positions: int
 ) -> None:
-    """Add the blocks of ``pm_q8_dw`` to `counts`, and their rows and positions.
-
-    A block has four output channels (of `results`) or one, by four input channels (of `channels`)
-    or one.
-    """
+    """Add the blocks of ``pm_q8_dw`` to `counts`, and their rows and positions."""
     (result_blocks, single_results), (channel_blocks, single_channels) = (
         divmod(results, _BLOCK),
         divmod(channels, _BLOCK),
@@ -678,10 +641,7 @@ def count_q8_pointwise_dw(counts: Counter[str], arguments: Mapping[str, Any]) ->
 
 
 def count_q8_convolution_dw(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count weights (``weight``), taps of each group (``tap``), and the blocks of each tap.
-
-    Blocks count the output rows and positions that the tap visits in the whole batch.
-    """
+    """Count weights (``weight``), taps of each group (``tap``), and the blocks of each tap."""
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     results = arguments["count"] // (sizes.group_channels * sizes.window)
     counts.update(weight=arguments["count"])
@@ -694,11 +654,7 @@ def count_q8_convolution_dw(counts: Counter[str], arguments: Mapping[str, Any]) 
 
 
 def count_q8_depthwise_dw(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count weights, taps and, for each tap, words of four channels and single channels.
-
-    Each word (``4``) or channel (``1``) also counts the output rows (``4 row``, ``1 row``) and
-    positions (``4 place``, ``1 place``) of the batch that the tap visits.
-    """
+    """Count weights, taps and, for each tap, words of four channels and single channels."""
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     # Kernels that also update weights have all channels; their count is the number of weights.
     channels = sizes.channels if "w" in arguments else arguments["count"]
