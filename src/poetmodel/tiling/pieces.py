@@ -289,10 +289,7 @@ class Expansion:
             yield _PieceCalls(slice_indices, tuple(calls))
 
     def _find_writers(self) -> dict[str, list[int]]:
-        """Return the ascending indices of the pieces that write each slice of results.
-
-        A slice that no piece writes is assigned to the last piece.
-        """
+        """Return the ascending indices of the pieces that write each slice of results."""
         writers: dict[str, list[int]] = {result_slice: [] for result_slice in self._result_slices}
         for piece_index, piece in enumerate(self._piece_calls):
             for result_slice in piece.written_buffers & writers.keys():
@@ -308,10 +305,7 @@ class Expansion:
         }
 
     def _versioned_name(self, result_slice: str, piece_index: int) -> str:
-        """Return the name of the content of a result slice after a piece.
-
-        From the last writer on, it is the name of the slice; before, that of a partial result.
-        """
+        """Return the name of the content of a result slice after a piece."""
         writers = self._writers[result_slice]
         writers_so_far = [writer for writer in writers if writer <= piece_index]
         if not writers_so_far:
@@ -415,10 +409,7 @@ class Expansion:
         ), tuple(calls)
 
     def _find_in_place_slices(self, name: str, channel_range: Range) -> list[tuple[str, str]]:
-        """Return an (output slice, input slice) pair per input that output `name` may overwrite.
-
-        Omits inputs with other slices than the output.
-        """
+        """Return an (output slice, input slice) pair per input that output `name` may overwrite."""
         slices = self._slices
         return [
             (slices.slice_name(name, channel_range), slices.slice_name(input_name, channel_range))
@@ -427,10 +418,7 @@ class Expansion:
         ]
 
     def _find_piece_inputs(self, calls: Iterable[Call]) -> list[str]:
-        """Return the inputs of a piece, as slices of the inputs of the node.
-
-        Of an input that none of the node's calls uses, all slices are inputs.
-        """
+        """Return the inputs of a piece, as slices of the inputs of the node."""
         read_names = {name for call in calls for name in call.buffers}
         call_names = {name for call in self._calls for name in call.buffers}
         return [
@@ -443,11 +431,7 @@ class Expansion:
     def _estimate_piece_traffic(
         self, flops: int, inputs: Sequence[str], outputs: Sequence[Tensor]
     ) -> int | None:
-        """Return the memory traffic of a piece [B]; None if the node states none.
-
-        The size of the piece's tensors, plus a fraction of the node's traffic beyond the size of
-        its tensors, in proportion to FLOP.
-        """
+        """Return the memory traffic of a piece [B]; None if the node states none."""
         node, size_bytes = self._node, self._slices.size_bytes
         if node.bytes_moved is None:
             return None
@@ -461,11 +445,7 @@ class Expansion:
 
 
 def _make_output_tensor(tensor: Tensor, new_name: str, result_slice: str, size: int) -> Tensor:
-    """Return an output of a piece: a tensor, a slice of it, or a partial result of a chain.
-
-    If `tensor` replaces divided state, the output replaces `result_slice`, and is named by the
-    slice and ``+``.
-    """
+    """Return an output of a piece: a tensor, a slice of it, or a partial result of a chain."""
     if tensor.replaces is None:
         return Tensor(name=new_name, bytes=size)
     name = tensor.name if result_slice == tensor.replaces else f"{result_slice}+"
@@ -473,10 +453,7 @@ def _make_output_tensor(tensor: Tensor, new_name: str, result_slice: str, size: 
 
 
 def _divide_proportionally(total: int, axes: Iterable[Sequence[Range]]) -> list[int]:
-    """Divide an amount in proportion to the channels of slices on each axis; the sum is `total`.
-
-    Combinations of slices are in order, those of the last axis varying fastest.
-    """
+    """Divide an amount in proportion to the channels of slices on each axis; the sum is `total`."""
     amounts = [total]
     for ranges in axes:
         channels = ranges[-1][1]
@@ -550,10 +527,7 @@ def _make_sort_keys(pieces: Sequence[Piece]) -> list[tuple[int, ...]]:
 def _find_dependencies(
     pieces: Sequence[Piece], producers: Mapping[str, int]
 ) -> tuple[Mapping[int, set[int]], list[int]]:
-    """Return the successors of each piece, and its number of predecessors that are not state.
-
-    Predecessors of a replacement of state include all other readers of this state.
-    """
+    """Return the successors of each piece, and its number of predecessors that are not state."""
     readers = defaultdict(set)
     for piece_index, piece in enumerate(pieces):
         for name in piece.node.inputs:

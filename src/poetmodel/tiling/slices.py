@@ -60,10 +60,7 @@ class ChannelLoops:
 
     @property
     def is_product(self) -> bool:
-        """Whether the kernel is a matrix product, a convolution or its ``dx`` or ``dw``.
-
-        Depthwise convolutions are no products.
-        """
+        """Whether the kernel is a matrix product, a convolution or its ``dx`` or ``dw``."""
         form = find_form(self.loops.call)
         return form is not None and form.is_product
 
@@ -87,10 +84,7 @@ class ChannelLoops:
         return prod(self.loops.sizes) if index == self.mask_index else elements
 
     def find_summed_layouts(self, names: Collection[str]) -> Iterator[tuple[str, ChannelLayout]]:
-        """Yield (buffer, layout) for each buffer in `names` over whose channels the call sums.
-
-        Skips pointers with an offset.
-        """
+        """Yield (buffer, layout) for each buffer in `names` over whose channels the call sums."""
         for ref, strides in zip(self.loops.refs, self.loops.strides, strict=True):
             d = self.summed_dimension
             if d is not None and ref.buffer in names and not ref.offset and strides[d]:
@@ -109,12 +103,7 @@ class ChannelLoops:
         return None
 
     def split_dimension(self, index: int, layout: ChannelLayout) -> ChannelLoops:
-        """Return loops in which one dimension is over the channels of the loops' tensor `index`.
-
-        Divides the first loop over channels and outer dimensions, such as the batch, into a loop
-        over all channels and one over the outer dimensions. Returns the same loops if there is
-        none.
-        """
+        """Return loops in which one dimension is over the channels of the loops' tensor `index`."""
         loops = self.loops
         for d, (size, stride) in enumerate(zip(loops.sizes, loops.strides[index], strict=True)):
             if stride and layout.stride % stride == 0 and size * stride > layout.span:
@@ -175,9 +164,9 @@ class ChannelLoops:
         return call.with_arguments(**{adds: 1}) if first_channel else call
 
     def _slice_strides(self, strides: Numbers, view: View) -> Numbers | None:
-        """Convert strides of the undivided tensor to those of its slice `view`; None if impossible.
+        """Convert strides of the undivided tensor to those of its slice `view`.
 
-        Multiples of the span of all channels are scaled to the channels of the slice.
+        None if impossible.
         """
         new_strides, layout = list(strides), view.layout
         for d, stride in enumerate(strides):

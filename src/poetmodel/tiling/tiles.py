@@ -174,10 +174,7 @@ class _Tiling:
         return self.slice_ranges, groups, frozenset(self._undivided_names)
 
     def min_slice_bytes(self, name: str) -> int:
-        """Return the size of the smallest possible slice of a buffer, except a last one [B].
-
-        The slice has `BLOCK` channels, or one in `_converted_buffers`.
-        """
+        """Return the size of the smallest possible slice of a buffer, except a last one [B]."""
         size = self.undivided_step.buffers[name].bytes
         if name not in self._sliceable:
             return size
@@ -318,20 +315,14 @@ class _Tiling:
         return sliceable | fixed_names
 
     def _can_slice(self, channel_loops: ChannelLoops, index: int, ref: Ref) -> bool:
-        """Return whether a loop over the channels of tensor `index` exists and can be sliced.
-
-        A pointer with an offset cannot.
-        """
+        """Return whether a loop over the channels of tensor `index` exists and can be sliced."""
         layout = self._layouts[ref.buffer]
         split_loops = channel_loops.split_dimension(index, layout)
         d = split_loops.find_dimension(index, layout)
         return d is not None and not ref.offset and split_loops.can_slice(d)
 
     def _split_dimensions(self, channel_loops: ChannelLoops) -> tuple[ChannelLoops, dict[int, int]]:
-        """Return loops, divided if needed, with a dimension for each sliceable tensor's channels.
-
-        Also returns this dimension by the index of the tensor.
-        """
+        """Return loops with a dimension, by tensor, for each sliceable tensor's channels."""
         for index, ref in enumerate(channel_loops.loops.refs):
             if ref.buffer in self._sliceable:
                 channel_loops = channel_loops.split_dimension(index, self._layouts[ref.buffer])
@@ -392,11 +383,7 @@ class _Tiling:
         return self.undivided_step.buffers[name].bytes > self._tile_bytes
 
     def _divide_groups(self) -> Iterator[tuple[str, tuple[Range, ...]]]:
-        """Yield (buffer, slices) of groups with fixed slices or a tensor above `tile_bytes`.
-
-        Buffers of a group have the same slices. Groups with too few channels for two slices are
-        omitted.
-        """
+        """Yield (buffer, slices) of groups with fixed slices or a tensor above `tile_bytes`."""
         members = defaultdict(list)
         for name in sorted(self._sliceable):
             members[self._groups.find(name)].append(name)
@@ -458,9 +445,9 @@ class _Tiling:
         ).make_step()
 
     def _make_pieces(self, slices: Slices, k: int) -> Iterator[Piece]:
-        """Yield the pieces that replace a node, in order; one for a node without divided tensors.
+        """Yield the pieces that replace a node, in order.
 
-        Divided state has one piece without calls per slice.
+        One for a node without divided tensors.
         """
         node, calls = self.graph.nodes[k], self.undivided_step.calls[k]
         if node.is_state and node.outputs[0].name in self.slice_ranges:
