@@ -70,10 +70,7 @@ def list_missing_programs(target: Target, *, emulate: bool = True) -> tuple[str,
 
 
 def require_programs(target: Target, *, emulate: bool = True) -> None:
-    """Raise `MissingExtraError` unless all programs of `list_required_programs` are installed.
-
-    The message names all missing programs and their Debian packages.
-    """
+    """Raise `MissingExtraError` unless all programs of `list_required_programs` are installed."""
     missing_names = list_missing_programs(target, emulate=emulate)
     if missing_names:
         names = " ".join(PACKAGES[program] for program in missing_names).replace(" and ", " ")
@@ -137,10 +134,7 @@ def execute(
 
 
 def _find_first_errors(text: str, max_lines: int = 3) -> str:
-    """Return the first error lines of a compiler's output, or its last lines if none is an error.
-
-    At most `max_lines` lines, joined by semicolons.
-    """
+    """Return the first error lines of a compiler's output, or else its last lines."""
     error_marks = ("error", "overflowed", "undefined reference", "heap")
     lines = [line.strip() for line in text.splitlines()]
     error_lines = [

@@ -178,11 +178,7 @@ class Deployment:
         return tuple(graph.tensors[i].name for i in graph.state_tensors)
 
     def _has_page_slot(self, name: str) -> bool:
-        """Return whether a state tensor has a slot outside of generations.
-
-        If there is `rotating_state`, all other state has such a slot, also state in RAM; otherwise
-        only state on storage has one.
-        """
+        """Return whether a state tensor has a slot outside of generations."""
         if self.rotating_state:
             return name not in self.rotating_state
         return name not in self.resident_names
@@ -194,11 +190,7 @@ class Deployment:
 
     @cached_property
     def generation_names(self) -> tuple[str, ...]:
-        """Names of the replaced state in each generation; empty without commits.
-
-        State on storage is in the order of its first writes in a step; state in RAM follows, in the
-        order of `LoweredStep.states`.
-        """
+        """Names of the replaced state in each generation; empty without commits."""
         if not self.commit:
             return ()
         graph = self.step.graph
@@ -469,10 +461,7 @@ class Deployment:
         )
 
     def flash_map(self) -> dict[str, int]:
-        """Return the bytes of each use of the device's flash; their sum is its size [B].
-
-        ``free`` is negative if the flash is too small. {} without a device with flash.
-        """
+        """Return the bytes of each use of the device's flash; their sum is its size [B]."""
         if self.device is None or self.device.flash is None:
             return {}
         in_flash = self.device.stores_in_flash

@@ -172,11 +172,7 @@ class ProgramSource:
                 yield from self._replay_lines(self._replay.front, op, index)
 
     def _instruction_lines(self, op: Op, index: int) -> Iterator[str]:
-        """Yield the C statements of one instruction of the plan, on node or tensor `index`.
-
-        A free marks memory by PM_FREE, but not for inputs that the last computation overwrites in
-        place.
-        """
+        """Yield the C statements of one instruction of the plan, on node or tensor `index`."""
         if op == Op.COMPUTE:
             yield from self._compute_lines(index)
             return
@@ -227,10 +223,9 @@ class ProgramSource:
             yield f"if (PM_STORED) {read_call}"
 
     def _sample_write_lines(self, names: Sequence[str]) -> Iterator[str]:
-        """Yield the statements that write `names`, outputs of the front, to a sample if PM_KEEPS.
+        """Yield the writes of front outputs `names` to a sample if PM_KEEPS; mark them as computed.
 
-        Marks these outputs as computed. Once all are, also yields the statement that waits for
-        pending transfers and returns.
+        Once all outputs of the front are computed, also yields the statement that returns.
         """
         for name in names:
             write_call = self._try_call(f"pm_sample_write({self._sample_arguments(name)})")
@@ -284,9 +279,9 @@ class ProgramSource:
             yield from [check] if self._replay is None else _wrap_in_if("!PM_STORED", [check])
 
     def _range_check_lines(self, indices: Indices) -> Iterator[str]:
-        """Yield the range check of indices, unless they are constant or already checked.
+        """Yield the range check of indices unless constant or checked.
 
-        Registers indices with a check as checked, and ``pm_within`` as a kernel.
+        Register it and its kernel.
         """
         is_checked = any(checked.implies(indices) for checked in self._checked_indices)
         if is_checked or indices.ref.buffer in self._constant_names:
@@ -421,9 +416,9 @@ class ProgramSource:
         self._written_state.update(sum_names)
 
     def _heading_lines(self, k: int) -> Iterator[str]:
-        """Yield the comment before a computation of node `k`; in the step, after label and hook.
+        """Yield comment, label and hook of a computation of node `k`.
 
-        For each computation in the step, adds 1 to `_slice_count`. The hook is ``PM_NODE(k)``.
+        Count it in `_slice_count`.
         """
         suffix = ", again" if self._computation_counts[k] > 1 else ""
         hook = ""
@@ -579,11 +574,7 @@ class ProgramSource:
         self._written_state.update(targets)
 
     def _call_on_chunk(self, call: Call, n_elements: int, chunks: Mapping[str, str]) -> str:
-        """Return the C of an update call for one chunk: ``n`` elements from ``first`` on.
-
-        `chunks` has the C arrays of the chunks, by buffer. Buffers have `n_elements` elements or
-        one.
-        """
+        """Return the C of an update call for one chunk: ``n`` elements from ``first`` on."""
         expressions: list[str] = []
         if "first" in call:  # of int8 weights
             for name, argument in call.named_arguments.items():
@@ -605,10 +596,7 @@ class ProgramSource:
     def _int8_argument(
         self, kernel: str, name: str, argument: Argument, chunks: Mapping[str, str]
     ) -> str:
-        """Return the C of the argument `name` of an int8 update call for one chunk.
-
-        `chunks` has the C arrays of the chunks, by buffer.
-        """
+        """Return the C of the argument `name` of an int8 update call for one chunk."""
         if name in ("first", "count"):
             return "first" if name == "first" else "n"
         if not isinstance(argument, Ref):
@@ -623,10 +611,9 @@ class ProgramSource:
         return chunks.get(argument.buffer) or f"{self._pointer(argument)} + first"
 
     def _row_update_lines(self, call: Call) -> Iterator[str]:
-        """Yield the update of a mapped matrix by a kernel that computes its gradient.
+        """Yield the update, row by row, of a mapped matrix by a gradient kernel.
 
-        Each kernel call updates a copy of at most `_CHUNK_ELEMENTS` elements of one row, which are
-        then written to storage. Marks the weight as written.
+        Mark it as written.
         """
         loops = (
             f"for (int32_t row = 0; row < {call['m']}; row++) {{",
@@ -640,11 +627,9 @@ class ProgramSource:
         yield from self._window_update_lines(call, loops, _CHUNK_ELEMENTS, n_expression, texts)
 
     def _filter_update_lines(self, call: Call) -> Iterator[str]:
-        """Yield the update of a memory-mapped convolution weight; the kernel computes its gradient.
+        """Yield the update of a mapped convolution weight by a gradient kernel; mark it as written.
 
-        Each call updates the windows of one output channel for some input channels: the largest
-        divisor of their number whose windows have at most `_CHUNK_ELEMENTS` elements. Marks it as
-        written.
+        Each call updates the windows of one output channel for some input channels.
         """
         sizes = ConvolutionSizes(*call["shape"])
         channels = sizes.group_channels
@@ -769,11 +754,7 @@ class ProgramSource:
     # -- transfers and results ---------------------------------------------------------------------
 
     def _slot_of(self, name: str) -> str:
-        """Return the C expression of the slot of a tensor.
-
-        State in `Deployment.rotating_state` has its slot in the last committed generation. A
-        replacement has the slot for the new value of its state.
-        """
+        """Return the C expression of the slot of a tensor."""
         old = self._replaced_state.get(name)
         if old is not None:
             return self._new_slot(old)
@@ -793,10 +774,7 @@ class ProgramSource:
         yield from self._transfer_lines("in", name)
 
     def _page_out_lines(self, name: str) -> Iterator[str]:
-        """Yield the page-out of a tensor; no line for the replacement of memory-mapped state.
-
-        The generation's record is written before rotating state (`_begin_generation_lines`).
-        """
+        """Yield the page-out of a tensor; no line for the replacement of memory-mapped state."""
         # An update writes mapped state itself.
         if self._replaced_state.get(name, name) not in self._mapped_state:
             yield from self._begin_generation_lines({self._replaced_state.get(name)})
@@ -812,9 +790,9 @@ class ProgramSource:
             yield self._try_call("pm_commit_begin(1)")
 
     def _transfer_lines(self, direction: str, name: str, *, wait: bool = False) -> Iterator[str]:
-        """Yield a page-in or page-out, and its wait if `wait` is true or the plan is blocking.
+        """Yield a page-in or page-out, pending until its wait.
 
-        `direction` is ``in`` or ``out``. Registers the transfer as pending until its wait.
+        The wait follows if `wait` or blocking.
         """
         slot = self._slot_of(name)
         size = self.step.buffers[self._replaced_state.get(name, name)].bytes
@@ -849,11 +827,7 @@ class ProgramSource:
                 yield self._try_call(f"pm_page_wait({slot})")
 
     def _try_call(self, call: str) -> str:
-        """Return the statement that executes a call, and returns an error if the call fails.
-
-        The error is PM_TORN if the lines already include an update. The statement waits for pending
-        transfers first.
-        """
+        """Return the statement that executes a call, and returns an error if the call fails."""
         macro = f"PM_TRY_{'TORN' if self._has_updated else 'PAGE'}"
         waits = self._pending_waits()
         if not waits:
@@ -861,10 +835,7 @@ class ProgramSource:
         return f"{{ PM_ASIDE(const int error = {call}); if (error) {{ {waits}}} {macro}(error); }}"
 
     def _pending_waits(self) -> str:
-        """Return the C statements, each with a space behind it, that wait for transfers; or "".
-
-        Errors of these transfers are ignored.
-        """
+        """Return the C statements, each with a space behind it, that wait for transfers; or ""."""
         return "".join(f"(void)pm_page_wait({slot}); " for slot in self._transfers)
 
 

@@ -247,10 +247,7 @@ def _make_replay(step: LoweredStep, options: ExportOptions) -> Replay | None:
 
 
 def _load_migration_source(options: ExportOptions) -> dict[str, Any] | None:
-    """Load the layout of the generations in the folder of `migrate_from`, if there is one.
-
-    Both steps must commit to storage that is not volatile.
-    """
+    """Load the layout of the generations in the folder of `migrate_from`, if there is one."""
     if options.migrate_from is None:
         return None
     source = load_generation_layout(options.migrate_from)
@@ -281,10 +278,7 @@ def _deploy_tiles(
     *,
     make_replay: Callable[[LoweredStep], Replay | None],
 ) -> Deployment:
-    """Return a copy of `deployment` with a step in tiles of `tile_bytes`.
-
-    Plan and arena are those of `make_smallest_program`, and serve only to count sizes later.
-    """
+    """Return a copy of `deployment` with a step in tiles of `tile_bytes`."""
     plan, arena = make_smallest_program(step)
     new_deployment = replace(deployment, step=step, tile_bytes=tile_bytes, replay=make_replay(step))
     return replace(new_deployment, plan=plan, arena=arena)
@@ -315,10 +309,7 @@ def _excess_flash_bytes(
     step: LoweredStep,
     result: SolveResult,
 ) -> int:
-    """Return the bytes by which a schedule's program exceeds `TRIAL_FLASH_RATIO` of the flash [B].
-
-    Storage in flash counts, copy statements do not.
-    """
+    """Return the bytes by which a program exceeds `TRIAL_FLASH_RATIO` of the flash."""
     if device.flash is None:
         return 0
     mode, schedule = _transfer_mode(device), result.require_schedule()

@@ -56,11 +56,7 @@ def load_code_sizes() -> dict[str, Any]:
 
 
 def program_sizes(deployment: Deployment, source: StepSource) -> dict[str, int]:
-    """Return the flash usage of a step, storage excluded, by use [B].
-
-    ``first weights`` are initial values of state tensors of the graph, except zeros; ``constants``
-    include all other weights.
-    """
+    """Return the flash usage of a step, storage excluded, by use [B]."""
     graph, buffers = deployment.step.graph, deployment.step.buffers
     state_names = {
         graph.tensors[i].name for i in graph.state_tensors
@@ -122,10 +118,7 @@ def check_flash(deployment: Deployment, *, are_lower_bounds: bool = False) -> No
 
 
 def _flash_advice(deployment: Deployment, sizes: Mapping[str, int], missing_bytes: int) -> str:
-    """Return advice for a step that exceeds the flash by `missing_bytes`.
-
-    `sizes` is the flash usage by use [B].
-    """
+    """Return advice for a step that exceeds the flash by `missing_bytes`."""
     updates = (node for node in deployment.step.graph.nodes if node.phase == Phase.UPDATE)
     has_moments = any(len(node.outputs) > 1 for node in updates)
     smaller_optimizer = ["take an optimizer with fewer bytes of state"] if has_moments else []
@@ -190,10 +183,7 @@ def code_bytes(deployment: Deployment, source: StepSource) -> int:
 
 
 def count_elements(deployment: Deployment, statements: Iterable[str]) -> Counter[str]:
-    """Count the elements of a program and the runtime features that it uses, by table key.
-
-    Keys that the table of code sizes lacks count as 0 B in `code_bytes`.
-    """
+    """Count the elements of a program and the runtime features that it uses, by table key."""
     counts = Counter({"runtime": 1})
     counts["slots"] += deployment.uses_storage
     counts["mapped"] += bool(deployment.slots) and deployment.plan.memory_mapped
@@ -229,10 +219,7 @@ def count_elements(deployment: Deployment, statements: Iterable[str]) -> Counter
 
 
 def _split_arguments(line: str, begin: int) -> list[str]:
-    """Return the stripped, nonempty arguments of a call; `begin` follows its opening bracket.
-
-    Without a closing bracket, the call ends with the line.
-    """
+    """Return the stripped, nonempty arguments of a call; `begin` follows its opening bracket."""
     depth, arguments = 0, [""]
     for character in line[begin:]:
         depth += {"(": 1, ")": -1}.get(character, 0)
@@ -259,11 +246,7 @@ See ``pm_state.h``. An entry of state or gradients includes its entry of the tab
 
 
 def table_bytes(deployment: Deployment, source: StepSource) -> int:
-    """Return the size of the tables of state, gradients and slots, and of the lists of a step [B].
-
-    Tables of inputs, samples, migrated state and commits to flash are not counted. Lists of
-    gradients count only after `StepSource.template_values`, which adds them.
-    """
+    """Return the size of the tables and lists of a step [B]; call after `template_values`."""
     step = deployment.step
     pieces = [ref for tensor in step.states for ref in tensor.pieces]
     counts = {

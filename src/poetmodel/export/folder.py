@@ -75,11 +75,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_shared_folder(shared_folder: Path, folder: Path) -> None:
-    """Raise `InputError` unless `shared_folder` can contain kernels of the step in `folder`.
-
-    A temporary file checks that it can be written. Unless it contains shared kernels, it must have
-    no file with the path of a template of such folders.
-    """
+    """Raise `InputError` unless `shared_folder` can contain kernels of the step in `folder`."""
     _check_folder_writable(shared_folder)
     if shared_folder.resolve() == folder.resolve():
         raise InputError(
@@ -92,10 +88,7 @@ def check_shared_folder(shared_folder: Path, folder: Path) -> None:
 
 
 def _check_folder_writable(folder: Path) -> None:
-    """Raise `InputError` unless a folder can be written or, if it is missing, created.
-
-    Creates and removes a temporary file in the folder or in its nearest existing ancestor.
-    """
+    """Raise `InputError` unless a folder, or its nearest parent, takes a temporary file."""
     with raise_write_errors(folder):
         existing_folder = next(
             ancestor for ancestor in (folder, *folder.absolute().parents) if ancestor.exists()
@@ -224,10 +217,7 @@ _REPLACED_FILE: Final = re.compile(r"(src|include|examples/Train)/[a-z0-9_]+\.(c
 
 
 def _list_templates() -> Iterator[tuple[str, str]]:
-    """Yield (path, text) of all templates of an exported folder, which `_is_needed` filters.
-
-    Paths are those in the folder with the default prefix, without ``generated``.
-    """
+    """Yield (path, text) of all templates of an exported folder, which `_is_needed` filters."""
     yield from _list_template_files(SOURCES)
     yield from _list_template_files(SOURCES / "generated")
 
@@ -246,10 +236,7 @@ def _list_template_files(folder: Traversable, parent: str = "") -> Iterator[tupl
 
 
 def _is_needed(name: str, deployment: Deployment) -> bool:
-    """Return whether an exported folder has the file of the template `name`.
-
-    The text of ``pm_driver.h`` is inserted into the header ``pm.h`` instead.
-    """
+    """Return whether an exported folder has the file of the template `name`."""
     conditions = {
         "src/pm_commit.c": deployment.commit,
         "src/pm_replay.c": deployment.replay,
@@ -264,10 +251,7 @@ def _is_needed(name: str, deployment: Deployment) -> bool:
 def make_manifest(
     deployment: Deployment, source: StepSource, *, command: str, names: Sequence[str]
 ) -> str:
-    """Return the text of ``manifest.json``; sizes are those of the single-precision build.
-
-    `names` are the paths of all files of the folder.
-    """
+    """Return the text of ``manifest.json``; sizes are those of the single-precision build."""
     step, arena, plan = deployment.step, deployment.arena, deployment.plan
     identity = GraphIdentity.from_graph(step.graph)
     result = deployment.result
@@ -370,11 +354,7 @@ def _cycle_keys(deployment: Deployment) -> dict[str, Any]:
 
 
 def _evaluation_keys(deployment: Deployment) -> dict[str, Any]:
-    """Return the key ``evaluation`` of an export; {} without an exported evaluation.
-
-    Its ``gives`` lists the results of ``pm_evaluate``: ``loss`` and, if classes are counted,
-    ``correct``.
-    """
+    """Return the key ``evaluation`` of an export; {} without an exported evaluation."""
     if deployment.evaluation is None:
         return {}
     results = ["loss", *["correct"] * deployment.counts_correct]
@@ -384,11 +364,7 @@ def _evaluation_keys(deployment: Deployment) -> dict[str, Any]:
 def _generation_document(
     deployment: Deployment, *, layout_id: str, instance_id: str
 ) -> dict[str, Any]:
-    """Return the value of the key ``generation``: the layout of a generation.
-
-    Its ``states`` are the state tensors all of whose pieces are in generations. A piece is [index
-    in ``tensor_bytes``, first element, number of elements].
-    """
+    """Return the value of the key ``generation``: the layout of a generation."""
     tensors, buffers = list(deployment.generation_names), deployment.step.buffers
     states: dict[str, Any] = {}
     for tensor in deployment.step.states:
@@ -418,11 +394,7 @@ def _generation_document(
 
 
 def _replay_keys(deployment: Deployment) -> dict[str, Any]:
-    """Return the key ``replay``: sizes of samples and their groups, and two kinds of steps.
-
-    The RAM of ``step`` (on a batch) and ``stored_step`` (on a stored sample) includes inputs, stack
-    and runtime; their instructions are estimates. {} without replay.
-    """
+    """Return the key ``replay``: sizes of samples and their groups, and two kinds of steps."""
     replay, step = deployment.replay, deployment.step
     if replay is None:
         return {}
@@ -454,10 +426,9 @@ def _replay_keys(deployment: Deployment) -> dict[str, Any]:
 
 
 def _generation_keys(deployment: Deployment, source: StepSource) -> dict[str, Any]:
-    """Return the keys ``generation`` and, with a migration, ``migrates``; {} without generations.
+    """Return the keys ``generation`` and, with a migration, ``migrates``.
 
-    ``migrates`` lists the state that is copied, has its initial values, or is dropped, with the
-    identity of the earlier step.
+    {} without generations.
     """
     if not deployment.generation_names:
         return {}
@@ -496,11 +467,7 @@ def _tensor_keys(tensor: NamedTensor) -> dict[str, Any]:
 
 
 def _table_keys(step: LoweredStep, tensor: NamedTensor) -> dict[str, Any]:
-    """Return the key ``tables``, the tables that convert input `tensor`; {} without any.
-
-    A table has one row, or one per channel, of 256 numbers; one that is not finite is a string.
-    Omits tables that only inference or evaluation reads.
-    """
+    """Return the key ``tables``, the tables that convert input `tensor`; {} without any."""
     if tensor.type is DataType.REAL:
         return {}
     names = find_tables(step, tensor)

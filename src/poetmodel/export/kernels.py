@@ -53,10 +53,7 @@ def make_kernel_header(kernels: Mapping[str, str], shared_names: Iterable[str] =
 
 
 def find_included_headers(sources: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield (``src/NAME``, text) of each header that C sources include, also indirectly, once.
-
-    Headers that are not in the folder ``kernels`` of the package are skipped.
-    """
+    """Yield (``src/NAME``, text) of each header that C sources include, also indirectly, once."""
     pending_texts = list(sources)
     visited: set[str] = set()
     while pending_texts:
@@ -80,10 +77,7 @@ def apply_prefix(text: str, prefix: str) -> str:
 
 
 def add_licence(name: str, text: str) -> str:
-    """Return the text of file `name` with the licence as first line.
-
-    Texts of Markdown and JSON, and of files with ``weights`` in `name`, stay unchanged.
-    """
+    """Return the text of file `name` with the licence as first line."""
     if "weights" in name or name.endswith((".md", ".json")):
         return text
     if name.endswith((".c", ".h", ".ld", ".ino")):
@@ -92,10 +86,7 @@ def add_licence(name: str, text: str) -> str:
 
 
 def write_shared_kernels(folder: Path, kernels: Iterable[str]) -> None:
-    """Write a folder of shared kernels: `kernels`, and kernels already in it, in this version.
-
-    Also writes their headers and the build files. No file is deleted.
-    """
+    """Write a folder of shared kernels: `kernels`, and kernels already in it, in this version."""
     present_stems = {path.stem for path in (folder / "src").glob(f"{SHARED_PREFIX}_*.c")}
     present_kernels = {
         name for name in kernel_names() if apply_prefix(name, SHARED_PREFIX) in present_stems

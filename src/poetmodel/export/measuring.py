@@ -132,10 +132,7 @@ def parse_emulation(
 def _measure_instructions(
     step: LoweredStep, device: Device, target: Target, time_limit_s: float
 ) -> dict[str, int]:
-    """Export, build and execute one step; return the mean instructions of a computation by node.
-
-    Nodes of state are omitted. `time_limit_s` limits the build, and again the execution [s].
-    """
+    """Export, build and execute one step; return the mean instructions of a computation by node."""
     with tempfile.TemporaryDirectory(prefix="poetmodel-profile-") as folder_name:
         folder = Path(folder_name)
         deployment = _export_for_board(step, device, folder)
@@ -171,10 +168,7 @@ def _export_for_board(step: LoweredStep, device: Device, folder: Path) -> Deploy
 
 
 def _make_random_batch(step: LoweredStep) -> bytes:
-    """Return one batch from a fixed random seed, as the bytes of its inputs in order.
-
-    Real inputs have random normal numbers; inputs of other types are 0, which is a valid class.
-    """
+    """Return one batch from a fixed random seed, as the bytes of its inputs in order."""
     random = np.random.default_rng(0)
     arrays = []
     for tensor in step.inputs:

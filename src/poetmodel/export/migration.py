@@ -69,10 +69,7 @@ def list_state_pieces(step: LoweredStep, tensor: NamedTensor) -> Iterator[tuple[
 
 
 def load_generation_layout(folder: str | Path) -> dict[str, Any]:
-    """Load the key ``generation`` of the manifest of an exported folder.
-
-    Raises `InputError` if the manifest does not have all of its keys of this version.
-    """
+    """Load the key ``generation`` of the manifest of an exported folder."""
     with convert_errors(InputError, "migrate_from"):
         document = load_manifest(folder)
     with convert_errors(InputError, f"migrate_from: {Path(folder) / _MANIFEST}"):
@@ -87,11 +84,7 @@ def load_generation_layout(folder: str | Path) -> dict[str, Any]:
 
 
 def describe_samples(step: LoweredStep, replay: Replay | None) -> dict[str, Any] | None:
-    """Return the identity of stored samples, with the permitted indices in them, for JSON.
-
-    An entry of ``indices`` is index of the input, first element, shape table, and the numbers
-    ``low``, ``high`` and ``ignored`` of `Indices`.
-    """
+    """Return the identity of stored samples, with the permitted indices in them, for JSON."""
     if replay is None:
         return None
     numbers = {step.inputs[k].pieces[0].buffer: k for k in replay.front.inputs}
@@ -110,11 +103,7 @@ def describe_samples(step: LoweredStep, replay: Replay | None) -> dict[str, Any]
 
 
 def match_samples(samples: Mapping[str, Any] | None, earlier: Mapping[str, Any] | None) -> bool:
-    """Return whether each stored sample of an earlier step is a sample of another step.
-
-    Both are results of `describe_samples`. Identities must be equal, and indices that the earlier
-    step permits must be permitted.
-    """
+    """Return whether each stored sample of an earlier step is a sample of another step."""
     if samples is None or earlier is None or samples["identity"] != earlier["identity"]:
         return False
     rows, earlier_rows = (
@@ -180,10 +169,7 @@ def _matches(tensor: NamedTensor, earlier_entry: Mapping[str, Any] | None) -> bo
 def _find_piece_copies(
     step: LoweredStep, tensor: NamedTensor, earlier_entry: Mapping[str, Any]
 ) -> Iterator[MigratedPiece]:
-    """Yield the copies for a tensor: one for each pair of overlapping pieces of the two steps.
-
-    `earlier_entry` is the entry of the tensor in the layout of the other step.
-    """
+    """Yield the copies for a tensor: one for each pair of overlapping pieces of the two steps."""
     own_pieces = _add_starts(
         [(buffer, offset, count) for buffer, offset, count in list_state_pieces(step, tensor)]
     )

@@ -307,11 +307,7 @@ class ExportOptions:
 
 
 def _check_commit(board: Device) -> None:
-    """Raise `InputError` if a device can store no generations of state.
-
-    These are devices without storage, with volatile storage but no flash for state, or with
-    memory-mapped storage whose write unit exceeds `MIN_WRITE_UNIT_BYTES`.
-    """
+    """Raise `InputError` if a device can store no generations of state."""
     if board.storage is None:
         raise InputError(f"commit: device {board.name} has no storage for two generations of state")
     if board.is_volatile:

@@ -55,11 +55,7 @@ def _table_rows(sizes: Mapping[str, int]) -> str:
 
 
 def _storage_values(deployment: Deployment) -> TemplateValues:
-    """Return the template values for storage: pages, generations, samples, an example partition.
-
-    The partition ends at the end of the flash if commits go to the flash, otherwise it starts at
-    `_EXAMPLE_ADDRESS`.
-    """
+    """Return the template values for storage: pages, generations, samples, an example partition."""
     layout, pages = deployment.layout, deployment.page_layout
     reads_in_place = deployment.plan.memory_mapped and not deployment.copies_to_flash
     partition_bytes, device, address = (
@@ -111,10 +107,7 @@ def _inference_values(inference: LoweredStep | None) -> TemplateValues:
 
 
 def _sketch_values(deployment: Deployment) -> Iterator[tuple[str, str]]:
-    """Yield (word, C code) of an Arduino sketch: input arrays, then loops that fill them.
-
-    The loops write random numbers, but 0 to int32 inputs, such as labels.
-    """
+    """Yield (word, C code) of an Arduino sketch: input arrays, then loops that fill them."""
     inputs = [(k, tensor, tensor.elements) for k, tensor in enumerate(deployment.step.inputs)]
     yield (
         "ARRAYS",

@@ -211,11 +211,7 @@ def _make_front(
     node_buffers: Sequence[Collection[str]],
     input_index_of: dict[str, int],
 ) -> Front:
-    """Return the front that consists of `nodes`.
-
-    Its tensors are outputs of `nodes`, then inputs of the step by index, that nodes outside of it
-    read or the step returns.
-    """
+    """Return the front that consists of `nodes`."""
     graph, front_nodes = step.graph, frozenset(nodes)
     read_names: set[str] = set(step.returned_buffers)
     for k, node in enumerate(graph.nodes):

@@ -200,10 +200,7 @@ class StepSource:
                 yield f"#define PM_{name} {k} /* {tensor.type.c_name}{shape}, {size} B{home} */"
 
     def _weight_values(self) -> TemplateValues:
-        """Return the template value of the weights as 32-bit numbers in C, or 0.
-
-        It is 0 without weights, or if they are in a binary file.
-        """
+        """Return the template value of the weights as 32-bit numbers in C, or 0."""
         is_binary = self.deployment.weights is WeightsFormat.BINARY
         numbers = np.frombuffer(b"" if is_binary else self.weights.data, "<u4")
         lines = [
@@ -243,11 +240,7 @@ class StepSource:
         }
 
     def _describe_arena(self) -> Iterator[str]:
-        """Yield a comment line for each copy of a tensor and each workspace of the step.
-
-        A line has offset, size, first and last node of the lifetime, and the name of the tensor, or
-        of the node for a workspace; ``-`` means before or after the program.
-        """
+        """Yield a comment line for each copy of a tensor and each workspace of the step."""
         graph, plan, arena = self.step.graph, self.deployment.plan, self.deployment.arena
         nodes = [str(k) if op == Op.COMPUTE else "" for op, k in plan.program]
         node_labels = ["-", *nodes, "-"]  # the first label is that of BEFORE
@@ -315,11 +308,7 @@ class StepSource:
         yield from self._gradient_table()
 
     def _migrated_row(self, piece: MigratedPiece) -> str:
-        """Return the table row of a piece of state that is copied from the earlier step.
-
-        The fields are index of the buffer, first element in it, number of elements, index of the
-        tensor in the earlier generation, and first element in that tensor.
-        """
+        """Return the table row of a piece of state that is copied from the earlier step."""
         buffer = self._buffers.index(piece.buffer)
         fields = (
             buffer,
@@ -331,11 +320,7 @@ class StepSource:
         return f"{{{', '.join(map(str, fields))}}}"
 
     def _buffer_row(self, name: str) -> str:
-        """Return the table row of a state buffer, with the fields of ``pm_buffer_t``.
-
-        The offset of initial values is in the weights [B], or PM_ZEROS; that in the arena is 0
-        outside of it [B].
-        """
+        """Return the table row of a state buffer, with the fields of ``pm_buffer_t``."""
         buffer = self.step.buffers[name]
         home = self.home_of(name)
         slots = self.deployment.slots
@@ -360,10 +345,7 @@ class StepSource:
         return "mapped" if plan.memory_mapped else "storage"
 
     def _tensor_row(self, tensor: NamedTensor, piece_rows: list[str]) -> str:
-        """Append the rows of a state tensor's pieces to `piece_rows`; return the tensor's row.
-
-        The row of a piece has the index of its buffer, first element and number of elements.
-        """
+        """Append the rows of a state tensor's pieces to `piece_rows`; return the tensor's row."""
         first = len(piece_rows)
         piece_rows += (
             f"{{{self._buffers.index(buffer)}, {offset}, {count}}}"
@@ -372,10 +354,9 @@ class StepSource:
         return f"{{{first}, {len(tensor.pieces)}}}"
 
     def _gradient_table(self) -> Iterator[str]:
-        """Yield the C table of returned gradients, if there are any; add shapes to `program.lists`.
+        """Yield the C table of returned gradients, if there are any.
 
-        A row has slot, elements of the buffer, first element of the gradient in it, and rank, shape
-        and strides, all three 0 for a dense gradient.
+        Add shapes to `program.lists`.
         """
         slots = self.deployment.slots
         rows = []
@@ -404,10 +385,7 @@ def _template_macro_names() -> set[str]:
 
 
 def _storage_terms(unit: str, sizes: Sequence[int]) -> str:
-    """Return a C expression, broken into lines of a macro, for the storage of slots.
-
-    It is the sum of ``n*PM_<unit>_BYTES(size)`` over the distinct sizes; ``0u`` without slots.
-    """
+    """Return a C expression, broken into lines of a macro, for the storage of slots."""
     terms = (f"{count}u*PM_{unit}_BYTES({size}u)" for size, count in Counter(sizes).items())
     return fill(" + ".join(terms) or "0u", 88).replace("\n", " \\\n    ")
 
@@ -448,11 +426,7 @@ def _latest_nonempty(earlier_label: str, label: str) -> str:
 
 
 def _make_macro_name(kind: str, name: str, used_names: set[str]) -> str:
-    """Return a unique macro name, without ``PM_``, for a tensor; add it to `used_names`.
-
-    A number from 2 on follows a used name. For the kind ``INPUT``, a first word ``inputs`` is
-    omitted if other words follow.
-    """
+    """Return a unique macro name, without ``PM_``, for a tensor; add it to `used_names`."""
     name_parts = re.sub(r"\W+|_+", " ", name.encode("ascii", "replace").decode()).split()
     if kind == "INPUT" and len(name_parts) > 1 and name_parts[0] == "inputs":
         del name_parts[0]

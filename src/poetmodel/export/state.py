@@ -61,8 +61,7 @@ def load_state_tensors(
 ) -> tuple[ExportedTensor, ...]:
     """Load the state tensors of an exported folder from its manifest, in the order of state files.
 
-    Raises `InputError` without a valid manifest, or if the program updates no state and
-    `requires_updates`.
+    `requires_updates` refuses a folder whose program updates no state.
     """
     document = load_manifest(folder)
     with convert_errors(InputError, str(Path(folder) / _MANIFEST)):

@@ -30,10 +30,7 @@ def read_template(name: str) -> str:
 
 
 def fill_template(text: str, values: TemplateValues) -> str:
-    """Return a template with words replaced by `values`, without blocks whose condition is false.
-
-    Each word or condition outside of removed blocks needs a value.
-    """
+    """Return a template with words replaced by `values`, without blocks that are false."""
     resolved = _resolve_blocks(text, values)
     return _WORD_PATTERN.sub(lambda match: _format_value(values[match[1]]), resolved)
 
