@@ -40,10 +40,7 @@ class CycleModel(NamedTuple):
 
     @property
     def instructions_per_cycle(self) -> float:
-        """Average instructions per cycle without waits for memory.
-
-        The user's value, else the core's, else `ASSUMED_INSTRUCTIONS_PER_CYCLE`.
-        """
+        """Average instructions per cycle without waits for memory."""
         if self.stated_instructions_per_cycle is not None:
             return self.stated_instructions_per_cycle
         if self.core is None or self.core.instructions_per_cycle is None:

@@ -366,10 +366,7 @@ class Costs:
 
 
 def digest_costs(table: CostTable, device: Device | None) -> str:
-    """Return the SHA-256 of all that energies and times of schedules depend on beside the graph.
-
-    These are the costs with commits, the idle power, and whether the core reads storage in place.
-    """
+    """Return the SHA-256 of all that energies and times of schedules depend on beside the graph."""
     columns = {
         name: value if isinstance(value, bool) else [float(cost) for cost in value]
         for name, value in table.to_dict().items()
@@ -491,10 +488,7 @@ def _cost_fault(prefix: str, cost: Cost) -> Iterator[str]:
 
 
 def _graph_mismatch_faults(costs: Costs, graph: Graph) -> Iterator[str]:
-    """Yield errors for missing costs, costs of unknown names, and compute costs of state nodes.
-
-    At most one error of each kind. Page costs are not checked if `pages` is None.
-    """
+    """Yield errors for missing costs, costs of unknown names, and compute costs of state nodes."""
     state_names = {graph.nodes[graph.node_of[i]].name for i in graph.state_tensors}
     computed_names = [name for name in graph.node_index if name not in state_names]
     cost_tables: list[tuple[str, str, Mapping[str, object], Collection[str]]] = [

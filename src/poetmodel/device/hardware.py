@@ -454,11 +454,7 @@ def _parse_table(
     known_keys: tuple[str, ...],
     faults: list[str],
 ) -> dict[str, Any]:
-    """Return the table at `key` of a table of the file; {} if it is missing or no table.
-
-    `path` is that of the returned table, for messages. Unknown keys are faults, but stay in the
-    table.
-    """
+    """Return the table at `key` of a table of the file; {} if it is missing or no table."""
     table = parent_table.get(key, {})
     if not isinstance(table, dict):
         faults.append(f"[{path}]: expected a table, got {quote(table)}")
@@ -525,10 +521,7 @@ def _storage_faults(storage: Storage) -> Iterator[str]:
 
 
 def _flash_faults(device: Device, flash: Flash) -> Iterator[str]:
-    """Yield an error for each contradiction between sizes of the flash and of storage in it.
-
-    Yields no error for values that `_quantity_fault` reports.
-    """
+    """Yield an error for each contradiction between sizes of the flash and of storage in it."""
     sizes = (flash.size_bytes, flash.erase_block_bytes, flash.write_unit_bytes, flash.storage_bytes)
     if not all(isinstance(size, int) for size in sizes) or flash.write_unit_bytes < 1:
         return

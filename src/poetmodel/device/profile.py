@@ -47,10 +47,7 @@ class ProfileContent(NamedTuple):
 
 
 def read_profile(path: str | Path) -> ProfileContent:
-    """Read a profile; return its costs by name.
-
-    `pages` is empty, not None, if no row has page costs. Raises `CostError` with all errors.
-    """
+    """Read a profile; return its costs by name."""
     with convert_errors(CostError):
         text = read_text(path)
     parser = _ProfileParser(text)
@@ -114,10 +111,7 @@ class _ProfileParser:
             self.faults.append("expected a row for every node, got no rows")
 
     def _read_rows(self, text: str) -> Iterator[tuple[int, list[str]]]:
-        """Yield (number of the first line, cells) of each nonempty row.
-
-        At invalid CSV, adds a fault and ends.
-        """
+        """Yield (number of the first line, cells) of each nonempty row."""
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)
         line = 1
         try:
@@ -129,11 +123,7 @@ class _ProfileParser:
             self.faults.append(f"line {line}: not valid CSV ({error})")
 
     def _parse_row(self, line: int, cells: list[str], columns: list[str]) -> None:
-        """Parse one row: add its costs to `compute` and `pages`, and its errors to `faults`.
-
-        A row that has only a name is a fault. A row with a wrong number of cells only adds this
-        fault.
-        """
+        """Parse one row: add its costs to `compute` and `pages`, and its errors to `faults`."""
         if len(cells) != len(columns):
             self.faults.append(f"line {line}: expected {len(columns)} cells, got {len(cells)}")
             return
@@ -163,10 +153,7 @@ class _ProfileParser:
     def _parse_cells(
         self, row: dict[str, str], columns: tuple[str, ...], label: str
     ) -> list[float]:
-        """Return the numbers in a group of cells; [] if a cell is empty or invalid.
-
-        A partly empty group is a fault.
-        """
+        """Return the numbers in a group of cells; [] if a cell is empty or invalid."""
         filled_columns = [column for column in columns if row[column].strip()]
         empty_columns = [column for column in columns if column not in filled_columns]
         if filled_columns and empty_columns:

@@ -101,11 +101,7 @@ def kind_index(graph: Graph, i: int | None) -> int:
 
 
 def keep_all_ram_use(graph: Graph) -> RamUse:
-    """Return the RAM use at the keep-all peak, at the first node that reaches it.
-
-    Tensors are kept until their last use, state tensors during the whole training step. Resident
-    bytes are not included.
-    """
+    """Return the RAM use at the keep-all peak, at the first node that reaches it."""
     profile = checkpoint_all_profile(graph)
     peak_node = profile.index(max(profile))
     last_use_of = [
@@ -126,11 +122,7 @@ def keep_all_ram_use(graph: Graph) -> RamUse:
 
 
 def floor_ram_use(graph: Graph, *, memory_mapped: bool = False) -> RamUse:
-    """Return the RAM use at the node with the largest working set, which `floor` finds.
-
-    Resident bytes are not included. With `memory_mapped`, state is read in place and counts 0
-    bytes.
-    """
+    """Return the RAM use at the node with the largest working set, which `floor` finds."""
     k = floor(graph, memory_mapped=memory_mapped).node
     mapped_tensors = graph.state_tensors if memory_mapped else ()
     copies = {*graph.inputs_of[k], *graph.outputs_of[k]}.difference(mapped_tensors)

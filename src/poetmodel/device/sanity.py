@@ -26,10 +26,7 @@ def sanity_warnings(device: Device) -> tuple[str, ...]:
 
 
 def _power_warnings(device: Device) -> Iterator[str]:
-    """Yield a warning if ``flops_per_s / flops_per_j`` and ``power_w`` contradict each other.
-
-    They do if one is more than `MAX_POWER_RATIO` times the other.
-    """
+    """Yield a warning if ``flops_per_s / flops_per_j`` and ``power_w`` contradict each other."""
     compute = device.compute
     if compute.flops_per_j is None or compute.power_w is None:
         return
