@@ -68,10 +68,7 @@ class _WeightedFunction(Function):  # type: ignore[misc, unused-ignore]
         scale: Tensor,
         weight_scale: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Compute the layer, save the tensors for the gradient, and return (int8 result, proxy).
-
-        `weight_gradient` is the parameter that gets the weight's gradient; it is not read.
-        """
+        """Compute the layer, save the tensors for the gradient, and return (int8 result, proxy)."""
         del input_proxy, weight_gradient
         initial_sum = find_operator("start")(weight, layer.input_levels.zero)
         y = find_operator(layer.operator)(x, weight, initial_sum, scale, bias, *layer.numbers)
@@ -133,10 +130,7 @@ class _UnweightedFunction(Function):  # type: ignore[misc, unused-ignore]
     def forward(
         ctx: Any, layer: Any, first_proxy: Tensor, second_proxy: Tensor | None, *inputs: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Compute the layer, and return (result, proxy); save its int8 result for the gradient.
-
-        The result of a dequantization is real: its proxy is unused.
-        """
+        """Compute the layer, and return (result, proxy); save its int8 result for the gradient."""
         del first_proxy, second_proxy
         y = find_operator(layer.operator)(*inputs, *layer.numbers)
         ctx.layer = layer

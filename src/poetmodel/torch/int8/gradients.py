@@ -305,10 +305,7 @@ def _convolution_gradient(
     window_arguments: Sequence[Any],
     gradient_index: int,
 ) -> Tensor:
-    """Return a gradient of a convolution: of the padded input `x` (0), or of the filters (1).
-
-    Only the shape of that tensor is read. `gradient` has its channels last.
-    """
+    """Return a gradient of a convolution: of the padded input `x` (0), or of the filters (1)."""
     stride, _, dilation, groups = window_arguments
     result: Tensor = torch.ops.aten.convolution_backward(
         _channels_first(gradient), x, filters, bias_sizes=None, stride=stride, padding=[0, 0],

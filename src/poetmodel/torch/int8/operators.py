@@ -219,10 +219,7 @@ def window_elements(
     *,
     padding_value: int = 0,
 ) -> Iterator[tuple[tuple[int, int], Tensor]]:
-    """Yield each (row, column) in a window, by rows, with the elements of all windows there.
-
-    `x` has batch, rows, columns, channels.
-    """
+    """Yield each (row, column) in a window, by rows, with the elements of all windows there."""
     height, width = _output_size(x, window, stride, padding, dilation)
     above, below, left, right = padding
     x = pad(x, (0, 0, left, right, above, below), value=padding_value)

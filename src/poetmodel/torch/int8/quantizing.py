@@ -331,10 +331,7 @@ def _annotate(
     annotate: Callable[[fx.Node, dict[Any, Any], Any], None],
     share_spec: Callable[[Any], Any],
 ) -> None:
-    """Annotate how PT2E should quantize the operands and the result of an operation.
-
-    The value between an operation and an activation that is fused into it has no specification.
-    """
+    """Annotate how PT2E should quantize the operands and the result of an operation."""
     operands = node.all_input_nodes
     output_spec = None if _is_fused(node) else activation_spec
     if node.target in _WEIGHT_OPERATORS:

@@ -193,10 +193,7 @@ class Reader:
         )
 
     def _convert_quantization(self, node: fx.Node) -> Any:
-        """Convert a quantize or dequantize node to a quantized value, padded like its operand.
-
-        A quantize node adds the pending layer of its operand, or a layer that rescales it.
-        """
+        """Convert a quantize or dequantize node to a quantized value, padded like its operand."""
         name = operator_name(node)
         if name not in ("quantize_per_tensor", "dequantize_per_tensor"):
             tensors = "weights and activations" if "choose" in name else "activations"
@@ -274,10 +271,7 @@ class Reader:
         return len(self.wires)
 
     def _read_levels(self, node: fx.Node) -> Levels:
-        """Return the int8 levels of a quantize or dequantize node: scale, zero point and limits.
-
-        uint8 is shifted to int8. The scale includes the headroom if training changes the value.
-        """
+        """Return the int8 levels of a quantize or dequantize node: scale, zero point and limits."""
         scale, zero, low, high, dtype = (
             self.read_number(argument) for argument in arguments_with_defaults(node)[1:6]
         )
@@ -394,10 +388,7 @@ class Reader:
         )
 
     def clamp_operand(self, node: fx.Node, low: float, high: float) -> PendingLayer:
-        """Return the operand of an activation as a pending layer, clamped to real limits.
-
-        The limits narrow those of earlier activations.
-        """
+        """Return the operand of an activation as a pending layer, clamped to real limits."""
         value = self.values[node.args[0]]
         if isinstance(value, QuantizedValue):
             value = self._make_rescaling(node, value)

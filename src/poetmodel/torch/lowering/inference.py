@@ -251,10 +251,7 @@ def _write_to_caller(step: LoweredStep, model_input_count: int, joint: Joint) ->
 def _remove_shared_values(
     step: LoweredStep, pass_name: str, forward_pass: LoweredStep
 ) -> LoweredStep:
-    """Return a forward pass without initial values that the step or its passes already contain.
-
-    A different value under a name in use is renamed, with `pass_name` in the new name.
-    """
+    """Return a forward pass without initial values that the step or its passes already contain."""
     new_values, new_names = {}, {}
     step_values = dict(step.values)
     for other_pass in step.forward_passes:

@@ -79,10 +79,7 @@ def _lower_sum_with_product(
 
 
 def _lower_row_copy(op: Lowering, out: StridedView, x: StridedView) -> None:
-    """Add the call that copies a tensor to `out`.
-
-    A bias, equal in all rows of a matrix, has its own kernel if each row of `out` is contiguous.
-    """
+    """Add the call that copies a tensor to `out`."""
     is_bias = len(x.shape) == 2 and x.strides[0] == 0 and out.strides[1] == 1  # noqa: PLR2004 - a matrix
     if is_bias:
         op.call("pm_fill_rows", out, x, *out.shape, out.strides[0], x.strides[1])

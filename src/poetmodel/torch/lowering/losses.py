@@ -98,10 +98,7 @@ def _lower_binary_cross_entropy(op: Lowering) -> None:
 
 @lowers(aten.binary_cross_entropy_backward.default)
 def _lower_binary_cross_entropy_backward(op: Lowering) -> None:
-    """Lower the gradient of the loss, multiplied by the weight if the loss has one.
-
-    Sets `op.can_overwrite_operand` only without a weight.
-    """
+    """Lower the gradient of the loss, multiplied by the weight if the loss has one."""
     gradient, x, y, weight, reduction = op.args
     _lower_loss_gradient(op, "pm_binary_cross_entropy_backward", (gradient, x, y), reduction)
     if weight is not None:
@@ -127,10 +124,7 @@ def _weight_or_one(weight: Any) -> Any:
 
 @lowers(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def _lower_nll_loss_forward(op: Lowering) -> None:
-    """Lower the negative log likelihood loss and its second output, the targets' total weight.
-
-    The weight is 0 if the losses of a batch are not reduced.
-    """
+    """Lower the negative log likelihood loss and its second output, the targets' total weight."""
     x, target, weight, reduction, ignored_class = op.args
     x, target = op.value(x), op.value(target)
     out = op.output()

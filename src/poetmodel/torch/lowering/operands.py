@@ -223,10 +223,7 @@ class Lowering:
 
 
 def _arguments_with_defaults(node: fx.Node) -> tuple[Any, ...]:
-    """Return the arguments of a node in the order of the schema, with keywords and defaults.
-
-    For an operation without a schema, returns the positional arguments.
-    """
+    """Return the arguments of a node, if it has a schema in its order, with all defaults."""
     schema = getattr(node.target, "_schema", None)
     arguments: list[Any] = list(node.args)
     if schema is None:

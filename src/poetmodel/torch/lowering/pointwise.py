@@ -96,11 +96,7 @@ _ELEMENTWISE_KERNELS: Final[dict[Any, tuple[str, int, tuple[float, ...]]]] = {
 
 @lowers(*_ELEMENTWISE_KERNELS)
 def _lower_elementwise(op: Lowering) -> None:
-    """Lower an operator by `_ELEMENTWISE_KERNELS`; set `op.can_overwrite_operand`.
-
-    Products and negations of integers, and products and quotients whose second operand is a number,
-    have other kernels.
-    """
+    """Lower an operator by `_ELEMENTWISE_KERNELS`; set `op.can_overwrite_operand`."""
     kernel, operand_count, constants = _ELEMENTWISE_KERNELS[op.node.target]
     arguments = op.args[:operand_count]
     if kernel in ("pm_mul", "pm_div") and not isinstance(arguments[1], fx.Node):
@@ -168,11 +164,7 @@ def _lower_integer_pointwise(
 
 @lowers(aten.add.Tensor, aten.sub.Tensor, aten.add.Scalar, aten.sub.Scalar)
 def _lower_add(op: Lowering) -> None:
-    """Lower ``x + alpha * y`` or ``x - alpha * y`` of a tensor `x`, and a tensor or number `y`.
-
-    Unless the output is real, operands are converted, and numbers truncated, to integers. Sets
-    `op.can_overwrite_operand`.
-    """
+    """Lower ``x + alpha * y`` or ``x - alpha * y`` of a tensor `x`, and a tensor or number `y`."""
     x, y, alpha = op.args
     if op.node.target in (aten.sub.Tensor, aten.sub.Scalar):
         alpha = -alpha
@@ -192,10 +184,7 @@ def _lower_rsub(op: Lowering) -> None:
 
 @lowers(aten.pow.Tensor_Scalar)
 def _lower_pow(op: Lowering) -> None:
-    """Lower a power with a constant exponent; 2 and `_POWER_KERNELS` have cheaper kernels.
-
-    Refuses integer results. Sets `op.can_overwrite_operand`.
-    """
+    """Lower a power with a constant exponent; 2 and `_POWER_KERNELS` have cheaper kernels."""
     x, exponent = op.args
     if exponent == 2:  # noqa: PLR2004 - a square needs no logarithm
         lower_pointwise(op, "pm_mul", x, x)
@@ -386,11 +375,7 @@ _TRUTH_TABLES: Final = {
 
 @lowers(*_TRUTH_TABLES)
 def _lower_logical(op: Lowering) -> None:
-    """Lower a logical operator of truth values by its truth table.
-
-    Operands of uint8 are accepted if the result is boolean: all numbers except 0 are true. Sets
-    `op.can_overwrite_operand`.
-    """
+    """Lower a logical operator of truth values by its truth table."""
     out = op.output()
     if out.type is not DataType.UINT8 or op.returns_bytes:
         op.refuse("expected truth values, got integers")
@@ -414,11 +399,7 @@ def _lower_masked_fill(op: Lowering) -> None:
 
 
 def _lower_selection(op: Lowering, condition: Any, x: Any, y: Any) -> None:
-    """Lower a selection of elements: of `x` where `condition` is true, otherwise of `y`.
-
-    Both become the type of the output; `condition` is boolean or uint8. Sets
-    `op.can_overwrite_operand`.
-    """
+    """Lower a selection of elements: of `x` where `condition` is true, otherwise of `y`."""
     out = op.output()
     views = [
         convert_operand(op, condition, DataType.UINT8),
@@ -443,10 +424,7 @@ def _lower_native_dropout_backward(op: Lowering) -> None:
 
 
 def _lower_with_mask(op: Lowering, kernel: str, x: Any, mask: Any, number: float) -> None:
-    """Lower an operator of a tensor, a mask and a number, the kernel's last argument, to one call.
-
-    The mask is boolean or uint8. Sets `op.can_overwrite_operand`.
-    """
+    """Lower an operator of a tensor, a mask and a number, the kernel's last argument."""
     out = op.output()
     views = [convert_operand(op, x), convert_operand(op, mask, DataType.UINT8)]
     views = [view.broadcast(out.shape) for view in views]
@@ -466,10 +444,7 @@ def _lower_with_mask(op: Lowering, kernel: str, x: Any, mask: Any, number: float
     aten.view_copy.default,
 )
 def _lower_clone(op: Lowering) -> None:
-    """Lower a copy; refuse a copy with another shape unless both tensors are contiguous.
-
-    Sets `op.can_overwrite_operand`.
-    """
+    """Lower a copy; refuse a copy with another shape unless both tensors are contiguous."""
     out, x = op.output(), op.value(op.args[0])
     if out.shape != x.shape:
         if not (out.is_contiguous and x.is_contiguous):
@@ -495,9 +470,9 @@ def _drop_threshold(dropped_ratio: float) -> int:
 
 @lowers(aten.native_dropout.default)
 def _lower_native_dropout(op: Lowering) -> None:
-    """Lower a dropout with its mask; a copy and a mask of ones if `train` is False or the ratio 0.
+    """Lower a dropout with its mask; without drawing, a copy and a mask of ones.
 
-    If `train` is None, the dropout draws. Sets `op.can_overwrite_operand`.
+    A `train` of None draws.
     """
     x, ratio, train = op.args
     x, out, mask = op.value(x), op.output(0), op.output(1)
@@ -533,10 +508,7 @@ _RANDOM_KERNELS: Final = {
 
 @lowers(*_RANDOM_KERNELS)
 def _lower_random(op: Lowering) -> None:
-    """Lower an operator of random numbers: normal ones, or uniform ones from 0 to below 1.
-
-    Only ``normal_functional`` has a mean and deviation, after its tensor.
-    """
+    """Lower an operator of random numbers: normal ones, or uniform ones from 0 to below 1."""
     has_parameters = op.node.target is aten.normal_functional.default
     _lower_random_numbers(
         op,
@@ -566,10 +538,7 @@ def _lower_normal(op: Lowering) -> None:
 
 
 def _lower_random_numbers(op: Lowering, kernel: str, *constants: Any) -> None:
-    """Add the call that fills the output with random numbers, in the order of its memory.
-
-    Refuses outputs that are not dense.
-    """
+    """Add the call that fills the output with random numbers, in the order of its memory."""
     out = op.output()
     if not out.is_dense:
         op.refuse("expected a dense output")

@@ -65,10 +65,7 @@ def _lower_add(op: Lowering) -> None:
 
 @lowers(find_operator("average"))
 def _lower_average(op: Lowering) -> None:
-    """Lower the mean of each window.
-
-    Sets `op.can_overwrite_operand` if windows have one pixel, as in a rescaling.
-    """
+    """Lower the mean of each window."""
     x, out = op.value(op.args[0]), op.output()
     window, stride, padding, factor, *constants = op.args[1:]
     window_bounds = _window_bounds(x, out, window, stride, padding, (1, 1))
@@ -272,10 +269,7 @@ def _pool_sizes(out: StridedView, x: StridedView) -> tuple[int, ...]:
 def _window_bounds(
     x: StridedView, out: StridedView, window: Any, stride: Any, padding: Any, dilation: Any
 ) -> list[tuple[int, ...]]:
-    """Return begin and end of each window, clipped to the image, along rows and along columns.
-
-    Both tuples are flat: begin and end of the first window, then of the next one.
-    """
+    """Return begin and end of each window, clipped to the image, along rows and along columns."""
     dimensions = zip(
         _image_shape(x.shape)[1:3], _image_shape(out.shape)[1:3], window, stride, padding[::2],
         dilation,

@@ -127,10 +127,7 @@ def _lower_extremum_index(op: Lowering) -> None:
     )
 )
 def _lower_any(op: Lowering) -> None:
-    """Lower ``any`` and ``all``: ``all`` negates, in a second call, whether any element is false.
-
-    Refuses elements of other types than bool and uint8.
-    """
+    """Lower ``any``, or ``all`` as the negation of whether any element is false."""
     is_all = aten_name(op) == "all"
     _lower_reduction(op, "pm_any", op.args[1] if len(op.args) > 1 else None, int(is_all))
     if is_all:
@@ -140,10 +137,7 @@ def _lower_any(op: Lowering) -> None:
 
 @lowers(aten.var.correction, aten.std.correction, aten.var_mean.correction)
 def _lower_var(op: Lowering) -> None:
-    """Lower variance or standard deviation, and the mean: a call for each if it is an output.
-
-    The default of `correction` is 1.
-    """
+    """Lower variance or standard deviation, and the mean: a call for each if it is an output."""
     dimensions, correction = op.args[1], op.args[2]
     count = _count_reduced_elements(op, dimensions)
     divisor = max(0.0, count - float(1 if correction is None else correction))
@@ -257,8 +251,7 @@ def _lower_cumsum(op: Lowering) -> None:
 def _lower_batch_norm(op: Lowering) -> None:
     """Lower a batch norm: by statistics of the batch in training mode, otherwise by fixed ones.
 
-    Also writes the statistics that are outputs. Sets `op.can_overwrite_operand`. Refuses to update
-    a running variance from a single value for each channel, and layouts that have no kernel.
+    Refuses to update a running variance from a single value for each channel.
     """
     x, w, bias = (
         op.value(op.args[0]),
@@ -292,11 +285,7 @@ def _lower_batch_norm(op: Lowering) -> None:
 
 @lowers(aten.native_batch_norm_backward.default)
 def _lower_batch_norm_backward(op: Lowering) -> None:
-    """Lower the gradients of a batch norm that are outputs: of input, weight and bias.
-
-    Statistics are those of the batch in training mode, otherwise fixed. Sets
-    `op.can_overwrite_operand` if the gradient of the input is an output.
-    """
+    """Lower the gradients of a batch norm that are outputs: of input, weight and bias."""
     dy, x = op.value(op.args[0]), op.value(op.args[1])
     is_training, epsilon = op.args[7:9]
     # `scale` is the reciprocal standard deviation in training mode, otherwise the variance.
@@ -335,10 +324,7 @@ def _lower_batch_norm_backward(op: Lowering) -> None:
 
 @lowers(aten.native_layer_norm.default)
 def _lower_layer_norm(op: Lowering) -> None:
-    """Lower a layer norm, with mean and reciprocal standard deviation if they are outputs.
-
-    Sets `op.can_overwrite_operand`. Refuses tensors that are not contiguous.
-    """
+    """Lower a layer norm, with mean and reciprocal standard deviation if they are outputs."""
     x, w, bias = (
         op.value(op.args[0]),
         _optional_operand(op, op.args[2]),
@@ -353,10 +339,7 @@ def _lower_layer_norm(op: Lowering) -> None:
 
 @lowers(aten.native_layer_norm_backward.default)
 def _lower_layer_norm_backward(op: Lowering) -> None:
-    """Lower the gradients of a layer norm that are outputs: of weight and bias, then of the input.
-
-    Sets `op.can_overwrite_operand` if the gradient of the input is an output.
-    """
+    """Lower the gradients of a layer norm that are outputs: of weight and bias, then input."""
     dy, x = op.value(op.args[0]), op.value(op.args[1])
     inner_rank = len(op.args[2])
     mean, scale, w = (_optional_operand(op, argument) for argument in op.args[3:6])
@@ -373,11 +356,7 @@ def _lower_layer_norm_backward(op: Lowering) -> None:
 
 @lowers(aten.native_group_norm.default)
 def _lower_group_norm(op: Lowering) -> None:
-    """Lower a group norm, with mean and reciprocal standard deviation if they are outputs.
-
-    Sets `op.can_overwrite_operand`. Refuses statistics, weight or bias that are not contiguous, and
-    dimensions of pixels that cannot be merged.
-    """
+    """Lower a group norm, with mean and reciprocal standard deviation if they are outputs."""
     x, w, bias = (
         op.value(op.args[0]),
         _optional_operand(op, op.args[1]),
@@ -393,10 +372,7 @@ def _lower_group_norm(op: Lowering) -> None:
 
 @lowers(aten.native_group_norm_backward.default)
 def _lower_group_norm_backward(op: Lowering) -> None:
-    """Lower the gradients of a group norm that are outputs: of weight and bias, then of the input.
-
-    Sets `op.can_overwrite_operand` if the gradient of the input is an output.
-    """
+    """Lower the gradients of a group norm that are outputs: of weight and bias, then input."""
     dy, x = op.value(op.args[0]), op.value(op.args[1])
     mean, scale, w = (_optional_operand(op, argument) for argument in op.args[2:5])
     groups = op.args[8]
@@ -416,10 +392,7 @@ def _optional_operand(op: Lowering, argument: Any) -> StridedView | int:
 
 
 def _optional_output(op: Lowering, position: int) -> StridedView | int:
-    """Return the output at a position, or a null pointer (0) if there is none.
-
-    Refuses an output that is not contiguous, except at position 0.
-    """
+    """Return the output at a position, or a null pointer (0) if there is none."""
     if not op.has_output(position):
         return 0
     return op.output(position) if position == 0 else _require_contiguous(op, op.output(position))
@@ -482,10 +455,7 @@ def _row_layout(
 
 
 def _merged_stride(sizes: Sequence[int], strides: Sequence[int]) -> int | None:
-    """Return the stride of dimensions merged into one; None if they cannot be merged.
-
-    Ignores dimensions of size 0 or 1; returns 0 if no dimension is left.
-    """
+    """Return the stride of dimensions merged into one; None if they cannot be merged."""
     dimensions = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size > 1]
     if any(outer != size * inner for (_, outer), (size, inner) in pairwise(dimensions)):
         return None

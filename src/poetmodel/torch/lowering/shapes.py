@@ -139,10 +139,7 @@ def _lower_flip(op: Lowering) -> None:
 
 @lowers(aten.roll.default)
 def _lower_roll(op: Lowering) -> None:
-    """Lower a roll to one copy per slice; each rolled dimension divides every slice in two.
-
-    Without dimensions, all elements are rolled as one vector, which must be contiguous.
-    """
+    """Lower a roll to one copy per slice; each rolled dimension divides every slice in two."""
     x, shifts, dimensions = op.args
     x, out = op.value(x), op.output()
     if not dimensions:
@@ -163,10 +160,7 @@ def _lower_roll(op: Lowering) -> None:
 def _roll_slices(
     x: StridedView, out: StridedView, shift: int, dimension: int
 ) -> list[tuple[StridedView, StridedView]]:
-    """Return two (source, destination) pairs of a roll: the beginning of `x` first, then its end.
-
-    Either pair may be empty.
-    """
+    """Return the (source, destination) pairs, maybe empty, of beginning and end of a roll."""
     dimension = positive_dimension(dimension, len(x.shape))
     size = x.shape[dimension]
     shift = shift % size if size else 0
@@ -181,10 +175,7 @@ def _roll_slices(
 
 @lowers(aten.tril.default, aten.triu.default)
 def _lower_triangle(op: Lowering) -> None:
-    """Lower ``tril`` or ``triu``: elements outside of the triangle of each matrix become 0.
-
-    Refuses integers, except uint8. Sets `op.can_overwrite_operand`.
-    """
+    """Lower ``tril`` or ``triu``: elements outside of the triangle of each matrix become 0."""
     x, out = op.value(op.args[0]), op.output()
     *_, row, column = range(len(x.shape))
     if x.type is DataType.INT32:
@@ -311,10 +302,7 @@ def _lower_embedding(op: Lowering) -> None:
 
 @lowers(aten.embedding_dense_backward.default)
 def _lower_embedding_dense_backward(op: Lowering) -> None:
-    """Lower the gradient of a table: fill with 0, then add gradients to the rows at the indices.
-
-    The padding index is skipped. Refuses the option ``scale_grad_by_freq``.
-    """
+    """Lower the gradient of a table: fill with 0, then add gradients to the rows at the indices."""
     gradient, indices, row_count, padding_index, scales_by_frequency = op.args
     if scales_by_frequency:
         op.refuse("scale_grad_by_freq=True has no kernel; leave it out")
@@ -348,11 +336,7 @@ def _lower_embedding_bag(op: Lowering) -> None:
 
 @lowers(aten._embedding_bag_backward.default)
 def _lower_embedding_bag_backward(op: Lowering) -> None:
-    """Lower the gradient of a table: fill with 0, then add the gradients of all bags.
-
-    In mode ``max``, a gradient is added only to the row of the maximum. Refuses
-    ``scale_grad_by_freq`` and ``sparse``.
-    """
+    """Lower the gradient of a table: fill with 0, then add the gradients of all bags."""
     (
         gradient,
         *bags,
@@ -465,10 +449,7 @@ def _lower_index_put(op: Lowering) -> None:
 
 
 def _index_position(indices: Sequence[Any]) -> int:
-    """Return the position of the index dimensions in the result of indexing, as in PyTorch.
-
-    `indices` has the index of each dimension, or None; at least one is not None.
-    """
+    """Return the position of the index dimensions in the result of indexing, as in PyTorch."""
     dimensions = [dimension for dimension, argument in enumerate(indices) if argument is not None]
     return dimensions[0] if dimensions[-1] - dimensions[0] + 1 == len(dimensions) else 0
 
@@ -510,10 +491,7 @@ def _combine_indices(
 def _expand_view(
     view: StridedView, first_index_dimension: int, shape: tuple[int, ...], index_rank: int
 ) -> StridedView:
-    """Return a view, which lacks indexed dimensions, in the shape of the result of indexing.
-
-    The `index_rank` dimensions of the index, from `first_index_dimension` on, have stride 0.
-    """
+    """Return a view, which lacks indexed dimensions, in the shape of the result of indexing."""
     strides = (
         *view.strides[:first_index_dimension],
         *[0] * index_rank,
@@ -525,10 +503,7 @@ def _expand_view(
 def _expand_index(
     index: StridedView, shape: tuple[int, ...], first_index_dimension: int
 ) -> StridedView:
-    """Return an index in `shape`, that of the result of indexing; new dimensions have stride 0.
-
-    The dimensions of the index keep their strides, and begin at `first_index_dimension`.
-    """
+    """Return an index in `shape`, that of the result of indexing; new dimensions have stride 0."""
     trailing_rank = len(shape) - first_index_dimension - len(index.shape)
     return replace(
         index,
@@ -570,10 +545,7 @@ def _lower_scatter(op: Lowering) -> None:
 def _view_along_dimension(
     x: StridedView, dimension: int, shape: tuple[int, ...]
 ) -> tuple[StridedView, int, int]:
-    """Return (view, stride, size) for a gather or scatter by an index of this `shape`.
-
-    The view of `x` has stride 0 in the dimension, whose stride and size are returned.
-    """
+    """Return (view with stride 0 in the dimension, its stride, its size) for an index."""
     if not x.shape:
         return replace(x, shape=shape, strides=(0,) * len(shape)), 0, 1
     dimension = positive_dimension(dimension, len(x.shape))

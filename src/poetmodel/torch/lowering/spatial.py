@@ -51,10 +51,7 @@ class _Convolution:
 
 @lowers(aten.convolution.default)
 def _lower_convolution(op: Lowering) -> None:
-    """Lower a convolution; a transposed one with a bias adds to an output that has the bias.
-
-    Refuses a bias that is not contiguous, and all but one or two spatial dimensions.
-    """
+    """Lower a convolution; a transposed one with a bias adds to an output that has the bias."""
     x, w = op.value(op.args[0]), op.value(op.args[1])
     bias = None if op.args[2] is None else op.value(op.args[2])
     transposed, y = op.args[6], op.output()
@@ -259,10 +256,7 @@ def _lower_adaptive_max_pool(op: Lowering) -> None:
 def _call_max_pool(
     op: Lowering, x: StridedView, bounds: Sequence[Sequence[Sequence[int]]], dilation: Sequence[int]
 ) -> None:
-    """Add the call of the max pool kernel, which also writes indices if they are an output.
-
-    `bounds` has begin and end of each window along rows, and along columns.
-    """
+    """Add the call of the max pool kernel, which also writes indices if they are an output."""
     out = op.output()
     indices = op.output(1) if op.has_output(1) else None
     strides, sizes = plane_layout(out, indices or out, x)
@@ -442,10 +436,7 @@ def _lower_padding_backward(op: Lowering) -> None:
 
 @lowers(aten.constant_pad_nd.default)
 def _lower_constant_padding(op: Lowering) -> None:
-    """Lower constant padding: fill the output, then copy the input; negative padding crops.
-
-    Without positive padding, the output is not filled.
-    """
+    """Lower constant padding: fill the output, then copy the input; negative padding crops."""
     x, out = op.value(op.args[0]), op.output()
     pads = list(zip(op.args[1][::2], op.args[1][1::2], strict=True))[::-1]
     if any(pad_before > 0 or pad_after > 0 for pad_before, pad_after in pads):

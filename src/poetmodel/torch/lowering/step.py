@@ -178,10 +178,7 @@ class StepLowering:
     # -- tensors -----------------------------------------------------------------------------------
 
     def _compute_relative_rates(self) -> dict[fx.Node, float]:
-        """Return the learning rate of each group with trained parameters, by node, as a multiple.
-
-        It is relative to the first group's; a rate equal to it, even 0, is 1.
-        """
+        """Return the rate of each group with trained parameters, relative to the first's."""
         rates = {
             a.node: float(self.joint.value(a))
             for a in self.joint.arguments_of(InputKind.LEARNING_RATE)
@@ -197,10 +194,7 @@ class StepLowering:
         }
 
     def _add_argument_views(self) -> None:
-        """Add the views of tensor arguments, and a buffer for each unread input.
-
-        Learning rates, and state and constants that no operation reads, have no view.
-        """
+        """Add the views of tensor arguments, and a buffer for each unread input."""
         for argument in self.joint.arguments:
             value = self.joint.value(argument)
             if argument.kind is InputKind.LEARNING_RATE or not isinstance(value, torch.Tensor):
@@ -267,10 +261,7 @@ class StepLowering:
         return kind
 
     def _make_buffers(self) -> Iterator[tuple[str, Buffer]]:
-        """Yield (name, buffer) of each storage, except replacements of state and learning rates.
-
-        Also yields the buffers of unread inputs and of the loss's gradient.
-        """
+        """Yield (name, buffer) of each storage, except replacements of state and learning rates."""
         for storage in self.training_graph.storages:
             source = self.training_graph.operations[storage.operation]
             if storage.replaces is None and source.node not in self.relative_rates:
@@ -299,9 +290,9 @@ class StepLowering:
     def _name_tensors(
         self, arguments: Iterator[InputSpec] | Sequence[InputSpec]
     ) -> Iterator[NamedTensor]:
-        """Yield inputs or state tensors by name; of several tensors in one buffer, only the first.
+        """Yield inputs or state tensors by name.
 
-        Skips tensors without a view.
+        Of several tensors in one buffer, only the first.
         """
         seen_buffers: set[str] = set()
         for argument in arguments:
@@ -379,19 +370,13 @@ class StepLowering:
     # -- the graph ---------------------------------------------------------------------------------
 
     def _has_node(self, operation: Operation) -> bool:
-        """Return whether the exported graph has a node for an operation.
-
-        It has none for inputs, learning rates, constants, and state that is never updated.
-        """
+        """Return whether the exported graph has a node for an operation."""
         if operation.phase is Phase.INPUT:
             return False
         return operation.phase is not Phase.STATE or operation.storages[0] in self.replaced_states
 
     def _make_graph(self, lowerings: Mapping[int, Lowering]) -> Graph:
-        """Return the graph of the exported step: a node for each operation with `_has_node`.
-
-        The batch size is the first dimension of the first input with dimensions, or 1.
-        """
+        """Return the graph of the exported step: a node for each operation with `_has_node`."""
         operations = [
             operation for operation in self.training_graph.operations if self._has_node(operation)
         ]
@@ -449,10 +434,7 @@ class StepLowering:
         return tuple(dict.fromkeys(name for call in calls for name in call.buffers))
 
     def _make_tensor(self, index: int) -> Tensor:
-        """Return the exported graph's tensor for a storage, as large as the buffer of the storage.
-
-        The tensor of a storage that replaces state has the size of the state, and `replaces` set.
-        """
+        """Return the exported graph's tensor for a storage, as large as its buffer."""
         storage = self.training_graph.storages[index]
         state = None if storage.replaces is None else self.training_graph.storages[storage.replaces]
         return Tensor(
@@ -498,10 +480,7 @@ class StepLowering:
         return self.training_graph.operations[storage.operation].phase is Phase.STATE
 
     def _lower_operation(self, operation: Operation) -> Lowering:
-        """Return an operation lowered to calls; without calls if its operator has no lowering.
-
-        Outputs that replace state have no view: the kernel writes to the state.
-        """
+        """Return an operation lowered to calls; without calls if its operator has no lowering."""
         outputs = {}
         for number in operation.storages:
             storage = self.training_graph.storages[number]
@@ -596,10 +575,7 @@ def _split_convolutions(joint: Joint) -> None:
 
 
 def _divide_loss_gradient(joint: Joint, divisor: int) -> None:
-    """Insert a division of the loss's gradient by `divisor` into the captured graph.
-
-    All readers of the gradient then read the quotient. The loss itself is not divided.
-    """
+    """Insert a division of the loss's gradient by `divisor` into the captured graph."""
     graph = joint.graph_module.graph
     first_call = next(node for node in graph.nodes if node.op == "call_function")
     for argument in joint.arguments_of(InputKind.TANGENT):
@@ -614,10 +590,7 @@ def _divide_loss_gradient(joint: Joint, divisor: int) -> None:
 
 
 def _make_bias_gradient(selection: fx.Node, node: fx.Node) -> None:
-    """Turn `selection`, which selects the bias gradient from `node`, into the sum that computes it.
-
-    The sum is over the batch and spatial dimensions; `node` is unchanged.
-    """
+    """Turn `selection`, the bias gradient of `node`, into the sum that computes it."""
     gradient = node.args[0]
     dimensions = gradient.meta["val"].ndim
     selection.target = torch.ops.aten.sum.dim_IntList

@@ -225,10 +225,9 @@ class _Conversions:
         return self._constants[node]
 
     def _compute_constant(self, node: fx.Node) -> torch.Tensor | None:
-        """Return the value of a node if it is a tensor equal in each step, else None; not cached.
+        """Return the value of a node if it is a tensor equal in each step, else None.
 
-        Such nodes are the arguments in `_arguments`, and operations that read only such nodes,
-        except random ones.
+        Not cached.
         """
         if node in self._arguments:
             return self._joint.value(self._arguments[node]).detach()

@@ -59,10 +59,7 @@ def _lower_parameter_update(op: Lowering) -> None:
 def _lower_update(
     op: Lowering, views: Sequence[StridedView], gradient: StridedView, rate: Any
 ) -> None:
-    """Add the calls of the operation's update rule; `views` are the parameter and its state.
-
-    Refuses parameters that are not dense, and state in another layout.
-    """
+    """Add the calls of the operation's update rule; `views` are the parameter and its state."""
     parameter = views[0]
     same_shape_views = [view for view in views if view.shape == parameter.shape]
     if not parameter.is_dense or not all(
@@ -158,10 +155,7 @@ def _lower_nadam(
 def _lower_rmsprop(
     op: Lowering, rule: RmsProp, state: Views, gradient: StridedView, rate: Rate
 ) -> None:
-    """Add the call of RMSprop, then the call that increments its step count.
-
-    Momentum and centring have kernels of their own.
-    """
+    """Add the call of RMSprop, then the call that increments its step count."""
     parameter, step_count, *moments = state
     momentum_constants = (float(rule.momentum),) if rule.momentum > 0 else ()
     sign, decay, _ = _decay_constants(rule)
@@ -260,11 +254,7 @@ def _lower_sum_and_clip(
     parameter: StridedView,
     clip_factors: Sequence[Any],
 ) -> StridedView:
-    """Add calls that sum gradients and multiply the sum by clip factors; return the result.
-
-    The result is in workspace, in the parameter's layout, unless it is a single unclipped gradient
-    that already has this layout.
-    """
+    """Add calls that sum gradients and multiply the sum by clip factors; return the result."""
     first_gradient, *other_gradients = gradients
     if not other_gradients and not clip_factors and first_gradient.has_layout_of(parameter):
         return first_gradient
@@ -298,10 +288,7 @@ def _lower_buffer_update(op: Lowering) -> None:
 
 @lowers(GradientNorm)
 def _lower_gradient_norm(op: Lowering) -> None:
-    """Lower the sum of squares of all gradients, and the clip factor, which overwrites the sum.
-
-    Several gradients of one parameter are summed first.
-    """
+    """Lower the sum of squares of all gradients, and the clip factor, which overwrites the sum."""
     out = op.output()
     fill(op, out, 0)
     max_workspace_bytes = 0
