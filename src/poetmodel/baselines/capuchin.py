@@ -134,10 +134,7 @@ class _EvictionPlanner:
         unless the rule is ``time`` and hides transfers."""
 
     def plan(self, *, keeps_recomputed: bool) -> Schedule:
-        """Plan swaps and recomputations until the schedule meets the budget.
-
-        Return the schedule.
-        """
+        """Plan evictions until the schedule meets the budget; return the schedule."""
         self._plan_hidden_swaps()
         while True:
             self._plan_until_fit()

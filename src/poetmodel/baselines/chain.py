@@ -216,10 +216,7 @@ class ChainMemory(Chain):
         return [k for k in self.steps[s].nodes if self.recomputable.intersection(outputs_of[k])]
 
     def tape_completion_nodes(self, s: int) -> list[int]:
-        """Return the nodes that complete the tape of step `s` from its own state, ascending.
-
-        `ChainStep.state` is what the next step reads; nodes that only the state needs are excluded.
-        """
+        """Return the nodes that complete the tape of step `s` from its own state, ascending."""
         step, graph = self.steps[s], self.graph
         nodes: set[int] = set()
         required_tensors = list(step.tape - step.state)
@@ -262,10 +259,7 @@ class ChainMemory(Chain):
         return self.graph.nodes[k].output_bytes + self.graph.nodes[k].workspace_bytes
 
     def _count_other_tensor_bytes(self) -> list[int]:
-        """Return the bytes of tensors that are not `recomputable` at each stage's begin [B].
-
-        A tensor that a step reads stays until the step's part of the backward pass begins.
-        """
+        """Return the bytes of tensors that are not `recomputable` at each stage's begin [B]."""
         graph, steps = self.graph, self.steps
         byte_changes = [0] * (len(graph.nodes) + 2)
         first_stage = {k: step.backward[0] for step in steps if step.backward for k in step.nodes}
@@ -325,10 +319,7 @@ class ChainMemory(Chain):
         *,
         other_bytes_by_stage: Sequence[int] | None = None,
     ) -> int:
-        """Return the peak of executing `nodes` in order, beginning with `live_tensors` in RAM [B].
-
-        Recomputable tensors leave after their last reader in `readers`, unless kept.
-        """
+        """Return the peak of executing `nodes` in order, with `live_tensors` in RAM first [B]."""
         last_reader = {i: k for k in readers for i in self.graph.inputs_of[k]}
         peak = 0
         for k in nodes:

@@ -223,10 +223,7 @@ class ChainTable:
                 self.fill_span(s, s + span)
 
     def fill_span(self, s: int, t: int) -> None:
-        """Set `min_time_s` and `min_time_after_part_s` of steps ``s..t`` from shorter spans.
-
-        `min_time_s` gets entries without and with the state of step `t` in memory.
-        """
+        """Set `min_time_s` and `min_time_after_part_s` of steps ``s..t`` from shorter spans."""
         check_time_limit()
         for keeps_state in (False, True):
             min_times = np.full(self.max_units + 1, np.inf)

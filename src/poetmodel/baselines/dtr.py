@@ -248,10 +248,7 @@ class _LivenessExecution(StagedExecution):
         return is_needed
 
     def compute(self, k: int) -> None:
-        """Compute node `k`, update scores and clock, and evict unneeded members of `pinned`.
-
-        Any read in the stage, even an earlier one, counts as a need.
-        """
+        """Compute node `k`, update scores and clock, and evict unneeded members of `pinned`."""
         super().compute(k)
         for i in self.graph.inputs_of[k]:
             self.scores.record_use(i)
@@ -359,10 +356,7 @@ class _PagingExecution(_LivenessExecution):
         self._mark_in_ram(i)
 
     def evict(self, i: int) -> None:
-        """Free tensor `i`, which is paged in or recomputed on its next use; write nothing.
-
-        Adds it to `paged_out` if it is on storage and no later stage's node reads it.
-        """
+        """Free tensor `i`, which is paged in or recomputed on its next use; write nothing."""
         if i in self.storage.stored_tensors and not self.is_awaited(i):
             self.paged_out.add(i)
         if i in self.paged_out:

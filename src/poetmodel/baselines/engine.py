@@ -41,10 +41,7 @@ _RULE_WATCH: Final[ContextVar[RuleWatch | None]] = ContextVar("rule_watch", defa
 
 @contextmanager
 def watch_rules() -> Iterator[RuleWatch]:
-    """Context manager: yield a `RuleWatch` of the `select_best_schedule` calls inside.
-
-    `is_cut_short` is True once one returns a schedule after the time limit stopped a rule.
-    """
+    """Context manager: yield a `RuleWatch` of the `select_best_schedule` calls inside."""
     watch = RuleWatch()
     token = _RULE_WATCH.set(watch)
     try:
@@ -142,10 +139,7 @@ def select_best_schedule(problem: Problem, rules: Iterable[Callable[[], Schedule
 def simulate_within_budget(
     problem: Problem, schedules: Iterable[Schedule], schedule_kind: str
 ) -> Iterator[tuple[Schedule, Simulation]]:
-    """Yield (schedule, simulation) for the schedules that meet the RAM budget.
-
-    `schedules` must not be empty. The method is not applicable if none meets the budget.
-    """
+    """Yield (schedule, simulation) for the schedules that meet the RAM budget."""
     usable_bytes = problem.usable_ram_bytes
     peaks = []
     for schedule in schedules:

@@ -150,10 +150,7 @@ def schedule_with_best_homes(
 def _fill_ram(
     order: Sequence[int], is_feasible: Callable[[frozenset[int]], bool]
 ) -> Iterator[tuple[int, ...]]:
-    """Yield sets of state tensors to attempt, in an order, without those that do not fit.
-
-    The whole order is known not to fit. `is_feasible` is about the last attempt.
-    """
+    """Yield sets of state tensors to attempt, in an order, without those that do not fit."""
     resident: tuple[int, ...] = ()
     rest = tuple(order)
     while rest:

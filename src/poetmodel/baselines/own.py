@@ -119,10 +119,7 @@ def is_found_by_other_processes(name: str) -> bool:
 
 
 def list_method_files(entry: Method) -> tuple[Path, ...]:
-    """Return the paths of a method's file and of the imported modules in its folder, sorted.
-
-    Empty for shipped methods, and for functions without a file. Subfolders are excluded.
-    """
+    """Return the paths of a method's file and of the imported modules in its folder, sorted."""
     file = "" if entry.user_function is None else _find_file(entry.user_function)
     if not Path(file).is_file():  # such as a function typed in an interactive session
         return ()

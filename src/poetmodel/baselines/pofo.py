@@ -350,10 +350,7 @@ class ActionPrefix:
         )
 
     def with_action(self, action: Action, layer: Layer) -> ActionPrefix:
-        """Return the prefix with `action`, KEEP or OFFLOAD, for `layer`, its next step.
-
-        OFFLOAD sets `needed_page_in`, and adds a page-out if transfers are hidden, else a cost.
-        """
+        """Return the prefix with `action`, KEEP or OFFLOAD, for `layer`, its next step."""
         actions = (*self.actions, action)
         if action == Action.KEEP:
             return replace(self, actions=actions, kept_bytes=self.kept_bytes + layer.size_bytes)

@@ -38,10 +38,7 @@ UNITS: Final = 1000
 
 
 def keep_all(problem: Problem) -> Schedule:
-    """Compute each node once, and keep each tensor until its last use and all state in RAM.
-
-    The budget is ignored.
-    """
+    """Compute each node once; keep tensors until their last use and all state in RAM."""
     return checkpoint_all(problem.graph)
 
 

@@ -459,10 +459,7 @@ class RamLedger:
         return self.find_excess(limit_bytes) is None
 
     def find_excess(self, limit_bytes: int) -> tuple[int, int] | None:
-        """Return (stage, RAM use [B]) of one stage above a limit; None if no stage is above it.
-
-        It is the highest last step above the limit, otherwise the peak of some stage.
-        """
+        """Return (stage, RAM use [B]) of one stage above a limit; None if no stage is above it."""
         row_bytes = self.row_bytes
         fullest_stage = int(row_bytes.argmax())
         if row_bytes[fullest_stage] > limit_bytes:

@@ -205,10 +205,7 @@ class LargeNeighbourhoodSearch:
         return is_best
 
     def _select_trajectory(self) -> _Trajectory:
-        """Return the next trajectory, and count the iteration.
-
-        One behind restarts from the best.
-        """
+        """Return the next trajectory, restarted if behind and idle; count the iteration."""
         trajectory = self._trajectories[self._n_iterations % len(self._trajectories)]
         self._n_iterations += 1
         may_continue = trajectory.n_idle <= RESTART_ITERATIONS
@@ -219,10 +216,7 @@ class LargeNeighbourhoodSearch:
         return trajectory
 
     def _destroy_restorations(self, partial: PartialSchedule) -> bool:
-        """Remove random restorations close to each other, and those that serve only them.
-
-        Samples n of the 2 n nearest to a random one, by stage or by node. False if there are none.
-        """
+        """Remove random restorations close to each other, and those that serve only them."""
         restorations = partial.restorations()
         if not restorations:
             return False

@@ -215,10 +215,7 @@ class Repair:
         return self._recompute_prices
 
     def price_page_in(self, i: int) -> tuple[float, int]:
-        """Return the price of a page-in of tensor `i` with its page-out, and its last stage.
-
-        An infinite price and -1 if it is forbidden.
-        """
+        """Return the price of a page-in with its page-out (inf: forbidden), and its last stage."""
         graph = self.problem.graph
         k = graph.node_of[i]
         if not self._can_page and not graph.nodes[k].is_state:
@@ -313,10 +310,7 @@ class Repair:
             self._add_in_best_stage(restoration)
 
     def _lower_excess(self, rows: UserRows) -> bool:
-        """Apply the move that lowers the excess most for its price.
-
-        Return whether one was applied.
-        """
+        """Apply the move that lowers the excess most for its price; return whether any did."""
         partial = self.partial
         moves: list[tuple[float, int, Restoration]] = []
         """(rank, 1 to add or 0 to drop, decision) of each move."""
@@ -364,10 +358,7 @@ class Repair:
     def _row_amounts(
         self, rows: UserRows, restoration: Restoration, *, is_added: bool = True
     ) -> RowAmounts:
-        """Return the changes of rows if `restoration` is added or dropped.
-
-        Includes its page-out and, for a home on storage, the page-ins of the state.
-        """
+        """Return the changes of rows if `restoration` is added or dropped."""
         item = restoration.item
         if restoration.kind == RECOMPUTE:
             amounts = rows.compute[item]

@@ -230,10 +230,7 @@ class Model:
         *,
         upper: float,
     ) -> None:
-        """Add the row ``sum of values * columns <= upper``; columns must be distinct.
-
-        Faster than `add_row` for thousands of terms.
-        """
+        """Add the row ``sum of values * columns <= upper``; columns must be distinct."""
         check_time_limit()
         self._columns.frombytes(columns.astype(np.intc).tobytes())
         self._values.frombytes(values.astype(np.float64).tobytes())

@@ -279,10 +279,7 @@ def mark_dominated_keeps(
 
 
 def _replaceable_tensors(problem: Problem) -> Iterator[tuple[int, int, list[int]]]:
-    """Yield (tensor, only reader, its read outputs) if these are no larger than the tensor.
-
-    Omits state and its replacements, and triples with a reward that the replacement would lose.
-    """
+    """Yield (tensor, only reader, its read outputs) if these are no larger than the tensor."""
     graph, rewards = problem.working_graph, problem.rewards
     state = {*problem.graph.state_tensors, *problem.graph.state_of}
     for i, (size, readers) in enumerate(zip(graph.tensor_bytes, graph.users_of, strict=True)):
@@ -297,10 +294,7 @@ def _replaceable_tensors(problem: Problem) -> Iterator[tuple[int, int, list[int]
 
 
 def _paging_costs_no_more(problem: Problem, i: int, outputs: Sequence[int]) -> bool:
-    """Return whether paging `outputs` costs no more than paging tensor `i`, in any sum.
-
-    Sums are the objective and all limits on totals. Rewards for paging `outputs` do not count.
-    """
+    """Return whether paging `outputs` costs no more than paging tensor `i`, in any sum."""
     return i not in problem.working_graph.on_aux and all(
         sum(max(0, costs[j]) for j in outputs) <= costs[i]
         for coefficients in _limited_coefficients(problem)

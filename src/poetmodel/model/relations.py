@@ -190,10 +190,7 @@ class TriangleRelations(StepView):
         return self.m.families[name][t, k]
 
     def nonzero_entries(self, is_one: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
-        """Yield (relation, stage, index) of every entry that is 1, in the order of `RELATIONS`.
-
-        `is_one` must also accept fixed columns, such as ``R[t,t]``.
-        """
+        """Yield (relation, stage, index) of every entry that is 1, in the order of `RELATIONS`."""
         for name in RELATIONS:
             for (t, k), column in self.m.families[name].items():
                 if is_one(column):

@@ -35,10 +35,7 @@ class PlanDocument:
     """Notes on ignored keys of the file."""
 
     def check_claims(self, check: PlanCheck) -> tuple[list[str], list[str]]:
-        """Compare the stated metrics with a simulation; return violations and notes.
-
-        Metrics computed with other costs, the peak aside, are notes.
-        """
+        """Compare the stated metrics with a simulation; return violations and notes."""
         memory_keys = {metric.key for metric in metrics_at(Display.PLAN_FILE, Group.MEMORY)}
         memory_claims, other_claims = (
             {

@@ -84,10 +84,7 @@ class _PresenceTracker:
 
 
 class _Compiler:
-    """Compiles stages in ascending order, and tracks the content of RAM and storage.
-
-    State in `Homes.unmoved_state` is not tracked.
-    """
+    """Compiles stages in ascending order, and tracks the content of RAM and storage."""
 
     def __init__(self, homes: Homes, schedule: Schedule) -> None:
         self.homes, self.graph, self.node_of = homes, homes.graph, homes.graph.node_of

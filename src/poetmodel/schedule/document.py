@@ -87,10 +87,7 @@ class ScheduleDocument:
     def compare_claims(
         self, problem: Problem, simulation: Simulation, claims: Mapping[str, float | None]
     ) -> Iterator[str]:
-        """Yield notes on `claims` that may differ from the simulation because of other costs.
-
-        If the file states no costs, this is one note; `memory_claims` need no costs.
-        """
+        """Yield notes on `claims` that may differ from the simulation because of other costs."""
         memory_keys = self.memory_claims().keys()
         differences = false_claims(
             problem, simulation, {key: claims[key] for key in claims if key not in memory_keys}

@@ -389,10 +389,7 @@ def _add_limit_row(form: StandardForm, limit: LinearRow) -> StandardForm:
 
 
 def _lower_peak_limits(form: StandardForm, problem: Problem) -> StandardForm:
-    """Return a form with the smaller RAM budget of `problem`, which minimizes RAM.
-
-    Also lowers the exact limits of memory rows, from which cover cuts are found.
-    """
+    """Return a form with the smaller RAM budget of `problem`, which minimizes RAM."""
     layout = require_layout(form)
     model_problem, peak = layout.model.problem, layout.model.peak
     reduction_bytes = model_problem.usable_ram_bytes - problem.usable_ram_bytes

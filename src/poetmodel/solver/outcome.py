@@ -48,10 +48,7 @@ class Candidate:
     """Time to verify the schedule [s]."""
 
     def is_better(self, other: Candidate) -> bool:
-        """Return whether this candidate is strictly better.
-
-        Compares user-defined objectives, by their sense, if both candidates have one.
-        """
+        """Return whether this candidate is better, by objectives of users if both have one."""
         if self.model_objective is None or other.model_objective is None:
             return self.value < other.value
         if self.model_objective.sense == "minimize":

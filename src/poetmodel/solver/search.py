@@ -101,10 +101,7 @@ class Search:
         self.bound = max(self.bound, self.problem.objective.known_bound)
 
     def child(self, problem: Problem, **fields: Any) -> Search:
-        """Return a search for a related problem, which shares request, log and stop.
-
-        By default, it begins with this bound, and its schedules and reports reach this search.
-        """
+        """Return a search for a related problem, which shares request, log and stop."""
         shared: dict[str, Any] = {
             "request": self.request,
             "bound": self.bound,
@@ -302,10 +299,7 @@ class Search:
         self.reason = REFUTED
 
     def result(self, *, formulation: str, reduction: str = "") -> SolveResult:
-        """Return the result of a search that has ended; drops a proof that its schedule refutes.
-
-        The bound of a schedule with violations is at most the baseline.
-        """
+        """Return the result of a search that has ended; drops a proof that its schedule refutes."""
         problem, request, objective = self.problem, self.request, self.problem.objective
         base_result = SolveResult(
             problem=problem,

@@ -47,7 +47,7 @@ class StartCheck(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A problem with the formulation that solves it. The subclass `ModelTask` has a user's model.
+    """A problem with the formulation that solves it; `ModelTask` has a user's model.
 
     If time is a makespan, it solves surrogates of its problem.
     """

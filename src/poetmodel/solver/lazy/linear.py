@@ -41,10 +41,7 @@ def add_cuts(
     relaxation: Relaxation,
     on_cut_point: Callable[[Relaxation, NDArray[Any]], None] | None = None,
 ) -> LinearSolution:
-    """Solve a linear relaxation and add violated cuts to it, until its value stops rising.
-
-    Each solve starts from the last basis and raises the proven bound. Cuts with slack are removed.
-    """
+    """Solve a linear relaxation and add violated cuts to it, until its value stops rising."""
     policy = session.policy
     n_idle_rounds = 0
     solution = LinearSolution(None, float("-inf"))

@@ -229,10 +229,7 @@ class Relaxation:
         ]
 
     def claimed_ram_bytes(self, x: NDArray[np.float64]) -> float:
-        """Return a solution's RAM limit [B]: its peak if RAM is minimized, else the usable RAM.
-
-        The peak counts as at least the minimum RAM, and is raised by the fraction `ROUNDING`.
-        """
+        """Return a solution's RAM limit [B]: its peak if RAM is minimized, else the usable RAM."""
         usable_bytes = self.problem.usable_ram_bytes
         if self.model.peak is None:
             return usable_bytes

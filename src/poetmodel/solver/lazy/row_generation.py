@@ -262,10 +262,7 @@ class RowGeneration:
             self.primal.improve()
 
     def _search_from_linear(self, relaxation: Relaxation, x: NDArray[Any]) -> None:
-        """Count linear solutions.
-
-        Round and repair number 1, 2, 4, 8, ... without a local search.
-        """
+        """Round and repair linear solutions number 1, 2, 4, 8, ... without a local search."""
         self._n_linear_solutions += 1
         if not self._n_linear_solutions & (self._n_linear_solutions - 1):
             self._repair_and_search(relaxation.to_restorations(x), search_locally=False)
