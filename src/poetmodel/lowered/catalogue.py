@@ -63,7 +63,6 @@ _UPDATES: Final = """
 
 
 def _make_rows(names: str, form: Form | None, counter: Work, **facts: Any) -> dict[str, Row]:
-    """Return equal rows for several kernels."""
     return {name: Row(form=form, work=counter, **facts) for name in names.split()}
 
 

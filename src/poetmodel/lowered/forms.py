@@ -273,10 +273,7 @@ UPDATE: Final = _make_form(
 
 
 def make_plane_form(*tensors: str, rank: int) -> ProductForm:
-    """Return loops over batch, channels and a plane of `rank` dimensions.
-
-    The list ``steps`` has the strides of `tensors`; others have one number for each channel.
-    """
+    """Return loops over batch, channels and a plane of `rank` dimensions."""
     width = 2 + rank
     strides: dict[str, tuple[Term, ...]] = {
         name: tuple(f"steps[{k * width + d}]" for d in range(width))
@@ -393,7 +390,6 @@ _FILTER: Final = "shape.channels*shape.window"
 
 
 def _image(n_pixels: str, pixel_stride: str, *between: Term) -> tuple[Term, ...]:
-    """Return the strides of batch, channels, loops `between`, and pixels of images."""
     return f"{n_pixels}*{pixel_stride}", 1, *between, pixel_stride
 
 

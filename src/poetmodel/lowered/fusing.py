@@ -31,10 +31,9 @@ _UPDATE_KERNELS: Final = frozenset(update for _, update in _FUSED_KERNELS)
 def fuse_updates(step: LoweredStep) -> LoweredStep:
     """Return a step in which each SGD update computes its weight gradient itself, if possible.
 
-    The gradient's operands stay in memory until the update. Float convolutions are fused only if
-    the gradient has at least the bytes of each operand: otherwise fusion only removes a stage, and
-    so a chance to recompute. int8 weights need no such condition: gradients have 4 times their
-    bytes.
+    Operands stay in memory until the update. A float gradient must have at least the bytes of each
+    operand: otherwise fusion only removes a stage, and so a chance to recompute. int8 weights need
+    no such condition: gradients have 4 times their bytes.
     """
     gradient_nodes = dict(_find_fusible_pairs(step))
     if not gradient_nodes:
@@ -158,8 +157,7 @@ def _find_fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int]]:
 def _is_fusible_gradient(step: LoweredStep, k: int, gradient: str, weight: str, count: int) -> bool:
     """Return whether node `k` only computes the whole gradient of a weight, in the weight's layout.
 
-    The gradient of a float convolution must also have at least the bytes of each tensor that the
-    node reads.
+    For float convolutions, `is_gradient_largest` must hold, too.
     """
     node = step.graph.nodes[k]
     if len(node.outputs) != 1 or node.workspace_bytes or node.in_place:

@@ -87,7 +87,6 @@ class _StepEncoder:
         return name
 
     def _new_name(self, buffer: str) -> str:
-        """Return the canonical name of a buffer that has none yet."""
         if buffer in self._replaced_names:
             return f"state {buffer}"
         values, element_type = self._step.values.get(buffer), self._step.buffers[buffer].type

@@ -117,7 +117,6 @@ def save_step(step: LoweredStep, path: str | Path) -> None:
 
 
 def _make_document(step: LoweredStep) -> dict[str, object]:
-    """Return the JSON document of a step, its inference and evaluation included."""
     document: dict[str, object] = {
         "format": STEP_FORMAT,
         "version": VERSION,
@@ -153,7 +152,6 @@ _TENSOR_LISTS: Final = ("inputs", "states", "gradients")
 
 
 def _call_to_json(call: Call) -> dict[str, object]:
-    """Return the JSON entry of a call; condition and index range are absent if None."""
     entry: dict[str, object] = {
         "kernel": call.kernel,
         "arguments": [_argument_to_json(argument) for argument in call.arguments],
@@ -170,7 +168,6 @@ def _call_to_json(call: Call) -> dict[str, object]:
 
 
 def _argument_to_json(argument: Argument) -> object:
-    """Return the JSON value of an argument, which `_argument_from_json` reads."""
     if isinstance(argument, Ref):
         return {"buffer": argument.buffer, "offset": argument.offset}
     if isinstance(argument, ScaledLearningRate):
@@ -181,7 +178,6 @@ def _argument_to_json(argument: Argument) -> object:
 
 
 def _tensor_to_json(tensor: NamedTensor) -> dict[str, object]:
-    """Return the JSON entry of a named tensor; strides are absent if None."""
     entry: dict[str, object] = {
         "name": tensor.name,
         "shape": list(tensor.shape),
@@ -205,10 +201,7 @@ def load_step(path: str | Path) -> LoweredStep:
 
 
 def _step_from_json(document: _StepFile, outer_values: Collection[str] = ()) -> LoweredStep:
-    """Convert a document to a step.
-
-    `outer_values` are the buffers with values in enclosing steps.
-    """
+    """Convert a document; `outer_values` are the buffers with values in enclosing steps."""
     step = LoweredStep(
         graph=Graph.from_dict(document.graph, source="graph"),
         calls=tuple(tuple(map(_call_from_json, calls)) for calls in document.calls),
@@ -274,7 +267,6 @@ def _argument_from_json(argument: object) -> Argument:
 
 
 def _tensor_from_json(entry: _TensorEntry) -> NamedTensor:
-    """Convert a parsed entry to a named tensor."""
     return NamedTensor(
         name=entry.name,
         shape=tuple(entry.shape),
@@ -289,7 +281,7 @@ def _find_step_errors(
 ) -> Iterator[str]:
     """Yield an error for each contradiction in a step, but not in its forward passes.
 
-    Calls may read `values`, the buffers with values in this step, and `outer_values`.
+    `outer_values` are those of the enclosing step and its earlier passes.
     """
     for tensor in step.graph.tensors:
         name = tensor.replaces or tensor.name
@@ -383,7 +375,6 @@ def _find_ref_errors(step: LoweredStep, ref: Ref) -> Iterator[str]:
 def _find_argument_errors(
     step: LoweredStep, call: Call, writable_names: Collection[str], readable_names: Collection[str]
 ) -> Iterator[str]:
-    """Yield the errors of a call's condition, index range and arguments, in this order."""
     if call.kernel not in kernel_names():
         yield "there is no such kernel"
         return

@@ -90,10 +90,7 @@ class Loops:
 
 
 def table_columns(table: Argument) -> list[Numbers]:
-    """Return the sizes, then the strides of each tensor, of a shape table as in ``pm_each.h``.
-
-    Each is a tuple over the dimensions, the innermost first.
-    """
+    """Return the sizes, then each tensor's strides, of a shape table, innermost first."""
     if not isinstance(table, tuple):
         raise TypeError(table)
     rank, *sizes_and_strides = table
@@ -102,10 +99,9 @@ def table_columns(table: Argument) -> list[Numbers]:
 
 
 def merge_dimensions(columns: Sequence[Numbers]) -> list[list[int]]:
-    """Return the rows of a shape table without dimensions of size 1, contiguous dimensions merged.
+    """Return the rows of a shape table, dimensions of size 1 omitted, contiguous ones merged.
 
-    `columns` are the sizes, the innermost first, then the strides of each tensor. [] if all sizes
-    are 1.
+    `columns` are the sizes, the innermost first, then the strides of each tensor.
     """
     rows: list[list[int]] = []
     for size, *strides in zip(*columns, strict=True):

@@ -105,7 +105,6 @@ def _find_only_call(step: LoweredStep, k: int, *kernels: str) -> Call | None:
 
 
 def _is_backward(node: Node) -> bool:
-    """Return whether a node is part of the backward pass or of an update."""
     return node.phase in (Phase.BACKWARD, Phase.UPDATE)
 
 
@@ -291,7 +290,7 @@ def _add_bit_masks(step: LoweredStep) -> LoweredStep:
 
 
 def _draw_dropout_bits(step: LoweredStep) -> LoweredStep:
-    """Return a step in which a separate node draws the mask of each dropout, one bit per element.
+    """Return a step in which a separate node draws each dropout's mask, one bit per element.
 
     The mask node has no inputs, and draws the same mask if a step recomputes it.
     """
@@ -392,7 +391,6 @@ def _count_in_window(call: Call, pool: Call) -> Call:
 
 
 def _max_window_elements(pool: Call) -> int:
-    """Return the number of elements of the largest window of a pool."""
     max_sizes = []
     for axis in ("row", "column"):
         bounds = pool[f"{axis}s"]

@@ -37,10 +37,7 @@ class Indices:
     """One more permitted index; `low` if there is none."""
 
     def implies(self, other: Indices) -> bool:
-        """Return whether valid indices imply that `other` indices are valid.
-
-        False if not certain.
-        """
+        """Return whether valid indices certainly imply that `other` indices are valid."""
         has_same_elements = (self.ref, self.shape) == (other.ref, other.shape)
         is_inside = other.low <= self.low and self.high <= other.high
         permits_ignored = self.low <= self.ignored < self.high or self.ignored == other.ignored
@@ -72,10 +69,7 @@ def find_index_operands(call: Call) -> Iterator[Indices]:
 def _make_canonical_indices(
     ref: Argument | None, sizes: Numbers, strides: Numbers, index_range: tuple[int, int, int]
 ) -> Iterator[Indices]:
-    """Yield one `Indices` of the elements that loops from `ref` on access.
-
-    None without elements.
-    """
+    """Yield one `Indices` of the elements that loops from `ref` on access, if any."""
     if isinstance(ref, Ref) and 0 not in sizes:
         first, shape = _find_canonical_elements(ref.offset, sizes, strides)
         low, high, ignored = index_range

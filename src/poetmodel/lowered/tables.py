@@ -104,10 +104,7 @@ class ByteInput:
 
 
 def parse_byte_inputs(texts: Mapping[str, str]) -> dict[str, ByteInput]:
-    """Parse the text of each byte input, by input name.
-
-    Raise `InputError` for the first invalid one.
-    """
+    """Parse the text of each byte input, by name; raise `InputError` for an invalid one."""
     if not isinstance(texts, Mapping):
         raise InputError(f"byte_inputs: expected texts by the names of inputs, got {texts!r}")
     return {
@@ -149,9 +146,9 @@ def _unused_name(name: str, used_names: Collection[str]) -> str:
 def _add_lookup(
     step: LoweredStep, name: str, byte_type: DataType, table: str, channels: int
 ) -> LoweredStep:
-    """Return a step in which input `name` has bytes, converted by a node before its first reader.
+    """Return a step in which input `name` has bytes, converted by a node.
 
-    Returns `step` itself if it has no such input. The caller adds the values of buffer `table`.
+    The caller adds the values of buffer `table`. Returns `step` itself without such an input.
     """
     byte_tensor = next((tensor for tensor in step.inputs if tensor.name == name), None)
     if byte_tensor is None:

@@ -145,7 +145,6 @@ def _restrict_to_piece(loops: Loops, pieces: Mapping[str, _Pieces]) -> _PieceCal
 
 
 def _divide_call(call: Call, pieces: Mapping[str, _Pieces]) -> _DividedCall | None:
-    """Divide a call by the pieces of its tensors; None if it cannot be divided."""
     if not pieces.keys() & set(call.buffers):
         return _DividedCall(piece_calls=(_PieceCall(call=call),))
     loops = _read_loops(call)
@@ -362,7 +361,6 @@ class _Division:
         return False
 
     def _find_accessed_tensors(self, k: int) -> set[str]:
-        """Return the divided tensors of which node `k` reads or writes pieces."""
         divided_calls = (*self.producer_calls.get(k, ()), *self.consumer_calls.get(k, ()))
         return {
             name
@@ -397,10 +395,7 @@ class _Division:
         return self.is_copy(self._find_producer(name))
 
     def _divide_calls(self, k: int, names: Sequence[str]) -> list[_DividedCall] | None:
-        """Return the calls of node `k` divided by the pieces of tensors `names`.
-
-        None if impossible.
-        """
+        """Return the calls of node `k` divided by the pieces of `names`; None if impossible."""
         key = (k, tuple((name, self.pieces[name]) for name in names))
         if key not in self._division_cache:
             calls = [_divide_call(call, dict(key[1])) for call in self.step.calls[k]]
@@ -638,10 +633,7 @@ class _Rewriter:
     def _rename_pieces(
         self, piece_calls: Sequence[_PieceCall]
     ) -> tuple[tuple[Call, ...], dict[str, None]]:
-        """Return the calls with new names of pieces, and the buffers accessed in order, as keys.
-
-        A piece that is an alias has the name of the buffer that it aliases.
-        """
+        """Return the calls with new names of pieces, and the buffers accessed in order, as keys."""
         calls = []
         for piece_call in piece_calls:
             loops = self._resolve_loops(piece_call)

@@ -119,11 +119,7 @@ def _sum_window_sizes(arguments: Mapping[str, Any], axis: str) -> int:
 
 
 def count_product(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count the blocks of a matrix product, and the steps along `k` of each kind of block.
-
-    Steps of 4x4 and 1x4 blocks have the order of `_find_product_order` in their name. For ``k ==
-    1``, count rows and elements of the outer product instead.
-    """
+    """Count the blocks of a matrix product, and the steps along `k` of each kind of block."""
     m, k, n, batch = (arguments.get(name, 1) for name in ("m", "k", "n", "batch"))
     if k == 1:
         name = "outer, added" if arguments.get("accumulate") else "outer"
@@ -142,10 +138,7 @@ def count_product(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
 
 
 def _find_product_order(arguments: Mapping[str, Any]) -> str:
-    """Return the order in which a product reads its factors.
-
-    Orders combine cases of ``pm_mm.h``.
-    """
+    """Return the order in which a product reads its factors, merging cases of ``pm_mm.h``."""
     if arguments["a_column"] == 1 and arguments["b_row"] == 1:
         return "rows"
     if arguments["b_column"] == 1:
@@ -222,10 +215,7 @@ def _count_correlation(
 
 
 def count_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count the units of `_count_correlation` for each sample and group of a convolution.
-
-    For a pointwise convolution without padding, the taps are the summed channels.
-    """
+    """Count the units of `_count_correlation` for each sample and group of a convolution."""
     sizes = ConvolutionSizes(*arguments["shape"])
     channels = sizes.group_channels
     (height, rows, window_h, stride_h, pad_h, dilation_h), across_sizes = sizes.directions
@@ -566,10 +556,7 @@ def count_q8_pointwise_dx(counts: Counter[str], arguments: Mapping[str, Any]) ->
 
 
 def _find_q8_gradient_sizes(arguments: Mapping[str, Any]) -> tuple[ConvolutionSizes, int, int]:
-    """Return the sizes of a layer, and the numbers of input pixels and tap visits of the batch.
-
-    A tap visits an input pixel once for each output position that reads the pixel through the tap.
-    """
+    """Return the sizes of a layer, and the numbers of input pixels and tap visits of the batch."""
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     n_visits = sum(rows * columns for rows, columns in _list_tap_counts(sizes))
     return sizes, batch * sizes.plane, batch * n_visits
