@@ -41,10 +41,7 @@ def parse_tile(tile: str | int | TileChoice | None) -> TileChoice:
 
 
 def divide_step(step: LoweredStep, tile: str | int | TileChoice | None) -> LoweredStep:
-    """Divide a step into tiles of a stated size; return `step` itself if no tensor is divided.
-
-    Raises the errors of `parse_tile`, and `InputError` for ``auto``.
-    """
+    """Divide a step into tiles of a stated size; return `step` itself if no tensor is divided."""
     tile_bytes = parse_tile(tile).require_size()
     return step if tile_bytes is None else tile_step(step, tile_bytes)
 

@@ -147,10 +147,9 @@ class SlicedCall:
     """Axis of each channel dimension in `views`, by dimension."""
 
     def make_call(self, slices: Slices, ranges_of_axes: Mapping[Axis, Range]) -> Call | None:
-        """Return the call for one range of channels on each axis.
+        """Return the call for one range of channels per axis; None if the kernel cannot do it.
 
-        None if the kernel cannot execute it. For later ranges of a summed dimension, the call
-        continues the sum.
+        For later ranges of a summed dimension, the call continues the sum.
         """
         ranges, new_views, slice_names = {}, {}, {}
         for index, (name, d) in self.views.items():
@@ -466,7 +465,6 @@ def _divide_proportionally(total: int, axes: Iterable[Sequence[Range]]) -> list[
 
 
 def _format_range(channel_range: Range) -> str:
-    """Return a channel range as text for names."""
     return f"[{channel_range[0]}:{channel_range[1]}]"
 
 

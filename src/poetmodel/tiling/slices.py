@@ -93,8 +93,7 @@ class ChannelLoops:
     def find_dimension(self, index: int, layout: ChannelLayout) -> int | None:
         """Return the first loop dimension over the channels of tensor `index`; None without one.
 
-        The loop may also include elements within a channel: its size is then a multiple of the
-        channels.
+        The loop may also include elements within a channel.
         """
         pairs = enumerate(zip(self.loops.sizes, self.loops.strides[index], strict=True))
         for d, (size, stride) in pairs:
@@ -164,10 +163,7 @@ class ChannelLoops:
         return call.with_arguments(**{adds: 1}) if first_channel else call
 
     def _slice_strides(self, strides: Numbers, view: View) -> Numbers | None:
-        """Convert strides of the undivided tensor to those of its slice `view`.
-
-        None if impossible.
-        """
+        """Convert strides of the undivided tensor to its slice `view`; None if impossible."""
         new_strides, layout = list(strides), view.layout
         for d, stride in enumerate(strides):
             if d == view.dimension or stride < layout.stride:

@@ -101,11 +101,7 @@ def min_tiled_bytes(
 
 
 def _make_tiling(step: LoweredStep, tile_bytes: int, undivided_names: set[str]) -> _Tiling:
-    """Return the tiling of a training step in which `undivided_names` are undivided.
-
-    Adds the buffers of each `UnsliceableError` to `undivided_names`, until a tiling without them is
-    possible.
-    """
+    """Return a tiling with `undivided_names`, to which each `UnsliceableError` adds buffers."""
     while True:
         try:
             return _Tiling(step, tile_bytes, undivided_names)
@@ -410,10 +406,7 @@ class _Tiling:
     # -- the step ----------------------------------------------------------------------------------
 
     def make_step(self) -> LoweredStep:
-        """Return the step in tiles, with inference and evaluation in tiles if it has them.
-
-        `UnsliceableError` names further buffers that must stay undivided.
-        """
+        """Return the step in tiles, with inference and evaluation in tiles if it has them."""
         undivided_step = self.undivided_step
         slices = Slices(
             undivided_step=undivided_step,
@@ -445,10 +438,7 @@ class _Tiling:
         ).make_step()
 
     def _make_pieces(self, slices: Slices, k: int) -> Iterator[Piece]:
-        """Yield the pieces that replace a node, in order.
-
-        One for a node without divided tensors.
-        """
+        """Yield the pieces, in order, that replace a node: one without divided tensors."""
         node, calls = self.graph.nodes[k], self.undivided_step.calls[k]
         if node.is_state and node.outputs[0].name in self.slice_ranges:
             for slice_name in slices.slice_names(node.outputs[0].name):
