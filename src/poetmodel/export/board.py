@@ -109,10 +109,9 @@ def execute(
     time_limit_s: float,
     environment: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Execute a command in a folder with an empty stdin, and return its output and exit status.
+    """Execute a command in a folder with an empty stdin; return its output and exit status.
 
-    Only a start that fails and the time limit (`ToolchainError`) raise an error. `environment`
-    replaces that of this process, unless it is None.
+    `environment` replaces that of this process, unless it is None.
     """
     try:
         return subprocess.run(  # noqa: S603 - make, QEMU, or a program built from the folder

@@ -32,10 +32,7 @@ def min_weight_bytes(step: LoweredStep) -> int:
 
 
 def check_weight_bytes(weight_bytes: int, device: Device) -> None:
-    """Raise `FlashError` if the initial weights alone, or a lower bound [B], exceed the flash.
-
-    A device without stated flash is not checked.
-    """
+    """Raise `FlashError` if initial weights [B], or their lower bound, exceed the flash."""
     if device.flash is not None and weight_bytes > device.flash.size_bytes:
         raise FlashError(
             f"flash: first weights alone are {weight_bytes:,} B at least, and device "

@@ -173,7 +173,6 @@ class Deployment:
 
     @cached_property
     def _state_names(self) -> tuple[str, ...]:
-        """Names of all state tensors of the graph, in its order."""
         graph = self.step.graph
         return tuple(graph.tensors[i].name for i in graph.state_tensors)
 
@@ -334,9 +333,9 @@ class Deployment:
 
     @property
     def saved_bytes(self) -> int:
-        """Size of the erase blocks of generations (also the best one) and samples in flash [B].
+        """Size of the erase blocks of generations, also the best, and samples in flash [B].
 
-        0, even with samples, unless commits copy state to flash.
+        0 unless commits copy state to flash.
         """
         if not self.copies_to_flash:
             return 0
@@ -470,10 +469,7 @@ class Deployment:
         return sizes | {"free": self.device.flash.size_bytes - sum(sizes.values())}
 
     def ram_map(self) -> dict[str, int]:
-        """Return the bytes of each use of RAM; their sum is the RAM limit [B].
-
-        The last use, ``free``, is negative if the limit is too small.
-        """
+        """Return the bytes of each use of RAM; their sum is the RAM limit [B]."""
         step, resident_tensors = self.step, self.plan.resident or ()
         state_bytes = sum(step.graph.tensor_bytes[i] for i in resident_tensors)
         optional_bytes = {} if self.inference is None else {"outputs": output_bytes(step)}
@@ -534,9 +530,6 @@ def parse_stack(stack: str | int | None, *, commit: bool) -> int:
 
 
 def reserved_bytes(step: LoweredStep, stack_bytes: int, replay: Replay | None = None) -> int:
-    """Return the RAM outside of the arena [B].
-
-    It consists of inputs, the output of the inference, buffers of replay, stack and runtime.
-    """
+    """Return the RAM outside of the arena [B]."""
     sample_bytes = 0 if replay is None else replay.ram_bytes
     return input_bytes(step) + output_bytes(step) + sample_bytes + stack_bytes + RUNTIME_BYTES

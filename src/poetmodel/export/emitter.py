@@ -217,7 +217,6 @@ class ProgramSource:
             yield from _wrap_in_if("!PM_STORED", lines)
 
     def _sample_read_lines(self, names: Sequence[str]) -> Iterator[str]:
-        """Yield the statements that read outputs of the front from a stored sample."""
         for name in names:
             read_call = self._try_call(f"pm_sample_read({self._sample_arguments(name)})")
             yield f"if (PM_STORED) {read_call}"
@@ -244,10 +243,7 @@ class ProgramSource:
         return f"{output_index}, PM_ADDRESS({self._address_of(name)}), {size} * PM_SCALE"
 
     def _find_overwritten_inputs(self, position: int, k: int) -> Iterator[str]:
-        """Yield the names of the inputs that in-place outputs of node `k` overwrite.
-
-        Call this before the outputs are in `_current_offsets`.
-        """
+        """Yield inputs that outputs of node `k`, not yet in `_current_offsets`, overwrite."""
         output_offsets = self._offsets.get(position, {})
         for output_index, input_index in self.graph.in_place_of[k]:
             name = self.graph.tensors[input_index].name
@@ -279,10 +275,7 @@ class ProgramSource:
             yield from [check] if self._replay is None else _wrap_in_if("!PM_STORED", [check])
 
     def _range_check_lines(self, indices: Indices) -> Iterator[str]:
-        """Yield the range check of indices unless constant or checked.
-
-        Register it and its kernel.
-        """
+        """Yield the range check of indices, registered, unless constant or already checked."""
         is_checked = any(checked.implies(indices) for checked in self._checked_indices)
         if is_checked or indices.ref.buffer in self._constant_names:
             return
@@ -293,10 +286,7 @@ class ProgramSource:
         yield self._return_if(f"!pm_within({arguments})", "PM_ERROR_INPUT")
 
     def _return_if(self, condition: str, error: str) -> str:
-        """Return the statement that waits for transfers and returns `error` if a condition is true.
-
-        If the lines already include an update, it returns PM_TORN instead.
-        """
+        """Return a statement that waits for transfers and returns `error`, or PM_TORN."""
         waits = self._pending_waits()
         end = f"return {'PM_TORN' if self._has_updated else error};"
         return f"if ({condition}) {{ {waits}{end} }}" if waits else f"if ({condition}) {end}"
@@ -416,10 +406,7 @@ class ProgramSource:
         self._written_state.update(sum_names)
 
     def _heading_lines(self, k: int) -> Iterator[str]:
-        """Yield comment, label and hook of a computation of node `k`.
-
-        Count it in `_slice_count`.
-        """
+        """Yield comment, label and hook of a computation; count it in `_slice_count`."""
         suffix = ", again" if self._computation_counts[k] > 1 else ""
         hook = ""
         if self.forward_pass is None:
@@ -437,7 +424,6 @@ class ProgramSource:
         return target_strides == source_strides and len({*pointers}) == 1
 
     def _call_line(self, call: Call) -> str:
-        """Return the C statement of a call, under its condition if it has one."""
         types = (parameter.type for parameter in find_kernel(call.kernel).parameters)
         expressions = map(self._cast_argument, types, call.arguments)
         return self._conditional_line(call, f"{call.kernel}({', '.join(expressions)});")
@@ -457,10 +443,7 @@ class ProgramSource:
         return f"if (*{self._pointer(call.condition.counter)} == {call.condition.value}) {line}"
 
     def _storage_copy_line(self, node_name: str, call: Call) -> str:
-        """Return the driver call that copies a new value to memory-mapped state.
-
-        Mark it as written.
-        """
+        """Return the driver call that copies a value to mapped state; mark it as written."""
         sizes, *strides = table_columns(call["shape"])
         if len(sizes) == 1 and (sizes == (1,) or strides == [(1,), (1,)]):
             state_ref, value_ref, (count,) = call["out"], call["x"], sizes
@@ -611,10 +594,7 @@ class ProgramSource:
         return chunks.get(argument.buffer) or f"{self._pointer(argument)} + first"
 
     def _row_update_lines(self, call: Call) -> Iterator[str]:
-        """Yield the update, row by row, of a mapped matrix by a gradient kernel.
-
-        Mark it as written.
-        """
+        """Yield the update of a mapped matrix by a gradient kernel; mark it as written."""
         loops = (
             f"for (int32_t row = 0; row < {call['m']}; row++) {{",
             f"for (int32_t first = 0; first < {call['n']}; first += {_CHUNK_ELEMENTS}) {{",
@@ -627,10 +607,7 @@ class ProgramSource:
         yield from self._window_update_lines(call, loops, _CHUNK_ELEMENTS, n_expression, texts)
 
     def _filter_update_lines(self, call: Call) -> Iterator[str]:
-        """Yield the update of a mapped convolution weight by a gradient kernel; mark it as written.
-
-        Each call updates the windows of one output channel for some input channels.
-        """
+        """Yield the update of a mapped convolution weight; mark the weight as written."""
         sizes = ConvolutionSizes(*call["shape"])
         channels = sizes.group_channels
         max_elements = max(1, _CHUNK_ELEMENTS // sizes.window)
@@ -754,7 +731,6 @@ class ProgramSource:
     # -- transfers and results ---------------------------------------------------------------------
 
     def _slot_of(self, name: str) -> str:
-        """Return the C expression of the slot of a tensor."""
         old = self._replaced_state.get(name)
         if old is not None:
             return self._new_slot(old)
@@ -790,10 +766,7 @@ class ProgramSource:
             yield self._try_call("pm_commit_begin(1)")
 
     def _transfer_lines(self, direction: str, name: str, *, wait: bool = False) -> Iterator[str]:
-        """Yield a page-in or page-out, pending until its wait.
-
-        The wait follows if `wait` or blocking.
-        """
+        """Yield a page-in or page-out, pending until its wait, and the wait if needed."""
         slot = self._slot_of(name)
         size = self.step.buffers[self._replaced_state.get(name, name)].bytes
         address = f"PM_ADDRESS({self._address_of(name)})"

@@ -288,10 +288,7 @@ def _drop_oversized_steps(
     candidates: list[tuple[int | None, LoweredStep]],
     deploy_tiles: Callable[[int | None, LoweredStep], Deployment],
 ) -> list[tuple[int | None, LoweredStep]]:
-    """Return the first (tile size [B], step), and later pairs whose program may fit the flash.
-
-    The program of minimum flash decides; all pairs may fit a flash of unknown size.
-    """
+    """Return the first (tile size [B], step), and later pairs whose program may fit the flash."""
     first_candidate, *later_candidates = candidates
     return [
         first_candidate,
@@ -327,7 +324,6 @@ def _free_flash_bytes(deployment: Deployment) -> int:
 
 
 def _transfer_mode(device: Device) -> StorageMode:
-    """Return the mode of transfers; blocking without storage."""
     return StorageMode.BLOCKING if device.storage is None else device.storage.mode
 
 

@@ -100,10 +100,7 @@ def make_zero_arena(step: LoweredStep, plan: Plan) -> Arena:
 
 
 def check_flash(deployment: Deployment, *, are_lower_bounds: bool = False) -> None:
-    """Raise `FlashError` if a step does not fit the flash of its device.
-
-    Flash of unknown size is not checked. With `are_lower_bounds`, the message adds "at least".
-    """
+    """Raise `FlashError` if a step does not fit the flash of its device."""
     sizes, device = deployment.flash_map(), deployment.device
     if device is None or device.flash is None or sizes["free"] >= 0:
         return

@@ -101,7 +101,6 @@ def _check_folder_writable(folder: Path) -> None:
 
 
 def _check_absent_files(folder: Path, names: Sequence[str]) -> None:
-    """Raise `InputError` if a folder contains a file with one of these names."""
     with raise_write_errors(folder):
         present_name = next((name for name in sorted(names) if (folder / name).is_file()), None)
     if present_name is not None:
@@ -223,10 +222,7 @@ def _list_templates() -> Iterator[tuple[str, str]]:
 
 
 def _list_template_files(folder: Traversable, parent: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (path, text) of each file below a folder, paths relative to it, after `parent`.
-
-    Omits its direct subfolders ``generated``, ``kernels`` and ``shared``.
-    """
+    """Yield (path, text) of each file below a folder, paths relative to it, after `parent`."""
     for path in folder.iterdir():
         name = f"{parent}{path.name}"
         if path.is_file():
@@ -316,10 +312,7 @@ def make_manifest(
 
 
 def summarize(deployment: Deployment) -> dict[str, Any]:
-    """Return a summary of a deployment for JSON: tiles, RAM, flash, storage, wear and solve.
-
-    ``schedule`` is the whole result of the solve; None before the solve.
-    """
+    """Return a summary of a deployment for JSON: tiles, RAM, flash, storage, wear and solve."""
     result = deployment.result
     return {
         "graph": deployment.step.graph.name,
@@ -354,7 +347,6 @@ def _cycle_keys(deployment: Deployment) -> dict[str, Any]:
 
 
 def _evaluation_keys(deployment: Deployment) -> dict[str, Any]:
-    """Return the key ``evaluation`` of an export; {} without an exported evaluation."""
     if deployment.evaluation is None:
         return {}
     results = ["loss", *["correct"] * deployment.counts_correct]
@@ -426,10 +418,7 @@ def _replay_keys(deployment: Deployment) -> dict[str, Any]:
 
 
 def _generation_keys(deployment: Deployment, source: StepSource) -> dict[str, Any]:
-    """Return the keys ``generation`` and, with a migration, ``migrates``.
-
-    {} without generations.
-    """
+    """Return the keys ``generation`` and ``migrates``, if any."""
     if not deployment.generation_names:
         return {}
     ids = {"layout_id": source.layout_id, "instance_id": source.instance_id}
@@ -452,7 +441,6 @@ def _exactness_keys(step: LoweredStep) -> dict[str, str]:
 
 
 def _find_outputs(step: LoweredStep) -> Iterator[NamedTensor]:
-    """Yield the output of the inference, if any."""
     if step.inference is not None and step.inference.output is not None:
         yield step.inference.output
 

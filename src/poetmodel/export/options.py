@@ -282,10 +282,7 @@ class ExportOptions:
         return self.profile or Costs.estimate(graph, self.device)
 
     def build_problem(self, step: LoweredStep, *, ram_bytes: int, paging: bool) -> Problem:
-        """Return the problem of a step, whole or in tiles, with `ram_bytes` for its tensors.
-
-        `paging` is False also for a device without storage.
-        """
+        """Return the problem of a step, whole or in tiles, with `ram_bytes` for its tensors."""
         limits = replace(self.limits, ram=ram_bytes, paging=paging)
         return Problem.from_limits(step.graph, self.costs(step.graph), limits)
 

@@ -50,7 +50,6 @@ def folder_template_values(deployment: Deployment) -> TemplateValues:
 
 
 def _table_rows(sizes: Mapping[str, int]) -> str:
-    """Return the rows of a Markdown table: use of memory, and bytes."""
     return "\n".join(f"| {use} | {size:,} |" for use, size in sizes.items())
 
 
@@ -95,7 +94,6 @@ def _storage_values(deployment: Deployment) -> TemplateValues:
 
 
 def _inference_values(inference: LoweredStep | None) -> TemplateValues:
-    """Return the template values for ``pm_infer``, False or empty without an output."""
     if inference is None or inference.output is None:
         return {"INFERENCE": False, "INFERENCE_INPUTS": "", "INFERENCE_SHAPE": ""}
     n_inputs = len(inference.inputs)

@@ -211,7 +211,6 @@ def _make_front(
     node_buffers: Sequence[Collection[str]],
     input_index_of: dict[str, int],
 ) -> Front:
-    """Return the front that consists of `nodes`."""
     graph, front_nodes = step.graph, frozenset(nodes)
     read_names: set[str] = set(step.returned_buffers)
     for k, node in enumerate(graph.nodes):
@@ -236,10 +235,7 @@ def program_instructions(step: LoweredStep, plan: Plan, skipped_nodes: Collectio
 
 
 def replay_arena_bytes(replay: Replay, step: LoweredStep, plan: Plan, arena: Arena) -> int:
-    """Return the arena size of a step on a stored sample [B].
-
-    The step skips the nodes of the front, but has the front's outputs in RAM.
-    """
+    """Return the arena size of a step on a stored sample [B]."""
     graph, front = step.graph, replay.front
     skipped_tensors = {
         graph.tensor_index[tensor.name]

@@ -89,7 +89,6 @@ class StepSource:
         return {**self._header_values(), **self._program_values(), **self._weight_values()}
 
     def _header_values(self) -> TemplateValues:
-        """Return the template values of ``pm.h``."""
         step, deployment = self.step, self.deployment
         state_slots = len(deployment.generation_names)
         return {
@@ -128,7 +127,6 @@ class StepSource:
         }
 
     def _replay_values(self) -> TemplateValues:
-        """Return the template values for stored samples (latent replay); each 0 without replay."""
         replay = self.deployment.replay
         if replay is None:
             names = ("REPLAY", "SAMPLE_OUTPUTS", "SAMPLE_INPUTS", "SAMPLE_INPUT_BYTES")
@@ -180,7 +178,7 @@ class StepSource:
         return sha256(json.dumps(self.deployment.generation_names).encode()).hexdigest()[:8]
 
     def _tensor_macros(self, used_names: set[str]) -> Iterator[str]:
-        """Yield a macro with the index of each input, state tensor and gradient, each kind from 0.
+        """Yield a macro with the index, from 0 by kind, of each input, state and gradient.
 
         Adds the names of the macros to `used_names`.
         """
@@ -333,10 +331,7 @@ class StepSource:
         return f"{{{fields}, {_HOME_MACROS[home]}, {type_macro}}}"
 
     def home_of(self, name: str) -> str:
-        """Return the home of a state buffer: flash, ram, mapped or storage.
-
-        Flash if no step changes the buffer, because it is no tensor of the graph.
-        """
+        """Return the home of a state buffer: flash, ram, mapped or storage."""
         graph, plan = self.step.graph, self.deployment.plan
         if name not in graph.tensor_index:
             return "flash"
@@ -354,10 +349,7 @@ class StepSource:
         return f"{{{first}, {len(tensor.pieces)}}}"
 
     def _gradient_table(self) -> Iterator[str]:
-        """Yield the C table of returned gradients, if there are any.
-
-        Add shapes to `program.lists`.
-        """
+        """Yield the C table of returned gradients, if any; add shapes to `program.lists`."""
         slots = self.deployment.slots
         rows = []
         for gradient in self.step.gradients:

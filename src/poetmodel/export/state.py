@@ -59,7 +59,7 @@ def load_manifest(folder: str | Path) -> dict[str, Any]:
 def load_state_tensors(
     folder: str | Path, *, requires_updates: bool = False
 ) -> tuple[ExportedTensor, ...]:
-    """Load the state tensors of an exported folder from its manifest, in the order of state files.
+    """Load the state tensors from a folder's manifest, in the order of state files.
 
     `requires_updates` refuses a folder whose program updates no state.
     """
@@ -77,7 +77,6 @@ def load_state_tensors(
 
 
 def _parse_tensor(entry: Mapping[str, Any]) -> ExportedTensor:
-    """Parse a state tensor of a manifest."""
     if entry["dtype"] not in _FILE_DTYPES:
         raise ValueError(entry["dtype"])
     shape = tuple(entry["shape"])
@@ -129,9 +128,9 @@ def read_state(path: Path, tensors: Sequence[ExportedTensor]) -> dict[str, np.nd
 def write_state(
     path: Path, tensors: Sequence[ExportedTensor], arrays: Mapping[str, np.ndarray]
 ) -> None:
-    """Write a state file: the array of each of `tensors`, in their order, cast to their types.
+    """Write a state file: the array of each of `tensors`, in order, cast.
 
-    `arrays` has the arrays by name; shapes are not checked.
+    Shapes are not checked.
     """
     contents = (
         arrays[tensor.name].astype(_FILE_DTYPES[tensor.dtype]).tobytes() for tensor in tensors
