@@ -20,11 +20,9 @@ class Cost:
         return cls(time_s, time_s * power_w)
 
     def __add__(self, other: Cost) -> Cost:
-        """Return the sum of two costs."""
         return Cost(self.time_s + other.time_s, self.energy_j + other.energy_j)
 
     def __mul__(self, factor: float) -> Cost:
-        """Return a multiple of the cost."""
         return Cost(factor * self.time_s, factor * self.energy_j)
 
 

@@ -48,12 +48,7 @@ class GenerationLayout:
 
     @classmethod
     def for_device(cls, device: Device | None, *, checksums: bool = True) -> GenerationLayout:
-        """Return the layout of generations on a device.
-
-        With the write unit and erase block of the flash if the device commits to its flash.
-        Otherwise with the default write unit and the erase block of the storage, or
-        `DEFAULT_ERASE_BLOCK_BYTES`.
-        """
+        """Return the layout of generations on a device: of flash if it takes commits."""
         flash = None if device is None or not device.commits_to_flash else device.flash
         if flash is not None:
             return cls(flash.write_unit_bytes, flash.erase_block_bytes, checksums)
@@ -76,10 +71,7 @@ class GenerationLayout:
         return sum(self.record_and_seal_bytes) + sum(map(self.stored_bytes, sizes))
 
     def n_blocks(self, sizes: Iterable[int]) -> int:
-        """Return the number of erase blocks of a generation with tensors of `sizes` [B].
-
-        A commit erases all of them, unless generations share a block.
-        """
+        """Return the number of erase blocks of a generation with tensors of `sizes` [B]."""
         return -(-self.size_bytes(sizes) // self.erase_block_bytes)
 
     def generations_per_block(self, sizes: Sequence[int]) -> int:

@@ -353,10 +353,7 @@ _TABLES_BY_PATH: Final[Mapping[str, tuple[type, str]]] = {
 
 
 def device_quantities() -> Iterator[tuple[str, DeviceQuantity]]:
-    """Yield (path, quantity) for each quantity of device files: ``storage.page_in.latency_s``.
-
-    The display name of the quantity has the prefix of its table.
-    """
+    """Yield (path, quantity) for each quantity of device files: ``storage.page_in.latency_s``."""
     for table_path, (table_class, prefix) in _TABLES_BY_PATH.items():
         for entry in fields(table_class):
             if "quantity" in entry.metadata:
@@ -411,16 +408,12 @@ def _parse_device(document: dict[str, Any], *, key: str) -> Device:
 
 
 def _parse_compute(table: Mapping[str, Any]) -> Compute:
-    """Return the core; a missing `flops_per_s` becomes None, which `_faults` reports."""
     values = {name: table[name] for name in _file_keys(Compute) if name in table}
     return Compute(**{"flops_per_s": None} | values)
 
 
 def _parse_flash(document: dict[str, Any], faults: list[str]) -> Flash:
-    """Parse the flash of a device file; add errors of its table to `faults`.
-
-    Missing required values become None, which the function `_faults` reports.
-    """
+    """Parse the flash of a device file; missing values become None, faults are added."""
     table = _parse_table(document, "flash", "flash", _file_keys(Flash), faults)
     required = {key: table.get(key) for key in _REQUIRED_FLASH_KEYS}
     return Flash(**required | {key: table[key] for key in _file_keys(Flash) if key in table})  # type: ignore[arg-type]
@@ -546,9 +539,9 @@ def _flash_faults(device: Device, flash: Flash) -> Iterator[str]:
 
 
 def _quantity_fault(key: str, quantity: DeviceQuantity, value: Any) -> Iterator[str]:
-    """Yield an error unless a value has the type of its quantity and is in the valid range.
+    """Yield an error unless a value has its quantity's type and is in the valid range.
 
-    Bytes are integers up to 2^53. None and booleans are errors. The typical range is not checked.
+    The typical range is not checked.
     """
     if quantity.unit == "B":
         minimum = int(quantity.is_positive)

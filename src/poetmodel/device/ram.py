@@ -23,10 +23,7 @@ GAUGE_KEY: Final = "device_ram"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RamUse:
-    """RAM in use at one step of a schedule, by kind.
-
-    Resident bytes are included only after `add_resident_bytes`.
-    """
+    """RAM in use at one step of a schedule, by kind; see `add_resident_bytes`."""
 
     state_bytes: int = 0
     """State tensors in RAM, and resident parameters and optimizer state [B]."""
@@ -263,8 +260,7 @@ KIND_NAMES: Final = ("state", "activations", "gradients", "workspace")
 def make_gauge(device_ram: DeviceRam | None) -> dict[str, Any] | None:
     """Return the device gauge for JSON; None without a device, or if the kinds are unknown.
 
-    ``trains`` is whether the step fits. The RAM use includes resident bytes, even if the RAM budget
-    excludes them.
+    The RAM use includes resident bytes, even if the RAM budget excludes them.
     """
     if device_ram is None or device_ram.use is None:
         return None
