@@ -81,10 +81,7 @@ class _WeightedFunction(Function):  # type: ignore[misc, unused-ignore]
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
     def backward(ctx: Any, _: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of input proxy, weight and bias.
-
-        A byte of the result at a limit of the layer has the gradient 0.
-        """
+        """Return the gradients of input proxy, weight and bias."""
         x, y, weight, weight_scale = ctx.saved_tensors
         layer = ctx.layer
         levels, (*window_arguments, _, _, low, high) = layer.input_levels, layer.numbers
@@ -145,10 +142,7 @@ class _UnweightedFunction(Function):  # type: ignore[misc, unused-ignore]
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
     def backward(ctx: Any, output_gradient: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the one or two input proxies.
-
-        Except in a maximum, the gradient counts as 0 where the result is at a limit of the layer.
-        """
+        """Return the gradients of the one or two input proxies."""
         layer, no_gradients = ctx.layer, (None,) * len(ctx.needs_input_grad[3:])
         if layer.operator == "dequantize":
             channels_last = (0, *range(2, output_gradient.ndim), 1)

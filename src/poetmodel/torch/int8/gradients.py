@@ -330,7 +330,6 @@ def _filter_gradient(
 
 
 def _pytorch_weight(weight: Tensor) -> Tensor:
-    """Return the weight of a convolution in PyTorch's order."""
     if weight.ndim == _DEPTHWISE_NDIM:
         return weight.permute(2, 0, 1)[:, None]
     return weight.permute(0, 3, 1, 2)

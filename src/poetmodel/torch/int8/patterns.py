@@ -162,8 +162,6 @@ def _make_linear_layer(
     *,
     flattens: bool = False,
 ) -> PendingLayer:
-    """Return a pending linear layer, or 1x1 convolution, with its weight and constants."""
-
     def make_layer(levels: Levels) -> QuantizedLayer:
         """Return the int8 linear layer, whose result has the given levels."""
         return QuantizedLayer(

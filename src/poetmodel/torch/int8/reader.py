@@ -154,10 +154,7 @@ class Reader:
         self.has_flat_result = bool(value.flattened_shape)
 
     def _convert_node(self, node: fx.Node) -> Any:
-        """Convert a node to `INPUT`, a constant, or a quantized, padded or pending value.
-
-        None: a size.
-        """
+        """Convert a node to `INPUT`, a constant, or a quantized, padded or pending value."""
         if node.op == "placeholder":
             return INPUT
         if node.op == "get_attr":
@@ -234,9 +231,9 @@ class Reader:
         return quantized_value
 
     def _add_pending(self, pending_layer: PendingLayer, levels: Levels) -> QuantizedValue:
-        """Add a pending layer whose result has `levels`, narrowed to its clamp; return the result.
+        """Add a pending layer whose result has `levels`, narrowed to its clamp.
 
-        It becomes a `TrainedLayer` if its node trains, and is omitted if it changes no value.
+        Return the result.
         """
         clamped_levels = levels.narrow_limits(pending_layer.clamp)
         layer = pending_layer.make_layer(clamped_levels)

@@ -120,10 +120,7 @@ def _make_counting_loss(
 
 
 def _class_dimension(output: Any, target: Any) -> int | None:
-    """Return the dimension of `output` along which classes have scores: 1, or 0 of a vector.
-
-    None unless `target` has an integer label for each vector of several real scores.
-    """
+    """Return the dimension of `output` with class scores, if `target` has labels for these."""
     if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor):
         return None
     if not output.is_floating_point() or target.dtype not in _LABEL_TYPES or not output.ndim:

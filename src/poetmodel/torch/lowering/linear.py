@@ -59,11 +59,7 @@ def _lower_dot(op: Lowering) -> None:
 def _lower_sum_with_product(
     op: Lowering, x: Any, a: StridedView, b: StridedView, beta: float, alpha: float
 ) -> None:
-    """Lower ``beta * x + alpha * (a @ b)``: `x` is broadcast, and not added if `beta` is 0.
-
-    If both factors are 1, the product is added to a copy of `x` in the output, which some layouts
-    do not permit.
-    """
+    """Lower ``beta * x + alpha * (a @ b)``: `x` is broadcast, and not added if `beta` is 0."""
     out = op.output()
     product = _to_column(out) if len(out.shape) < len(a.shape) else out
     addend = convert_operand(op, x).broadcast(out.shape)
@@ -79,7 +75,6 @@ def _lower_sum_with_product(
 
 
 def _lower_row_copy(op: Lowering, out: StridedView, x: StridedView) -> None:
-    """Add the call that copies a tensor to `out`."""
     is_bias = len(x.shape) == 2 and x.strides[0] == 0 and out.strides[1] == 1  # noqa: PLR2004 - a matrix
     if is_bias:
         op.call("pm_fill_rows", out, x, *out.shape, out.strides[0], x.strides[1])
@@ -99,7 +94,6 @@ def _to_column(view: StridedView) -> StridedView:
 
 
 def _transpose(view: StridedView) -> StridedView:
-    """Return matrices with rows and columns exchanged."""
     *batch, row, column = range(len(view.shape))
     return select_dimensions(view, (*batch, column, row))
 

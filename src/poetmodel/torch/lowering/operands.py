@@ -113,10 +113,7 @@ class StridedView:
         )
 
     def broadcast(self, shape: tuple[int, ...]) -> StridedView:
-        """Return the view broadcast to a shape, with strides of 0 in repeated dimensions.
-
-        Sizes are not checked: PyTorch must be able to broadcast the view.
-        """
+        """Return the view broadcast to a shape, by strides of 0; PyTorch must permit it."""
         new_rank = len(shape) - len(self.shape)
         dimensions = zip(shape[new_rank:], self.shape, self.strides, strict=True)
         strides = (
@@ -184,10 +181,7 @@ class Lowering:
         return self._outputs[position]
 
     def has_output(self, position: int) -> bool:
-        """Return whether the operation allocates an output at a position.
-
-        New values of state, which overwrite the state, do not count.
-        """
+        """Return whether the operation allocates an output there; new state, in place, does not."""
         return position in self._outputs
 
     @property
@@ -270,10 +264,7 @@ def shape_table(op: Lowering, *views: StridedView, preserve_order: bool = False)
 def slice_view(
     view: StridedView, dimension: int, start: int, size: int, step: int = 1
 ) -> StridedView:
-    """Return `size` elements of a view along a dimension, from `start` in steps of `step`.
-
-    Nothing is checked: `dimension` and `start` are not negative.
-    """
+    """Return `size` elements of a view along a dimension, from `start` by `step`; unchecked."""
     stride = view.strides[dimension]
     return replace(
         view,
@@ -304,15 +295,11 @@ def repeat_element(view: StridedView, dimension: int) -> StridedView:
 
 
 def _replace_item(numbers: tuple[int, ...], index: int, number: int) -> tuple[int, ...]:
-    """Return a tuple with one item replaced."""
     return (*numbers[:index], number, *numbers[index + 1 :])
 
 
 def positive_dimension(dimension: int, rank: int) -> int:
-    """Return the index of a dimension from the first one; negative ones count from the end.
-
-    Returns 0 for a tensor without dimensions.
-    """
+    """Return the index of a dimension, negative from the end; 0 for a tensor without any."""
     return dimension % rank if rank else 0
 
 
@@ -328,10 +315,7 @@ def allocate_workspace(
 
 
 def convert_operand(op: Lowering, argument: Any, kind: DataType = DataType.REAL) -> StridedView:
-    """Return an operand as a tensor of type `kind`, in workspace if it must be written first.
-
-    Refuses to convert tensors to truth values or bytes.
-    """
+    """Return an operand as a tensor of type `kind`, in workspace if it must be written first."""
     if not isinstance(argument, fx.Node):
         scalar = allocate_workspace(op, (), kind)
         number = float(argument) if kind is DataType.REAL else int(argument)
@@ -359,10 +343,7 @@ def random_site(node: fx.Node) -> int:
 
 
 def copy(op: Lowering, out: StridedView, x: StridedView) -> None:
-    """Add a call that broadcasts and copies a tensor, and converts its type if necessary.
-
-    Refuses conversions without a kernel, such as numbers to bytes.
-    """
+    """Add a call that broadcasts and copies a tensor, and converts its type if necessary."""
     x = x.broadcast(out.shape)
     if out.type is x.type:
         op.call(f"pm_copy{x.type.suffix}", out, x, shape_table(op, out, x))

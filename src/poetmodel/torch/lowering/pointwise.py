@@ -140,7 +140,6 @@ def _lower_with_constants(op: Lowering) -> None:
 
 
 def _lower_affine(op: Lowering, x: Any, factor: float, shift: float) -> None:
-    """Lower ``x * factor + shift``."""
     if op.output().type is DataType.REAL:
         return lower_pointwise(op, "pm_affine", x, constants=(float(factor), float(shift)))
     return _lower_integer_pointwise(op, "pm_affine_int", x, constants=(int(factor), int(shift)))
@@ -285,7 +284,6 @@ def _lower_glu_backward(op: Lowering) -> None:
 
 
 def _split_halves(view: StridedView, dimension: int) -> tuple[StridedView, StridedView]:
-    """Split a view into two halves along a dimension."""
     dimension = positive_dimension(dimension, len(view.shape))
     size = view.shape[dimension] // 2
     return slice_view(view, dimension, 0, size), slice_view(view, dimension, size, size)
@@ -375,7 +373,6 @@ _TRUTH_TABLES: Final = {
 
 @lowers(*_TRUTH_TABLES)
 def _lower_logical(op: Lowering) -> None:
-    """Lower a logical operator of truth values by its truth table."""
     out = op.output()
     if out.type is not DataType.UINT8 or op.returns_bytes:
         op.refuse("expected truth values, got integers")
@@ -444,7 +441,6 @@ def _lower_with_mask(op: Lowering, kernel: str, x: Any, mask: Any, number: float
     aten.view_copy.default,
 )
 def _lower_clone(op: Lowering) -> None:
-    """Lower a copy; refuse a copy with another shape unless both tensors are contiguous."""
     out, x = op.output(), op.value(op.args[0])
     if out.shape != x.shape:
         if not (out.is_contiguous and x.is_contiguous):
@@ -470,10 +466,7 @@ def _drop_threshold(dropped_ratio: float) -> int:
 
 @lowers(aten.native_dropout.default)
 def _lower_native_dropout(op: Lowering) -> None:
-    """Lower a dropout with its mask; without drawing, a copy and a mask of ones.
-
-    A `train` of None draws.
-    """
+    """Lower a dropout with its mask; a copy and a mask of ones if nothing is drawn."""
     x, ratio, train = op.args
     x, out, mask = op.value(x), op.output(0), op.output(1)
     op.can_overwrite_operand = True

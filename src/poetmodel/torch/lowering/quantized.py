@@ -65,7 +65,6 @@ def _lower_add(op: Lowering) -> None:
 
 @lowers(find_operator("average"))
 def _lower_average(op: Lowering) -> None:
-    """Lower the mean of each window."""
     x, out = op.value(op.args[0]), op.output()
     window, stride, padding, factor, *constants = op.args[1:]
     window_bounds = _window_bounds(x, out, window, stride, padding, (1, 1))
@@ -234,10 +233,7 @@ def _convolution_sizes(
 
 
 def _batch_sizes(shape: tuple[int, ...], channel_dimension: int) -> tuple[int, int, int]:
-    """Return the number of images in a batch, their channels, and the elements of a channel.
-
-    The first dimension is the batch. A vector counts as one image with one element per channel.
-    """
+    """Return the number of images in a batch, their channels, and the elements of a channel."""
     if len(shape) == 1:
         return 1, shape[0], 1
     batch, image_elements = shape[0], math.prod(shape[1:])
@@ -249,7 +245,6 @@ def _batch_sizes(shape: tuple[int, ...], channel_dimension: int) -> tuple[int, i
 
 
 def _image_sizes(view: StridedView) -> tuple[int, ...]:
-    """Return channels, height and width of the images of a batch."""
     return view.shape[3], view.shape[1], view.shape[2]
 
 

@@ -91,14 +91,12 @@ def _lower_mean(op: Lowering) -> None:
 
 @lowers(aten.prod.default, aten.prod.dim_int, aten.logsumexp.default)
 def _lower_prod_or_logsumexp(op: Lowering) -> None:
-    """Lower a product or ``logsumexp`` to the kernel of the same name."""
     dimensions = None if op.node.target is aten.prod.default else op.args[1]
     _lower_reduction(op, f"pm_{aten_name(op)}", dimensions)
 
 
 @lowers(aten.amax.default, aten.max.default, aten.amin.default, aten.min.default)
 def _lower_extremum(op: Lowering) -> None:
-    """Lower a maximum or minimum of all elements, or along the given dimensions."""
     sign = 1.0 if op.node.target in (aten.amax.default, aten.max.default) else -1.0
     _lower_reduction(op, "pm_amax", op.args[1] if len(op.args) > 1 else None, sign)
 
@@ -127,7 +125,6 @@ def _lower_extremum_index(op: Lowering) -> None:
     )
 )
 def _lower_any(op: Lowering) -> None:
-    """Lower ``any``, or ``all`` as the negation of whether any element is false."""
     is_all = aten_name(op) == "all"
     _lower_reduction(op, "pm_any", op.args[1] if len(op.args) > 1 else None, int(is_all))
     if is_all:
@@ -137,7 +134,6 @@ def _lower_any(op: Lowering) -> None:
 
 @lowers(aten.var.correction, aten.std.correction, aten.var_mean.correction)
 def _lower_var(op: Lowering) -> None:
-    """Lower variance or standard deviation, and the mean: a call for each if it is an output."""
     dimensions, correction = op.args[1], op.args[2]
     count = _count_reduced_elements(op, dimensions)
     divisor = max(0.0, count - float(1 if correction is None else correction))
@@ -249,10 +245,7 @@ def _lower_cumsum(op: Lowering) -> None:
     aten._native_batch_norm_legit_no_training.default,
 )
 def _lower_batch_norm(op: Lowering) -> None:
-    """Lower a batch norm: by statistics of the batch in training mode, otherwise by fixed ones.
-
-    Refuses to update a running variance from a single value for each channel.
-    """
+    """Lower a batch norm: by statistics of the batch in training mode, otherwise by fixed ones."""
     x, w, bias = (
         op.value(op.args[0]),
         _optional_operand(op, op.args[1]),

@@ -379,9 +379,8 @@ def _call_on_bags(
 ) -> None:
     """Add the call of a kernel on bags of indices into a table with `row_count` rows.
 
-    `bags` are the indices, and the position of each bag's first index; `weights` is a factor for
-    each index, or None. `sizes` are the number of bags, columns of the table, mode and padding
-    index.
+    `bags` are the indices, and the position of each bag's first index. `sizes` are the number of
+    bags, columns of the table, mode and padding index.
     """
     indices, offsets = (make_contiguous(op, op.value(tensor)) for tensor in bags)
     weight_view: StridedView | int = (
@@ -459,8 +458,7 @@ def _combine_indices(
 ) -> tuple[StridedView, StridedView, int, int]:
     """Return (view of `x`, index, stride, size) for a gather or scatter of this `shape`.
 
-    Several indices are combined, in workspace, into one without negative numbers; its stride is 1
-    and its size 0.
+    Several indices are combined into one with stride 1 and size 0, in workspace.
     """
     dimensions = [dimension for dimension, argument in enumerate(indices) if argument is not None]
     views = [op.value(indices[dimension]) for dimension in dimensions]

@@ -479,10 +479,9 @@ def _call_pick_backward(
 def _nearest_sources(
     op: Lowering, x: StridedView, out: StridedView, factors: Sequence[float | None]
 ) -> list[tuple[int, ...]]:
-    """Return the source row of each output row of an upsampling, and likewise for the columns.
+    """Return the source row of each output row of an upsampling, and likewise of columns.
 
-    PyTorch computes the nearest neighbours. `factors` are the scale factors of the call, or None
-    for each that it omits. With one spatial dimension, the only source row is 0.
+    `factors` are the scale factors of the call, or None for each that it omits.
     """
     spatial_rank = _spatial_rank(op)
     is_exact = "exact" in str(op.node.target)
@@ -502,8 +501,7 @@ def _source_distances(
 ) -> list[float]:
     """Return the distance in `x` between neighbouring outputs, for rows and columns.
 
-    `factors` are those of the call, or None for each that it omits; `align_corners` ignores them.
-    With one spatial dimension, the distance of rows is 1.
+    `factors` are those of the call, or None for each that it omits.
     """
     spatial_rank = len(factors)
     distances = []
@@ -518,10 +516,9 @@ def _source_distances(
 
 
 def _padding_sources(op: Lowering, x: StridedView, pads: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the source row of each row, and the source column of each column, of a padded result.
+    """Return the source row of each row, and column of each column, of a padded result.
 
-    `pads` has the widths before and after each spatial dimension of `x`, the last dimension first.
-    With one spatial dimension, the only source row is 0.
+    `pads` has the widths before and after each dimension of `x`, the last first.
     """
     is_reflection = "reflection" in str(op.node.target)
     widths = list(zip(pads[::2], pads[1::2], strict=True))[::-1]

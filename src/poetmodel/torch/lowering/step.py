@@ -111,8 +111,7 @@ class StepLowering:
     """Lowers a captured step to a step for export.
 
     Creating the object executes the captured graph twice on the inputs of the capture: once to find
-    its storages, once to find the views of all results. It finds the views of arguments, and the
-    learning rates relative to that of the first parameter group, too.
+    its storages, once to find the views of all results.
     """
 
     def __init__(self, joint: Joint) -> None:
@@ -270,7 +269,6 @@ class StepLowering:
         yield _LOSS_GRADIENT, Buffer(elements=1, type=DataType.REAL)
 
     def _make_buffer(self, storage: TensorStorage) -> Buffer:
-        """Return the buffer of a storage: its number of elements, and its type."""
         dtype = self._element_type(storage)
         return Buffer(
             elements=storage.bytes // dtype.itemsize, type=self._exported_type(dtype, storage.name)
@@ -290,10 +288,7 @@ class StepLowering:
     def _name_tensors(
         self, arguments: Iterator[InputSpec] | Sequence[InputSpec]
     ) -> Iterator[NamedTensor]:
-        """Yield inputs or state tensors by name.
-
-        Of several tensors in one buffer, only the first.
-        """
+        """Yield inputs or state tensors by name, one per buffer."""
         seen_buffers: set[str] = set()
         for argument in arguments:
             view = self.views.get(argument.node)
@@ -426,10 +421,7 @@ class StepLowering:
         )
 
     def _buffer_names(self, lowering: Lowering | None) -> tuple[str, ...]:
-        """Return the names of all buffers in an operation's calls, `WORKSPACE` included.
-
-        A kernel may read fewer tensors than PyTorch's operator.
-        """
+        """Return the names of all buffers in an operation's calls, `WORKSPACE` included."""
         calls = () if lowering is None else lowering.calls
         return tuple(dict.fromkeys(name for call in calls for name in call.buffers))
 

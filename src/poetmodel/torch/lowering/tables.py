@@ -225,10 +225,7 @@ class _Conversions:
         return self._constants[node]
 
     def _compute_constant(self, node: fx.Node) -> torch.Tensor | None:
-        """Return the value of a node if it is a tensor equal in each step, else None.
-
-        Not cached.
-        """
+        """Return the value of a node if it is a tensor equal in each step, else None; uncached."""
         if node in self._arguments:
             return self._joint.value(self._arguments[node]).detach()
         if node.op != "call_function" or _is_random(node.target):
