@@ -95,7 +95,6 @@ class Gurobi(Solver):
                 raise _translate_error(gurobipy, error, model) from error
 
     def _solve(self, gurobipy: Any, model: Any, call: SolverCall) -> RawSolution:
-        """Build the model, solve it within the remaining time, and return the result."""
         start = call.start
         columns = _add_columns_and_rows(gurobipy, model, call.form)
         _set_options(gurobipy, model, call)
@@ -153,7 +152,6 @@ def _set_options(gurobipy: Any, model: Any, call: SolverCall) -> None:
 
 
 def _set_option(gurobipy: Any, model: Any, name: str, value: OptionValue) -> None:
-    """Set a parameter of Gurobi; raise `UnknownOptionError` if Gurobi rejects it."""
     try:
         model.setParam(name, value)
     except (gurobipy.GurobiError, TypeError) as error:

@@ -413,7 +413,6 @@ def _set_options(highspy: Any, highs: Any, call: SolverCall, reduced_model: _Red
 
 
 def _set_option(highspy: Any, highs: Any, name: str, value: OptionValue) -> None:
-    """Set an option of HiGHS; raise `UnknownOptionError` if HiGHS rejects it."""
     if highs.setOptionValue(name, value) != highspy.HighsStatus.kOk:
         raise UnknownOptionError(
             f"backend 'highs': does not know the option {name!r}, or refuses {value!r} for it; "

@@ -162,7 +162,6 @@ def _set_options(model: Any, call: SolverCall) -> None:
 
 
 def _set_option(model: Any, name: str, value: OptionValue) -> None:
-    """Set a parameter of SCIP; raise `UnknownOptionError` if SCIP rejects it."""
     try:
         model.setParam(name, value)
     except (KeyError, ValueError, TypeError) as error:
@@ -256,7 +255,6 @@ def _attach_event_handler(
 def _read_result(
     model: Any, variables: list[Any], form: StandardForm, status: SolverStatus
 ) -> RawSolution:
-    """Return status, best solution, bound and number of nodes of a finished solve."""
     x = None
     if model.getNSols() and status is not SolverStatus.UNBOUNDED:
         best_solution = model.getBestSol()
