@@ -163,7 +163,6 @@ def load_file(path: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
 
 
 def _build_zoo_model(name: str, shape: InputShape) -> Graph:
-    """Generate the graph of a built-in network with the overrides of `shape`."""
     subject = f"model {name!r}, {shlex.join(shape.options)}"
     if name.startswith(_PUBLISHED):
         raise GraphError(f"{subject}: the published graphs have fixed sizes; leave the option out")

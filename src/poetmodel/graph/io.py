@@ -206,7 +206,6 @@ def _format_faults(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _parse_node(item: dict[str, Any]) -> Node:
-    """Make a node from its validated entry in a graph file."""
     outputs = item.get("outputs")
     if outputs is None:
         outputs = [{"name": item["name"], "bytes": item["output_bytes"]}]
