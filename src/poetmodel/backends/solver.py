@@ -359,10 +359,7 @@ def _correct_result(
 def _start_disproves_infeasibility(
     raw_solution: RawSolution, form: StandardForm, limits: Limits, start: NDArray[np.float64] | None
 ) -> bool:
-    """Return whether the start is feasible although the solver reported the model as infeasible.
-
-    False with a cutoff, because the start may be beyond it.
-    """
+    """Return whether a feasible start, without a cutoff, disproves the status INFEASIBLE."""
     if raw_solution.status is not SolverStatus.INFEASIBLE or limits.objective_cutoff is not None:
         return False
     return start is not None and form.max_violation(start) <= _TOLERANCE

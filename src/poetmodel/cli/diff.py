@@ -164,10 +164,7 @@ def _format_fit(value: object) -> str:
 
 
 def _decision_key(decision: Decision) -> tuple[object, ...]:
-    """Return the treatment of a tensor, and the stages of its recomputations and transfers.
-
-    The treatment distinguishes resident state from state on storage: both may have no transfer.
-    """
+    """Return the treatment of a tensor, and the stages of its recomputations and transfers."""
     return decision.treatment, decision.recomputed, decision.paged_out, decision.paged_in
 
 

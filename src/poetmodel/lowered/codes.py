@@ -60,11 +60,7 @@ def fuse_byte_quantization(step: LoweredStep) -> LoweredStep:
 def _fuse_pairs(
     step: LoweredStep, tables: Mapping[str, np.ndarray], shared_values: Mapping[str, np.ndarray]
 ) -> LoweredStep:
-    """Return the training step, or a forward pass, with all pairs of `_find_fusible_pairs` fused.
-
-    `tables` are the training step's values before fusion, `shared_values` those after it, whose
-    equal tables a forward pass shares ({} for the training step itself).
-    """
+    """Return the training step, or a forward pass, with all `_find_fusible_pairs` fused."""
     while (pair := next(_find_fusible_pairs(step), None)) is not None:
         step = _fuse_pair(step, *pair, tables, shared_values)
     return step

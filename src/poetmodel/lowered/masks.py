@@ -109,10 +109,7 @@ def _is_backward(node: Node) -> bool:
 
 
 def _replace_input(node: Node, old: str, new: str) -> Node:
-    """Return a node in which tensor `new` replaces input `old`.
-
-    Drops in-place pairs with `old`, the stated memory traffic, and a second input `new`.
-    """
+    """Return a node in which tensor `new` replaces input `old`, without in-place pairs of `old`."""
     names = dict.fromkeys(new if name == old else name for name in node.inputs)
     pairs = tuple(pair for pair in node.in_place if pair[1] != old)
     return replace(node, inputs=tuple(names), in_place=pairs, bytes_moved=None)

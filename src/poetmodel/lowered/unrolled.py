@@ -903,11 +903,7 @@ def _fuse_gradient_sums(step: LoweredStep) -> LoweredStep:
 
 
 def _is_weight_gradient(calls: Sequence[Call], name: str, elements: int) -> bool:
-    """Return whether the calls are one matrix product that computes the whole tensor `name`.
-
-    The product must not add to earlier values. The first factor is the transpose of a matrix with
-    contiguous rows, and the second factor has contiguous rows.
-    """
+    """Return whether the calls are one matrix product that computes the whole tensor `name`."""
     if len(calls) != 1 or not _is_gradient_product(calls[0]):
         return False
     (call,) = calls

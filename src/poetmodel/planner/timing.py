@@ -154,10 +154,7 @@ class Timing:
             self._bus_free_s = self._page_out_ends[i] = begin + self.table.page_out_time_s[i]
 
     def _wait_for_ram(self, size_bytes: int) -> None:
-        """Wait for page-outs of dead tensors, earliest end first, until `size_bytes` fit.
-
-        Updates the peak for `size_bytes` without allocating them.
-        """
+        """Wait for page-outs of dead tensors until `size_bytes` fit; count these in the peak."""
         while self._ram_bytes + size_bytes > self._budget_bytes and self._dead_tensors:
             self._free_dead(min(self._dead_tensors, key=self._page_out_ends.__getitem__))
         self.peak_ram_bytes = max(self.peak_ram_bytes, self._ram_bytes + size_bytes)

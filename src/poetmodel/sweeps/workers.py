@@ -220,8 +220,5 @@ its object."""
 
 @cache
 def _reused_processes(_method_folder: str | None) -> LocalProcesses:
-    """Return the processes that this worker reuses for the files of one user-defined method.
-
-    None stands for all runs whose method is not sent as files.
-    """
+    """Return the processes that this worker reuses for the files of one user-defined method."""
     return LocalProcesses()

@@ -420,10 +420,7 @@ class BackwardPass:
         return tuple(dict.fromkeys(weight.name for part in parts for weight in part.reads))
 
     def _weight_bytes_moved(self, part: Gradient) -> int:
-        """Return `Gradient.weight_bytes_moved`: weights read, and weight gradient written [B].
-
-        A gradient that is an output of the node does not count.
-        """
+        """Return the traffic of weights and of their gradient, unless it is an output [B]."""
         if self._builder is None:
             return part.weight_bytes_moved
         return sum(weight.bytes for weight in part.reads) + (part.accumulation_bytes_moved or 0)

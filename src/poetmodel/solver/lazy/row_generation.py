@@ -192,10 +192,7 @@ class RowGeneration:
         return progress.nodes is not None and progress.nodes <= 1 and idle_s > self._max_root_idle_s
 
     def _is_infeasible(self) -> bool:
-        """Return whether an infeasible relaxation proves that the problem has no schedule.
-
-        An incumbent or a finite ceiling may have been its cutoff.
-        """
+        """Return whether an infeasible relaxation, without a cutoff, proves infeasibility."""
         search = self.session.search
         return search.upper_value() is None and search.stop_reason is None
 

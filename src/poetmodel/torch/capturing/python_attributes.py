@@ -33,7 +33,6 @@ class AttributeRecorder:
     """
 
     def __init__(self, on_read: Callable[[Any, str, Any], None]) -> None:
-        """Register `torch.nn.Module`, without patching it yet."""
         self._on_read = on_read
         self._classes: set[type] = {torch.nn.Module}
         self._recorded_by_class: dict[type, bool] = {}
@@ -66,12 +65,7 @@ class AttributeRecorder:
             self._patched_classes.clear()
 
     def register(self, kind: type) -> bool:
-        """Register a class; return whether `_class_to_patch` finds a class to patch for it.
-
-        Calls `on_class` for a new class and its bases, also if there is no class to patch.
-        Registers the class to patch, and inside `patch_classes` patches it. Attribute reads of its
-        instances are then recorded, unless a metaclass forbids the patch.
-        """
+        """Register a class; return whether `_class_to_patch` finds a class to patch for it."""
         is_recorded = self._recorded_by_class.get(kind)
         if is_recorded is None:
             patched_class = _class_to_patch(kind)
@@ -110,16 +104,7 @@ class AttributeRecorder:
 
 
 def _class_to_patch(kind: type) -> type | None:
-    """Return the class to patch so that reads of all instances are recorded.
-
-    None if no class can be patched, and for tensors, classes, Python modules, exceptions and plain
-    values, whose reads are not recorded.
-
-    It is `torch.nn.Module` for modules, otherwise the last class in the method resolution order
-    that is a user's, a package's or generated, or of `_PATCHED_STANDARD_MODULES`, and whose
-    attributes can be set. If a class before it defines ``__getattribute__``, which may translate
-    names, that method usually calls the patched one.
-    """
+    """Return the class to patch so that reads of all instances are recorded."""
     if issubclass(kind, torch.nn.Module):
         module: type = torch.nn.Module
         return module

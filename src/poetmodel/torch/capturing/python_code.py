@@ -60,12 +60,6 @@ class ExecutedCode:
     """The code object of a function that was executed, with the executed lines."""
 
     def __init__(self, code: CodeType, global_values: dict[str, Any]) -> None:
-        """Find the globals that `code` reads or sets, and the closure variables that it sets.
-
-        A deletion counts as setting. `global_values` are the globals of the function. First values
-        and executed lines stay empty until they are recorded. If `is_traced` is False, the
-        attributes for instructions and these names are not set.
-        """
         self.code = code
         self.global_values = global_values
         origin = code_origin(code.co_filename)
@@ -94,11 +88,7 @@ class ExecutedCode:
         return self.trace_line
 
     def find_uses(self, opnames: tuple[str, ...]) -> Iterator[tuple[str, FollowingCode]]:
-        """Yield (name, following code) of each executed instruction in `opnames`.
-
-        All instructions of an executed line count as executed. The following code begins with the
-        next instruction; its `line` is that of the read.
-        """
+        """Yield (name, following code) of each executed instruction in `opnames`."""
         listing = self.listing
         for position, instruction in enumerate(listing.instructions):
             if instruction.opname in opnames and listing.lines[position] in self._lines:
@@ -164,12 +154,6 @@ class FollowingCode:
         may_call: bool = False,
         max_assignments: int = 3,
     ) -> None:
-        """Start after the instruction that `frame` executes, or at `position` of `listing`.
-
-        Without `listing`, the following code is unknown if `frame` is None, or executes neither the
-        read of an attribute nor, with `may_call`, a call. With `listing`, `frame` is only read for
-        local variables that are keys.
-        """
         self._max_assignments = max_assignments
         """Maximum number of successive assignments to local variables that are followed.
 
@@ -247,14 +231,7 @@ class FollowingCode:
     def _keys_by_attribute(
         self, name: str, following_code: FollowingCode, value: Any
     ) -> list[tuple[Any, FollowingCode]] | None:
-        """Return (key, following code) of each key that a container's attribute `name` reads.
-
-        Returns None if all keys may be read. An attribute of a namespace is its own key, and
-        ``get`` of a dict reads a constant key, with unknown following code. Methods that write read
-        no key. For a subclass of a container, attributes that neither dict nor list has count as
-        reading no key, because the lines of a user's method are recorded themselves. So reads by
-        inherited methods that both lack, such as ``union`` of a subclass of set, are missed.
-        """
+        """Return (key, following code) of each key that a container's attribute `name` reads."""
         content = content_of(value)
         if content is not value and not isinstance(value, CONTAINERS[4:6]):  # UserDict, UserList
             return [(name, following_code)]  # an attribute of a namespace
@@ -268,12 +245,7 @@ class FollowingCode:
         return [] if is_subclass_attribute and type(value) not in CONTAINERS else None
 
     def _keys_by_variable(self, name: str, value: Any) -> list[tuple[Any, FollowingCode]] | None:
-        """Return (key, code after the read) of each key that a function reads from `value`.
-
-        The function stores the container `value` in its local variable `name`. Returns [] if it
-        reads no key there, and None if it sets the variable more than once or uses it in another
-        instruction than a simple load or store, or if it may read all of the container.
-        """
+        """Return (key, code after the read) of each key that a function reads from `value`."""
         listing, n_stores, keys = self._listing, 0, []
         if listing is None:
             return None
@@ -302,11 +274,7 @@ class FollowingCode:
         return keys if n_stores == 1 else None
 
     def _loaded_key(self, instruction: dis.Instruction) -> tuple[bool, Any]:
-        """Return (whether an instruction loads a known key of a container, the key).
-
-        Ignore the second item if the key is not known. Constants are known, except slices and
-        tuples. A local variable is known if the frame is given, and the type is exactly str or int.
-        """
+        """Return (whether an instruction loads a known key of a container, the key)."""
         if instruction.opname in _READ_CONSTANT:
             return not isinstance(instruction.argval, slice | tuple), instruction.argval
         if instruction.opname in _READ_LOCAL and self._frame is not None:

@@ -89,11 +89,7 @@ class GuardedPlace:
 
     @property
     def item_id(self) -> tuple[int, Any]:
-        """(``id`` of the container, class, object or cell with the value, `key`).
-
-        For an instance attribute, the container is the dict of the attributes. For a closure
-        variable, None replaces the key.
-        """
+        """(``id`` of the container, class, object or cell with the value, `key`)."""
         holder = attributes_of(self.holder) if self.access is Access.ATTRIBUTE else self.holder
         return (id(holder), None if self.access is Access.CELL else self.key)
 
@@ -115,17 +111,12 @@ class PythonGuards:
         places: Sequence[GuardedPlace] = (),
         alternatives: Mapping[tuple[int, Any], Any] | None = None,
     ) -> None:
-        """Store the arguments, and prepare the comparisons; constants need `set_constants`."""
         self._places = tuple(places)
         self._alternatives = alternatives or {}
         self.set_constants(())
 
     def set_constants(self, constants: Sequence[torch.Tensor]) -> None:
-        """Prepare the comparisons; tensors in `constants` must stay the same objects.
-
-        Attributes of objects and classes, most items, and whole contents are looked up directly.
-        For all other places the slower `GuardedPlace.current_value` is called.
-        """
+        """Prepare the comparisons; tensors in `constants` must stay the same objects."""
         snapshots = {
             id(place.holder): place.value
             for place in self._places
@@ -167,11 +158,7 @@ class PythonGuards:
         return len(self._places)
 
     def hold(self) -> bool:
-        """Return whether all values equal the old ones, or those that forward itself sets.
-
-        If so, the fast check by identity (`_are_identical`) expects the current plain values from
-        now on. `GuardedPlace.value` stays.
-        """
+        """Return whether all values equal the old ones, or those that forward itself sets."""
         if self._are_identical():
             return True
         if not all(map(self._is_valid, self._places)):
@@ -213,11 +200,7 @@ class PythonGuards:
             yield f"{place.name} was {texts[0]} and is {texts[1]}{format_read_line(place.line)}"
 
     def _display_content(self, holder: Any, old_content: Any, new_content: Any) -> tuple[Any, Any]:
-        """Convert the old and new snapshot of `holder`, a container, to contents for display.
-
-        The contents have all items: two dicts for a dict, two lists for a list, two frozensets for
-        a set. For other containers, returns two empty texts.
-        """
+        """Convert the old and new snapshot of `holder`, a container, to contents for display."""
         if isinstance(holder, dict):
             n_keys = [len(old_content) // 2, len(new_content) // 2]
             return tuple(  # type: ignore[return-value]
@@ -244,11 +227,7 @@ class PythonGuards:
         return alternative is not ABSENT and comparison_key(value) == alternative
 
     def _is_set_by_forward(self, place: GuardedPlace) -> bool:
-        """Return whether each item that differs from its guarded value has the one forward sets.
-
-        False if forward does not set such an item. The items of a container that is no dict are
-        compared as a whole.
-        """
+        """Return whether each item that differs from its guarded value has the one forward sets."""
         holder, holder_id = place.holder, id(place.holder)
         if not isinstance(holder, dict):
             return bool(self._alternatives.get((holder_id, None), ABSENT) == comparison_key(holder))

@@ -51,7 +51,6 @@ class RecordedPlaces:
     """
 
     def __init__(self, root: torch.nn.Module, attributes: AttributeRecorder) -> None:
-        """Start without recorded places; the callbacks have no effect until they are set."""
         self._root = root
         self._attributes = attributes
         self.places: dict[tuple[int, Access, Any], GuardedPlace] = {}
@@ -139,12 +138,7 @@ class RecordedPlaces:
     def record_use(
         self, value: Any, name: str, line: Line | None, following_code: FollowingCode
     ) -> None:
-        """Register a value; record its items or the attribute that the code after its read uses.
-
-        Of a tuple, frozenset or partial function, all values are recorded; of a container all items
-        if that code is unknown. An iterator is not registered, but recorded as a whole, which
-        `guard_error` refuses. Has no effect for plain values and tensors.
-        """
+        """Register a value; record its items or the attribute that the code after its read uses."""
         if isinstance(value, (*PLAIN, torch.Tensor)):
             return
         if is_iterator(value) and not isinstance(value, torch.nn.Module):
@@ -159,12 +153,7 @@ class RecordedPlaces:
     def record_keys(
         self, value: Any, name: str, line: Line | None, following_code: FollowingCode
     ) -> None:
-        """Record the items that code after the read of a container uses; all items if unknown.
-
-        All items are also recorded if reading a used item fails, as by an index out of range; for a
-        missing key of a dict `ABSENT` is recorded. Calls `record_use` for each used item. For a
-        Python module, class or function the next attribute is recorded.
-        """
+        """Record the items that code after the read of a container uses; all items if unknown."""
         if isinstance(value, (ModuleType, type, FunctionType)):
             self._record_next_attribute(value, line, following_code)
             return
@@ -189,12 +178,7 @@ class RecordedPlaces:
     def _record_next_attribute(
         self, value: Any, line: Line | None, following_code: FollowingCode
     ) -> None:
-        """Record the attribute that is read next from a Python module, class or function.
-
-        Has no effect if the code reads no attribute next. Calls `record_use` for the attribute.
-        Attributes of PyTorch's modules and classes, those of classes of plain values, those that a
-        class lacks, and names that begin with two underscores are ignored.
-        """
+        """Record the attribute that is read next from a Python module, class or function."""
         key, code_after_key = following_code.find_read_attribute()
         if key is None or key.startswith("__"):
             return
@@ -243,23 +227,14 @@ class RecordedPlaces:
     # -- the end of a capture ----------------------------------------------------------------------
 
     def was_read(self, holder_id: int, key: Any) -> bool:
-        """Return whether an attribute or item was read, alone or with all other items.
-
-        `holder_id` is the ``id`` of the class, of the dict or list with the item, or of the dict of
-        an object's attributes. Reads of globals by name, and of closure variables, are recorded
-        only by `PythonReads.make_guards`.
-        """
+        """Return whether an attribute or item was read, alone or with all other items."""
         content_key = (holder_id, Access.CONTENT, (type(None), None))
         return content_key in self.places or any(
             place.item_id == (holder_id, key) for place in self.places.values()
         )
 
     def user_classes(self) -> Iterator[type]:
-        """Yield each user-defined class among the recorded ones and their bases, once.
-
-        Recorded classes are `holders` that are classes, and the types of `holders` and of all
-        modules in the captured module.
-        """
+        """Yield each user-defined class among the recorded ones and their bases, once."""
         kinds = {type(holder) for holder in self.holders.values()}
         kinds.update(value for value in self.holders.values() if isinstance(value, type))
         kinds.update(type(module) for module in self._root.modules())
@@ -269,12 +244,7 @@ class RecordedPlaces:
                 yield kind
 
     def remove_temporary_objects(self) -> None:
-        """Remove objects to which only the recorder refers, with their places.
-
-        Forward created these objects. Repeats this until none is left, because a removed object may
-        refer to another one. Each time calls `on_forgotten` once, with the set of the ``id`` of all
-        removed objects to which the callee of `on_holder` retains a reference.
-        """
+        """Remove objects to which only the recorder refers, with their places."""
         for place in self.places.values():
             self.holders.setdefault(id(place.holder), place.holder)
         while True:
@@ -305,24 +275,14 @@ class RecordedPlaces:
 
 
 def is_user_defined(value: Any) -> bool:
-    """Return whether a class, function or Python module is user code, by `origin_of_module`.
-
-    Generated code (`CodeOrigin.GENERATED`) counts as user code, installed packages do not. False
-    for classes of plain values (`PLAIN`), such as enumerations.
-    """
+    """Return whether a class, function or Python module is user code, by `origin_of_module`."""
     module = value.__name__ if isinstance(value, ModuleType) else value.__module__
     is_plain = isinstance(value, type) and issubclass(value, PLAIN)
     return not is_plain and origin_of_module(str(module)) in _USER_ORIGINS
 
 
 def _reachable_values(value: Any, name: str) -> Iterator[tuple[Any, str]]:
-    """Yield (value, name) of each item of a container or tuple, or of values in a callable.
-
-    Of a dict these are the values, not the keys; of a function its defaults and the function that
-    it wraps, or the value None if it wraps none, but no closure variables; of a method the bound
-    object and the function; of a partial function its function, arguments and values of keywords.
-    Arrays, containers with over `_MAX_ITEMS` items, and all other objects yield no value.
-    """
+    """Yield (value, name) of each item of a container or tuple, or of values in a callable."""
     if isinstance(value, FunctionType):
         for default in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
             yield default, f"a default of {value.__qualname__}"
@@ -374,11 +334,7 @@ def guard_error(place: GuardedPlace) -> str | None:
 
 
 def is_unchanged(place: GuardedPlace) -> bool:
-    """Return whether the stored `GuardedPlace.value` is the value of the first read.
-
-    Otherwise forward set the place before the first read. Does not read the place. Plain values
-    must be equal, other values the same object. True for the content of a container.
-    """
+    """Return whether the stored `GuardedPlace.value` is the value of the first read."""
     if place.access is Access.CONTENT:
         return True
     value = place.value

@@ -76,7 +76,6 @@ class PythonReads:
     """
 
     def __init__(self, captured_module: torch.nn.Module, loss_fn: object) -> None:
-        """Start without records; the recording begins with `record_reads`."""
         self._attributes = AttributeRecorder(self._record_attribute)
         self.places = RecordedPlaces(captured_module, self._attributes)
         self._codes: dict[int, ExecutedCode] = {}
@@ -98,31 +97,13 @@ class PythonReads:
         on_forgotten: Callable[[set[int]], object],
         on_class: Callable[[type], object],
     ) -> None:
-        """Set the callbacks.
-
-        Parameters
-        ----------
-        on_holder : callable
-            Called with the name and value of each object that `RecordedPlaces.register` reports,
-            before code can change it. Returns whether the callback retains a reference until
-            `on_forgotten`.
-        on_forgotten : callable
-            Called with the set of ``id`` of retained objects that the forward pass created itself.
-        on_class : callable
-            Called with each class that is itself registered. Also called with the class of each
-            registered object or argument, and with the base classes of that class.
-        """
+        """Set the callbacks."""
         self.places.on_holder, self.places.on_forgotten = on_holder, on_forgotten
         self._attributes.on_class = on_class
 
     @contextmanager
     def record_reads(self) -> Iterator[None]:
-        """Context manager that records the places that a forward pass in this thread reads.
-
-        First records the loss function. Inside, registered classes are patched, a tracer replaces
-        that of `sys.settrace`, and no garbage is collected, because the code that a collection
-        calls (``gc.callbacks``, ``__del__``) is not that of the forward pass.
-        """
+        """Context manager that records the places that a forward pass in this thread reads."""
         self._thread = get_ident()
         self._is_active = True
         self.places.record_use(self._loss_fn, "loss_fn", None, FollowingCode.unknown(None))
@@ -134,11 +115,7 @@ class PythonReads:
                 self._is_active = False
 
     def _trace_call(self, frame: FrameType, _: str, __: Any) -> Any:
-        """Record the code of a call, traced or not; return its line tracer, None if not traced.
-
-        This is the function for `sys.settrace`. The first call of traced code also registers the
-        values that the code may read (`_register_names`).
-        """
+        """Record the code of a call, traced or not; return its line tracer, None if not traced."""
         code = frame.f_code
         executed_code = self._codes.get(id(code))
         if executed_code is None:
@@ -148,13 +125,7 @@ class PythonReads:
         return executed_code.trace_line if executed_code.is_traced else None
 
     def _register_names(self, executed_code: ExecutedCode, frame: FrameType) -> None:
-        """Register values that a function's code may read, before its first line.
-
-        These are the values of globals that the code names and of closure variables, and the
-        classes of arguments, so that reads of their items and attributes are recorded. Also stores
-        the first values of these globals, and in `executed_code` those of all closure variables if
-        the code sets one. Called once for each code, at its first call.
-        """
+        """Register values that a function's code may read, before its first line."""
         self._is_busy = True
         try:
             code, local_values = frame.f_code, frame.f_locals
@@ -176,14 +147,7 @@ class PythonReads:
             self._is_busy = False
 
     def _record_attribute(self, value: Any, name: str, attribute: Any) -> None:
-        """Record that code reads an attribute, with its value or `ABSENT`.
-
-        Further reads of the attribute of the object by the same instruction are ignored. Also
-        ignored are reads outside of `record_reads`, by the recorder itself and in other threads,
-        reads that other guards cover, reads by `torch.nn.Module` itself except of ``forward``, and
-        names that begin with two underscores. ``__dict__`` is recorded, unless PyTorch's code reads
-        it.
-        """
+        """Record that code reads an attribute, with its value or `ABSENT`."""
         if self._is_busy or not self._is_active or get_ident() != self._thread:
             return
         if name[:2] == "__" and name != "__dict__":
@@ -211,16 +175,7 @@ class PythonReads:
             self._is_busy = False
 
     def _record_read(self, value: Any, name: str, attribute: Any, frame: FrameType) -> None:
-        """Record the place of attribute `name` of an object, `value`, that `frame` reads.
-
-        It is an attribute of the instance, or of its class (`_record_class_attribute`), or, if
-        `value` is a dict without the attribute, the item `name`, which ``__getattr__`` may return.
-        `attribute` is the attribute's value, or `ABSENT` if ``__getattribute__`` does not find it.
-        If the ``__dict__`` of the instance lacks the attribute, that is recorded too, unless a
-        class of a package defines the attribute (`_is_package_attribute`). Of ``__dict__``, the
-        keys that following code reads are recorded. Reads by poetmodel, and of parameters, buffers
-        and submodules, are ignored. Always retains a reference to `value`.
-        """
+        """Record the place of attribute `name` of an object, `value`, that `frame` reads."""
         self.places.holders.setdefault(id(value), value)  # so that the ``id`` in sites stays unique
         origin = code_origin(frame.f_code.co_filename)
         if origin is CodeOrigin.OWN:
@@ -262,12 +217,7 @@ class PythonReads:
     def _record_class_attribute(
         self, value: Any, name: str, display_name: str, line: Line | None, frame: FrameType
     ) -> None:
-        """Record a class attribute or slot that was read through `value`, an instance.
-
-        Fields of named tuples count as slots. Registers the functions of methods and the getters
-        of properties, of any class. Attributes of classes that are not the user's are only recorded
-        if they are slots, plain values, tuples or containers.
-        """
+        """Record a class attribute or slot that was read through `value`, an instance."""
         for kind in type(value).__mro__:
             if name not in vars(kind):
                 continue
@@ -306,13 +256,7 @@ class PythonReads:
                     yield _module_name(global_values), global_values, key, first_value
 
     def stored_closure_variables(self) -> Iterator[tuple[str, CellType, Any]]:
-        """Yield each closure variable that executed code may set or delete.
-
-        Yields (name for display, cell, value before the first call of the code or `ABSENT`), for
-        the cell of each function with the code. A cell that several code objects set is yielded
-        several times. Variables that exist only during the forward pass are omitted. If executed
-        code sets closure variables, calls `_register_functions`.
-        """
+        """Yield each closure variable that executed code may set or delete."""
         if any(
             executed_code.is_traced and executed_code.stored_closure_names
             for executed_code in self._codes.values()
@@ -329,12 +273,7 @@ class PythonReads:
 
     @contextmanager
     def find_stored_variables(self) -> Iterator[set[tuple[int, Any]]]:
-        """Context manager that finds the globals and closure variables that a further pass sets.
-
-        At its end, adds the `GuardedPlace.item_id` of each variable to the set that it returns.
-        A variable counts if any function executes a line that may set or delete it. Inside, a
-        tracer replaces that of `sys.settrace`, and no garbage is collected.
-        """
+        """Context manager that finds the globals and closure variables that a further pass sets."""
         codes: dict[int, ExecutedCode] = {}
 
         def trace_call(frame: FrameType, _: str, __: Any) -> Any:
@@ -372,13 +311,7 @@ class PythonReads:
             self.places.functions.setdefault(id(function.__code__), set()).add(id(function))
 
     def _record_code(self) -> None:
-        """Record the globals, closure variables, defaults and class attributes that code reads.
-
-        Omits code of PyTorch, poetmodel and the standard library, globals that were missing at the
-        first call, such as builtins, and variables that exist only during the pass. If a global of
-        a library is a Python module, class or function, records only the attribute that the code
-        reads from it, not the global.
-        """
+        """Record the globals, closure variables, defaults and class attributes that code reads."""
         for executed_code in list(self._codes.values()):
             if not executed_code.is_traced:
                 continue
@@ -423,12 +356,7 @@ class PythonReads:
                     self.places.record_all(value, display_name, line)
 
     def _record_classes(self) -> None:
-        """Record plain values and containers in the user's classes that executed code may read.
-
-        The classes are `user_classes` of `places`. The code of ``type(self).beta`` and ``cls.beta``
-        does not name the class, so a plain value or container is recorded if code that is not a
-        library's reads any attribute of its name. Tuples count as containers.
-        """
+        """Record plain values and containers in the user's classes that executed code may read."""
         line_of_name: dict[str, Line | None] = {}
         for executed_code in self._codes.values():
             if executed_code.is_traced and not executed_code.is_library:
@@ -451,12 +379,7 @@ class PythonReads:
                     )
 
     def _lasting_cells(self, executed_code: ExecutedCode) -> dict[str, list[CellType]]:
-        """Return the cells of a code object's closure variables that outlive the pass, by name.
-
-        They are the cells of all known functions with this code, each once; without a known
-        function, the lasting cells of the executed functions around its definition. Local variables
-        of these functions do not outlive the pass, and are omitted.
-        """
+        """Return the cells of a code object's closure variables that outlive the pass, by name."""
         code = executed_code.code
         if not code.co_freevars:
             return {}
@@ -474,17 +397,7 @@ class PythonReads:
         return {name: list(cells_by_id.values()) for name, cells_by_id in cells.items()}
 
     def make_guards(self, name: str, alternatives: Mapping[tuple[int, Any], Any]) -> PythonGuards:
-        """Return guards of all places that forward did not set before it read them.
-
-        Call this with all state restored: a place whose value differs from that of the first read
-        (`is_unchanged`) was set by forward, and gets no guard. `name` is that of the step in
-        messages. The guards also accept values that forward itself sets: `alternatives` has their
-        comparison keys, by `GuardedPlace.item_id`. Raises `CaptureError` if a place cannot be
-        guarded: an iterator or a large container.
-
-        Also records in `places` the reads of executed code, removes objects to which only the
-        recorder refers, with their places, and stores the value of each place.
-        """
+        """Return guards of all places that forward did not set before it read them."""
         self._register_functions()
         self._record_code()
         self.places.remove_temporary_objects()
@@ -526,11 +439,7 @@ def _module_name(global_values: Mapping[str, Any]) -> str:
 
 
 def _is_package_attribute(value: Any, name: str) -> bool:
-    """Return whether the first class of `value` that defines attribute `name` is not the user's.
-
-    False for ``forward``, if the attribute of the class is a plain value, tuple or container, and
-    if no class defines it.
-    """
+    """Return whether the first class of `value` that defines attribute `name` is not the user's."""
     for kind in type(value).__mro__:
         if name in vars(kind):
             is_plain = isinstance(vars(kind)[name], (*PLAIN, *CONTAINERS, tuple))

@@ -91,13 +91,7 @@ def is_iterator(value: Any) -> bool:
 
 
 def comparison_key(value: Any, depth: int = _MAX_DEPTH) -> Any:
-    """Return a hashable key of a value: different keys mean different values or orders of items.
-
-    Plain values, arrays, tuples, containers and attributes of objects are compared. Tensors are
-    compared by shape and dtype; modules, objects of the standard library and objects without
-    ``__dict__`` by class; functions, classes and Python modules by name. Values nested deeper than
-    `depth` are compared by type, except plain values, tensors and modules.
-    """
+    """Return a hashable key of a value: different keys mean different values or orders of items."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         return ("tensor", tuple(value.shape), str(value.dtype))
@@ -139,11 +133,7 @@ def key_has_tensors(key: Any) -> bool:
 
 
 def origin_of_module(module: str) -> CodeOrigin:
-    """Return the origin of a Python module's code, by the module's name.
-
-    Python's standard modules, PyTorch and poetmodel are recognized by name, any other module by
-    file (`code_origin`). USER if that module has no file or is not imported.
-    """
+    """Return the origin of a Python module's code, by the module's name."""
     root = module.partition(".")[0]
     if root in sys.stdlib_module_names and root != "__main__":
         return CodeOrigin.STANDARD
@@ -176,20 +166,12 @@ class Comparison:
         attributes: Mapping[int, Sequence[tuple[str, Any]]],
         constants: frozenset[int],
     ) -> None:
-        """Store the arguments without copying them."""
         self._snapshots = snapshots
         self._attributes = attributes
         self._constants = constants
 
     def is_same(self, old_value: Any, new_value: Any, depth: int = _MAX_DEPTH) -> bool:
-        """Return whether a step captured with `old_value` is also valid for `new_value`.
-
-        It is valid for the same object. Different tensors must have the same shape and dtype, and
-        `old_value` must be no constant of the graph. Other values must have the same type, and
-        plain values the same `repr`. Containers, tuples, callables and objects must have equal
-        inner values (`is_same_content`, `_is_same_object`); the old content of a container is that
-        of its snapshot. False for different objects nested deeper than `depth`, except tensors.
-        """
+        """Return whether a step captured with `old_value` is also valid for `new_value`."""
         if old_value is new_value:
             return True
         kind = type(old_value)
@@ -209,13 +191,7 @@ class Comparison:
         return self._is_same_object(old_value, new_value, depth)
 
     def _is_same_object(self, old_value: Any, new_value: Any, depth: int) -> bool:
-        """Return whether tuples, frozensets, callables or objects of one type have equal values.
-
-        Their inner values are compared by `is_same`, those of frozensets by `comparison_key`.
-        Callables are functions, methods and partial functions. Of objects only the attributes that
-        were read are compared. False for modules, for functions with different code, and for
-        objects of which no attribute was read.
-        """
+        """Return whether tuples, frozensets, callables or objects of one type have equal values."""
         if isinstance(old_value, tuple | frozenset):
             return self.is_same_content(snapshot_of(old_value), snapshot_of(new_value), depth)
         if isinstance(old_value, partial):
@@ -251,11 +227,7 @@ class Comparison:
         return all(self.is_same(old_inner, new_inner, depth - 1) for old_inner, new_inner in pairs)
 
     def is_same_content(self, old_content: Any, new_content: Any, depth: int = _MAX_DEPTH) -> bool:
-        """Return whether two snapshots (`snapshot_of`) have the same items in the same order.
-
-        Items, and keys of dicts, are compared by `is_same` with `depth` - 1, sets by
-        `comparison_key`, arrays by dtype, shape and bytes.
-        """
+        """Return whether two snapshots (`snapshot_of`) have the same items in the same order."""
         if type(old_content) is not type(new_content) or len(old_content) != len(new_content):
             return False
         if isinstance(old_content, frozenset):
@@ -276,11 +248,7 @@ def _get_attribute(value: Any, key: str) -> Any:
 
 
 def snapshot_of(content: Any) -> Any:
-    """Return an immutable, shallow copy of a container's content.
-
-    It is for a dict a tuple of all keys, then all values; for an array (dtype, shape, bytes); for a
-    set a frozenset; otherwise a tuple of the items. Pass the `content_of` a container.
-    """
+    """Return an immutable, shallow copy of a container's content."""
     if isinstance(content, dict):
         return (*content, *dict.values(content))
     if isinstance(content, np.ndarray):

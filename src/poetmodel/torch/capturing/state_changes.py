@@ -61,11 +61,7 @@ class _WatchedHolder:
 
     @property
     def content(self) -> Any:
-        """The dict, list, set or deque that holds the items, or the dict of attributes; no copy.
-
-        Holds the attributes with `ignores_items`, for Python modules, and for objects that are no
-        container. None for NumPy arrays, classes, and non-containers without ``__dict__``.
-        """
+        """The dict, list, set or deque that holds the items, or the dict of attributes; no copy."""
         holder = self.holder
         if self.ignores_items:
             attributes = attributes_of(holder)
@@ -111,13 +107,7 @@ class _WatchedHolder:
         return f"{self.name}.{key}".lstrip(".") if self.is_namespace else f"{self.name}[{key!r}]"
 
     def changes(self) -> Iterator[tuple[Any, Any, Any]]:
-        """Yield (key, old value, new value) of each item that is no longer the same object.
-
-        The value of a missing item is `ABSENT`. A list, set or deque with another object, number or
-        order of objects is yielded as a whole, with the key None. Attributes and globals whose
-        names begin with two underscores, and attributes that every module has (`OWN_ATTRIBUTES`),
-        are omitted.
-        """
+        """Yield (key, old value, new value) of each item that is no longer the same object."""
         old_content, new_content = self.old_content, self.copy_current()
         is_module = issubclass(type(self.holder), torch.nn.Module)
         if not isinstance(old_content, dict):
@@ -204,11 +194,7 @@ class _WatchedVariable(_WatchedHolder):
 
 
 def plain_attributes(kind: type) -> dict[str, Any]:
-    """Return the attributes of a class itself that are `PLAIN` values or tuples, by name.
-
-    Items of tuples may be of any type. Inherited attributes, and names that begin with two
-    underscores, are omitted.
-    """
+    """Return the attributes of a class itself that are `PLAIN` values or tuples, by name."""
     return {
         key: value
         for key, value in vars(kind).items()
@@ -230,10 +216,6 @@ class StateChanges:
     """
 
     def __init__(self, name: str, snapshot: ModuleSnapshot, reads: PythonReads) -> None:
-        """Watch modules, their containers and classes, and the objects that `reads` reports.
-
-        Sets the callbacks of `reads`.
-        """
         self._name = name
         self._reads = reads
         self._watched: dict[ItemId, _WatchedHolder] = {}
@@ -257,13 +239,7 @@ class StateChanges:
             self._watch_class(kind)
 
     def _watch(self, name: str, value: Any) -> bool:
-        """Watch a container or object; return whether this begins to watch it.
-
-        `name` is for display. A watched value is referenced until `_unwatch`. Returns False for
-        values that it ignores: arrays, objects without attributes, objects that the module snapshot
-        restores, objects that are already watched, and objects, except containers, whose class is
-        neither built-in nor user code (`is_user_defined`).
-        """
+        """Watch a container or object; return whether this begins to watch it."""
         kind = type(value)
         is_builtin = isinstance(value, CONTAINERS) or kind.__module__ == "builtins"
         if not is_builtin and not is_user_defined(kind):
@@ -303,11 +279,7 @@ class StateChanges:
                 self._watched[id(cell), None] = _WatchedVariable(name, cell, {None: first_value})
 
     def _find_changes(self) -> Iterator[tuple[_WatchedHolder, Any, Any, Any]]:
-        """Yield (watched holder, key, old value, new value) of each item with another value.
-
-        Values differ if their comparison keys do. Omits items whose old value is or contains a
-        tensor, unless the module snapshot restores their holder.
-        """
+        """Yield (watched holder, key, old value, new value) of each item with another value."""
         for watched_holder in list(self._watched.values()):
             is_in_snapshot = id(watched_holder.content) in self._snapshot_ids
             for key, old_value, new_value in watched_holder.changes():
@@ -408,14 +380,7 @@ class StateChanges:
         *,
         only_user_lines: bool,
     ) -> None:
-        """Execute a forward pass to find the lines that change `items`; raise `CaptureError`.
-
-        The message describes the first change with its line, if known, and counts further changes.
-
-        With `only_user_lines`, changes by lines of packages are ignored, because packages may cache
-        values, and changes without a known line. If there is no other change, the method returns.
-        Without `only_user_lines` it always raises, also if it finds no line.
-        """
+        """Execute a forward pass to find the lines that change `items`; raise `CaptureError`."""
         tracer = _ChangeTracer(items)
         with tracer:
             forward()
@@ -452,7 +417,6 @@ class _ChangeTracer:
     """
 
     def __init__(self, items: list[tuple[_WatchedHolder, Any]]) -> None:
-        """Store the current values of the items (watched holder, key), for the first comparison."""
         self._item_by_id = {
             watched_holder.item_id(key): (watched_holder, key) for watched_holder, key in items
         }
@@ -480,11 +444,7 @@ class _ChangeTracer:
         self._compare()
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        """Compare the items at each event of a user's or package's code; then store its line.
-
-        Lines of exception events are not stored. A trace function for `sys.settrace`. Returns
-        itself, or None for code of other origins, such as PyTorch's.
-        """
+        """Compare the items at each event of a user's or package's code; then store its line."""
         path = frame.f_code.co_filename
         if code_origin(path) not in _TRACED_ORIGINS:
             return None
@@ -522,7 +482,6 @@ class WrittenTensors(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, 
     """
 
     def __init__(self, buffers: Iterable[torch.Tensor]) -> None:
-        """Save the buffers now: the schema of a batch norm does not state that it writes them."""
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self._created_keys: set[int] = set()
         """Storage keys of tensors that the forward pass created."""
@@ -532,11 +491,7 @@ class WrittenTensors(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, 
             self._save(buffer)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Save the existing tensors that the schema of an operator writes; call the operator.
-
-        A tensor is saved once, with its whole storage. Tensors that the forward pass created, and
-        meta tensors, are not saved.
-        """
+        """Save the existing tensors that the schema of an operator writes; call the operator."""
         keywords = kwargs or {}
         schema = func._schema  # noqa: SLF001 - the only source of writes
         for position, argument in enumerate(schema.arguments if schema.is_mutable else ()):

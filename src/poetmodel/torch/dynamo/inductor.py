@@ -156,10 +156,9 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
         static_lifetime_input_indices: Sequence[int] | None = None,
         **_: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Plan a joint graph; return the modules of its forward and backward passes.
+        """Plan a joint graph.
 
-        Changes `gm` (see `_split_graph`), and records each error as a refusal.
-        `static_lifetime_input_indices` has the positions of inputs that outlive the step.
+        Return the modules of its forward and backward passes. Changes `gm`.
         """
         with self.graphs.record_refusals():
             return self._split_graph(gm, num_fwd_outputs, static_lifetime_input_indices)

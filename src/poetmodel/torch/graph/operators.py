@@ -100,10 +100,7 @@ def _convolution_backward_flops(
     transposed: bool,
     output_mask: Sequence[bool],
 ) -> int:
-    """Return the FLOP of the gradients of a convolution's input and weight.
-
-    PyTorch's formula ignores the groups in the gradient of the weight.
-    """
+    """Return the FLOP of a convolution's gradients; PyTorch's formula ignores the groups."""
     macs = (x if transposed else dy).numel() * (w.numel() // max(1, w.shape[0]))
     return 2 * int(macs) * sum(output_mask[:2])
 

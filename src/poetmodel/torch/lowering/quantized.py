@@ -222,11 +222,7 @@ def _convolution_sizes(
     x: StridedView, out: StridedView, window: Any, stride: Any, padding: Any, dilation: Any,
     groups: int,
 ) -> tuple[int, ...]:  # fmt: skip
-    """Return the `ConvolutionSizes` of a convolution or pool as a kernel argument.
-
-    `x` and `out` have the order batch, rows, columns, channels; `padding` is above, below, left,
-    right. The result excludes the batch, and the padding that output sizes imply.
-    """
+    """Return the `ConvolutionSizes` of a convolution or pool (channels last), without the batch."""
     window_sizes = (*window, *stride, *padding[::2], *dilation, groups)
     size_list = (*_image_sizes(x), *_image_sizes(out), *window_sizes)
     return tuple(ConvolutionSizes(*size_list))

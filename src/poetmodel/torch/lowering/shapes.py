@@ -408,11 +408,7 @@ def _lower_index_select(op: Lowering) -> None:
 def _lower_indexing(
     op: Lowering, x: StridedView, indices: Sequence[Any], *, allow_negative: bool = True
 ) -> None:
-    """Lower indexing to a gather.
-
-    `indices` has an index, or None, for each of the first dimensions of `x`. `allow_negative` only
-    adds a single index's negative numbers to `Call.index_range`.
-    """
+    """Lower indexing to a gather; `indices` has None for dimensions without an index."""
     source, index, stride, size = _combine_indices(op, x, indices, op.output().shape)
     _call_gather(op, source, index, stride, size, allow_negative=allow_negative)
 

@@ -509,10 +509,7 @@ class _Constants:
             self._register_tensor(name, torch.from_numpy(value.copy()), is_trained=False)
 
     def _is_trained(self, name: str, use: _ConstantUses) -> bool:
-        """Return whether a floating-point constant is trained: an initializer that is a weight.
-
-        A Constant node is trained if a node reads it as a weight and its elements differ.
-        """
+        """Return whether a constant trains: a weight, and if of a Constant node, not uniform."""
         if name not in self.initializer_names:
             return bool(use.weights) and not _is_uniform(self.arrays[name])
         return bool(use.weights) or not _NON_WEIGHTS.issuperset(use.other_uses)

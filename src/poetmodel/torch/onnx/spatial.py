@@ -170,10 +170,7 @@ def _compute_transposed_convolution(
 
 
 def _split_padding(total: int, *, small_first: bool) -> tuple[int, int]:
-    """Split the total padding of an axis into the padding before and after it.
-
-    The smaller half is before it if `small_first`; a negative total is all after the axis.
-    """
+    """Split an axis' padding into (before, after); before is smaller if `small_first`."""
     if total < 0:
         return 0, total
     small, large = total // 2, total - total // 2

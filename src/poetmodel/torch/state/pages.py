@@ -377,10 +377,7 @@ def _check_address(address: int | None) -> int:
 def _map(
     address: int | None, span_bytes: int, flags: int, descriptor: int = -1, offset: int = 0
 ) -> int:
-    """Map memory privately at `address`, or at a free address if None; return the address.
-
-    `_MAP_FIXED` in `flags` replaces the mapping at `address`.
-    """
+    """Map memory privately at `address`, or at a free address; return the address."""
     access, mode = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_NORESERVE
     return _check_address(
         _c_library().mmap(address, span_bytes, access, mode | flags, descriptor, offset)

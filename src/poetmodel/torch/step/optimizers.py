@@ -187,10 +187,7 @@ class CountingRule(Rule):
 
     @abstractmethod
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
-        """Overwrite the parameter `w` and its moments, without the count; maybe also `gradient`.
-
-        `step` numbers the updates from 1. `update` has done weight decay and maximization.
-        """
+        """Overwrite the parameter `w` and its moments, without the count; `step` is from 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
