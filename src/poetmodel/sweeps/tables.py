@@ -35,14 +35,8 @@ _MODEL_KEYS: Final = ("model_value", "model_bound")
 def rows(records: Iterable[Record]) -> list[Row]:
     """Return one flat row per record, with the largest bound proven for its or a larger budget.
 
-    Returns
-    -------
-    list of dict
-        Rows in the order of the records. Metrics, ``axis_bound_j`` and ``axis_gap`` are None
-        without a schedule. ``axis_bound_j`` is the largest bound on the overhead among this run and
-        runs that have a larger budget and are otherwise equal: a bound with more RAM is also valid
-        with less RAM. Of equal budgets only earlier records count. The bound is at least 0, and at
-        most the overhead. ``axis_gap`` is the gap of the overhead to this bound.
+    ``axis_bound_j`` is the largest bound among this run and equal runs with a larger budget: a
+    bound with more RAM is also valid with less. ``axis_gap`` is the gap of the overhead to it.
     """
     records = list(records)
     table = [_make_row(record) for record in records]
@@ -113,18 +107,8 @@ def model_gap(statistics: Mapping[str, Any]) -> float | None:
 def pareto(rows: Sequence[Row]) -> list[Row]:
     """Return the rows that no other row dominates in energy, RAM and time, by model and device.
 
-    Parameters
-    ----------
-    rows : sequence of dict
-        As `rows` returns them. RAM is the peak, time is the makespan.
-
-    Returns
-    -------
-    list of dict
-        Copies with ``proven``: whether the status is optimal, so that no schedule within the row's
-        limits takes less energy, up to the gap tolerance. Rows without a schedule and rows that the
-        verifier rejected are left out. Of rows with equal energy, RAM and time, only the first is
-        returned. Sorted by model, device and RAM.
+    Copies with ``proven``: whether no schedule within the row's limits takes less energy, up to the
+    gap tolerance. Rows without a schedule or rejected by the verifier are left out.
     """
     solved_rows = [row for row in rows if row["energy_j"] is not None and not row["violations"]]
     front: list[Row] = []

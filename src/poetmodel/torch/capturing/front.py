@@ -116,19 +116,10 @@ class Capture:
 class Front:
     """Captures a step for sets of shapes and values, and calls it under the guards of these.
 
-    Parameters
-    ----------
-    name : str
-        Name of the step in messages.
-    model, loss_fn
-        As for `poetmodel.torch.compile`.
-    uses_keywords : bool
-        Whether the model gets the items of its only argument, a mapping, by name.
-    accesses : sequence
-        Steps to each further output of the model, which a call returns detached, after the loss.
-    assigned_buffers : sequence
-        (module, name) of each buffer to which forward assigns a new tensor. Its value is copied
-        into the old tensor.
+    `uses_keywords`: the model gets the items of its only argument, a mapping, by name. `accesses`
+    lead to each further output of the model, returned detached. The value of each of
+    `assigned_buffers` (module, name), to which forward assigns a new tensor, is copied into the old
+    one.
     """
 
     def __init__(

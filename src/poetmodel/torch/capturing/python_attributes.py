@@ -23,13 +23,7 @@ _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
 class AttributeRecorder:
     """Records attribute reads of objects: patches ``__getattribute__`` of registered classes.
 
-    Parameters
-    ----------
-    on_read : callable
-        Called with the object, the name of the attribute and its value, or `ABSENT` if
-        ``__getattribute__`` does not find it. ``__getattr__`` may still return it, as for
-        parameters and submodules of modules. The frame two levels above the callback is that of the
-        code that reads.
+    `on_read` gets object, name and value (or `ABSENT`), two frames below the code that reads.
     """
 
     def __init__(self, on_read: Callable[[Any, str, Any], None]) -> None:

@@ -95,16 +95,7 @@ class GuardedPlace:
 
 
 class PythonGuards:
-    """Checks that Python values are equal to those that a capture read.
-
-    Parameters
-    ----------
-    places : sequence of GuardedPlace
-        The places that were read.
-    alternatives : mapping
-        Comparison keys of values that forward itself sets, by `GuardedPlace.item_id`. These values
-        are accepted too.
-    """
+    """Checks that Python values are equal to those that a capture read, or that forward sets."""
 
     def __init__(
         self,

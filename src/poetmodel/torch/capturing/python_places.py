@@ -40,15 +40,7 @@ _USER_ORIGINS: Final = (CodeOrigin.USER, CodeOrigin.GENERATED)
 
 
 class RecordedPlaces:
-    """Records the places that are read, with references to the objects that hold them.
-
-    Parameters
-    ----------
-    root : torch.nn.Module
-        The captured module.
-    attributes : AttributeRecorder
-        Records attribute reads of the registered objects.
-    """
+    """Records the places that are read, with references to the objects that hold them."""
 
     def __init__(self, root: torch.nn.Module, attributes: AttributeRecorder) -> None:
         self._root = root

@@ -65,15 +65,7 @@ _MODULE_FILE: Final = torch.nn.Module.__call__.__code__.co_filename
 
 
 class PythonReads:
-    """Records the places that forward passes read, and the variables that their code may set.
-
-    Parameters
-    ----------
-    captured_module : torch.nn.Module
-        The captured module.
-    loss_fn : object
-        The user's loss function; None if the model returns its loss.
-    """
+    """Records the places that forward passes read, and the variables that their code may set."""
 
     def __init__(self, captured_module: torch.nn.Module, loss_fn: object) -> None:
         self._attributes = AttributeRecorder(self._record_attribute)

@@ -147,17 +147,9 @@ def origin_of_module(module: str) -> CodeOrigin:
 
 
 class Comparison:
-    """Compares values that a capture read with current values.
+    """Compares values that a capture read with current values, by snapshots and attributes read.
 
-    Parameters
-    ----------
-    snapshots : mapping
-        Snapshots of containers at the capture (`snapshot_of`), by the ``id`` of their `content_of`;
-        containers may have changed since.
-    attributes : mapping
-        (name, value) of each attribute that was read, by the object's ``id``.
-    constants : set of int
-        ``id`` of each tensor that is a constant of the graph; another tensor is never the same.
+    A tensor of `constants` (ids), a constant of the graph, is never the same as another one.
     """
 
     def __init__(

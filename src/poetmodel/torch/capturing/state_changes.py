@@ -203,17 +203,7 @@ def plain_attributes(kind: type) -> dict[str, Any]:
 
 
 class StateChanges:
-    """Finds Python values that the forward passes of a capture change.
-
-    Parameters
-    ----------
-    name : str
-        Name of the step in messages.
-    snapshot : ModuleSnapshot
-        State of the modules.
-    reads : PythonReads
-        Records the other objects that the code reads.
-    """
+    """Finds Python values that the forward passes of a capture change."""
 
     def __init__(self, name: str, snapshot: ModuleSnapshot, reads: PythonReads) -> None:
         self._name = name
@@ -306,25 +296,9 @@ class StateChanges:
     def check(self, forward: Callable[[], object], restore: Callable[[], object]) -> None:
         """Raise `CaptureError` if each forward pass changes Python state; call this after a pass.
 
-        Stores the comparison keys of values that the first pass sets in `first_pass_keys`. If there
-        are any, executes a second pass. If items then have other values than after the first pass,
-        restores the state, finds the line that sets these items in a third pass, and raises.
-
-        Otherwise both passes have set equal values. They are reset to those before the first pass;
-        if there are any, a third pass is executed. Raises if a line of a user's code sets such an
-        item again. Not reset are items with tensors, items with a recorded read, and globals and
-        closure variables that had a value and that the second pass does not set
-        (`PythonReads.find_stored_variables`).
-
-        Does not restore the state at its end. Exceptions of `forward` pass unchanged.
-
-        Parameters
-        ----------
-        forward : callable
-            Executes another pass. Called once or twice, only if the first pass has changed a value.
-        restore : callable
-            Restores the state before the first pass. Called only if the second pass sets other
-            values than the first.
+        Executes a second pass if the first one set values (`first_pass_keys`), and a third one to
+        find the line, or to see whether reset values are set again. State is not restored at the
+        end.
         """
         self._watch_variables()
         first_keys = self._find_changed_keys()

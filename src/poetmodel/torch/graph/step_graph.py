@@ -98,29 +98,10 @@ class Operation:
 class StepGraph(ABC):
     """The operations and storages of an FX graph, from the profiles of its nodes.
 
-    Subclasses define the phase of a node and add the values that exist before the step. Their
-    training graphs consist of nodes from `training_node` and `results_node`.
-
-    Parameters
-    ----------
-    graph : torch.fx.Graph
-        Functional: except `effects`, no operation changes a tensor in place.
-    profiles : mapping
-        Profiles of nodes in execution order; a node without new storages or effects is a view.
-    name : str
-        Name of the step in error messages.
-    effects : collection of torch.fx.Node
-        Nodes without new storages that are scheduled because of their effects.
-    is_inlined : callable, optional
-        Called with a node, the bytes of its outputs and the sizes of the storages it reads [B].
-        Returns True if each reader computes the node itself, so that the node never has memory. By
-        default no node is inlined.
-
-    Raises
-    ------
-    CaptureError
-        If an operation returns an input together with new memory, and another operation reads this
-        output; see `aliased_inputs`.
+    Except `effects` (nodes scheduled for their effect), no operation changes a tensor in place; a
+    node without new storages is a view. `is_inlined(node, output bytes, sizes of the storages
+    read)` returns whether each reader computes the node itself, so that it never has memory.
+    Subclasses define the phase of a node and add the values that exist before the step.
     """
 
     def __init__(

@@ -41,28 +41,12 @@ _RETURNED_KINDS: Final = (OutputKind.LOSS, OutputKind.OUTPUT)
 
 
 class Runner:
-    """Executes a captured step by the compiled program of a plan.
+    """Executes a captured step by the compiled program of a plan with blocking transfers.
 
-    Parameters
-    ----------
-    trace : Trace
-        The captured step.
-    plan : Plan
-        A valid plan with blocking transfers.
-    storage_indices : sequence of int
-        Storage index of each tensor of the plan's graph.
-    program : Program, optional
-        The plan's program with operation indices, if these differ from the node indices.
-    folder : str or Path, optional
-        Folder of the page file and the state file, by default the current folder. Their creation
-        moves state to the homes of the plan.
-    rollback : bool
-        Whether parameters, gradients and state are unchanged after a failed transfer or check.
-        Existing gradients are then added to only at the end. Updates are undone from the state
-        file, which needs `folder`, or state with its home on storage.
-    state_store : StateStore, optional
-        State store of the same step with inputs of other shapes, to share with it. It determines
-        whether state is restored.
+    `storage_indices` has the storage of each tensor of the plan's graph. `folder` is that of page
+    and state file, whose creation moves state to the homes of the plan. With `rollback`, a failed
+    step leaves parameters, gradients and state unchanged; updates are undone from the state file. A
+    step with inputs of other shapes shares `state_store`.
     """
 
     def __init__(
