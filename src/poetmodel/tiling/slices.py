@@ -67,8 +67,7 @@ class ChannelLoops:
     def is_weight(self, index: int, *, is_state: bool) -> bool:
         """Return whether tensor `index` is the parameter ``w`` or ``dw`` of a product.
 
-        Either factor of a matrix product is a weight if it is state. `index` counts the tensors of
-        the call, without null pointers.
+        Factors of a matrix product are weights if state. `index` omits null pointers.
         """
         name = [*self.loops.call.pointers][index]
         return self.is_product and (is_state if name in ("a", "b") else name in ("w", "dw"))

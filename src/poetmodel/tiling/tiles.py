@@ -54,9 +54,8 @@ def tile_step(step: LoweredStep, tile_bytes: int) -> LoweredStep:
 def make_distinct_tilings(
     step: LoweredStep, sizes: Iterable[int]
 ) -> Iterator[tuple[int, LoweredStep]]:
-    """Yield (size [B], step in tiles of that size), in the order of `sizes`.
+    """Yield (size [B], step in tiles), in the order of `sizes`, without repeated tilings.
 
-    Skips a size whose tiling has the slices, groups and undivided buffers of an earlier size.
     Yields `step` itself for a size at which no tensor is divided.
     """
     split_step = split_fused_updates(step)
@@ -189,9 +188,8 @@ class _Tiling:
     # -- layouts of channels, and slices -----------------------------------------------------------
 
     def _find_layouts(self) -> None:
-        """Fill `_layouts`, first for state and summed byte inputs, then for tensors of their calls.
+        """Fill `_layouts`, first for state and summed byte inputs, then for their calls.
 
-        Skips state that is not one dense piece from the start of a buffer, or has one channel.
         State of a forward pass has the layouts of its training step.
         """
         if self.training_tiling is None:
@@ -332,12 +330,7 @@ class _Tiling:
         return channel_loops, dimensions
 
     def _find_slices(self) -> dict[str, tuple[Range, ...]]:
-        """Join buffers to groups; return the slices of each buffer of a divided group.
-
-        Buffers with channels in one loop of a call join one group; in a product, groups with
-        weights join only if another buffer of the loop is above `tile_bytes`, or fixed slices
-        require it.
-        """
+        """Join buffers to groups; return the slices of each buffer of a divided group."""
         product_groups, weight_buffers = [], set()
         state_buffers = {
             ref.buffer for tensor in self.undivided_step.states for ref in tensor.pieces
