@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 
 
 def min_weight_bytes(step: LoweredStep) -> int:
-    """Return a lower bound on the weights in flash, for any tiles: all nonzero elements [B].
+    """Return a lower bound on the weights in flash [B]: nonzero elements.
 
-    Zeros do not count, because weights in flash omit slices of state that contain only zeros.
-    Values that passes share count once.
+    Weights in flash omit slices of state that contain only zeros.
     """
     steps = (step, *step.forward_passes)
     return sum(

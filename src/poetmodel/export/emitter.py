@@ -332,10 +332,9 @@ class ProgramSource:
         call_index: int,
         replaced_names: AbstractSet[str | None],
     ) -> Iterator[str]:
-        """Yield checks that the indices of ``calls[call_index]`` are in range, then its statements.
+        """Yield range checks of the indices of ``calls[call_index]``, then its statements.
 
-        `calls` are all calls of node `node_name`, which replaces the state `replaced_names`. With
-        rotating state, an update has no statement if all its new values are already written.
+        `calls` are all calls of node `node_name`, which replaces `replaced_names`.
         """
         call = calls[call_index]
         for indices in find_index_operands(call):
@@ -504,9 +503,8 @@ class ProgramSource:
     ) -> Iterator[str]:
         """Yield a loop that updates memory-mapped state in chunks on the stack.
 
-        The driver writes the chunks of `targets`, which are marked as written. Other mapped state,
-        and state in RAM in `preserved_names`, changes in copies only. The first arguments of update
-        kernels are pointers, which advance unless the buffer has one element; the count follows.
+        The driver writes the chunks of `targets`, marked as written. Other mapped state, and
+        `preserved_names` in RAM, changes in copies only.
         """
         buffers = self.step.buffers
         refs = {
