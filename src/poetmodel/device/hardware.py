@@ -64,8 +64,7 @@ def quantity_field(
 ) -> Any:
     """Return a dataclass field with a `DeviceQuantity` as metadata.
 
-    `name` is the display name. Quantities in bytes are integers. With the default None, the value
-    may be None.
+    Quantities in bytes are integers; with the default None, None is valid.
     """
     quantity = DeviceQuantity(name, unit, typical_range, is_positive, is_optional=default is None)
     return field(default=default, metadata={"quantity": quantity})
@@ -420,10 +419,9 @@ def _parse_flash(document: dict[str, Any], faults: list[str]) -> Flash:
 
 
 def _parse_storage(document: dict[str, Any], flash: Flash | None, faults: list[str]) -> Storage:
-    """Parse the storage of a device file; add errors of its tables to `faults`.
+    """Parse the storage of a device file; missing values become None, faults are added.
 
-    Missing required values become None, which the function `_faults` reports. For storage in flash,
-    endurance and erase block default to those of the flash.
+    For storage in flash, endurance and erase block default to those of the flash.
     """
     keys, transfers = _file_keys(Storage), {}
     storage = _parse_table(document, "storage", "storage", (*keys, "page_in", "page_out"), faults)
