@@ -71,8 +71,7 @@ def q8_pointwise(
 ) -> Tensor:
     """Return the results of a linear layer at each pixel.
 
-    ``clamp(rint((acc * scale + bias) * inverse) + zero)``, with ``acc = initial_sum + sum of x *
-    weight``.
+    ``clamp(rint((acc * scale + bias) * inverse) + zero)``; acc begins with `initial_sum`.
     """
     _check_channels(x, weight.shape[1])
     total = x.double() @ weight.double().T

@@ -235,10 +235,9 @@ def _safe_log(number: float) -> float:
 def lower_gradient(
     op: Lowering, gradients: Sequence[Any], parameter: StridedView, clip_factors: Sequence[Any]
 ) -> StridedView:
-    """Add calls that sum and clip gradients; return the result in the layout of the parameter.
+    """Add calls that sum and clip gradients; return the result in the parameter's layout.
 
-    Each of `clip_factors`, nodes, multiplies the sum. The result is in workspace, unless it is a
-    single gradient without clipping in this layout.
+    Each node of `clip_factors` multiplies the sum.
     """
     return _lower_sum_and_clip(op, tuple(map(op.value, gradients)), parameter, clip_factors)
 
