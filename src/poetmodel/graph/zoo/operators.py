@@ -85,10 +85,7 @@ def linear(
 def _declare_affine(
     op: str, name: str, x: Value, y: Value, *, weight: Weight, bias_size: int
 ) -> Declaration:
-    """Declare an operator that multiplies its input by a weight and adds a bias (if not size 0).
-
-    Each element of `y` is the inner product of inputs with one row of the weight.
-    """
+    """Declare an operator that multiplies its input by a weight and adds a bias (if not size 0)."""
     weights = [weight]
     macs = y.size * (weight.size // weight.shape[0])
     parts = [Gradient(suffix="weight", target=weight, saved=(x,), flops=2 * macs)]
@@ -110,8 +107,8 @@ def _declare_affine(
 def matmul(name: str, left: Value, right: Value, *, transpose_right: bool = False) -> Declaration:
     """Declare a batched product of two computed matrices, (..., n, k) and (..., k, m).
 
-    With `transpose_right`, the right matrix has the shape (..., m, k). Operands and result may have
-    any strides, so splitting and merging attention heads are views.
+    With `transpose_right`, the right one is (..., m, k). Operands may have any strides, so
+    splitting and merging attention heads are views.
     """
     *batch, n, k = left.shape
     *batch_right, k_right, m = right.shape
@@ -137,8 +134,7 @@ def matmul(name: str, left: Value, right: Value, *, transpose_right: bool = Fals
 def embedding(name: str, ids: Value, *, rows: int, features: int, item_bytes: int) -> Declaration:
     """Declare a lookup in a table of `rows` rows and `features` columns.
 
-    Elements of table and result have `item_bytes` [B]. The forward node reads only the rows of the
-    ids; the gradient of the table is added row by row to its buffer.
+    The forward node reads only the rows of the ids.
     """
     y = ids.new_value(name, *ids.shape, features, item_bytes=item_bytes)
     table = Weight(name=f"{name}.weight", shape=(rows, features), item_bytes=item_bytes)
@@ -166,8 +162,7 @@ def max_pool(
 ) -> Declaration:
     """Declare max pooling; `stride` defaults to `kernel`.
 
-    Outputs are the maxima and their positions in the window, which the backward pass reads: 1 byte
-    each for windows of up to 256 elements, else 4 bytes.
+    Outputs are maxima and positions: 1 byte for windows of up to 256 elements, else 4.
     """
     output_size = window_output_size(
         name, x, kernel=kernel, stride=stride or kernel, padding=padding
@@ -207,8 +202,7 @@ def global_avg_pool(name: str, x: Value) -> Declaration:
 def select(name: str, x: Value) -> Declaration:
     """Declare a copy of each sample's first row, such as a sequence's first token.
 
-    (batch, rows, features) -> (batch, features). The operator copies, because a view would keep the
-    whole sequence in RAM for one row.
+    It copies, because a view would keep the whole sequence in RAM for one row.
     """
     batch, _, features = x.shape
     return _declare_unary(
@@ -229,8 +223,7 @@ _ACTIVATIONS: Final[Mapping[str, tuple[int, int]]] = {
 def activation(name: str, x: Value, *, kind: str) -> Declaration:
     """Declare an activation function: ``relu``, ``relu6``, ``tanh`` or ``gelu``.
 
-    The backward pass of GELU reads the function's input, that of the other functions the result,
-    which the next layer often saves, too.
+    The backward pass of GELU reads its input, that of others the result.
     """
     if kind not in _ACTIVATIONS:
         raise InputError(f"{name}: expected one of {', '.join(_ACTIVATIONS)}, got {kind!r}")
@@ -243,11 +236,9 @@ def activation(name: str, x: Value, *, kind: str) -> Declaration:
 
 
 def add(name: str, *terms: Value) -> Declaration:
-    """Declare a sum, such as that of a residual connection.
+    """Declare a sum; the result may overwrite the first term, and gradients need no node.
 
-    The result may overwrite the first term. The incoming gradient is that of every term of its
-    shape, so no node is needed. A term that lacks leading dimensions is broadcast; a node sums its
-    gradient over them.
+    A term that lacks leading dimensions is broadcast; a node sums its gradient.
     """
     first_term = terms[0]
     for term in terms[1:]:
@@ -334,8 +325,7 @@ def softmax(name: str, x: Value) -> Declaration:
 def cross_entropy(name: str, logits: Value, labels: Value) -> Declaration:
     """Declare the mean cross entropy of softmax over the last dimension.
 
-    Outputs are the loss, a single number, and the logarithms of the probabilities, which the
-    backward pass reads with the labels. The gradient of the loss is 1 and has no tensor.
+    Outputs are the loss, and log probabilities, which the backward pass reads.
     """
     loss = logits.new_value(name, item_bytes=FLOAT_BYTES)
     log_probabilities = logits.new_value(f"{name}.log_probabilities", *logits.shape)
@@ -355,10 +345,7 @@ def cross_entropy(name: str, logits: Value, labels: Value) -> Declaration:
 
 
 def mean_squared_error(name: str, x: Value, target: Value) -> Declaration:
-    """Declare the mean of squared differences; its backward pass reads `x` and `target`.
-
-    `target` has no gradient.
-    """
+    """Declare the mean of squared differences; its backward pass reads `x` and `target`."""
     if x.shape != target.shape:
         raise InputError(f"{name}: shapes {x.shape} and {target.shape} cannot be compared")
     return Declaration(
@@ -464,8 +451,7 @@ def batch_norm(name: str, x: Value) -> Declaration:
 def layer_norm(name: str, x: Value) -> Declaration:
     """Declare layer normalization over the last dimension, with statistics per row.
 
-    Outputs, backward pass and overwritten tensors are those of `batch_norm` in training; there are
-    no running statistics.
+    As `batch_norm` in training, without running statistics.
     """
     features = x.shape[-1]
     return _declare_normalization(
