@@ -113,11 +113,6 @@ class StepGraph(ABC):
         effects: Collection[fx.Node] = (),
         is_inlined: Callable[[fx.Node, int, list[int]], bool] | None = None,
     ) -> None:
-        """Call `_add_sources`, then add an operation for each node with new storages or effects.
-
-        Nodes without effects for which `is_inlined` returns True have no operation; it is called
-        with the node, the bytes of its outputs, and those of each storage that it reads [B].
-        """
         self.graph = graph
         self.name = name
         self._order = {node: i for i, node in enumerate(graph.nodes)}

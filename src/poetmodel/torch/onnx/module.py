@@ -141,18 +141,13 @@ class _ConstantUses:
 class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
     """The network of an ONNX file. Create it with `from_onnx`.
 
-    Creating the object registers the constants of the file as parameters, buffers or numbers.
+    Its constants become parameters, buffers or plain numbers. With `logits`, training mode skips
+    the `ending`, which must be one of `ENDINGS` and stays registered.
     """
 
     def __init__(
         self, record: FileRecord, *, logits: bool = False, front: FrontRecord | None = None
     ) -> None:
-        """Register constants, as parameters, buffers or plain numbers, and nodes of `record`.
-
-        With `logits`, training mode skips the `ending`, which stays registered. Raises
-        `InputError` if `logits` is set and the network does not end in one of `ENDINGS`, or
-        if a Constant node does not contain numbers or cannot be read.
-        """
         super().__init__()
         self.file = str(record.path)
         """Path of the ONNX file, for messages."""

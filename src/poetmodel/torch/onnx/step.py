@@ -111,13 +111,13 @@ def _check_ending(path: str, loss: str, ending: OnnxNode | None) -> None:
 
 
 class _ExampleOutput:
-    """An example output, and the losses and targets that match its shape."""
+    """An example output, and the losses and targets that match its shape.
+
+    Classes are in the ``axis`` of a final Softmax or LogSoftmax (`ending`), else the second
+    dimension.
+    """
 
     def __init__(self, path: str, loss: str, output: torch.Tensor, ending: OnnxNode | None) -> None:
-        """Store `output`; if `loss` needs classes, find their dimension for `has_classes_last`.
-
-        It is the ``axis`` of a final Softmax or LogSoftmax (`ending`), else the second one.
-        """
         self.output = output
         self.has_classes_last = False
         """Whether classes are in the last of three or more dimensions."""
