@@ -412,14 +412,14 @@ def _parse_compute(table: Mapping[str, Any]) -> Compute:
 
 
 def _parse_flash(document: dict[str, Any], faults: list[str]) -> Flash:
-    """Parse the flash of a device file; missing values become None, faults are added."""
+    """Parse the flash of a device file; missing values become None. Adds to `faults`."""
     table = _parse_table(document, "flash", "flash", _file_keys(Flash), faults)
     required = {key: table.get(key) for key in _REQUIRED_FLASH_KEYS}
     return Flash(**required | {key: table[key] for key in _file_keys(Flash) if key in table})  # type: ignore[arg-type]
 
 
 def _parse_storage(document: dict[str, Any], flash: Flash | None, faults: list[str]) -> Storage:
-    """Parse the storage of a device file; missing values become None, faults are added.
+    """Parse the storage of a device file; missing values become None. Adds to `faults`.
 
     For storage in flash, endurance and erase block default to those of the flash.
     """

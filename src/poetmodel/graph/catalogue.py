@@ -231,7 +231,7 @@ def find_model_by_hash(name: str, sha256: str) -> tuple[Graph, InputShape] | Non
 def _find_batch_by_hash(name: str, sha256: str) -> int | None:
     """Return the batch size from 2 on at which network `name` has this SHA-256, if any.
 
-    Every number in the JSON is linear in the batch size, so two graphs determine all others.
+    Every number in the JSON is linear in the batch size: two graphs determine all graphs.
     """
     from poetmodel.graph.io import canonical_json
 

@@ -462,9 +462,9 @@ def _count_taps_in_image(sizes: ConvolutionSizes) -> list[list[int]]:
 def count_q8_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count the work on pairs of output channels; an odd last channel of a group counts as a pair.
 
-    Units: ``2x2`` at two pixels with whole windows, ``1x2`` at single pixels with cut windows
-    (``run``, ``word``, ``rest`` of each window), calls (``inside``) and rows (``line``) of whole
-    windows, positions of cut ones (``place``), and ``limited`` outputs.
+    Units: ``2x2`` at two pixels with whole windows, ``1x2`` at single pixels with cut windows, each
+    with ``run``, ``word`` and ``rest``; calls (``inside``) and rows (``line``) of whole windows,
+    positions of cut ones (``place``), and ``limited`` outputs.
     """
     sizes = ConvolutionSizes(*arguments["shape"])
     n_pairs = arguments["batch"] * sizes.groups * -(-arguments["count"] // sizes.groups // 2)
@@ -499,9 +499,9 @@ def count_q8_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> 
 def count_q8_depthwise_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count words of four channels, at whole and at cut windows, and single channels.
 
-    Units: ``3x3`` or ``whole``, ``edge`` for cut windows, ``1`` for single channels (but for
-    ``3x3`` with ``row`` and ``tap``); positions (``place``; ``made`` if computed singly), calls
-    (``inside``) and rows (``line``) of whole windows for each word.
+    Units: ``3x3`` or ``whole``, ``edge`` (cut), ``1`` (single channels), all but ``3x3`` also with
+    ``row`` and ``tap``; positions (``place``; ``made`` if computed one at a time); for each word,
+    calls (``inside``) and rows (``line``) of whole windows.
     """
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     window, (channel_words, single_channels) = sizes[6:8], divmod(arguments["count"], _BLOCK)

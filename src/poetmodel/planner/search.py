@@ -474,7 +474,7 @@ class _Estimates:
         self._due_intervals = [transfer.due_interval for transfer in self.transfers]
 
     def estimate_makespan(self, label: _Label, interval: int) -> float:
-        """Return the estimated makespan of a label at `interval` [s]; it bounds nothing."""
+        """Return the estimated makespan of a label at `interval` [s]; it is no bound."""
         remaining_s = self.windows.remaining_s
         page_ins, page_outs = self.windows.page_ins, self.windows.page_outs
         core_s = label.core_s

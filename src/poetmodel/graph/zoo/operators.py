@@ -223,7 +223,7 @@ _ACTIVATIONS: Final[Mapping[str, tuple[int, int]]] = {
 def activation(name: str, x: Value, *, kind: str) -> Declaration:
     """Declare an activation function: ``relu``, ``relu6``, ``tanh`` or ``gelu``.
 
-    The backward pass of GELU reads its input, that of others the result.
+    The backward pass of GELU reads its input, that of the rest the result.
     """
     if kind not in _ACTIVATIONS:
         raise InputError(f"{name}: expected one of {', '.join(_ACTIVATIONS)}, got {kind!r}")

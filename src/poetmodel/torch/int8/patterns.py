@@ -178,7 +178,7 @@ def _make_linear_layer(
 
 @_register_conversion(aten.constant_pad_nd.default, aten.pad.default)
 def _convert_padding(reader: Reader, node: fx.Node) -> PaddedValue:
-    """Convert a padding of rows and columns with zeros to a padded value; refuse others."""
+    """Convert a padding of rows and columns with zeros to a padded value; refuse the rest."""
     x, pads, *options = arguments_with_defaults(node)
     value = options[-1] or 0
     mode = options[0] if node.target is aten.pad.default else "constant"

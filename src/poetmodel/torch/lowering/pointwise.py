@@ -463,7 +463,7 @@ def _drop_threshold(dropped_ratio: float) -> int:
 
 @lowers(aten.native_dropout.default)
 def _lower_native_dropout(op: Lowering) -> None:
-    """Lower a dropout with its mask; a copy and a mask of ones if nothing is drawn."""
+    """Lower a dropout with its mask; without random numbers, a copy and a mask of ones."""
     x, ratio, train = op.args
     x, out, mask = op.value(x), op.output(0), op.output(1)
     op.can_overwrite_operand = True

@@ -49,7 +49,7 @@ def _lower_reduction(
     """Add the call of a kernel that reduces the first operand to output `output_position`.
 
     Reduces all dimensions if `dimensions` is None or empty. `constants` are the kernel's last
-    arguments. ``pm_any`` and ``_int`` kernels have the output's type; others are real.
+    arguments. ``pm_any`` and ``_int`` kernels have the output's type, the rest are real.
     """
     out = op.output(output_position)
     is_real = not kernel.endswith("_int") and kernel != "pm_any"
