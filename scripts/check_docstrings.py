@@ -23,16 +23,21 @@ _RAISES: Final = re.compile(r"(?m)^\s*Raises$|\bRaises `")
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def find_violations(tree: ast.AST, *, is_private: bool = False) -> Iterator[tuple[int, str]]:
-    """Yield (line, message) for each docstring of a module that breaks a rule."""
+def find_violations(
+    tree: ast.AST, class_name: str = "", *, is_private: bool = False
+) -> Iterator[tuple[int, str]]:
+    """Yield (line, message) for each docstring that breaks a rule.
+
+    `class_name` is that of `tree`, if `tree` is a class with a docstring.
+    """
     for node in ast.iter_child_nodes(tree):
         if not isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
             yield from find_violations(node, is_private=is_private)
             continue
         is_inner_private = is_private or re.match(r"_(?!_)", node.name) is not None
         text = ast.get_docstring(node) or ""
-        if text and node.name == "__init__" and ast.get_docstring(tree):
-            yield node.lineno, f"{tree.name}.__init__ repeats the docstring of its class"
+        if text and node.name == "__init__" and class_name:
+            yield node.lineno, f"{class_name}.__init__ repeats the docstring of its class"
         elif is_inner_private:
             n_lines = sum(bool(line.strip()) for line in text.splitlines())
             if n_lines > MAX_LINES and "::\n" not in text:
@@ -40,7 +45,9 @@ def find_violations(tree: ast.AST, *, is_private: bool = False) -> Iterator[tupl
             if _RAISES.search(text):
                 yield node.lineno, f"{node.name} states exceptions, which only public names do"
         yield from find_violations(
-            node, is_private=is_inner_private or isinstance(node, _FUNCTIONS)
+            node,
+            node.name if text and isinstance(node, ast.ClassDef) else "",
+            is_private=is_inner_private or isinstance(node, _FUNCTIONS),
         )
 
 

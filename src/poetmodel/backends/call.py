@@ -92,7 +92,10 @@ class SolverCall:
         read_values: Callable[[], NDArray[np.float64]],
         bound: float | None = None,
     ) -> bool:
-        """Record the best bound, and the objective of the best solution; return `should_stop`."""
+        """Record the best bound, and the objective of the best solution; return `should_stop`.
+
+        `read_values` returns the value of each column; it is called for a better solution only.
+        """
         self._record_bound(bound)
         incumbent = self._incumbent
         if incumbent is None or self.form.sense * (incumbent - objective) > 0:

@@ -109,9 +109,10 @@ def compile_model(model: Any) -> StandardForm:
 
 
 def load_values(form: StandardForm, x: ArrayLike) -> None:
-    """Write a solution, its integers rounded, into the variables of the Pyomo model.
+    """Write a solution, its integers rounded, into the variables of the form's Pyomo model.
 
-    A variable without a column keeps its value, or gets the allowed value nearest to 0.
+    An unfixed variable without a column keeps its value if bounds and domain allow it; otherwise it
+    becomes the allowed value nearest to 0.
     """
     if form.model is None:
         raise ModelError("form: was made from arrays; there are no variables to write to")
@@ -125,9 +126,10 @@ def load_values(form: StandardForm, x: ArrayLike) -> None:
 
 
 class _RowCollector:
-    """Collects objective and constraints of a model as coefficient rows, in order.
+    """Collects objective and constraints of a model as coefficient rows, in the model's order.
 
-    Pyomo's own compiler imports ``scipy.stats``, which takes longer than a small solve.
+    Pyomo's standard-form compiler does the same, but imports ``scipy.stats``, which takes longer
+    than solving a small model.
     """
 
     def __init__(self, model: Any, objective: Any) -> None:

@@ -167,8 +167,8 @@ class Highs(Solver):
     def run(self, call: SolverCall) -> RawSolution:
         """Solve a model that has columns and no trivial contradiction.
 
-        A wrong result of presolve or the start is solved again without it, unless ``presolve`` is
-        set.
+        A wrong result of presolve or the start is solved again without it, unless the user set
+        ``presolve``. A proof that cannot be confirmed becomes OTHER_LIMIT.
         """
         solved_again = False
         if not call.limits.presolve:
@@ -195,7 +195,10 @@ class Highs(Solver):
             solved_again = True
 
     def _solve_once(self, call: SolverCall) -> tuple[RawSolution, str | None]:
-        """Solve once; return the result and the feature of HiGHS that made it wrong, or None."""
+        """Solve once; return the result and the feature of HiGHS that made it wrong, or None.
+
+        The feature is "presolve" or "start".
+        """
         highspy, start = self.import_package(), call.start
         highs = create_quiet_highs(highspy)
         reduced_model = _ReducedModel.from_form(call.form)
@@ -282,7 +285,10 @@ class Highs(Solver):
     def _solve_without_presolve(
         self, call: SolverCall, time_s: float, target: float | None
     ) -> RawSolution:
-        """Search without presolve for a solution as good as `target`, or the optimum for None."""
+        """Search without presolve, up to `time_s`, for one solution at least as good as `target`.
+
+        Without a target, solve to optimality.
+        """
         limits = replace(
             call.limits,
             time_s=time_s,
@@ -360,7 +366,8 @@ def _read_versions(highspy: Any) -> tuple[tuple[str, str], ...]:
 def reset_scheduler(highspy: Any) -> None:
     """Reset HiGHS's task scheduler of this thread, unless the thread executes a callback.
 
-    A solve with another number of threads than the first one fails silently.
+    There is one per thread, and a solve with another number of threads than the first one fails
+    silently. A solve that is started in a callback must not reset the outer solve's.
     """
     if _outer_thread_count() is None:
         highs_class = highspy.Highs
@@ -377,7 +384,10 @@ def _outer_thread_count() -> int | None:
 
 
 def _set_options(highspy: Any, highs: Any, call: SolverCall, reduced_model: _ReducedModel) -> None:
-    """Set threads, seed, gaps, tolerances and objective limits, then the options of the call."""
+    """Set threads, seed, gaps, tolerances and objective limits, then the options of the call.
+
+    A solve inside of a callback gets the thread count of the outer solve.
+    """
     limits = call.limits
     settings: dict[str, OptionValue] = {
         "presolve_rule_off": _ENUMERATION_RULE_BIT,

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 def to_standard_form(model: Model) -> StandardForm:
-    """Return the standard form of an array model, with its `Layout`."""
+    """Return the standard form of an array model, with its `Layout`.
+
+    Families of columns are ordered by their first mention in costs and rows. A violated constant
+    row makes a form without columns and with this one row.
+    """
     from poetmodel.backends.sparse import csr_array
 
     fixed_values = np.full(model.n_columns, np.nan)

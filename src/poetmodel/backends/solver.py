@@ -266,7 +266,11 @@ class Solver(ABC):
             ) from None
 
     def _distinguish_infeasible(self, call: SolverCall) -> SolverStatus:
-        """Return INFEASIBLE or UNBOUNDED for a model that is INFEASIBLE_OR_UNBOUNDED."""
+        """Return INFEASIBLE or UNBOUNDED for a model that is INFEASIBLE_OR_UNBOUNDED.
+
+        It is infeasible if its bounds limit the objective; otherwise it is solved without
+        objective.
+        """
         form, remaining_s = call.form, call.remaining_s
         if form.is_bounded():
             return SolverStatus.INFEASIBLE
@@ -323,7 +327,10 @@ def _solve_trivially(call: SolverCall) -> RawSolution | None:
 def _correct_result(
     raw_solution: RawSolution, form: StandardForm, limits: Limits, start: NDArray[np.float64] | None
 ) -> RawSolution:
-    """Return the solver's result with its objective, and with inconsistent values corrected."""
+    """Return the solver's result with its objective, and with inconsistent values corrected.
+
+    A feasible `start` replaces a missing or worse solution. Rows are not checked.
+    """
     x = None if raw_solution.x is None else round_integers(raw_solution.x, form)
     status = _correct_status(raw_solution.status, x, form, limits.objective_cutoff)
     if _start_disproves_infeasibility(raw_solution, form, limits, start):

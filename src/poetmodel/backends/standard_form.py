@@ -71,7 +71,10 @@ class Layout:
         return {key: j for key, j in zip(family, columns, strict=True) if j >= 0}
 
     def exact_limit(self, limit: LinearRow) -> tuple[list[tuple[float, int]], Fraction]:
-        """Return a limit as (coefficient, column of the form) terms, and its upper bound."""
+        """Return a limit as (coefficient, column of the form) terms, and its upper bound.
+
+        Terms of fixed columns, and the least value of a column without one, are subtracted from it.
+        """
         terms, upper = [], Fraction(limit.upper)
         for value, column in limit.terms:
             position, fixed_value = int(self.positions[column]), float(self.fixed_values[column])
@@ -351,7 +354,7 @@ def round_integers(
 ) -> NDArray[np.float64]:
     """Return a solver's solution of a form with its integer columns rounded; read-only.
 
-    Raises `BackendError` unless it is finite, whole and of the right size.
+    Raises `BackendError` for a wrong size or a value that is not finite or not whole.
     """
     values = np.array(x, dtype=np.float64)
     if values.shape != (form.n_columns,):

@@ -397,7 +397,11 @@ def _commit_cost(
     blocks = layout.n_blocks(sizes.values())
 
     def write_cost(size_bytes: int, page_out: Cost = FREE, page_out_bytes: int = 0) -> Cost:
-        """Return the cost per step of writing `size_bytes` in each commit."""
+        """Return the cost per step of writing `size_bytes` in each commit.
+
+        On storage other than flash, `page_out` includes `page_out_bytes`; the remaining bytes are
+        written at the rate of page-outs, or at no cost if no device states this rate.
+        """
         if flash is not None:
             time_s, power_w = flash.write_s(size_bytes, 0), flash.power_w
         elif storage is not None:

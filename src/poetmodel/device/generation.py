@@ -77,9 +77,10 @@ class GenerationLayout:
     def generations_per_block(self, sizes: Sequence[int]) -> int:
         """Return the number of generations that can share an erase block: an even number, or 1.
 
-        Even, because a double-precision build stores half as many. A block is erased only before
-        its first generation is written. ``PM_BLOCK_GENERATIONS`` is this number, but at most half
-        of ``PM_GENERATIONS``.
+        A block is erased only before its first generation is written. The number is even because a
+        double-precision build stores half as many generations in a block. ``PM_BLOCK_GENERATIONS``
+        is this number, but at most half of ``PM_GENERATIONS``, rounded down to an even number, or
+        1.
         """
         write_unit_bytes = max(MIN_WRITE_UNIT_BYTES, self.write_unit_bytes)
         aligned_page_bytes = (

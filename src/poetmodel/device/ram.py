@@ -141,9 +141,10 @@ class WholeStep:
 def find_whole_step(
     name: str, shape: InputShape, device: Device | None, *, paging: bool
 ) -> WholeStep | None:
-    """Return settings (SGD, in-place) with which a built-in network's step may fit a device.
+    """Return settings with which a built-in network's step, state included, may fit a device.
 
-    None if it cannot fit, or if `shape` states `state` already.
+    They are SGD and in-place operators. None if the minimum RAM of that step exceeds the RAM, if
+    `shape` states `state` already, and for graphs that are not built-in or have fixed sizes.
     """
     from poetmodel.graph.zoo import MODELS
 

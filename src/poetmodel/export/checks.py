@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 def min_weight_bytes(step: LoweredStep) -> int:
-    """Return a lower bound on the weights in flash [B]: nonzero elements.
+    """Return a lower bound on the weights in flash, for any tiles: all nonzero elements [B].
 
-    Weights in flash omit slices of state that contain only zeros.
+    Zeros do not count, because weights in flash omit slices of state that contain only zeros.
+    Values that passes share count once.
     """
     steps = (step, *step.forward_passes)
     return sum(

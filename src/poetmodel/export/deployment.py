@@ -129,7 +129,9 @@ class Deployment:
     def slots(self) -> tuple[str, ...]:
         """Names of the slots: pages of the step and forward passes, then of one generation.
 
-        A generation is a record, state tensors and a seal; stored samples have no slot.
+        Pages are paged-out tensors, gradients and state, in this order; a generation is a record,
+        its state tensors and a seal. All generations have the same names; stored samples have no
+        slot.
         """
         if not self.generation_names:
             return tuple(self._page_bytes)
@@ -219,14 +221,16 @@ class Deployment:
     def rotating_state(self) -> frozenset[str]:
         """Names of the state whose slots are in the generations on storage.
 
-        A step writes state on storage to the next generation, a commit that in RAM.
+        A step writes state on storage directly to the next generation; a commit writes state in RAM
+        there. Empty without commits, or if commits copy state to flash.
         """
         return frozenset(() if self.copies_to_flash else self.generation_names)
 
     def _written_state_names(self) -> Iterator[str]:
         """Yield the names of state on storage, once per write, in the order of a step's writes.
 
-        For mapped storage, activations are included: the caller drops these.
+        For memory-mapped storage, yields all buffers that calls write but state in RAM; the caller
+        drops activations.
         """
         graph = self.step.graph
         for op, i in self.plan.program:
@@ -245,7 +249,8 @@ class Deployment:
     def page_layout(self) -> GenerationLayout:
         """Write units and erase blocks of pages, which are the slots outside of generations.
 
-        Volatile storage has no erase blocks: default write unit and arena alignment count.
+        Those of `layout`, but volatile storage has no erase blocks: there the write unit is the
+        default, and the alignment of the arena is used as the size of an erase block.
         """
         if self.device is None or not self.device.is_volatile:
             return self.layout
@@ -342,7 +347,11 @@ class Deployment:
 
     @property
     def stored_bytes(self) -> int:
-        """Size of the erase blocks on storage [B]."""
+        """Size of the erase blocks on storage [B].
+
+        Samples and generations count unless they are in flash. At least the storage of the earlier
+        step that is migrated, if any.
+        """
         return self._stored_bytes(self._generation_groups)
 
     @property
@@ -380,7 +389,10 @@ class Deployment:
 
     @property
     def page_writes(self) -> tuple[tuple[int, int], ...]:
-        """Writes of one step outside of commits, for each written page: (size [B], number)."""
+        """Writes of one step outside of commits, for each page: (size of its tensor [B], number).
+
+        Pages that the step does not write are omitted. Writes of forward passes are not counted.
+        """
         graph, sizes = self.step.graph, self.step.graph.tensor_bytes
         page_outs = Counter(i for op, i in self.plan.program if op == Op.PAGE_OUT)
         rotating_tensors = {graph.tensor_index[name] for name in self.rotating_state}

@@ -332,9 +332,10 @@ class ProgramSource:
         call_index: int,
         replaced_names: AbstractSet[str | None],
     ) -> Iterator[str]:
-        """Yield range checks of the indices of ``calls[call_index]``, then its statements.
+        """Yield checks that the indices of ``calls[call_index]`` are in range, then its statements.
 
-        `calls` are all calls of node `node_name`, which replaces `replaced_names`.
+        `calls` are all calls of node `node_name`, which replaces the state `replaced_names`. With
+        rotating state, an update has no statement if all its new values are already written.
         """
         call = calls[call_index]
         for indices in find_index_operands(call):
@@ -503,8 +504,9 @@ class ProgramSource:
     ) -> Iterator[str]:
         """Yield a loop that updates memory-mapped state in chunks on the stack.
 
-        The driver writes the chunks of `targets`, marked as written. Other mapped state, and
-        `preserved_names` in RAM, changes in copies only.
+        The driver writes the chunks of `targets`, which are marked as written. Other mapped state,
+        and state in RAM in `preserved_names`, changes in copies only. The first arguments of update
+        kernels are pointers, which advance unless the buffer has one element; the count follows.
         """
         buffers = self.step.buffers
         refs = {

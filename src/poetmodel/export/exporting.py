@@ -416,7 +416,11 @@ _OPTION_OF_PASS: Final = {"inference": "infer", "evaluation": "evaluate"}
 
 
 def _check_stored_bytes(deployment: Deployment, device: Device) -> None:
-    """Raise `BudgetError` if pages, generations or samples do not fit the storage of a device."""
+    """Raise `BudgetError` if pages, generations or samples do not fit the storage of a device.
+
+    At most two groups of `generations_per_block` generations count. If commits copy state to flash,
+    generations and samples must fit the flash. Storage of unknown size is not checked.
+    """
     stores_samples, copies_to_flash = deployment.replay is not None, deployment.copies_to_flash
     _check_storage(
         deployment.min_stored_bytes,

@@ -70,9 +70,10 @@ def program_sizes(deployment: Deployment, source: StepSource) -> dict[str, int]:
 
 
 def make_smallest_program(step: LoweredStep) -> tuple[Plan, Arena]:
-    """Return a plan and an arena with the least flash of all programs of a step.
+    """Return a plan and an arena whose program uses the least flash of all programs of a step.
 
-    For sizes only: the tensors of the program overlap.
+    All state is in RAM, every node is computed once, no tensor is paged. The program is for sizes
+    only, because its tensors overlap.
     """
     graph = step.graph
     program = tuple(Instruction(Op.COMPUTE, k) for k in range(len(graph.nodes)))
@@ -81,9 +82,10 @@ def make_smallest_program(step: LoweredStep) -> tuple[Plan, Arena]:
 
 
 def make_zero_arena(step: LoweredStep, plan: Plan) -> Arena:
-    """Return an arena of 0 B, with offset 0 for all copies and workspaces.
+    """Return an arena of 0 B, with offset 0 for all copies of a plan's tensors and all workspaces.
 
-    For sizes only: tensors overlap.
+    It is for the size of the program only: outputs in place need no copy statement, and other
+    tensors overlap.
     """
     graph = step.graph
     contents = [(BEFORE, Content.OUTPUT, i) for i in plan.resident or ()]
@@ -160,7 +162,11 @@ def flash_warning(deployment: Deployment) -> str | None:
 
 
 def code_bytes(deployment: Deployment, source: StepSource) -> int:
-    """Return the estimated code size of a step on a Cortex-M4 [B]."""
+    """Return the estimated code size of a step on a Cortex-M4 [B].
+
+    The sum of the program, the used features of the runtime, the kernels and the members of the C
+    library. A kernel that the table lacks has the size of its entry ``other``.
+    """
     sizes = load_code_sizes()
     kernels = [sizes["kernels"].get(name, sizes["other"]) for name in source.kernels]
     members = {member for kernel in (*kernels, sizes["runtime"]) for member in kernel["library"]}

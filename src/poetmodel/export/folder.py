@@ -111,7 +111,11 @@ def _check_absent_files(folder: Path, names: Sequence[str]) -> None:
 
 
 def check_prefix(prefix: object) -> None:
-    """Raise `InputError` unless `prefix` is a string that is a valid prefix of names in C."""
+    """Raise `InputError` unless `prefix` is a string that is a valid prefix of names in C.
+
+    It has small letters, digits and underscores, and begins with a letter. Names of headers, build
+    targets and libraries, and the prefix of shared kernels are not valid.
+    """
     if not (isinstance(prefix, str) and _PREFIX_PATTERN.fullmatch(prefix)):
         raise InputError(
             f"prefix: expected small letters, digits and underscores after a letter, such as kws, "
@@ -129,7 +133,9 @@ def check_prefix(prefix: object) -> None:
 def write_folder(source: StepSource, folder: Path, *, command: str) -> None:
     """Write all files of a program, those of its folder of shared kernels included.
 
-    Deletes C files, headers and weight files that only an earlier export has.
+    Deletes C files, headers and weight files (`_REPLACED_FILE`) that only an earlier export has.
+    All files except shared kernels are checked to be writable before the first is written or
+    deleted.
     """
     deployment = source.deployment
     shared_kernels = (

@@ -26,7 +26,8 @@ _PM_NAME: Final = re.compile(r"(?:(?<![A-Za-z0-9])|(?<=-D))(pm|PM)(?=_(?!run\b)|
 def make_kernel_header(kernels: Mapping[str, str], shared_names: Iterable[str] = ()) -> str:
     """Return the text of the header that declares the functions of kernels.
 
-    Each of `shared_names` becomes a macro for the name with `SHARED_PREFIX`.
+    `kernels` has their C source by name. Each of `shared_names` becomes a macro for the name with
+    `SHARED_PREFIX` in place of ``pm``.
     """
     prototypes = [match for text in kernels.values() for match in find_prototypes(text)]
     lines = [f"{' '.join(prototype.split())};" for prototype in prototypes]
@@ -66,7 +67,10 @@ def find_included_headers(sources: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def apply_prefix(text: str, prefix: str) -> str:
-    """Return a text in which `prefix` replaces the ``pm`` of C symbols and file names."""
+    """Return a text in which `prefix` replaces the ``pm`` of C symbols and file names.
+
+    ``PM`` is replaced by the prefix in upper case. The program name ``pm_run`` is unchanged.
+    """
     if prefix == "pm":
         return text
     return _PM_NAME.sub(lambda match: prefix if match[1] == "pm" else prefix.upper(), text)

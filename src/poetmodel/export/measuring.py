@@ -103,7 +103,10 @@ def measure_emulated(
 def parse_emulation(
     device: str | Device, *, instructions_per_cycle: float | None, core: str | None
 ) -> tuple[Device, Target, CycleModel, float]:
-    """Return (device, core, cycle model, power [W]) for the options of `measure_emulated`."""
+    """Return (device, emulated core, cycle model, power [W]) for the options of `measure_emulated`.
+
+    No step is needed, so that options can be checked before the capture.
+    """
     board = Device.load(device) if isinstance(device, str) else device
     clock_hz, power_w = board.clock_hz, board.compute.power_w
     if clock_hz is None:

@@ -84,7 +84,10 @@ class Replay:
 
     @property
     def group_slots(self) -> int:
-        """Slots for groups, one more than their maximum: a new version is written first."""
+        """Number of slots for groups: one more than the maximum number of groups.
+
+        A new version of a group is written before the old version is erased.
+        """
         return -(-self.max_samples // self.samples_per_group) + 1
 
     @property
@@ -119,9 +122,10 @@ def check_samples(samples: int) -> None:
 
 
 def create_replay(step: LoweredStep, samples: int, layout: GenerationLayout) -> Replay:
-    """Return the storage for at most `samples` samples, with the front of `find_front`.
+    """Return the storage for at most `samples` samples of a step, with the front of `find_front`.
 
-    `layout` is that of the storage. Raises `InputError` without optimizer or front.
+    `layout` has the write units and erase blocks of the storage. Raises `InputError` if the step
+    has no optimizer, or no frozen front.
     """
     if step.learning_rate is None:
         raise InputError(
@@ -182,9 +186,10 @@ def find_front(step: LoweredStep) -> Front | None:
 
 
 def _find_frozen_nodes(step: LoweredStep) -> Iterator[int]:
-    """Yield ascending indices of nodes that read only inputs, frozen tensors and constants.
+    """Yield the ascending indices of the nodes that read only inputs, frozen tensors and constants.
 
-    Omits random nodes, and nodes on constants alone, such as ``arange``.
+    Frozen tensors are outputs of nodes yielded before; frozen weights are constants. Omits random
+    nodes, and nodes on constants alone, such as ``arange``.
     """
     input_buffers = {value.pieces[0].buffer for value in step.inputs}
     frozen_tensors: set[str] = set()

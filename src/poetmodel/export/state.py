@@ -88,9 +88,10 @@ def _parse_tensor(entry: Mapping[str, Any]) -> ExportedTensor:
 
 
 def state_paths(path: str | Path, folder: str | Path | None) -> tuple[Path, Path]:
-    """Return (state file, exported folder) for the path of a state file or of a folder.
+    """Return (state file, exported folder) for the path of a state file or of an exported folder.
 
-    The state file of a folder is ``state.bin``; `folder` is then ignored.
+    The folder of a state file is `folder`, by default its own; ``state.bin`` is the state file of a
+    folder, for which `folder` is ignored.
     """
     path = Path(path)
     if path.is_dir():
@@ -99,9 +100,9 @@ def state_paths(path: str | Path, folder: str | Path | None) -> tuple[Path, Path
 
 
 def read_state(path: Path, tensors: Sequence[ExportedTensor]) -> dict[str, np.ndarray]:
-    """Read the read-only arrays of a state file, by name.
+    """Read the read-only arrays of a state file, by name; raise `InputError` if it does not fit.
 
-    A double-precision build has float64 in place of float32.
+    For the file of a double-precision build, the arrays of float32 tensors have type float64.
     """
     data = read_bytes(path)
     real_bytes = sum(tensor.bytes for tensor in tensors if tensor.dtype == "float32")

@@ -201,9 +201,10 @@ def _replace_argument_names(fault: str) -> str:
 
 
 def find_model_by_hash(name: str, sha256: str) -> tuple[Graph, InputShape] | None:
-    """Return the variant of network `name` with this SHA-256, and its settings, if any.
+    """Return the variant of network `name` whose graph has this SHA-256, with its settings, if any.
 
-    Tries the default sizes, `state` and `in_place`, and batch sizes up to `MAX_FOUND_BATCH`.
+    Tries the default sizes, untiled and with all weights trained, with every combination of `state`
+    and `in_place`, and without state batch sizes up to `MAX_FOUND_BATCH`.
     """
     if name not in _DESCRIPTIONS:
         return None

@@ -28,7 +28,11 @@ _NODE_DEFAULTS: Final = {"op": "op", "phase": "forward"}
 
 
 def to_networkx(document: Mapping[str, Any], nodes: Iterable[Node]) -> networkx.DiGraph[Any]:
-    """Convert a graph to a `networkx.DiGraph`; `Graph.from_networkx` converts it back."""
+    """Convert a graph to a `networkx.DiGraph`; `Graph.from_networkx` converts it back.
+
+    `document` is the content of the graph's file with all defaults, and `nodes` are the graph's
+    nodes. The nodes of the digraph are in execution order; their keys are their names.
+    """
     import networkx as nx
 
     graph_attributes = {

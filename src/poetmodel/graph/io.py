@@ -62,7 +62,7 @@ def read_document(path: str | Path) -> tuple[object, str, list[str]]:
     """Read the JSON of a graph file or step file, without validating it.
 
     Returns the content (of a step file, its graph), the source for messages, and a message per
-    duplicate key.
+    duplicate key. Drops unknown top-level keys of a graph file, with a warning.
     """
     with convert_errors(GraphError):
         text = read_text(path)
@@ -158,7 +158,7 @@ def _refused_value(value: object) -> object:
 def optional_keys(
     owner: object, default_of: Mapping[str, Any], *, defaults: bool
 ) -> dict[str, Any]:
-    """Return the attributes of `owner`, by name, that differ from their defaults.
+    """Return the attributes of `owner`, by name, that differ from their defaults in `default_of`.
 
     With `defaults`, include attributes equal to their defaults, unless the default is None.
     """
@@ -171,7 +171,10 @@ def optional_keys(
 
 
 def parse_graph_fields(document: object, *, source: str, faults: Iterable[str]) -> dict[str, Any]:
-    """Validate the content of a graph file and return the fields of its `Graph`, by name."""
+    """Validate the content of a graph file and return the fields of its `Graph`, by name.
+
+    Reports `faults` and all invalid keys and values at once, else all errors between nodes.
+    """
     if not isinstance(document, dict):
         raise GraphError(
             f"{source}: expected a {FORMAT} file (a JSON object), got {quote(document)}"
@@ -220,7 +223,7 @@ def _parse_node(item: dict[str, Any]) -> Node:
 def canonical_json(document: dict[str, Any]) -> str:
     """Return the canonical JSON that a graph's hash is computed from: sorted keys, no spaces.
 
-    Deletes ``kernels`` and ``instructions`` from `document`.
+    Deletes ``kernels`` and ``instructions`` from `document`: graphs that differ in these are equal.
     """
     document.pop("kernels", None)
     for node in document["nodes"]:

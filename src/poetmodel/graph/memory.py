@@ -59,7 +59,10 @@ def floor(graph: Graph, *, memory_mapped: bool = False, resident: bool = False) 
 
 
 def checkpoint_all_profile(graph: Graph) -> tuple[int, ...]:
-    """Return the RAM in use at each node under keep-all [B]: live tensors, outputs, workspace."""
+    """Return the RAM in use at each node under keep-all [B]: live tensors, outputs and workspace.
+
+    Keep-all computes each node once and keeps each tensor until its last use, and state throughout.
+    """
     return _keep_all_profile(graph, range(len(graph.nodes)))
 
 

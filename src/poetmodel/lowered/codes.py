@@ -24,7 +24,10 @@ _MIN_INT8, _MAX_INT8 = -128, 127
 
 
 def fuse_byte_quantization(step: LoweredStep) -> LoweredStep:
-    """Return a step that maps byte inputs to int8 by one lookup if possible, in all its passes."""
+    """Return a step that maps byte inputs to int8 by one lookup if possible, in all its passes.
+
+    Results have the same bits; the tensor of real numbers between lookup and quantization goes.
+    """
     fused_step = _fuse_pairs(step, step.values, {})
     passes: list[LoweredStep | None] = []
     read_names: set[str] = set()

@@ -320,7 +320,10 @@ def _with_channels(values: _Values, _loops: Loops) -> dict[str, int]:
 def make_convolution_form(
     *tensors: str, out_step: str = "out_step", can_add: int | None = None
 ) -> ProductForm:
-    """Return the loops of a convolution or its gradient with dense planes."""
+    """Return the loops of a convolution or its gradient with dense planes.
+
+    `tensors` are its input, output and weights, or their gradients; loop `can_add` can be divided.
+    """
     x, y, w = tensors
     strides: dict[str, tuple[Term, ...]] = {
         x: ("shape.channels*shape.plane", 0, "shape.plane", 0, 0),

@@ -58,7 +58,8 @@ def fuse_updates(step: LoweredStep) -> LoweredStep:
 def split_fused_updates(step: LoweredStep) -> LoweredStep:
     """Return a step in which a separate node computes the gradient of each fused update.
 
-    Weights can then be divided with their gradients; node and tensor are ``UPDATE.gradient``.
+    Weights can then be divided together with their gradients; `fuse_updates` can fuse the pieces.
+    The new node and its tensor are named after the update: ``UPDATE.gradient``.
     """
     buffers = dict(step.buffers)
     replacements: dict[int, Iterable[LoweredNode]] = {}
@@ -181,7 +182,7 @@ def _is_fusible_gradient(step: LoweredStep, k: int, gradient: str, weight: str, 
 
 
 def is_gradient_largest(step: LoweredStep, k: int) -> bool:
-    """Return whether the outputs of node `k` have at least the bytes of each input tensor.
+    """Return whether the outputs of node `k` together have at least the bytes of each input tensor.
 
     Inputs of the step and constants are no tensors; the node must read a tensor.
     """

@@ -34,7 +34,7 @@ class Loops:
     """Strides of each tensor for each loop; 0 if the tensor lacks the dimension."""
 
     def element_indices(self, index: int) -> np.ndarray:
-        """Return the buffer indices of elements that the loops visit in tensor `index`.
+        """Return the indices in the buffer of the elements that the loops visit in tensor `index`.
 
         The array has the shape of the loops, with 1 in place of sizes whose stride is 0.
         """
@@ -44,9 +44,10 @@ class Loops:
         return indices
 
     def with_elements(self, index: int, buffer: str, element_indices: np.ndarray) -> Loops | None:
-        """Return loops in which tensor `index` is replaced by elements of a buffer, if possible.
+        """Return loops in which tensor `index` is replaced by elements of a buffer.
 
-        `element_indices` has the shape that `Loops.element_indices` returns.
+        `element_indices` has the shape that `Loops.element_indices` returns. None if no constant
+        strides reach these elements.
         """
         first, strides = int(element_indices.flat[0]), []
         for dimension, stride in enumerate(self.strides[index]):
@@ -112,9 +113,10 @@ def merge_dimensions(columns: Sequence[Numbers]) -> list[list[int]]:
 
 
 def make_shape_table(columns: Sequence[Numbers]) -> Numbers | None:
-    """Return a shape table of sizes and strides, merged; None above `MAX_RANK` dimensions.
+    """Return a shape table with merged dimensions; None if more than `MAX_RANK` are left.
 
-    `columns` are the sizes, the innermost first, then the strides of each tensor.
+    `columns` are the sizes, the innermost first, then the strides of each tensor. The table has the
+    number of dimensions (at least 1), then the size and the strides of each.
     """
     rows = merge_dimensions(columns) or [[1] * len(columns)]
     return (

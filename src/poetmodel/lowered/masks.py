@@ -39,9 +39,10 @@ _MAX_WINDOW: Final = 2**8
 
 
 def mask_activations(step: LoweredStep) -> LoweredStep:
-    """Return a step whose gradients read masks, not activations, where that saves memory.
+    """Return a step whose gradients read masks in place of activations where that saves memory.
 
-    A mask of bits is the output of a node, which a schedule may recompute.
+    A mask of bits is the output of a separate node, which a schedule may recompute; byte positions
+    of maxima remain an output of their pool.
     """
     for rewrite in (_use_outputs, _add_bit_masks, _draw_dropout_bits, _store_byte_positions):
         step = rewrite(step)
@@ -197,9 +198,10 @@ def _find_slopes(step: LoweredStep, tensor: str) -> dict[int, _Slope]:
 
 
 def _use_outputs(step: LoweredStep) -> LoweredStep:
-    """Return a step whose gradients read outputs of hardtanh and leaky ReLU, not inputs.
+    """Return a step whose gradients read outputs of activations in place of their inputs.
 
-    The next layer often saves the output, so the input need not be saved.
+    Applies to hardtanh and leaky ReLU. The next layer often saves the output for the gradient of
+    its weights; then the input need not be saved.
     """
     replacements = {}
     for k, node in enumerate(step.graph.nodes):

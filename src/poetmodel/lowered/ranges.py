@@ -97,9 +97,10 @@ def _find_canonical_elements(offset: int, sizes: Numbers, strides: Numbers) -> t
 
 
 def trace_copies(indices: Indices, writers: Mapping[str, Iterable[Call]]) -> Indices:
-    """Return the original source of copied indices, following chains of ``pm_copy_int``.
+    """Return the original source of copied indices, following chains of ``pm_copy_int`` calls.
 
-    `writers` has, by buffer, the calls of the node that computes it.
+    The permitted range stays. `writers` has, by buffer, the calls that read or write the buffer in
+    the node that computes it.
     """
     calls = list(writers.get(indices.ref.buffer, ()))
     if len(calls) != 1 or calls[0].kernel != "pm_copy_int":

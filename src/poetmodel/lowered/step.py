@@ -91,7 +91,8 @@ class LoweredStep:
     def with_operations(self, operations: Iterable[LoweredNode], **changes: Any) -> LoweredStep:
         """Return the step with other operations, their instructions estimated, and other fields.
 
-        Updates are deferred (`defer_updates`): a loss that is not finite leaves state unchanged.
+        Updates are deferred (`defer_updates`), so that a step whose loss is not finite can return
+        with unchanged state.
         """
         loss = changes.get("loss", self.loss)
         ordered = defer_updates(operations, loss.buffer)
@@ -194,9 +195,10 @@ class Weights:
 
 
 def with_stored_state(forward_pass: LoweredStep, stored_names: Collection[str]) -> LoweredStep:
-    """Return a forward pass whose graph can page the state `stored_names`.
+    """Return a forward pass in evaluation mode whose graph can page the state `stored_names`.
 
-    Each such tensor becomes the output of a node (`Node.on_aux`) before its first reader.
+    Each such tensor becomes the output of a node (`Node.on_aux`) before its first reader. All other
+    state is read from its home, like constants.
     """
     operations: list[LoweredNode] = []
     earlier_names: set[str] = set()

@@ -81,7 +81,8 @@ class _Pieces:
     def split_loops(self, loops: Loops, index: int) -> Iterator[tuple[int, list[Loops]]]:
         """Yield (dimension, loops of each piece) for dimensions that may separate the pieces.
 
-        Only sizes and strides are compared: callers check the access.
+        Only sizes and strides are compared: callers check that the loops of each piece access that
+        piece alone.
         """
         for d, (size, stride) in enumerate(zip(loops.sizes, loops.strides[index], strict=True)):
             group_size, remainder = divmod(self.inner, stride) if stride > 0 else (0, 1)
@@ -203,7 +204,11 @@ class _Division:
     # -- tensors to divide -----------------------------------------------------------------------
 
     def _is_divisible(self, name: str) -> bool:
-        """Return whether a tensor of the graph may be divided."""
+        """Return whether a tensor of the graph may be divided.
+
+        It must be real, used by a call, not returned, no state, and the only output of a
+        recomputable node without workspace.
+        """
         i = self.graph.tensor_index.get(name)
         if i is None or name in self._returned_buffers or name not in self._accessing_nodes:
             return False
@@ -282,7 +287,8 @@ class _Division:
     def _find_sliced_pieces(self, name: str, counts: set[int]) -> list[_Pieces]:
         """Return, in a list, the division of a tensor by a slice that its first reader accesses.
 
-        The number of pieces is one of `counts`.
+        The number of pieces is one of `counts`; a slice has contiguous sequences of equal length
+        (`inner`) and distance.
         """
         elements = self.step.buffers[name].elements
         readers = [k for k in self._accessing_nodes[name] if k != self._find_producer(name)]
@@ -401,7 +407,8 @@ class _Division:
     def _can_divide(self, k: int, piece_calls: list[_DividedCall]) -> bool:
         """Return whether a node with an undivided result can use `piece_calls`.
 
-        Without a sum over pieces, these may access only pieces of stacks.
+        Without a sum over pieces, divided calls need all pieces at once, so they may access only
+        pieces of stacks: results of nodes that copy (`is_copy`).
         """
         divided_calls = [call for call in piece_calls if len(call.piece_calls) > 1]
         if not divided_calls:
@@ -446,7 +453,11 @@ def _find_contiguous_sequence(pairs: Iterable[tuple[int, int]], elements: int) -
 def _find_tensors_in_same_loop(
     call: Call, name: str, pieces: _Pieces, buffers: Mapping[str, Buffer]
 ) -> Iterator[tuple[str, _Pieces]]:
-    """Yield (tensor, division) of other tensors that a call accesses in the loop over `pieces`."""
+    """Yield (tensor, division) of other tensors that a call accesses in the loop over `pieces`.
+
+    State is not excluded. From one iteration to the next, access to the other tensor advances by
+    `inner` of its division.
+    """
     loops = _read_loops(call)
     if (
         loops is None
@@ -645,7 +656,11 @@ class _Rewriter:
         return loops
 
     def _find_in_place_pair(self, out: str, calls: Sequence[Call]) -> tuple[tuple[str, str], ...]:
-        """Return ((output, input),) for the first input that the only call may overwrite, or ()."""
+        """Return ((output, input),) for the first input that the only call may overwrite, or ().
+
+        The call must be elementwise; the input, a tensor of the graph but no state, must have equal
+        size and type, and be accessed once and in the same order.
+        """
         loops = (
             _read_loops(calls[0])
             if len(calls) == 1 and find_form(calls[0]) is ELEMENTWISE

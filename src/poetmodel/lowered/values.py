@@ -19,9 +19,10 @@ _MOMENTUM: Final = "pm_momentum"
 
 
 def check_values(step: LoweredStep) -> None:
-    """Raise `InputError` if a parameter, buffer, constant or optimizer state is not finite.
+    """Raise `InputError` if parameters, buffers, constants or optimizer state are not finite.
 
-    Allowed: minus infinity in constants, any value in byte tables, and a new momentum of NaN.
+    Allowed are minus infinity in values that the step does not replace (attention masks), any value
+    in tables of byte inputs, and a new momentum buffer of NaN. Checks forward passes, too.
     """
     steps = (step, *step.forward_passes)
     require_all_finite(

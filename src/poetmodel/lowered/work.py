@@ -83,7 +83,8 @@ def _loop_sizes(shape: tuple[int, ...]) -> list[int]:
 def count_planes(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count planes, their rows and elements and, if stated, elements of ``x`` and of windows.
 
-    A plane is one channel of one sample; ``seen`` counts by `_sum_window_sizes`.
+    A plane is one channel of one sample. ``seen`` counts by `_sum_window_sizes`. With an argument
+    ``plane``, the elements of a plane, count planes, elements, and the channels as ``result``.
     """
     planes = arguments["batch"] * arguments.get("channels", arguments.get("count", 1))
     counts.update(plane=planes)
@@ -157,7 +158,8 @@ def _find_taps_inside(start: int, size: int, n_taps: int, tap_stride: int) -> ra
 class _Axis:
     """One axis of a correlation: position `k` reads taps from ``start + k * stride`` on.
 
-    `tap_counts` has the number of taps inside the input for each position.
+    `tap_counts` has the number of taps inside the input for each output position; taps are
+    `tap_stride` apart, and `window` is their number.
     """
 
     def __init__(

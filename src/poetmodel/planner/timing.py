@@ -29,8 +29,9 @@ _ROUNDING: Final = 1e-12
 class Timing:
     """Start times of computations and transfers, in program order, on a core and a DMA channel.
 
-    A tensor is *dead* when its last use is over but its page-out is pending. If RAM is short, the
-    core waits for the earliest page-outs: no choice of waits is faster.
+    A tensor is *dead* when its last use is over but its page-out is pending: it is still in RAM. No
+    other choice of waits is faster, since transfers end in the order in which they begin: if RAM is
+    short, the core waits for the earliest page-outs.
     """
 
     def __init__(

@@ -66,10 +66,10 @@ class PageOut(_Transfer):
 
 
 class TransferWindows:
-    """Computations of a schedule in order, and the intervals in which transfers may begin.
+    """Computations of a schedule in order, and the intervals in which each transfer may begin.
 
-    Interval `g` precedes computation `g`. A RAM budget below the maximum of `min_ram_bytes` is
-    raised to it.
+    Interval `g` precedes computation `g`. A RAM budget below the largest entry of `min_ram_bytes`
+    is raised to it.
     """
 
     def __init__(

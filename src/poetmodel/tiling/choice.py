@@ -27,7 +27,10 @@ MAX_CANDIDATES: Final = 4
 
 
 def parse_tile(tile: str | int | TileChoice | None) -> TileChoice:
-    """Parse a tile size [B] or ``auto`` or ``none`` (also None) for a captured step."""
+    """Parse a tile size [B] or ``auto`` or ``none`` (also None) for a captured step.
+
+    Raises `InputError`, or `BudgetError` for a size below `MIN_TILE_BYTES`.
+    """
     choice = TileChoice.parse(tile)
     if choice.size_bytes is not None and choice.size_bytes < MIN_TILE_BYTES:
         raise BudgetError(
@@ -117,7 +120,7 @@ def _list_candidate_sizes(max_bytes: int) -> list[int]:
 def needed_bytes(step: LoweredStep, device: Device, *, paging: bool) -> int:
     """Return the minimum RAM of a step with the alignment of a device [B].
 
-    Without `paging`, all state stays in RAM.
+    Without `paging`, all state stays in RAM. With it, memory-mapped state needs no RAM.
     """
     is_memory_mapped = device.storage is not None and device.storage.memory_mapped
     aligned = align_sizes(step.graph, device_alignment(device))

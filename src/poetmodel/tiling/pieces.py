@@ -244,7 +244,12 @@ class Expansion:
         return UnsliceableError(buffers & self._slices.ranges_of.keys())
 
     def _make_piece_calls(self) -> Iterator[_PieceCalls]:
-        """Yield the calls of each piece, one piece per combination of slices on the axes."""
+        """Yield the calls of each piece, one piece per combination of slices on the axes.
+
+        Slices on the last axis vary fastest, those on the axes of results slowest. A call without
+        an axis is executed once for the axis: first if it precedes the calls with the axis, else
+        last.
+        """
         calls_of_axis = {
             axis: [
                 j
@@ -320,7 +325,8 @@ class Expansion:
     def make_pieces(self) -> Iterator[Piece]:
         """Yield the pieces of the node, those of a chain in the order of the chain.
 
-        Adds the buffers of partial results to `Slices.partial_results`.
+        Group and slice index are those of the divided tensor with the largest undivided size. Adds
+        the buffers of partial results to `Slices.partial_results`.
         """
         # `order_pieces` orders by one axis. Of equal sizes, an axis of results is the last choice.
         ordering_axis = max(self._axes, key=lambda axis: (self._largest_bytes(axis), not axis[1]))
@@ -344,8 +350,9 @@ class Expansion:
         return max(self._slices.undivided_step.buffers[name].bytes for name in names)
 
     def _make_piece(self, piece_index: int, flops: int) -> tuple[Node, tuple[Call, ...]]:
-        """Return the node and the calls of a piece of FLOP `flops`.
+        """Return the node and the calls of a piece; `flops` are the FLOP of the piece.
 
+        In a chain, each piece except the first begins with a copy of the previous partial result.
         Adds the buffers of partial results to `Slices.partial_results`.
         """
         node, piece = self._node, self._piece_calls[piece_index]
@@ -501,9 +508,10 @@ def order_pieces(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _make_sort_keys(pieces: Sequence[Piece]) -> list[tuple[int, ...]]:
-    """Return each piece's sort key: indices of its sequence, its slice, its node, itself.
+    """Return the sort key of each piece: the indices of its sequence, its slice, its node, itself.
 
-    A sequence has consecutive pieces of one group.
+    A sequence has consecutive pieces of one group. A piece without a group belongs to the sequence
+    of the piece before, with slice index -1.
     """
     sequence_index, group = 0, ""
     keys: list[tuple[int, ...]] = []

@@ -67,7 +67,8 @@ class ChannelLoops:
     def is_weight(self, index: int, *, is_state: bool) -> bool:
         """Return whether tensor `index` is the parameter ``w`` or ``dw`` of a product.
 
-        Factors of a matrix product are weights if state. `index` omits null pointers.
+        Either factor of a matrix product is a weight if it is state. `index` counts the tensors of
+        the call, without null pointers.
         """
         name = [*self.loops.call.pointers][index]
         return self.is_product and (is_state if name in ("a", "b") else name in ("w", "dw"))

@@ -54,8 +54,9 @@ def tile_step(step: LoweredStep, tile_bytes: int) -> LoweredStep:
 def make_distinct_tilings(
     step: LoweredStep, sizes: Iterable[int]
 ) -> Iterator[tuple[int, LoweredStep]]:
-    """Yield (size [B], step in tiles), in the order of `sizes`, without repeated tilings.
+    """Yield (size [B], step in tiles of that size), in the order of `sizes`.
 
+    Skips a size whose tiling has the slices, groups and undivided buffers of an earlier size.
     Yields `step` itself for a size at which no tensor is divided.
     """
     split_step = split_fused_updates(step)
@@ -188,8 +189,9 @@ class _Tiling:
     # -- layouts of channels, and slices -----------------------------------------------------------
 
     def _find_layouts(self) -> None:
-        """Fill `_layouts`, first for state and summed byte inputs, then for their calls.
+        """Fill `_layouts`, first for state and summed byte inputs, then for tensors of their calls.
 
+        Skips state that is not one dense piece from the start of a buffer, or has one channel.
         State of a forward pass has the layouts of its training step.
         """
         if self.training_tiling is None:
@@ -330,7 +332,12 @@ class _Tiling:
         return channel_loops, dimensions
 
     def _find_slices(self) -> dict[str, tuple[Range, ...]]:
-        """Join buffers to groups; return the slices of each buffer of a divided group."""
+        """Join buffers to groups; return the slices of each buffer of a divided group.
+
+        Buffers with channels in one loop of a call join one group; in a product, groups with
+        weights join only if another buffer of the loop is above `tile_bytes`, or fixed slices
+        require it.
+        """
         product_groups, weight_buffers = [], set()
         state_buffers = {
             ref.buffer for tensor in self.undivided_step.states for ref in tensor.pieces

@@ -53,7 +53,10 @@ class Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight(Array):
-    """A parameter tensor, or a statistic that outlives the step; equal names share one weight."""
+    """A parameter tensor, or a statistic that outlives the step; equal names share one weight.
+
+    State tensors in graphs with state; else parameters are resident bytes.
+    """
 
     trainable: bool = True
     """Whether the weight is a parameter; False for a running statistic."""
@@ -120,7 +123,10 @@ def require_counts(**counts: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gradient:
-    """One part of an operator's backward pass: the gradient of one input or weight."""
+    """One part of an operator's backward pass: the gradient of one input or weight.
+
+    It also reads the gradient of the operator's result, which is not listed.
+    """
 
     suffix: str
     """``input``, ``weight``, ``left``, ...: end of the name of a node that computes only this part,

@@ -87,7 +87,10 @@ def _pack_dropout_mask(declaration: Declaration, packed_masks: dict[str, Value])
 def _add_activation_mask(
     declaration: Declaration, reader_names: set[str] | None
 ) -> Iterator[Declaration]:
-    """Yield the operator, whose gradients read a mask if possible, then the mask's operator."""
+    """Yield the operator, whose gradients read a mask if possible, then the mask's operator.
+
+    `reader_names` are the operators whose backward nodes read its result.
+    """
     if declaration.op not in _ON_OFF_ACTIVATIONS or reader_names != {declaration.name}:
         yield declaration
         return

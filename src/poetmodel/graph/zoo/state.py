@@ -151,7 +151,10 @@ class StateOptions:
         return cls(rule=UPDATE_RULES.get(state), train=train or ALL, tile_bytes=tile_bytes)
 
     def apply_to(self, declarations: Sequence[Declaration]) -> list[Declaration]:
-        """Return the operators without gradients of untrained weights, split by `tile_bytes`."""
+        """Return the operators without gradients of untrained weights, split by `tile_bytes`.
+
+        A batch norm whose weight is not trained becomes its `untrained_variant`.
+        """
         trained_names = self._trained_weight_names(declarations)
         return [
             self._split_into_tiles(_omit_untrained_gradients(declaration, trained_names))

@@ -243,7 +243,10 @@ class Tape:
         return nodes
 
     def _nodes_with_state(self, options: StateOptions) -> list[Node]:
-        """Return the nodes of a step in which parameters, moments and statistics are state."""
+        """Return the nodes of a step in which parameters, moments and statistics are state.
+
+        Unless `train` is ``all``, the backward pass reads bit masks where these suffice.
+        """
         declarations = options.apply_to(self._declarations)
         if options.rule is not None and options.train != ALL:
             declarations = save_bit_masks(declarations)
@@ -345,7 +348,10 @@ class BackwardPass:
             self._add_backward(declaration)
 
     def _add_backward(self, declaration: Declaration) -> None:
-        """Add the backward nodes of one operator, and updates whose last gradient they make."""
+        """Add the backward nodes of one operator, and updates whose last gradient they make.
+
+        A node that sums several gradients of the result precedes them.
+        """
         gradient = self._incoming_gradient(declaration.outputs[0])
         if gradient is None and declaration.phase is not Phase.LOSS:
             self._add_updates(declaration, declaration.parts)

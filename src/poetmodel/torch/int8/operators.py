@@ -71,7 +71,8 @@ def q8_pointwise(
 ) -> Tensor:
     """Return the results of a linear layer at each pixel.
 
-    ``clamp(rint((acc * scale + bias) * inverse) + zero)``; acc begins with `initial_sum`.
+    ``clamp(rint((acc * scale + bias) * inverse) + zero)``, with ``acc = initial_sum + sum of x *
+    weight``.
     """
     _check_channels(x, weight.shape[1])
     total = x.double() @ weight.double().T

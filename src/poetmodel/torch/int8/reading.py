@@ -22,7 +22,8 @@ def is_converted(module: nn.Module) -> bool:
 def with_fronts(model: nn.Module) -> nn.Module:
     """Return a model in which quantized fronts replace all converted modules.
 
-    Modules that contain one are copied, and share parameters with the originals.
+    The model is unchanged. Modules that contain a converted one are copied and share parameters and
+    buffers with the originals.
     """
     return _replace_converted(model, "", {})
 

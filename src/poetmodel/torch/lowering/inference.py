@@ -93,7 +93,8 @@ def _make_counting_loss(
 ) -> Callable[..., torch.Tensor] | None:
     """Return a loss function that sums a stack of the loss and the number of correct labels.
 
-    `_cut_to_output` cuts the graph before the sum, so that the stack is the output.
+    `_cut_to_output` later cuts the graph before the sum, so that the stack is the output. A loss
+    module becomes a shallow copy with the same parameters.
     """
     if loss_fn is None:
         return None
@@ -209,7 +210,11 @@ def _cut_to_output(joint: Joint, *, loss_is_sum: bool) -> Joint:
 
 
 def _write_to_caller(step: LoweredStep, model_input_count: int, joint: Joint) -> LoweredStep:
-    """Return a lowered forward pass whose last node, ``output``, writes to the caller's output."""
+    """Return a lowered forward pass whose last node, ``output``, writes to the caller's output.
+
+    Its output tensor leaves the graph. Of the flat inputs, only the first `model_input_count`
+    remain; `states` and unused initial values are removed.
+    """
     graph, buffer = step.graph, step.loss.buffer
     last_index = graph.node_of[graph.tensor_index[buffer]]
     nodes = list(graph.nodes)

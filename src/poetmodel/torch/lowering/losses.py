@@ -36,7 +36,8 @@ def _lower_reduced_loss(
 ) -> None:
     """Add the call of a kernel for the sum or mean of losses, or one loss per element.
 
-    `constants` are the kernel's arguments between the shape tables and the divisor.
+    `reduction` is PyTorch's number; `constants` are the kernel's arguments between the shape tables
+    and the divisor of the sum. Operands are broadcast, and converted to real numbers.
     """
     out = op.output()
     views = [convert_operand(op, argument) for argument in operands]
@@ -60,7 +61,8 @@ def _lower_loss_gradient(
 ) -> None:
     """Add the call of a kernel for the gradient of a loss with respect to each element.
 
-    The loss's gradient is the first operand. `constants` precede the factor of the gradient. Sets
+    The gradient of the loss is the first operand. `reduction` is PyTorch's number; `constants` are
+    the kernel's arguments between the shape table and the factor of the gradient. Sets
     `op.can_overwrite_operand`.
     """
     out = op.output()

@@ -141,7 +141,8 @@ def data_type(dtype: torch.dtype) -> DataType | None:
 class Lowering:
     """An operation that is lowered: its operands, and the calls added so far.
 
-    `relative_rates` are learning rates as multiples of the first parameter group's.
+    `get_view` returns the view of an operand from its node, `outputs` has those of the outputs, by
+    position. `relative_rates` are learning rates as multiples of the first parameter group's.
     """
 
     def __init__(
@@ -362,7 +363,10 @@ def make_contiguous(op: Lowering, view: StridedView) -> StridedView:
 
 
 def fill(op: Lowering, out: StridedView, number: float) -> None:
-    """Add a call that fills a dense tensor with a number, truncated unless it is real."""
+    """Add a call that sets all elements of a dense tensor to a number; refuse other tensors.
+
+    Unless the elements are real, the number is truncated to an integer.
+    """
     if not out.is_dense:
         op.refuse("expected a dense output")
     value: Argument = float(number) if out.type is DataType.REAL else int(number)
@@ -372,9 +376,10 @@ def fill(op: Lowering, out: StridedView, number: float) -> None:
 def plane_layout(
     *views: StridedView, plane_dimensions: int = 2
 ) -> tuple[tuple[int, ...], tuple[int, int, int, int]]:
-    """Return (strides by view, sizes of the first): batch, channels, rows, columns.
+    """Return (strides view by view, sizes of the first view): batch, channels, rows, columns.
 
-    Missing dimensions have size 1 and stride 0.
+    The last `plane_dimensions` dimensions, 1 or 2, are the columns, or rows and columns. Missing
+    dimensions have size 1 and stride 0.
     """
     strides: list[int] = []
     sizes: list[tuple[int, ...]] = []

@@ -33,9 +33,10 @@ aten: Final = torch.ops.aten
 def lower_pointwise(
     op: Lowering, kernel: str, *operands: Any, constants: tuple[float, ...] = ()
 ) -> None:
-    """Add the call of a kernel of reals for all elements; set `op.can_overwrite_operand`.
+    """Add the call of a kernel of reals for all elements of the output.
 
-    Operands become reals; `constants` are the kernel's arguments after the table.
+    Operands become reals, and are broadcast; an output of another type is refused. Sets
+    `op.can_overwrite_operand`. `constants` are the arguments of the kernel after the shape table.
     """
     out = op.output()
     views = [convert_operand(op, argument).broadcast(out.shape) for argument in operands]
@@ -149,7 +150,8 @@ def _lower_integer_pointwise(
 ) -> None:
     """Add the call of a kernel of integers for all elements; set `op.can_overwrite_operand`.
 
-    Operands become integers; `constants` are the kernel's arguments after the table.
+    Operands become integers, and are broadcast; an output of another type is refused. `constants`
+    are the arguments of the kernel after the shape table.
     """
     out = op.output()
     views = [
@@ -320,7 +322,8 @@ _COMPARISON_RELATIONS: Final = {
 def _lower_comparison(op: Lowering, x: Any, y: Any, relations: int) -> None:
     """Lower a comparison of two tensors, or of a tensor with a number.
 
-    An element is true if a relation in the bits of `relations`, such as `_LESS`, holds.
+    An element is true if one of the relations in the bits of `relations`, such as `_LESS`, holds.
+    Integers and truth values are compared as integers, unless the other operand is real.
     """
     out = op.output()
     operand_types = [

@@ -179,7 +179,11 @@ def _lower_maximum_gradient(op: Lowering) -> None:
 
 @lowers(QuantizedUpdate)
 def _lower_quantized_update(op: Lowering) -> None:
-    """Lower the update of an int8 weight, by 16-bit or stochastic rounding."""
+    """Lower the update of an int8 weight, by 16-bit or stochastic rounding.
+
+    With several batches per update, the last one updates the weight by the clipped sum of
+    gradients, and sets the sum to 0.
+    """
     state, gradients, scale, rate, *optional_operands = op.args
     update = op.node.target
     weight, *other_state = map(op.value, state)

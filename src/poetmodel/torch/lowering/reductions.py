@@ -171,7 +171,11 @@ def _lower_cdist_backward(op: Lowering) -> None:
 def _call_on_row_pairs(
     op: Lowering, kernel: str, operands: Sequence[Any], order: float, first_index: int = 0
 ) -> None:
-    """Add one call of a kernel on all pairs of a row of one operand and a row of the next one."""
+    """Add one call of a kernel on all pairs of a row of one operand and a row of the next one.
+
+    `first_index` is the index of the first of these two in `operands`. Refuses an `order` other
+    than 1 and 2, and different batch dimensions.
+    """
     if order not in (1, 2):
         op.refuse(f"expected distances of order 1 or 2, got {order:g}")
     views = [make_contiguous(op, op.value(value)) for value in operands]
@@ -415,7 +419,11 @@ def _channel_layout(
 def _row_layout(
     op: Lowering, inner_rank: int, *views: StridedView
 ) -> tuple[tuple[int, ...], tuple[int, int, int]]:
-    """Return (strides of outer dimensions, rows and elements for each tensor, sizes of these)."""
+    """Return (strides of outer dimensions, rows and elements for each tensor, sizes of these).
+
+    The strides are one tuple. The elements of a row are the last `inner_rank` dimensions; the
+    leading ones are merged into rows, or divided into outer dimensions and rows.
+    """
     leading_rank = len(views[0].shape) - inner_rank
     leading_sizes, inner_sizes = views[0].shape[:leading_rank], views[0].shape[leading_rank:]
     # Rows are merged from all leading dimensions, from the last one, or from all except the first.

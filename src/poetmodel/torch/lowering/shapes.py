@@ -319,7 +319,8 @@ def _lower_embedding_dense_backward(op: Lowering) -> None:
 def _lower_embedding_bag(op: Lowering) -> None:
     """Lower sums, means or maxima of bags of rows of a table.
 
-    In mode ``max``, the fourth output has the row of each maximum, or -1 without one.
+    In mode ``max``, the fourth output has the row of each maximum; -1 for a bag without indices
+    other than the padding index. Refuses ``scale_grad_by_freq`` and ``sparse``.
     """
     w, *bags, scales_by_frequency, mode, is_sparse, weights, _, padding_index = op.args
     _check_bag_options(op, scales_by_frequency, is_sparse)

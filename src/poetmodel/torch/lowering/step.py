@@ -395,9 +395,11 @@ class StepLowering:
     def _make_node(
         self, operation: Operation, lowering: Lowering | None, graph_tensors: set[str]
     ) -> Node:
-        """Return the graph's node of an operation; `lowering` is None for state.
+        """Return the graph's node of an operation.
 
-        PyTorch's operator may have further inputs.
+        Its inputs are the tensors of the graph that its calls use; PyTorch's operator may have
+        further inputs. `lowering` is None for state. All nodes except state and updates are
+        recomputable.
         """
         buffer_names = self._buffer_names(lowering)
         outputs = {self.storage_names[number] for number in operation.storages}
@@ -438,8 +440,9 @@ class StepLowering:
     ) -> tuple[tuple[str, str], ...]:
         """Return the (output, input) pair if the first output may overwrite an input, else ().
 
-        Of the inputs that are dense, no state and of the output's layout, the first by PyTorch's
-        order.
+        The input must be dense, a tensor of the graph but no state, match shape, strides and type,
+        start its buffer, and be read in no other view. The first such input by PyTorch's order
+        counts.
         """
         if not lowering.can_overwrite_operand or not lowering.has_output(0):
             return ()
@@ -491,7 +494,11 @@ class StepLowering:
 
 
 def _guard_messages(joint: Joint) -> Iterator[str]:
-    """Yield a message for each line of Python and each value that exported code cannot check."""
+    """Yield a message for each line of Python and each value that exported code cannot check.
+
+    The lines test whether numbers are finite or in range, or a matrix is invertible; the values are
+    those that Python code has read, except in an assertion.
+    """
     for line in joint.finite_check_lines:
         yield (
             f"{line} checks numbers, which cannot be exported; leave it out "

@@ -171,9 +171,10 @@ class _Conversions:
         """Conversions with a float32 result that nodes other than conversions read."""
 
     def _add_conversion(self, node: fx.Node) -> None:
-        """Register a node that views a byte input, or converts its elements.
+        """Register a node that is a byte view of a byte input, or an elementwise conversion of one.
 
-        Further operands are constants, which vary along one channel dimension at most.
+        A conversion has one source, in the shape of its result; further operands are constants,
+        which vary along one channel dimension at most.
         """
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
@@ -243,7 +244,8 @@ class _Conversions:
     def compute_tables(self) -> Iterator[tuple[fx.Node, int, torch.Tensor]]:
         """Yield (operation, channel dimension, table) of each conversion in `end_nodes`.
 
-        A table has a row of 256 results for each channel, or one row and dimension 0.
+        A table has a row of results for the bytes 0 to 255 for each channel, or only one row; then
+        the dimension is 0. An int8 below 0 has the position of its value plus 256.
         """
         for end_node in self.end_nodes:
             source = self.source_of[end_node]
@@ -263,9 +265,10 @@ class _Conversions:
             yield end_node, dimension, table
 
     def _convert_bytes(self, node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> torch.Tensor:
-        """Return the results of a conversion for all 256 bytes, the first dimension.
+        """Return the results of a conversion for all 256 bytes, from constants and from `values`.
 
-        `values` has the bytes, and results of earlier conversions, by node.
+        `values` has the bytes, and results of earlier conversions, by node. Bytes are along the
+        first dimension; only that of channels may have another size above 1.
         """
         if node.target in _COPIES:
             (x,) = node.all_input_nodes

@@ -235,9 +235,10 @@ def _safe_log(number: float) -> float:
 def lower_gradient(
     op: Lowering, gradients: Sequence[Any], parameter: StridedView, clip_factors: Sequence[Any]
 ) -> StridedView:
-    """Add calls that sum and clip gradients; return the result in the parameter's layout.
+    """Add calls that sum and clip gradients; return the result in the layout of the parameter.
 
-    Each node of `clip_factors` multiplies the sum.
+    Each of `clip_factors`, nodes, multiplies the sum. The result is in workspace, unless it is a
+    single gradient without clipping in this layout.
     """
     return _lower_sum_and_clip(op, tuple(map(op.value, gradients)), parameter, clip_factors)
 
