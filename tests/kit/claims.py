@@ -226,6 +226,10 @@ def random_grouping(rng, n):
 
 METHODS = ("lazy", "compact", "built", "unreduced")
 """Methods of `answer` that solve any problem by any back end."""
+BUILDS = ("built", "unreduced", "by hand", "bare", "bare unreduced")
+"""Methods of `answer` that call `build`, which refuses costs beyond the range of solvers."""
+MAX_COST_PASSES = 1e8
+"""Multiple of a single pass up to which `build` accepts every cost."""
 
 
 def _solve_lazily(problem, *, rng, backend, gap):
@@ -274,15 +278,26 @@ def solve_by_several(problem, rng, count):
         except LicenceError:
             continue
         except Exception as error:  # noqa: BLE001 - any other one is a fault
-            if _is_refusal(error):
+            if is_refusal(error, label):
                 continue
             found.append((name, gap, f"{type(error).__name__}: {error}"))
     return found
 
 
-def _is_refusal(error):
-    """Return whether a build was refused, because a cost is beyond the range of solvers."""
-    return isinstance(error, ModelError) and "the range of solvers" in str(error)
+def is_refusal(error, way):
+    """Return whether a build was refused, because a cost is beyond the range of solvers.
+
+    A problem that is passed to `solve` is never refused.
+    """
+    refused = isinstance(error, ModelError) and "the range of solvers" in str(error)
+    return refused and way in BUILDS
+
+
+def may_be_refused(problem):
+    """Return whether `build` may refuse the problem: a cost exceeds 100 million single passes."""
+    objective = problem.objective
+    most = max(abs(cost) for costs in objective.coefficients for cost in costs)
+    return most > MAX_COST_PASSES * abs(objective.baseline)
 
 
 # -- claims --------------------------------------------------------------------------------------
@@ -418,7 +433,7 @@ def find_fault(problem, way, *, seed="", reference=optimum, gap=0.0, watched=Tru
     try:
         result = answer(problem, way, seed=seed, **options)
     except PoetModelError as error:
-        return "" if _is_refusal(error) else f"{type(error).__name__}: {error}"
+        return "" if is_refusal(error, way) else f"{type(error).__name__}: {error}"
     proved = not (way == "unreduced" and problem.objective.is_in_bytes)
     proved = proved and not (way.startswith("driver") and problem.graph.state_tensors)
     error = find_wrong_end(problem, best, result, gap, settled=settled, proved=proved)
@@ -498,7 +513,7 @@ def new_seeds(count, *, begin=None):
 
 
 # -- methods ------------------------------------------------------------------------------------
-EVERY_PROBLEM = (*METHODS, "by hand", "bare", "bare unreduced")
+EVERY_PROBLEM = (*METHODS, *BUILDS)
 """Methods that prove infeasibility themselves; `solve` checks it before all other methods."""
 
 

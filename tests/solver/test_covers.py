@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from kit.claims import answer, find_fault, find_wrong_end
+from kit.claims import answer, find_fault, find_wrong_end, is_refusal, may_be_refused
 from kit.instances import make_rng, random_costs, random_graph, random_instance
 from kit.oracle import optimum
 from kit.rotation import parametrize_parts
@@ -15,6 +15,7 @@ from poetmodel.backends.compiler import compile_model
 from poetmodel.backends.layout import to_standard_form
 from poetmodel.backends.standard_form import StandardForm
 from poetmodel.device import Costs
+from poetmodel.errors import ModelError
 from poetmodel.graph import Graph, floor
 from poetmodel.model import build
 from poetmodel.model.arrays import Model
@@ -204,11 +205,20 @@ def test_whole_numbers_of_any_size_are_exact():
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 1e-12, 1e6])
 @parametrize_parts(3)
 def test_limits_that_are_just_kept(part, scale):
-    """With a limit that is exactly the least time or energy, the least is found: any real costs."""
+    """With a limit that is exactly the least time or energy, the least is found: any real costs.
+
+    Where `build` refuses a cost beside the single pass, `solve` still finds it.
+    """
     for seed in part.select(range(25)):
         problem = tight(make_rng(f"tight/{seed}"), scale)
-        result = answer(problem, "built", gap=0.0)
-        assert result.value == pytest.approx(optimum(problem).value, rel=2e-9), seed
+        best = pytest.approx(optimum(problem).value, rel=2e-9)
+        assert answer(problem, "compact", gap=0.0).value == best, seed
+        try:
+            assert answer(problem, "built", gap=0.0).value == best, seed
+        except ModelError as error:
+            if not is_refusal(error, "built"):
+                raise
+            assert may_be_refused(problem), seed
 
 
 def tight(rng, scale):
