@@ -11,7 +11,7 @@ import torch
 
 from kit.kernel_calls import Memory, lower_operation
 from poetmodel.lowered.calls import Buffer, Call, ConvolutionSizes, DataType, Ref
-from poetmodel.lowered.fusing import FUSED_INT8_KERNELS
+from poetmodel.lowered.catalogue import CATALOGUE
 from poetmodel.torch.int8.gradients import RoundingDraws, update_16_bits
 from poetmodel.torch.int8.operators import find_operator
 from poetmodel.torch.int8.training import subtract_gradient
@@ -196,9 +196,16 @@ def test_updates_have_the_bits_of_eager(decay, sign, bits):
             assert torch.equal(mine, theirs)
 
 
-@pytest.mark.parametrize(("kernel", "update"), FUSED_INT8_KERNELS)
-def test_updates_in_place_have_the_bits_of_two_calls(kernel, update):
+FUSED = {
+    name: row.fuses for name, row in CATALOGUE.items() if row.fuses and name.startswith("pm_q8_")
+}
+"""Gradient kernel and update kernel that each fused int8 kernel replaces."""
+
+
+@pytest.mark.parametrize("fused", FUSED)
+def test_updates_in_place_have_the_bits_of_two_calls(fused):
     """A kernel that makes a gradient and updates with it is both, also in parts of any size."""
+    kernel, update = FUSED[fused]
     depthwise, pixels = "depthwise" in kernel, 60
     channels, results = (10, 10) if depthwise else (10, 6)
     groups = channels if depthwise else 2
@@ -211,7 +218,7 @@ def test_updates_in_place_have_the_bits_of_two_calls(kernel, update):
         "w": integers(count, low=-127), "r": integers(count), "x": integers(pixels * channels),
         "g": torch.randn(places * results), "s": torch.rand(results), "d": torch.zeros(count),
     }  # fmt: skip
-    fused, state = FUSED_INT8_KERNELS[kernel, update], "wr" if update == "pm_q8_sgd" else "w"
+    state = "wr" if update == "pm_q8_sgd" else "w"
     numbers = (*(() if len(state) > 1 else (2, 5, 1, 1, 0)), 0.7, 1.0, 0.01)
     made = (Ref("g"), Ref("x"), *shape, 0.02, -3)
 
