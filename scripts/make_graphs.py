@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +18,7 @@ import published  # noqa: E402
 from poetmodel.files import write_text  # noqa: E402
 from poetmodel.graph import zoo  # noqa: E402
 from poetmodel.graph.catalogue import SUFFIX, model_path  # noqa: E402
+from poetmodel.graph.io import render_document  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,11 +37,8 @@ def build_shipped_graphs() -> Iterator[tuple[str, Graph]]:
 
 
 def render_graph(graph: Graph) -> str:
-    """Return the text of a graph's file."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"graph{SUFFIX}"
-        graph.save(path)
-        return path.read_text(encoding="utf-8")
+    """Return the text of a graph's file, without its writer, which each release would change."""
+    return render_document(graph.to_dict())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -89,13 +89,16 @@ def graph_of_step(document: Mapping[str, Any]) -> object:
 
 
 def write_document(document: Mapping[str, Any], path: str | Path) -> None:
-    """Write the content of a graph file (`Graph.to_dict`), one node per line; see `write_text`."""
-    nodes = document["nodes"]
-    head_items = [(key, value) for key, value in document.items() if key != "nodes"]
-    head_items.insert(2, (WRITTEN_BY, THIS_VERSION))  # after format and version
-    head = [f"{_to_json(key)}: {_to_json(value)}" for key, value in head_items]
-    lines = ",\n".join(f"  {_to_json(node)}" for node in nodes)
-    write_text(path, "{" + ",\n ".join(head) + f',\n "nodes": [\n{lines}\n]}}\n')
+    """Write the content of a graph file (`Graph.to_dict`) and its writer; see `write_text`."""
+    header = {"format": FORMAT, "version": document["version"], WRITTEN_BY: THIS_VERSION}
+    write_text(path, render_document({**header, **document}))
+
+
+def render_document(document: Mapping[str, Any]) -> str:
+    """Return the text of a graph file with this content, one node per line."""
+    head = [f"{_to_json(key)}: {_to_json(document[key])}" for key in document if key != "nodes"]
+    lines = ",\n".join(f"  {_to_json(node)}" for node in document["nodes"])
+    return "{" + ",\n ".join(head) + f',\n "nodes": [\n{lines}\n]}}\n'
 
 
 def node_to_dict(node: object, *, defaults: bool = False) -> object:
