@@ -10,7 +10,7 @@ from torch import nn
 from torch._dynamo import config as dynamo_config
 
 from kit.rotation import mark_slow_except
-from poetmodel.torch.capturing.front import Changed, Front
+from poetmodel.torch.capturing.front import Changed, StepFront
 from poetmodel.torch.capturing.front_private import CHECKPOINT, LOGGING_SETTINGS, SETTINGS
 from poetmodel.torch.capturing.snapshots import check_snapshot
 from poetmodel.torch.errors import CaptureError
@@ -46,7 +46,7 @@ def execute(capture, tensors):
 def captured(function):
     """Return a model and its front, captured for a batch."""
     model = Model(function)
-    front = Front("net", model, None)
+    front = StepFront("net", model, None)
     front.capture(batch())
     return model, front
 
@@ -163,7 +163,7 @@ def test_buffers_that_forward_assigns_keep_their_tensor():
 
     model = Model(assign)
     calls = model.calls
-    front = Front("net", model, None, assigned_buffers=[(model, "calls")])
+    front = StepFront("net", model, None, assigned_buffers=[(model, "calls")])
     front.capture(batch())
     assert torch.equal(front.call(batch(), execute)[0], Model(assign)(*batch()))
     assert model.calls is calls
@@ -180,7 +180,7 @@ def test_further_outputs_are_returned_detached():
 
     model = Named(scaled)
     access = ((False, "logits"), (False, 1))
-    front = Front("net", model, None, accesses=[access])
+    front = StepFront("net", model, None, accesses=[access])
     front.capture(batch())
     loss, output = front.call(batch(), execute)
     expected = model(*batch())
@@ -208,7 +208,7 @@ READINGS = {
 def test_what_python_reads_of_inputs_is_checked_before_a_step(name):
     """Other values have captures of their own; each computes what eager does."""
     model = Model(READINGS[name])
-    front = Front("net", model, None)
+    front = StepFront("net", model, None)
     with pytest.raises(CaptureError):
         front.capture(batch())
     front.record_readings(batch())
@@ -235,7 +235,7 @@ REFUSED = {
 def test_readings_that_no_check_can_know_are_refused(name):
     """With the line."""
     function, words = REFUSED[name]
-    front = Front("net", Model(function), None)
+    front = StepFront("net", Model(function), None)
     with pytest.raises(CaptureError):
         front.capture(batch())
     front.record_readings(batch())
@@ -247,7 +247,7 @@ def test_readings_that_no_check_can_know_are_refused(name):
 
 def test_tests_for_finite_numbers_are_checked_at_the_end():
     """They depend on parameters."""
-    front = Front("net", Model(lambda _, y, __: y if torch.isfinite(y).all() else y * 0), None)
+    front = StepFront("net", Model(lambda _, y, __: y if torch.isfinite(y).all() else y * 0), None)
     with pytest.raises(CaptureError):
         front.capture(batch())
     front.record_readings(batch())

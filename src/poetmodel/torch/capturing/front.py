@@ -113,7 +113,7 @@ class Capture:
         ]
 
 
-class Front:
+class StepFront:
     """Captures a step for sets of shapes and values, and calls it under the guards of these.
 
     `uses_keywords`: the model gets the items of its only argument, a mapping, by name. `accesses`
@@ -331,7 +331,7 @@ class _Unread(CaptureError):  # noqa: N818 - internal
     """A value that Python reads is not recorded yet."""
 
 
-def _make_step_function(front: Front, *, with_readings: bool = True) -> Callable[..., Any]:
+def _make_step_function(front: StepFront, *, with_readings: bool = True) -> Callable[..., Any]:
     """Return the function that Dynamo traces. Its closure variables name guards in messages."""
     name, model, loss_fn, values = front.name, front.model, front.loss_fn, front.values
     uses_keywords, accesses = front._uses_keywords, front._accesses  # noqa: SLF001

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from poetmodel.torch.capturing.front import Changed, Front, find_line
+from poetmodel.torch.capturing.front import Changed, StepFront, find_line
 from poetmodel.torch.capturing.inputs import copy_inputs, flatten, takes_keywords, unflatten
 from poetmodel.torch.capturing.modules import GeneratorStates, ModuleSnapshot
 from poetmodel.torch.capturing.state_changes import WrittenTensors
@@ -39,7 +39,7 @@ def check_snapshot(
     flat_inputs, spec = flatten(inputs)
     batch = unflatten(flat_inputs, spec)
     arguments = inputs if loss_fn is None or isinstance(inputs, Mapping) else inputs[:-1]
-    front = Front(
+    front = StepFront(
         name,
         model,
         loss_fn,
@@ -80,7 +80,7 @@ def check_snapshot(
 
 
 def _check_settled(
-    name: str, front: Front, batch: Sequence[Any], execute_pass: Callable[[], None]
+    name: str, front: StepFront, batch: Sequence[Any], execute_pass: Callable[[], None]
 ) -> None:
     """Raise `CaptureError` if each forward pass changes what it reads."""
     reasons: tuple[str, ...] = ()
