@@ -12,7 +12,7 @@ class Reserve(NamedTuple):
     name: str
     bytes: int
     is_forward: bool = True
-    """Whether they are in RAM during the forward pass, too, where passes are told apart."""
+    """Whether they are in RAM during the forward pass, too, where plans distinguish passes."""
 
 
 @dataclass(frozen=True, slots=True)
