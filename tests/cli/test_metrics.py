@@ -78,7 +78,7 @@ def test_a_new_metric_is_a_claim_that_verify_checks(monkeypatch):
     assert f"executed_steps: the file says {steps + 1}" in said
     assert str(steps) in said
     A.write_text(json.dumps(document | {"executed_steps": "many"}))
-    assert "executed_steps" in invoke("verify", A, *BOARD, status=0).err
+    assert "executed_steps: expected a valid integer" in invoke("verify", A, *BOARD, status=2).err
 
 
 def test_a_metric_that_is_no_entry_is_an_unknown_key(monkeypatch):
