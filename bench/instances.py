@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import compared
 import grid
 import poetmodel as pm
+from harness import make_record
 from measured import RESULTS, read_records
 from poetmodel.result import Status
 from poetmodel.schedule import GraphIdentity, Schedule
@@ -38,7 +39,9 @@ MOCCASIN: Final = (
 )
 """Note on graphs under another licence, which are written only if the user has them."""
 SCHEDULES: Final = RESULTS / "best-schedules.jsonl"
-"""File of the best schedules: JSON lines with recomputations, transfers, and spans of stages."""
+"""File of the best schedules: records with recomputations, transfers, and spans of stages."""
+GAP: Final = 1e-6
+"""Gap at which a solve for a best schedule ends."""
 PROOFS: Final = {"cell": ("default", "compact"), compared.KIND: (compared.OPTIMAL,)}
 """Methods whose bounds are valid for the problem, by kind of record. The bound of ``paper`` is only
 valid for its own model."""
@@ -95,13 +98,15 @@ def solve_best(time_limit_s: float = 10.0) -> None:
         best = instance.best.overhead
         if best is None or instance.schedule is not None:
             continue
-        result = pm.solve(instance.problem, time_limit=time_limit_s, gap=1e-6)
+        settings: dict[str, Any] = {"gap": GAP, "threads": 1, "seed": 0}
+        result = pm.solve(instance.problem, time_limit=time_limit_s, **settings)
         tolerance = TOLERANCE * max(best, 1e-6 * instance.problem.objective.baseline)
         if result.overhead is None or result.overhead > best + tolerance:
             continue
         schedule = result.require_schedule()
+        cell = {"limit_s": time_limit_s, **settings}
         entry: dict[str, Any] = {
-            "name": instance.name,
+            **make_record("best schedule", instance.name, cell=cell, status=str(result.status)),
             "R": [[t, k] for t, k in schedule.R if k < t],
             "kept": schedule.kept,
             "stored": schedule.stored,
