@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -263,17 +264,21 @@ def test_unknown_names_and_limits_are_refused():
 # -- the instance library --------------------------------------------------------------------------
 @pytest.mark.slow
 def test_library_of_all_problems_is_written_and_checked():
-    """Every problem has files and results that agree; a schedule of our own is as good as known."""
+    """Every problem has files and results that agree; a schedule of our own is as good as known.
+
+    Packed, the library is small enough to be published; MPS files are of ten graphs or more.
+    """
     done = invoke("bench", "instances", "library", "--json", status=0)
     lines = {line["name"]: line for line in done.json["instances"]}
     assert len(lines) == len(done.json["instances"]) > 700
     files = [path for path in Path("library").rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 100_000_000
+    assert sum(len(zlib.compress(path.read_bytes(), 1)) for path in files) < 100_000_000
+    assert len({line["graph"] for line in lines.values() if line["mps"]}) >= 10
     for line in lines.values():
         best = line["best"]
         assert all(Path("library", line[key]).is_file() for key in ("graph", "costs"))
         assert line["problem"]["ram_budget_bytes"] >= line["min_ram_bytes"]
-        assert (line["nodes"] < 60) == (line["mps"] is not None)
+        assert line["nodes"] >= 60 or line["mps"] is not None
         if best["overhead"] is not None:
             assert best["commit"]
             assert not best["infeasible"]
