@@ -33,6 +33,7 @@ from poetmodel.device.hardware import Compute, Storage, Transfer
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.torch.dynamo import costs, live_calls, pages, planning
 from poetmodel.torch.graph.tensors import heap_peak_bytes
+from poetmodel.torch.planning import task
 from poetmodel.torch.state import pages as state_pages
 
 STEPS = 3
@@ -520,7 +521,7 @@ def test_parts_that_autograd_saves_are_copied_where_eager_copies_them():
 @pytest.mark.slow
 def test_recurrences_of_many_steps_get_plans(monkeypatch):
     """Also by the budget that a refusal names, far below what is kept otherwise."""
-    monkeypatch.setattr(planning, "REFUSING_S", LIMIT_S / 4)
+    monkeypatch.setattr(task, "REFUSING_S", LIMIT_S / 4)
     case = recurrence(nn.GRUCell, 48)
     model, step, back = case.compiled("50%", gap=ANY_GAP)
     assert same(trained(model, step, case.batch), case.eager())
