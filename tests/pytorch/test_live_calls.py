@@ -720,7 +720,7 @@ class TwoPlans:
     call: FirstCall
 
     graph = skip_graph()
-    middle_node = 2
+    n_forward_operations = 2
     keep_all_bytes = 10
     extra_bytes = 0
     settings = SimpleNamespace(time_limit=60)

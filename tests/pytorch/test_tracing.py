@@ -20,8 +20,8 @@ from poetmodel.problem import Problem
 from poetmodel.torch import compile, trace
 from poetmodel.torch.capturing.joint_graph import InputKind, OutputKind
 from poetmodel.torch.step.scheduled import (
-    KEPT_FRACTIONS,
     RANDOM_STATE_BYTES,
+    SMALL_TENSOR_FRACTIONS,
     build_scheduled_graph,
     coarsen,
     floor_bytes,
@@ -153,7 +153,7 @@ def test_less_is_kept_where_nothing_is_left_beside_it():
     traced = trace(*residual_step())
     finest = coarsen(traced, kept_bytes=0)
     budget = floor_bytes(finest)
-    usual = coarsen(traced, kept_bytes=int(KEPT_FRACTIONS[0] * budget))
+    usual = coarsen(traced, kept_bytes=int(SMALL_TENSOR_FRACTIONS[0] * budget))
     assert floor_bytes(usual) > budget
     found = build_scheduled_graph(traced, budget_bytes=budget)
     assert floor_bytes(found) <= budget

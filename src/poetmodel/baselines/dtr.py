@@ -92,14 +92,14 @@ def dtr_paging(problem: Problem) -> Schedule:
     """
     overlaps = problem.is_overlapping
     transfer_modes = (False, True) if overlaps and problem.minimize == Quantity.TIME else (False,)
-    rules = [
+    variants = [
         partial(
             _schedule_with_paging, score=score, free_transfers=free_transfers, recompute=recompute
         )
         for score, recompute in (("full", True), ("msps", True), ("full", False))
         for free_transfers in transfer_modes
     ]
-    return schedule_with_best_homes(problem, rules)
+    return schedule_with_best_homes(problem, variants)
 
 
 def _schedule_with_paging(

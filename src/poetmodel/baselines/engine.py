@@ -1,4 +1,4 @@
-"""Search loops of the baselines: repeat a method with different budgets or rules.
+"""Search loops of the baselines: repeat a method with different budgets or variants.
 
 `poetmodel.heuristics.execution` executes the steps that a method decides.
 """
@@ -23,31 +23,33 @@ if TYPE_CHECKING:
 
 MAX_ATTEMPTS: Final = 24
 """Maximum number of attempts of `fit_budget`, each after the first with less RAM."""
-RULES_TIME_RATIO: Final = 0.9
-"""Fraction of the remaining time that the rules of a method may use."""
+VARIANTS_TIME_RATIO: Final = 0.9
+"""Fraction of the remaining time that the variants of a method may use."""
 
 
 @dataclass(slots=True)
-class RuleWatch:
-    """Records whether the time limit stopped the rules of a method."""
+class TimeoutRecord:
+    """Records whether the time limit stopped a variant of a method."""
 
     is_cut_short: bool = False
-    """Whether `select_best_schedule` returned a schedule after the time limit stopped a rule."""
+    """Whether `select_best_schedule` returned a schedule after the time limit stopped a variant."""
 
 
-_RULE_WATCH: Final[ContextVar[RuleWatch | None]] = ContextVar("rule_watch", default=None)
-"""The `RuleWatch` of the innermost `watch_rules`; None outside."""
+_TIMEOUT_RECORD: Final[ContextVar[TimeoutRecord | None]] = ContextVar(
+    "timeout_record", default=None
+)
+"""The record of the innermost `record_timeout`; None outside."""
 
 
 @contextmanager
-def watch_rules() -> Iterator[RuleWatch]:
-    """Context manager: yield a `RuleWatch` of the `select_best_schedule` calls inside."""
-    watch = RuleWatch()
-    token = _RULE_WATCH.set(watch)
+def record_timeout() -> Iterator[TimeoutRecord]:
+    """Context manager: yield the `TimeoutRecord` that `select_best_schedule` sets inside."""
+    record = TimeoutRecord()
+    token = _TIMEOUT_RECORD.set(record)
     try:
-        yield watch
+        yield record
     finally:
-        _RULE_WATCH.reset(token)
+        _TIMEOUT_RECORD.reset(token)
 
 
 def fit_budget(problem: Problem, schedule_within: Callable[[int], Schedule]) -> Schedule:
@@ -106,28 +108,28 @@ def bisect_budget(
     return None if best is None else best.schedule
 
 
-def select_best_schedule(problem: Problem, rules: Iterable[Callable[[], Schedule]]) -> Schedule:
-    """Return the best schedule of the rules of a method, by the problem's objective.
+def select_best_schedule(problem: Problem, variants: Iterable[Callable[[], Schedule]]) -> Schedule:
+    """Return the best schedule of the variants of a method, by the problem's objective.
 
-    A schedule without violations is better than any with violations. Rules that are not applicable
-    are skipped. The rules have nine tenths of the remaining time, because the caller verifies the
-    schedule. If the time limit stops a rule, the best schedule so far is returned, and the active
-    `RuleWatch` records the stop.
+    A schedule without violations is better than any with violations. Variants that are not
+    applicable are skipped. The variants have nine tenths of the remaining time, because the caller
+    verifies the schedule. If the time limit stops a variant, the best schedule so far is returned,
+    and the active `TimeoutRecord` records the stop.
     """
     candidates: list[Candidate] = []
     errors: list[MethodNotApplicableError] = []
-    with time_limit(RULES_TIME_RATIO * time_left_s()):
-        for rule in rules:
+    with time_limit(VARIANTS_TIME_RATIO * time_left_s()):
+        for variant in variants:
             try:
-                candidates.append(make_candidate(problem, rule()))
+                candidates.append(make_candidate(problem, variant()))
             except MethodNotApplicableError as error:
                 errors.append(error)
             except TimeLimitError:
                 if not candidates:
                     raise
-                watch = _RULE_WATCH.get()
-                if watch is not None:
-                    watch.is_cut_short = True
+                record = _TIMEOUT_RECORD.get()
+                if record is not None:
+                    record.is_cut_short = True
                 break
     if not candidates:
         raise errors[0]

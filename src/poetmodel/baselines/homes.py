@@ -81,10 +81,10 @@ def _bind_options(
     """Return a function of the problem alone, with the method's options and attributes."""
 
     @wraps(method)
-    def rule(problem: Problem) -> Schedule:
+    def variant(problem: Problem) -> Schedule:
         return method(problem, *options, **keywords)
 
-    return rule
+    return variant
 
 
 def choose_homes(method: Scheduler[P]) -> Scheduler[P]:
@@ -108,33 +108,33 @@ def use_homes_of(name: str) -> Callable[[Scheduler[P]], Scheduler[P]]:
 
 
 def schedule_with_best_homes(
-    problem: Problem, rules: Sequence[Callable[[Problem], Schedule]]
+    problem: Problem, variants: Sequence[Callable[[Problem], Schedule]]
 ) -> Schedule:
-    """Return the best schedule of `rules`, over several assignments of homes to state.
+    """Return the best schedule of `variants`, over several assignments of homes to state.
 
-    `rules` get problems without state. Each is tried with all state in RAM and with all on storage.
-    If only the second has a schedule, RAM is filled in the orders of `_fill_orders`. If no attempt
-    succeeds, all are repeated with permission to overwrite inputs.
+    `variants` get problems without state. Each is tried with all state in RAM, and with all on
+    storage. If only the second has a schedule, RAM is filled in the orders of `_fill_orders`. If no
+    attempt succeeds, all are repeated with permission to overwrite inputs.
     """
     orders = _fill_orders(problem)
     extremes = dict.fromkeys((orders[0], ()))
     feasible: set[tuple[int, frozenset[int]]] = set()
-    """(index of the rule, state tensors in RAM) of the attempts that have a schedule."""
+    """(index of the variant, state tensors in RAM) of the attempts that have a schedule."""
 
-    def schedule_with(rule_index: int, resident: tuple[int, ...]) -> Schedule:
-        schedule = _schedule_with_resident_state(problem, resident, rules[rule_index])
-        feasible.add((rule_index, frozenset(resident)))
+    def schedule_with(variant_index: int, resident: tuple[int, ...]) -> Schedule:
+        schedule = _schedule_with_resident_state(problem, resident, variants[variant_index])
+        feasible.add((variant_index, frozenset(resident)))
         return schedule
 
     def list_attempts() -> Iterator[Callable[[], Schedule]]:
         """Yield functions that attempt a schedule; call each one before requesting the next."""
         for resident in extremes:
-            yield from (partial(schedule_with, index, resident) for index in range(len(rules)))
+            yield from (partial(schedule_with, index, resident) for index in range(len(variants)))
         # A bisection, and a few attempts without tensors that do not fit.
         max_attempts = len(orders[0]).bit_length() + N_SKIP_ATTEMPTS
         for order in orders:
-            for index in reversed(range(len(rules))):
-                found = {resident for rule_index, resident in feasible if rule_index == index}
+            for index in reversed(range(len(variants))):
+                found = {resident for variant_index, resident in feasible if variant_index == index}
                 if frozenset() in found and frozenset(order) not in found:
                     is_feasible = partial(lambda i, fill: (i, fill) in feasible, index)
                     for resident in islice(_fill_ram(order, is_feasible), max_attempts):
@@ -214,11 +214,11 @@ def _schedule_with_resident_state(
     stateless_problems = (
         (restricted_problem,) if needs_one_graph else (restricted_problem, unrestricted_problem)
     )
-    rules = (
+    variants = (
         partial(_schedule_with_homes, problem, resident, method, stateless_problem)
         for stateless_problem in stateless_problems
     )
-    return select_best_schedule(problem, rules)
+    return select_best_schedule(problem, variants)
 
 
 def _schedule_with_homes(

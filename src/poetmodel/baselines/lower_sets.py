@@ -79,8 +79,8 @@ def lower_sets(problem: Problem, family: str = "") -> Schedule:
     sets = LowerSets(graph, problem.table.compute_time_s, family)
     schedule_of: Callable[[frozenset[int]], Schedule] = cache(partial(recompute_once, graph))
 
-    def search_within(limit_bytes: int) -> Schedule:
-        """Bisect `undominated_chains` within a limit by saved bytes; return the best schedule."""
+    def best_schedule_within(limit_bytes: int) -> Schedule:
+        """Return the best schedule of the chains whose estimated peak is within a limit."""
         chains = sets.undominated_chains(limit_bytes)[::-1]  # in ascending order of saved bytes
         best = bisect_budget(
             problem,
@@ -99,7 +99,10 @@ def lower_sets(problem: Problem, family: str = "") -> Schedule:
     limit_numbers = sorted(range(1, N_LIMITS + 1), key=lambda number: (-(number & -number), number))
     return select_best_schedule(
         problem,
-        (partial(search_within, sets.total_bytes * number // N_LIMITS) for number in limit_numbers),
+        (
+            partial(best_schedule_within, sets.total_bytes * number // N_LIMITS)
+            for number in limit_numbers
+        ),
     )
 
 

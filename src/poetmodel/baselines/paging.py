@@ -44,12 +44,12 @@ def offload_all(problem: Problem) -> Schedule:
 
     A saved tensor is computed by an input, forward or loss node and read by a backward or update
     node. It stays in RAM until its last use before the backward pass, and longer if the next node
-    reads it, too. The better of two rules is taken. As in vDNN, the tensor is paged in once and
+    reads it, too. The better of two variants is taken. As in vDNN, the tensor is paged in once and
     stays until its last use. As with ``torch.autograd.graph.save_on_cpu``, it is paged in for each
     node that reads it, and stays longer only if the next node also reads it: more transfers, less
-    RAM. The rules ignore the budget and the storage limit. Gradients and tensors of 0 bytes stay in
-    RAM. Samples that are on storage initially are not written. Homes of state are those of
-    `schedule_with_best_homes`; state on storage follows the rule of `zero_offload`.
+    RAM. The variants ignore the budget and the storage limit. Gradients and tensors of 0 bytes stay
+    in RAM. Samples that are on storage initially are not written. Homes of state are those of
+    `schedule_with_best_homes`; state on storage is paged as by `zero_offload`.
     """
     if not problem.can_page:
         raise MethodNotApplicableError(
@@ -62,17 +62,20 @@ def offload_all(problem: Problem) -> Schedule:
 
     @use_homes_of("offload-all")
     def schedule(stateless: Problem) -> Schedule:
-        """Return the best schedule of both rules of `offload_all`, by `select_best_schedule`."""
+        """Return the best schedule of both variants of `offload_all`, by `select_best_schedule`."""
         saved_intervals = _find_saved_intervals(stateless.graph)
         first_intervals = {interval.tensor: interval for interval in reversed(saved_intervals)}
         state_evictions = _make_state_evictions(problem, stateless.graph)
-        rules = (
+        evictions_of_variants = (
             dict.fromkeys(evicted_intervals, True) | state_evictions
             for evicted_intervals in (first_intervals.values(), saved_intervals)
         )
         return select_best_schedule(
             stateless,
-            (partial(_execute_within_budget, stateless, evictions) for evictions in rules),
+            (
+                partial(_execute_within_budget, stateless, evictions)
+                for evictions in evictions_of_variants
+            ),
         )
 
     return schedule(problem)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
-from poetmodel.baselines.engine import watch_rules
+from poetmodel.baselines.engine import record_timeout
 from poetmodel.baselines.lookup import method
 from poetmodel.baselines.registry import DEFAULT, Method
 from poetmodel.clock import infrequent_gc, time_limit
@@ -171,7 +171,7 @@ def _run_heuristic(search: Search, entry: Method) -> None:
         f"raise the limit, or use method {DEFAULT!r}, which returns its best schedule so far"
     )
     try:
-        with time_limit(search.request.remaining_s()), infrequent_gc(), watch_rules() as watch:
+        with time_limit(search.request.remaining_s()), infrequent_gc(), record_timeout() as timeout:
             candidate = _run_and_verify(search.problem, entry)
     except TimeLimitError:
         search.end(Termination.TIME_LIMIT, timeout_reason)
@@ -186,7 +186,7 @@ def _run_heuristic(search: Search, entry: Method) -> None:
         raise _invalid_schedule_error(entry, candidate.violations)
     if candidate.simulation.violations:
         raise VerificationError(candidate.violations)
-    if not watch.is_cut_short:
+    if not timeout.is_cut_short:
         search.best = _require_within_limits(candidate)
         search.end(Termination.STALLED)
         return

@@ -315,13 +315,12 @@ def choose_layers(  # noqa: PLR0913 - those of `choose`
     start_schedule = None if selection.result is None else selection.result.schedule
     if tile_bytes is not None:
         derived_step = freezable.step_for(chosen_parameters)
-        derived_graph = derived_step.graph
         return Choice(
             selection=selection,
             parameters=chosen_parameters,
             scores=scores_by_layer,
             result=_solve_chosen_step(
-                derived_step, derived_graph, problem.resolved(), request, start_schedule
+                derived_step, derived_step.graph, problem.resolved(), request, start_schedule
             ),
             step=derived_step,
             tile_bytes=tile_bytes,
@@ -329,8 +328,8 @@ def choose_layers(  # noqa: PLR0913 - those of `choose`
         )
     with _train_only(_captured_parameters(model, loss_fn), chosen_parameters):
         captured_step = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
-    derived_graph = freezable.graph_for(chosen_parameters)
-    if graph_signature(derived_graph) != graph_signature(captured_step.graph):
+    compared_graph = freezable.graph_for(chosen_parameters)
+    if graph_signature(compared_graph) != graph_signature(captured_step.graph):
         return _make_unproved_choice(
             captured_step,
             problem.resolved(),
@@ -340,7 +339,7 @@ def choose_layers(  # noqa: PLR0913 - those of `choose`
             scores_by_layer,
         )
     result = _solve_chosen_step(
-        captured_step, derived_graph, problem.resolved(), request, start_schedule
+        captured_step, compared_graph, problem.resolved(), request, start_schedule
     )
     return Choice(
         selection=selection,
@@ -520,7 +519,7 @@ def _check_not_quantized(scores: Mapping[str, float], model: torch.nn.Module, so
 def _step_costs(
     step: LoweredStep, device: str | Device | None, profile: str | Path | Costs | None
 ) -> Costs:
-    """Return the costs of the profile, for `device` if given, or else estimates for it."""
+    """Return the profile's costs, as those of `device` if given, or else the device's estimates."""
     loaded_device = Device.load(device) if isinstance(device, str) else device
     if isinstance(profile, Costs):
         return profile if loaded_device is None else profile.for_device(loaded_device)
@@ -576,19 +575,19 @@ def _make_empty_result(problem: Problem, selection: LayerSet, request: Request) 
 
 def _solve_chosen_step(
     step: LoweredStep,
-    derived_graph: Graph,
+    compared_graph: Graph,
     problem: Problem,
     request: Request,
     start_schedule: Schedule | None,
 ) -> SolveResult:
     """Solve for the schedule of the chosen step in the remaining time, at least 0.01 s.
 
-    `derived_graph`, the graph from the selection and of `start_schedule`, may have other node
-    names. `problem` is that of the step that trains all layers.
+    `compared_graph` is the graph of the step on which sets were compared, with `start_schedule`;
+    its nodes may have other names. `problem` is that of the step that trains all layers.
     """
-    costs = costs_for(derived_graph, problem)
+    costs = costs_for(compared_graph, problem)
     chosen_problem = replace(
-        problem, graph=step.graph, costs=rename_costs(costs, derived_graph, step.graph)
+        problem, graph=step.graph, costs=rename_costs(costs, compared_graph, step.graph)
     )
     result = solve(
         chosen_problem,
@@ -612,10 +611,10 @@ def _make_unproved_choice(
     parameters: tuple[str, ...],
     scores: Mapping[str, float],
 ) -> Choice:
-    """Solve the chosen step in the remaining time; return a choice without a proved bound.
+    """Solve the chosen step in the remaining time; return a choice whose bound is trivial.
 
-    Used if its nodes differ from those of the graphs on which the sets were compared. The bound is
-    the sum of `scores`, those of all layers.
+    For a step that differs from the graph on which the sets were compared. The bound is the sum of
+    the scores of all layers. Estimated costs are needed: a profile lacks the new nodes.
     """
     if find_estimate_device(problem) is None:
         raise CaptureError(

@@ -183,12 +183,12 @@ class Backend(GraphPlanner):
         self._fsdp_modules.update(sharded_modules)
         if ddp is not None:
             self._replicas.add(ddp)
-        waits_with_others = has_ddp_buckets() or any(
+        has_concurrent_calls = has_ddp_buckets() or any(
             map(has_other_compiled_modules, _find_local_modules())
         )
         return {
             "is_sharded": bool(sharded_modules),
-            "waits_with_others": waits_with_others and not self._has_one_plan,
+            "has_concurrent_calls": has_concurrent_calls and not self._has_one_plan,
             "wrapped_bytes": self._wrapped_bytes(),
         }
 
@@ -199,7 +199,7 @@ class Backend(GraphPlanner):
 
         With ``outside="auto"``, a later call compiles it again with the measured memory.
         """
-        if self._settings.outside == AUTO and call.waits_with_others:
+        if self._settings.outside == AUTO and call.has_concurrent_calls:
             raise InputError(_AUTO_ERROR)
         if self._settings.outside != AUTO:
             return self._compile_graph(module, inputs, self._compiler, **options)
@@ -270,7 +270,7 @@ class Backend(GraphPlanner):
             return CompiledVariant(compiled_function, counted_graph)
         counted_graph.set_plan(self._graph_plans[-1])
         counted_graph.frontier = self._frontier
-        if counted_graph.waits_with_others and self._settings.stated_bytes is None:
+        if counted_graph.has_concurrent_calls and self._settings.stated_bytes is None:
             counted_graph.budget_bytes = 0  # a budget in percent is that of all calls of the step
         execute = counted_graph.record_nodes(compiled_function)
         if self._added_parameters:
@@ -320,14 +320,14 @@ class Backend(GraphPlanner):
             last_step = self._live.last_step
             if last_step is not None:
                 has_many_calls = len(find_frontiers(last_step)) > 1
-                if has_many_calls or frontier.graph_problem.call.waits_with_others:
+                if has_many_calls or frontier.graph_problem.call.has_concurrent_calls:
                     with self.record_refusals():
                         self._steps.choose_step_plan(last_step, self._share, self._gather)
                     self._live.budget_bytes = self._steps.budget_bytes
         graph_plan = self._steps.find_plan(frontier, number)
         if graph_plan is not None:
             return graph_plan, CallFacts(expected_number=number)
-        waits = number or frontier.graph_problem.call.waits_with_others
+        waits = number or frontier.graph_problem.call.has_concurrent_calls
         return frontier.tight_plan if waits else None, CallFacts()
 
     def _make_name_suffix(self, module: fx.GraphModule, inputs: Sequence[Any]) -> str:
@@ -417,7 +417,7 @@ class GraphCalls:
 
         The first one is included only if its plan is a copy of `tight_plan`.
         """
-        if first_variant.counted_graph.waits_with_others:
+        if first_variant.counted_graph.has_concurrent_calls:
             self.variants[id(frontier.tight_plan)] = first_variant
 
     def __call__(self, *arguments: Any) -> Any:

@@ -40,7 +40,7 @@ class Frontier:
     @cached_property
     def min_saved_bytes(self) -> int:
         """Bytes saved for the backward pass if all recomputable tensors are recomputed [B]."""
-        return _min_saved_bytes(self.graph_problem.graph, self.graph_problem.middle_node)
+        return _min_saved_bytes(self.graph_problem.graph, self.graph_problem.n_forward_operations)
 
     @cached_property
     def min_peak_bytes(self) -> int:

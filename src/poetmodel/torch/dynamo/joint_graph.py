@@ -249,10 +249,10 @@ class JointGraph(StepGraph):
         nodes = list(map(self._make_node, self.operations))
         if middle_bytes is not None:
             count = sum(operation.phase is Phase.FORWARD for operation in self.operations)
-            middle_node = replace(
+            inserted_node = replace(
                 self.results_node((), workspace_bytes=middle_bytes), name=MIDDLE, op=MIDDLE
             )
-            nodes.insert(count, replace(middle_node, phase=Phase.FORWARD))
+            nodes.insert(count, replace(inserted_node, phase=Phase.FORWARD))
         return Graph(name="captured", nodes=(*nodes, results_node), kernels="pytorch")
 
     def _make_node(self, operation: Operation) -> Node:

@@ -43,18 +43,18 @@ class JointRewriter(Rewriter):
         self._first_node: fx.Node | None = None
         """First node of the new graph that is no argument; copies are inserted before it."""
 
-    def rewrite(self, program: Program, middle_node: int | None = None) -> fx.Graph:
+    def rewrite(self, program: Program, inserted_node: int | None = None) -> fx.Graph:
         """Write a program, fill `saved_nodes`, and return the graph; call this once.
 
-        The backward pass begins at node `middle_node` of the plan's graph, by default with the
-        first backward operation. Waits and frees of the program are omitted.
+        `inserted_node` of the plan's graph is no operation and begins the backward pass; without
+        it, the first backward operation does. Waits and frees are omitted.
         """
         joint = self._joint
         for op, node in program:
-            if op == Op.COMPUTE and node == middle_node:
+            if op == Op.COMPUTE and node == inserted_node:
                 self._begin_backward()
             elif op == Op.COMPUTE:
-                self._compute(node - (middle_node is not None and node > middle_node))
+                self._compute(node - (inserted_node is not None and node > inserted_node))
             elif op == Op.PAGE_OUT:
                 self._page_out(node)
             elif op == Op.PAGE_IN:

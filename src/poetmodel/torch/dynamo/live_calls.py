@@ -149,8 +149,8 @@ class CountedGraph:
         """Name in the summary."""
         self.budget_bytes = 0
         """Budget of the graph [B]; 0 if only that of all calls of a step applies."""
-        self.waits_with_others = False
-        """Whether the plan is for a call that waits together with other calls."""
+        self.has_concurrent_calls = False
+        """Whether the plan is for a call with other calls between its two passes."""
         self.peaks = PassPeaks(0)
         self.results_count = 0
         """Number of results among the outputs of the forward pass; the rest are saved tensors."""
@@ -162,9 +162,9 @@ class CountedGraph:
         `facts`: those of the next call in this thread."""
 
     def set_plan(self, graph_plan: GraphPlan) -> None:
-        """Set name, budget, `waits_with_others`, peaks and number of results by a plan."""
+        """Set name, budget, `has_concurrent_calls`, peaks and number of results by a plan."""
         self.name = graph_plan.record.name
-        self.waits_with_others = graph_plan.middle_node is not None
+        self.has_concurrent_calls = graph_plan.inserted_node is not None
         self.budget_bytes = graph_plan.record.ram_budget_bytes
         self.peaks = graph_plan.peaks
         self.results_count = graph_plan.forward_outputs
@@ -616,7 +616,7 @@ class LiveCalls:
             if (
                 has_later_backward
                 and not is_expected
-                and (len(graphs) > 1 or graph.waits_with_others)
+                and (len(graphs) > 1 or graph.has_concurrent_calls)
             ):
                 middle_bytes = held_bytes + graph.held_bytes + self.outside_bytes
                 needed_bytes = max(needed_bytes, middle_bytes)

@@ -159,8 +159,9 @@ class GraphPlan:
     peaks: PassPeaks
     forward_outputs: int
     """Number of results among the outputs of the forward pass; the rest are saved tensors."""
-    middle_node: int | None = None
-    """Node of the plan's graph between both passes; None without one."""
+    inserted_node: int | None = None
+    """The node of the plan's graph between both passes that bounds the saved bytes and is no
+    operation; None without it."""
 
     @property
     def time_s(self) -> float:
@@ -249,8 +250,8 @@ class FirstCall:
     """Whether FSDP2 shards parameters of the function."""
     show_phase: Callable[[str], None] = lambda _: None
     """Called with the description of each phase of planning at its beginning."""
-    waits_with_others: bool = False
-    """Whether other calls are expected to wait for their backward pass together with this one."""
+    has_concurrent_calls: bool = False
+    """Whether other calls are expected between the forward and backward pass of this one."""
     graph_plan: GraphPlan | None = None
     """The plan to use; None to solve for a plan."""
     wrapped_bytes: int = 0
@@ -409,8 +410,8 @@ class GraphProblem:
         return self.reserves.bytes
 
     @property
-    def middle_node(self) -> int:
-        """Index of the node between both passes; without it, of the node after the forward pass."""
+    def n_forward_operations(self) -> int:
+        """Number of forward operations, and the index of a node inserted between both passes."""
         return sum(operation.phase is Phase.FORWARD for operation in self.joint.operations)
 
     def make_problem(self, usable_bytes: int, *, saved_bytes: int | None = None) -> Problem:
@@ -422,7 +423,7 @@ class GraphProblem:
         if saved_bytes is not None:
             self.joint.outside_bytes = self.call.outside.peak_bytes
             graph = self.joint.training_graph(middle_bytes=max(0, usable_bytes - saved_bytes))
-            times_s.insert(self.middle_node, 0.0)
+            times_s.insert(self.n_forward_operations, 0.0)
         costs = _make_costs(graph, self.settings, self.device, times_s)
         paging = self.settings.paging is not None
         return Problem(graph, costs, ram=usable_bytes, paging=paging, minimize="time")
@@ -471,7 +472,11 @@ class GraphProblem:
         if result.schedule is None:
             return None
         return self.make_plan(
-            problem, result, regions, budget_bytes=peak_bytes, middle_node=self.middle_node
+            problem,
+            result,
+            regions,
+            budget_bytes=peak_bytes,
+            inserted_node=self.n_forward_operations,
         )
 
     def make_keep_all_error(self, budget_bytes: int) -> BudgetError:
@@ -488,12 +493,12 @@ class GraphProblem:
         regions: Sequence[Region],
         *,
         budget_bytes: int,
-        middle_node: int | None = None,
+        inserted_node: int | None = None,
     ) -> GraphPlan:
         """Return the plan of the schedule of `result`, with its check, peaks and record.
 
-        `budget_bytes` is only recorded. With `middle_node`, the node between both passes, the peaks
-        exclude memory of DDP and FSDP2.
+        `budget_bytes` is only recorded. With an `inserted_node` the peaks exclude memory of DDP
+        and FSDP2.
         """
         graph, schedule = problem.graph, result.require_schedule()
         plan, check = make_checked_plan(
@@ -503,18 +508,19 @@ class GraphProblem:
             mode=StorageMode.BLOCKING,
             ram_budget_bytes=problem.ram_budget_bytes,
         )
-        peaks = self._pass_peaks(graph, plan, check, middle_node)
+        peaks = self._pass_peaks(graph, plan, check, inserted_node)
         n_instructions = Counter(instruction.op for instruction in plan.program)
         wrapped_bytes = self.call.wrapped_bytes
         peak_bytes = check.peak_ram_bytes + self.extra_bytes + wrapped_bytes
-        if middle_node is not None:
+        if inserted_node is not None:
             peak_bytes = max(peaks.forward_bytes, peaks.backward_bytes)
         outside = self.call.outside
         record = PlanRecord(
             name=self.name,
             ram_budget_bytes=budget_bytes,
             predicted_peak_bytes=peak_bytes,
-            keep_all_bytes=self.keep_all_bytes + (0 if middle_node is not None else wrapped_bytes),
+            keep_all_bytes=self.keep_all_bytes
+            + (0 if inserted_node is not None else wrapped_bytes),
             status=str(result.status),
             gap=result.gap,
             overhead=(result.overhead or 0.0) / (problem.objective.baseline or 1.0),
@@ -538,18 +544,18 @@ class GraphProblem:
             check=check,
             peaks=peaks,
             forward_outputs=self.joint.forward_outputs,
-            middle_node=middle_node,
+            inserted_node=inserted_node,
         )
 
     def _pass_peaks(
-        self, graph: Graph, plan: Plan, check: PlanCheck, middle_node: int | None
+        self, graph: Graph, plan: Plan, check: PlanCheck, inserted_node: int | None
     ) -> PassPeaks:
         """Return the peaks of both passes with `reserves`, without DDP and FSDP2.
 
         `saved_bytes` and `copied_bytes` are without `reserves`, too.
         """
         high_bytes = [record.peak_bytes for record in check.records]
-        count = self.middle_node
+        count = self.n_forward_operations
         first_after_forward = next(
             (
                 position
@@ -561,7 +567,7 @@ class GraphProblem:
         if self.joint.is_inference:
             return PassPeaks(max(high_bytes, default=0) + self.extra_bytes)
         held_bytes = check.records[first_after_forward - 1].ram_bytes if first_after_forward else 0
-        first_backward = first_after_forward if middle_node is None else first_after_forward + 1
+        first_backward = first_after_forward if inserted_node is None else first_after_forward + 1
         saved_tensors, freed_bytes, retained_bytes = set[int](), 0, 0
         for position, (op, index) in enumerate(plan.program):
             if position < first_after_forward:

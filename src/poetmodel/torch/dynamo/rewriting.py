@@ -312,11 +312,11 @@ class GraphPlanner:
         if record.is_loss_missing and not self._has_warned_about_loss:
             self._has_warned_about_loss = True
             remedy = _LOSS_REMEDY if self._settings.outside is None else _MEASURED_REMEDY
-            if graph_plan.middle_node is not None:
+            if graph_plan.inserted_node is not None:
                 remedy = _SIZE_REMEDY
             _LOG.warning("%s: %s; %s", name, LOSS_OUTSIDE, remedy)
         rewriter = JointRewriter(joint, -1 if self._file is None else self._file.number)
-        new_graph = rewriter.rewrite(graph_plan.plan.program, graph_plan.middle_node)
+        new_graph = rewriter.rewrite(graph_plan.plan.program, graph_plan.inserted_node)
         return new_graph, list(rewriter.saved_nodes)
 
     def _agree_profiles(
@@ -368,7 +368,7 @@ class GraphPlanner:
             self._frontier = Frontier(
                 GraphProblem.from_joint(joint, profiles, self._settings, **graph_options)
             )
-        if self._frontier is None or not call.waits_with_others:
+        if self._frontier is None or not call.has_concurrent_calls:
             return plan(joint, profiles, self._settings, **options)
         stated_bytes = self._settings.stated_bytes
         if stated_bytes is not None:

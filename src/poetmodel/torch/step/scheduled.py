@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from poetmodel.torch.step.trace import Trace
 
 
-KEPT_FRACTIONS: Final = (0.01, 0.001, 0.0)
-"""Small tensors are kept up to this fraction of the budget in total. The next fraction is tried if
-the kept tensors raise the minimum by more than `MAX_HEADROOM_FRACTION` of the headroom."""
+SMALL_TENSOR_FRACTIONS: Final = (0.01, 0.001, 0.0)
+"""Fractions of the budget that the omitted small tensors may take in total. The next fraction is
+tried if they raise the minimum by more than `MAX_HEADROOM_FRACTION` of the headroom."""
 
 MAX_HEADROOM_FRACTION: Final = 1 / 3
-"""Largest fraction of the budget's headroom above the minimum that kept tensors may take."""
+"""Largest fraction of the budget's headroom above the minimum that small tensors may take."""
 
 MIN_MOVABLE_BYTES: Final = 4096
 """State with fewer bytes, less than a page, always has its home in RAM [B]."""
@@ -82,8 +82,8 @@ def build_scheduled_graph(
 ) -> ScheduledGraph:
     """Return the graph to be solved, without small tensors.
 
-    They take the largest of `KEPT_FRACTIONS` of the budget that raises `floor_bytes` by at most
-    `MAX_HEADROOM_FRACTION` of the headroom. With `decide_homes`, below keep-all, the homes of
+    They take the largest of `SMALL_TENSOR_FRACTIONS` of the budget that raises `floor_bytes` by at
+    most `MAX_HEADROOM_FRACTION` of the headroom. With `decide_homes`, below keep-all, the homes of
     larger state are decisions.
     """
     if budget_bytes >= keep_all_bytes(trace):
@@ -94,7 +94,7 @@ def build_scheduled_graph(
         )
     candidates = [
         coarsen(trace, kept_bytes=int(fraction * budget_bytes), decide_homes=decide_homes)
-        for fraction in KEPT_FRACTIONS
+        for fraction in SMALL_TENSOR_FRACTIONS
     ]
     smallest_graph = min(candidates, key=floor_bytes)
     headroom_bytes = MAX_HEADROOM_FRACTION * (budget_bytes - floor_bytes(smallest_graph))
