@@ -51,6 +51,7 @@ def folders(tmp_path_factory):
         "vww": {"ram": "90%", "commit": True, "prefix": "vww"},
         "ble": {"ram": "100%", "prefix": "ble", **mapped},
         "commits": {"ram": "150%", "commit": True, **mapped},
+        "mapped": {"ram": "90%", "commit": True, **mapped},
         "kept": {
             "ram": "100%",
             "commit": True,
@@ -168,6 +169,47 @@ int main(void)
     flags = (f"-I{folder / 'include'}", "main.c", *sources(folder), "-lm", "-o", "app")
     run_command([*C, *flags], tmp_path)
     run_command(["./app"], tmp_path)
+
+
+def test_mapped_storage_without_an_address_is_an_error_of_storage(folders, tmp_path):
+    """A driver that has no address for a slot returns 0: no state is read or written there."""
+    require_programs(Target.HOST)
+    folder = folders("mapped")
+    states = json.loads((folder / "manifest.json").read_text())["states"]
+    index = [state["home"] for state in states].index("mapped")
+    (tmp_path / "main.c").write_text(
+        """\
+#include "pm.h"
+#include <stdio.h>
+
+static float state[4096];
+static int lost;
+const void *__real_pm_page_address(uint32_t slot);
+const void *__wrap_pm_page_address(uint32_t slot);
+
+const void *__wrap_pm_page_address(uint32_t slot)
+{
+    return lost ? 0 : __real_pm_page_address(slot);
+}
+
+int main(void)
+{
+    if (pm_init()) return 1;
+    for (lost = 0; lost < 2; lost++) {
+        printf("%d ", pm_read_state(MAPPED_STATE, state));
+        printf("%d ", pm_write_state(MAPPED_STATE, state));
+    }
+    return 0;
+}
+""",
+        encoding="utf-8",
+    )
+    flags = (f"-I{folder / 'include'}", f"-I{folder / 'port'}", "main.c", *sources(folder))
+    definition = f"-DMAPPED_STATE={index}"
+    driver = folder / "port" / "driver_ram.c"
+    wrap = "-Wl,--wrap=pm_page_address"
+    run_command([*C, definition, *flags, driver, wrap, "-lm", "-o", "app"], tmp_path)
+    assert run_command(["./app"], tmp_path).split() == ["0", "0", "2", "2"]
 
 
 def test_networks_share_one_copy_of_the_kernels(folders, tmp_path):

@@ -69,7 +69,7 @@ uint32_t pm_old_end(void);
    when done. Writes to a group have increasing offsets, and may skip bytes. */
 int pm_page_read(uint32_t slot, uint32_t offset, void *to, uint32_t bytes);
 
-/* For memory-mapped storage (PM_MAPPED): the address of a slot; a blocking write of some of its bytes, with commits
+/* For memory-mapped storage (PM_MAPPED): the address of a slot, or 0 if it has none; a blocking write of some of its bytes, with commits
    all of them at increasing offsets; and, for committed state with checksums (PM_STATE_SUMS), a check of all bytes
    of a slot that returns PM_OK, PM_ERROR_CHECKSUM or another error. */
 const void *pm_page_address(uint32_t slot);
