@@ -84,7 +84,7 @@ def test_what_an_abandoned_search_still_finds_is_ignored():
 def test_a_search_ends_with_its_gap_its_ceiling_or_its_target(bound, ends):
     """A ceiling ends it without a schedule, a target without a bound."""
     search, _ = search_of(gap=0.0)
-    search.take(make_candidate(search.problem, RECOMPUTED))
+    search.store_if_best(make_candidate(search.problem, RECOMPUTED))
     search.prove(bound)
     assert search.is_closed() == ends
     ceiling = Search(problem=search.problem, request=search.request, ceiling=1.0, bound=bound)
@@ -96,7 +96,7 @@ def test_a_search_ends_with_its_gap_its_ceiling_or_its_target(bound, ends):
 def test_a_refuted_proof_is_dropped():
     """The schedule stays; the bound is the one known without a solve."""
     search, _ = search_of()
-    search.take(make_candidate(search.problem, RECOMPUTED))
+    search.store_if_best(make_candidate(search.problem, RECOMPUTED))
     search.prove(2.0)
     search.end(Termination.PROVED)
     assert search.is_refuted()

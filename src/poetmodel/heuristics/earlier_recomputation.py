@@ -60,7 +60,8 @@ class EarlierRecomputation:
     def _move(self, original: Restoration, max_excess_bytes: int) -> bool:
         """Move a recomputation to the last earlier stage that lowers the total excess.
 
-        After False, the caller must undo the removal of it and of restorations that serve only it.
+        After a failure (False), the recomputation and restorations that serve only it are missing:
+        the caller must undo their removal.
         """
         partial, (t, k, _) = self.partial, original
         peak = partial.peak(t)

@@ -408,24 +408,24 @@ def recompute_once(
     Tensors that are not `evictable_tensors` are kept, too; all state has its home on storage. Other
     tensors stay until their last forward reader, see `last_forward_uses`. Every node is recomputed
     at most once, because saved and recomputed tensors stay while a later node may need them.
-    `groups` are sets of nodes that are recomputed together: if a backward node reads an output of a
-    group that is not saved, all missing outputs of the group that this backward node or a later one
-    reads are recomputed.
+    `groups` are segments of nodes that are recomputed together: if a backward node reads an output
+    of a segment that is not saved, all missing outputs of the segment that this backward node or a
+    later one reads are recomputed.
     """
     first_backward, last_forward_use = first_backward_node(graph), last_forward_uses(graph)
     last_use = tuple(users[-1] if users else -1 for users in graph.users_of)
-    group_of = {k: group for group in groups for k in group}
+    segment_of = {k: segment for segment in groups for k in segment}
     kept_tensors = set(saved_tensors)
 
     def is_kept(t: int, i: int) -> bool:
         return i in kept_tensors or t < last_forward_use[i] or t >= first_backward
 
     def list_demanded(t: int) -> Iterable[int]:
-        read_groups = [
-            group_of.get(graph.node_of[i]) for i in graph.inputs_of[t] if i not in kept_tensors
+        read_segments = [
+            segment_of.get(graph.node_of[i]) for i in graph.inputs_of[t] if i not in kept_tensors
         ]
-        for group in read_groups if t >= first_backward else ():
-            for k in group or ():
+        for segment in read_segments if t >= first_backward else ():
+            for k in segment or ():
                 yield from (i for i in graph.outputs_of[k] if last_use[i] >= t)
 
     return retain_tensors(graph, is_kept, list_demanded)

@@ -343,7 +343,7 @@ class RamLedger:
         """Split `whole_link` of tensor `i` at reader `t` (sign 1), or merge its two halves (-1).
 
         Updates `row_bytes`, `intervals` and `_links_from`; the peak of `t` becomes stale. Row `t`
-        loses the bytes that it counted for keeping the tensor and counts anyway.
+        counts inputs of its node anyway, so it no longer counts the bytes of keeping the tensor.
         """
         always_counting, intervals, (last, need) = (
             self._always_counting[i],
@@ -459,7 +459,7 @@ class RamLedger:
         return self.find_excess(limit_bytes) is None
 
     def find_excess(self, limit_bytes: int) -> tuple[int, int] | None:
-        """Return (stage, RAM use [B]) of one stage above a limit; None if no stage is above it."""
+        """Return (stage, RAM use [B]) of any stage above a limit; None if no stage is above it."""
         row_bytes = self.row_bytes
         fullest_stage = int(row_bytes.argmax())
         if row_bytes[fullest_stage] > limit_bytes:

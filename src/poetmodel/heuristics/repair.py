@@ -310,7 +310,7 @@ class Repair:
             self._add_in_best_stage(restoration)
 
     def _lower_excess(self, rows: UserRows) -> bool:
-        """Apply the move that lowers the excess most for its price; return whether any did."""
+        """Add or drop the decision that lowers the excess most per price; False if none does."""
         partial = self.partial
         moves: list[tuple[float, int, Restoration]] = []
         """(rank, 1 to add or 0 to drop, decision) of each move."""

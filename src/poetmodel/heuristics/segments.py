@@ -136,7 +136,7 @@ class _SegmentSearch:
 
 
 def _segmentations(problem: Problem) -> Iterator[list[Restoration]]:
-    """Yield the recomputations of 16, 8, 32, 4, ... segments, those best most often first."""
+    """Yield the recomputations of 16, 8, 32, 4, ... segments: 16 is best most often."""
     graph = problem.graph
     forward_count = next(
         (k for k, node in enumerate(graph.nodes) if node.phase is Phase.BACKWARD), 0
@@ -151,7 +151,10 @@ def _segmentations(problem: Problem) -> Iterator[list[Restoration]]:
 
 
 def _segment_starts(problem: Problem, forward_count: int, count: int) -> list[int]:
-    """Return the first node of each segment except the first segment, ascending."""
+    """Return the first node of each segment but the first, ascending.
+
+    Segments make about equal bytes; each starts where few bytes are read across its start.
+    """
     graph = problem.graph
     produced_bytes = [0, *accumulate(graph.output_bytes[:forward_count])]
     byte_differences = [0] * (forward_count + 1)

@@ -110,7 +110,7 @@ class UserRows:
     def excess_change(
         self, row_use: Sequence[float], row_amounts: Iterable[tuple[int, float]]
     ) -> float:
-        """Return the change of the total excess, in units, if `row_amounts` are added."""
+        """Return the change of `total_excess` if `row_amounts` are added."""
         total = 0.0
         for row, amount in _sum_by_row(row_amounts).items():
             excess_before = max(0.0, row_use[row] - self.upper_limits[row])

@@ -93,8 +93,8 @@ def _fix_keeps(m: Model) -> None:
         kept[i,a] = 1    for each free keep
         kept[i,a] = 0    for each dominated keep
     """
-    for value, segments in ((1.0, m.events.free_keeps), (0.0, m.events.dominated_keeps)):
-        for i, a in segments:
+    for value, keeps in ((1.0, m.events.free_keeps), (0.0, m.events.dominated_keeps)):
+        for i, a in keeps:
             m.fixed[m.kept[i, a]] = value
 
 

@@ -53,7 +53,7 @@ class Events:
 
     @cached_property
     def free_keeps(self) -> frozenset[tuple[int, int]]:
-        """Free keeps: segments ``(i, a)`` with ``event_groups[i][a]`` in ``present_groups[i]``."""
+        """Free keeps ``(i, a)`` with ``event_groups[i][a]`` in ``present_groups[i]``."""
         return frozenset(
             (i, a)
             for i, groups in enumerate(self.present_groups)
@@ -62,7 +62,7 @@ class Events:
         )
 
     def keep_index(self, i: int, first_group: int, group: int) -> int | None:
-        """Return the index `a` of the segment of tensor `i` in which `group` begins.
+        """Return the index `a` of the keep of tensor `i` in which `group` begins.
 
         None up to `first_group`, that of the tensor's first computation, and after its last event.
         """

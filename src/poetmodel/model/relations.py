@@ -262,7 +262,7 @@ class CompactRelations(StepView):
         yield from (("M_in", t, i) for (t, i), column in m.paged_in.items() if is_one(column))
         for (i, a), column in m.kept.items():
             if is_one(column):
-                yield from (("S_RAM", t, i) for t in self.segment_stages(i, a))
+                yield from (("S_RAM", t, i) for t in self.keep_stages(i, a))
         for i, k in enumerate(graph.node_of):
             is_paged_out = i in m.paged_out and is_one(m.paged_out[i])
             if is_paged_out:
@@ -281,7 +281,7 @@ class CompactRelations(StepView):
     def column_values(self, schedule: Schedule) -> Iterator[tuple[int, float]]:
         """Yield (column, value) of the columns of ``compact``, for a schedule.
 
-        A keep is 1 if the tensor is in RAM when each of its `segment_stages` begins. Entries of the
+        A keep is 1 if the tensor is in RAM when each of its `keep_stages` begins. Entries of the
         schedule without a column are ignored.
         """
         m = self.m
@@ -294,12 +294,12 @@ class CompactRelations(StepView):
         ):
             values |= {column: float(index in ones) for index, column in columns.items()}
         for (i, a), column in m.kept.items():
-            values[column] = float(all((t, i) in in_ram_entries for t in self.segment_stages(i, a)))
+            values[column] = float(all((t, i) in in_ram_entries for t in self.keep_stages(i, a)))
         values |= home_values(m, schedule)
         yield from values.items()
         yield from memory_values(m, schedule, values)
 
-    def segment_stages(self, i: int, a: int) -> range:
+    def keep_stages(self, i: int, a: int) -> range:
         """Return the stages at whose beginning tensor `i` is in RAM if ``kept[i,a]`` is 1."""
         event_stages = self.m.events.event_groups[i]
         first = self.graph.node_of[i] if a == 0 else event_stages[a - 1]

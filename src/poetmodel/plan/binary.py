@@ -102,11 +102,11 @@ def encode(plan: Plan, graph: Graph | None = None) -> bytes:
     check_identity(graph, plan)
     _check_indices(graph, plan.program)
     homes = plan.homes(graph)
-    steps = strip_derived_instructions(homes, plan.program, plan.mode)
+    instructions = strip_derived_instructions(homes, plan.program, plan.mode)
     flags = DMA if plan.mode == StorageMode.DMA else 0
-    if steps is None:
+    if instructions is None:
         flags |= LITERAL
-        steps = homes.expand_first_reads(plan.program)
+        instructions = homes.expand_first_reads(plan.program)
     if plan.memory_mapped:
         flags |= MEMORY_MAPPED
     header = bytearray()
@@ -122,7 +122,7 @@ def encode(plan: Plan, graph: Graph | None = None) -> bytes:
         header += _encode_number(plan.commit)
     if plan.resident is not None:
         header += _pack_bits(state in plan.resident for state in graph.state_tensors)
-    body = bytes(header) + _encode_steps(homes, steps)
+    body = bytes(header) + _encode_instructions(homes, instructions)
     version = VERSION if plan.resident is None else VERSION_WITH_STATE
     if flags & ~_FLAGS[version]:
         raise PlanError("memory_mapped and commit: expected only in plans that list resident state")
@@ -179,10 +179,10 @@ def decode(data: bytes, graph: Graph) -> Plan:
         graph=graph,
     )
     homes = plan.homes(graph)
-    steps = tuple(_decode_steps(homes, reader))
+    instructions = tuple(_decode_instructions(homes, reader))
     if flags & LITERAL:
-        return replace(plan, program=homes.collapse_first_reads(steps))
-    return replace(plan, program=add_waits_and_frees(homes, steps, plan.mode))
+        return replace(plan, program=homes.collapse_first_reads(instructions))
+    return replace(plan, program=add_waits_and_frees(homes, instructions, plan.mode))
 
 
 def is_binary(data: bytes) -> bool:
@@ -261,12 +261,12 @@ class _IndexPredictor:
             self._last_computed = index
 
 
-def _encode_steps(homes: Homes, steps: Iterable[Instruction]) -> bytes:
-    """Return the records of steps; first computations in graph order are only counted."""
+def _encode_instructions(homes: Homes, instructions: Iterable[Instruction]) -> bytes:
+    """Return the records of instructions; first computations in graph order are only counted."""
     encoded = bytearray()
     predictor = _IndexPredictor(homes)
     n_first = 0
-    for op, index in steps:
+    for op, index in instructions:
         if op == Op.COMPUTE and predictor.is_due(index, n_unregistered=n_first):
             n_first += 1
             continue
@@ -278,7 +278,7 @@ def _encode_steps(homes: Homes, steps: Iterable[Instruction]) -> bytes:
     return bytes(encoded)
 
 
-def _decode_steps(homes: Homes, reader: _ByteReader) -> Iterator[Instruction]:
+def _decode_instructions(homes: Homes, reader: _ByteReader) -> Iterator[Instruction]:
     """Yield the instruction of each record, and the computations without a record."""
     predictor = _IndexPredictor(homes)
     new_nodes, n_tensors = predictor.new_nodes, len(homes.graph.tensors)

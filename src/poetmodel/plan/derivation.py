@@ -16,25 +16,31 @@ if TYPE_CHECKING:
 _TRANSFERS: Final = (Op.PAGE_IN, Op.PAGE_OUT)
 
 
-def add_waits_and_frees(homes: Homes, steps: Iterable[Instruction], mode: StorageMode) -> Program:
+def add_waits_and_frees(
+    homes: Homes, instructions: Iterable[Instruction], mode: StorageMode
+) -> Program:
     """Add waits and frees to computations and transfers, so that they form a program.
 
-    `steps` are in program order, with first reads of state as page-ins. For ``dma`` they include
-    only those waits for page-outs that these rules do not give; for ``blocking``, waits are
+    `instructions` are in program order, with first reads of state as page-ins. For ``dma`` they
+    include only those waits for page-outs that these rules do not give; for ``blocking``, waits are
     removed.
 
-    - A tensor is freed right after the last step that touches its copy, in ascending order, after
-      the ``wait`` for its pending transfer. After a node that may operate in place, copies without
-      a pending transfer are freed first. State is not freed by the node that replaces it.
+    - A tensor is freed right after the last instruction that touches its copy, in ascending order,
+      after the ``wait`` for its pending transfer. After a node that may operate in place, copies
+      without a pending transfer are freed first. State is not freed by the node that replaces it.
     - Before a computation there is a ``wait`` for each input that is still being paged in, in the
       order of the bus. Transfers right before the computation follow the wait if they begin after
       the page-in; the bus is busy until then.
     - Right before a page-out there is a ``wait`` for a pending transfer of the same tensor.
 
-    `check_plan` reports steps that cannot be executed.
+    `check_plan` reports instructions that cannot be executed.
     """
-    given_steps = [step for step in steps if mode == StorageMode.DMA or step.op != Op.WAIT]
-    freed_after = last_uses_by_position(homes, given_steps)
+    given_instructions = [
+        instruction
+        for instruction in instructions
+        if mode == StorageMode.DMA or instruction.op != Op.WAIT
+    ]
+    freed_after = last_uses_by_position(homes, given_instructions)
     program: list[Instruction] = []
     pending_transfers: dict[
         int, Op
@@ -45,8 +51,8 @@ def add_waits_and_frees(homes: Homes, steps: Iterable[Instruction], mode: Storag
         if pending_transfers.pop(i, None) is not None:
             program.insert(position, Instruction(Op.WAIT, i))
 
-    for position, step in enumerate(given_steps):
-        op, index = step
+    for position, instruction in enumerate(given_instructions):
+        op, index = instruction
         if op == Op.COMPUTE:
             inputs = homes.inputs[index]
             for i in [
@@ -59,20 +65,23 @@ def add_waits_and_frees(homes: Homes, steps: Iterable[Instruction], mode: Storag
             insert_wait(index, len(program))
         elif op == Op.WAIT:
             pending_transfers.pop(index, None)
-        program.append(step)
+        program.append(instruction)
         if mode == StorageMode.DMA and op in _TRANSFERS:
             pending_transfers[index] = op
-        for i in _order_frees(homes, step, freed_after.get(position, []), pending_transfers):
+        for i in _order_frees(homes, instruction, freed_after.get(position, []), pending_transfers):
             insert_wait(i, len(program))
             program.append(Instruction(Op.FREE, i))
     return homes.collapse_first_reads(program)
 
 
 def _order_frees(
-    homes: Homes, step: Instruction, tensors: list[int], transferring_tensors: Collection[int]
+    homes: Homes,
+    instruction: Instruction,
+    tensors: list[int],
+    transferring_tensors: Collection[int],
 ) -> list[int]:
     """Return `tensors` in the order of their frees: pending transfers last after nodes in place."""
-    if step.op != Op.COMPUTE or not homes.graph.in_place_of[step.index]:
+    if instruction.op != Op.COMPUTE or not homes.graph.in_place_of[instruction.index]:
         return tensors
     return sorted(tensors, key=transferring_tensors.__contains__)
 
@@ -87,14 +96,15 @@ def _wait_position(program: Sequence[Instruction], i: int) -> int:
 
 @dataclass(slots=True)
 class Copy:
-    """One copy of a tensor, by positions in a list of steps for `add_waits_and_frees`."""
+    """One copy of a tensor, by positions in a list of instructions for `add_waits_and_frees`."""
 
     tensor: int
     """Index of the tensor."""
     begin: int
     """Position of the computation or page-in that makes the copy."""
     end: int
-    """Position of the last step that reads the copy, pages it out or waits for it; else `begin`."""
+    """Position of the last instruction that reads the copy, pages it out or waits for it, else
+    `begin`."""
     reads: list[int] = field(default_factory=list)
     """Positions of the computations that read the copy."""
     is_paged_out: bool = False
@@ -103,14 +113,14 @@ class Copy:
     """Whether a replacement is written over the copy at its end."""
 
 
-def find_copies(homes: Homes, steps: Iterable[Instruction]) -> list[Copy]:
-    """Return all copies of tensors, in the order in which `steps` make them.
+def find_copies(homes: Homes, instructions: Iterable[Instruction]) -> list[Copy]:
+    """Return all copies of tensors, in the order in which `instructions` make them.
 
     State that does not move has no copies.
     """
     copies: list[Copy] = []
     latest_copy_of: dict[int, Copy] = {}
-    for position, (op, index) in enumerate(steps):
+    for position, (op, index) in enumerate(instructions):
         outputs: tuple[int, ...] = (index,) if op == Op.PAGE_IN else ()
         used_tensors: tuple[int, ...] = () if op == Op.PAGE_IN else (index,)
         if op == Op.COMPUTE:
@@ -127,13 +137,15 @@ def find_copies(homes: Homes, steps: Iterable[Instruction]) -> list[Copy]:
     return copies
 
 
-def last_uses_by_position(homes: Homes, steps: Iterable[Instruction]) -> dict[int, list[int]]:
-    """Return the tensors whose copy each step uses last, or makes without a use, by position.
+def last_uses_by_position(
+    homes: Homes, instructions: Iterable[Instruction]
+) -> dict[int, list[int]]:
+    """Return the tensors whose copy each instruction uses last, or makes unused, by position.
 
     Copies of state that are replaced are omitted, since they are not freed.
     """
     tensors_by_position: dict[int, list[int]] = {}
-    for copy in find_copies(homes, steps):
+    for copy in find_copies(homes, instructions):
         if not copy.is_replaced:
             tensors_by_position.setdefault(copy.end, []).append(copy.tensor)
     return {position: sorted(tensors) for position, tensors in tensors_by_position.items()}
@@ -142,42 +154,43 @@ def last_uses_by_position(homes: Homes, steps: Iterable[Instruction]) -> dict[in
 def strip_derived_instructions(
     homes: Homes, program: Iterable[Instruction], mode: StorageMode
 ) -> tuple[Instruction, ...] | None:
-    """Return the steps from which `add_waits_and_frees` derives a program, or None."""
+    """Return the instructions from which `add_waits_and_frees` derives a program, or None."""
     original = tuple(program)
-    steps = _remove_derived_instructions(homes, homes.expand_first_reads(original))
-    return steps if add_waits_and_frees(homes, steps, mode) == original else None
+    instructions = _remove_derived_instructions(homes, homes.expand_first_reads(original))
+    return instructions if add_waits_and_frees(homes, instructions, mode) == original else None
 
 
 def _remove_derived_instructions(
     homes: Homes, program: Sequence[Instruction]
 ) -> tuple[Instruction, ...]:
     """Return a program without frees, and without waits except underivable ones for page-outs."""
-    steps: list[Instruction] = []
-    n_steps_at_last_use: dict[int, int] = {}
+    instructions: list[Instruction] = []
+    length_at_last_use: dict[int, int] = {}
     paged_out: set[int] = set()
-    for position, step in enumerate(program):
-        op, index = step
+    for position, instruction in enumerate(program):
+        op, index = instruction
         if op == Op.FREE:
             continue
         if op == Op.WAIT and (
             index not in paged_out
             or (
-                n_steps_at_last_use.get(index) == len(steps) and _next_needs_wait(program, position)
+                length_at_last_use.get(index) == len(instructions)
+                and _next_needs_wait(program, position)
             )
         ):
             paged_out.discard(index)
             continue
-        steps.append(step)
+        instructions.append(instruction)
         if op == Op.COMPUTE:
             operands = (*homes.inputs[index], *homes.outputs[index])
-            n_steps_at_last_use.update(dict.fromkeys(operands, len(steps)))
+            length_at_last_use.update(dict.fromkeys(operands, len(instructions)))
             continue
-        n_steps_at_last_use[index] = len(steps)
+        length_at_last_use[index] = len(instructions)
         if op == Op.PAGE_OUT:
             paged_out.add(index)
         else:
             paged_out.discard(index)
-    return tuple(steps)
+    return tuple(instructions)
 
 
 def _next_needs_wait(program: Sequence[Instruction], position: int) -> bool:

@@ -98,18 +98,20 @@ def _instruction_lines(
     factor, unit = _time_unit(check.makespan_s or 0.0)
     time_head = f"time [{unit}]"
     text = InstructionText(graph, plan)
-    names = [text.format_name(step) for step in plan.program]
+    names = [text.format_name(instruction) for instruction in plan.program]
     width = max((len(name) for name in names if len(name) <= MAX_ALIGNED_NAME_LENGTH), default=0)
     times = [f"{record.issued_s / factor:,.3f}" for record in check.records]
     time_width = max(map(len, [time_head, *times]))
     yield f"    {'#':>5}  {time_head:>{time_width}}  {'RAM after':>11}"
     offset_remarks = _OffsetRemarks(graph, plan, arena)
-    executed_steps: set[Instruction] = set()
-    for position, (step, record) in enumerate(zip(plan.program, check.records, strict=True)):
-        verb = text.format_verb(step, is_repeated=step in executed_steps)
-        executed_steps.add(step)
-        has_stall = step.op == Op.WAIT and record.end_s > record.start_s
-        remark = text.format_remark(step, record) + offset_remarks.format_offsets(position, step)
+    executed_instructions: set[Instruction] = set()
+    for position, (instruction, record) in enumerate(zip(plan.program, check.records, strict=True)):
+        verb = text.format_verb(instruction, is_repeated=instruction in executed_instructions)
+        executed_instructions.add(instruction)
+        has_stall = instruction.op == Op.WAIT and record.end_s > record.start_s
+        remark = text.format_remark(instruction, record) + offset_remarks.format_offsets(
+            position, instruction
+        )
         if position == check.peak_position:
             remark += f"  <- peak {format_bytes(record.peak_bytes)}"
         yield (
@@ -128,11 +130,11 @@ class _OffsetRemarks:
         for copy in () if arena is None else arena.offsets:
             self.copies_of_position.setdefault(copy.position, []).append(copy)
 
-    def format_offsets(self, position: int, step: Instruction) -> str:
+    def format_offsets(self, position: int, instruction: Instruction) -> str:
         """Return a remark on the offsets of the copies that an instruction makes, or ""."""
         copies = self.copies_of_position.get(position, [])
-        if step.op == Op.COMPUTE and step.index in self.resident_nodes:
-            outputs = self.graph.outputs_of[step.index]
+        if instruction.op == Op.COMPUTE and instruction.index in self.resident_nodes:
+            outputs = self.graph.outputs_of[instruction.index]
             copies = [
                 copy for copy in self.copies_of_position.get(BEFORE, []) if copy.index in outputs
             ]
@@ -161,9 +163,9 @@ class InstructionText:
         self.resident = plan.resident or ()
         self.is_mapped = plan.memory_mapped
 
-    def format_verb(self, step: Instruction, *, is_repeated: bool) -> str:
+    def format_verb(self, instruction: Instruction, *, is_repeated: bool) -> str:
         """Return the verb of an instruction, such as ``page in``, ``wait for`` or ``recompute``."""
-        op, index = step
+        op, index = instruction
         if op == Op.COMPUTE and index in self.first_reads:
             return "read"
         if op == Op.COMPUTE and index in self.unmoved_state_nodes:
@@ -172,16 +174,16 @@ class InstructionText:
             return "recompute"
         return "wait for" if op == Op.WAIT else op.replace("_", " ")
 
-    def format_name(self, step: Instruction) -> str:
+    def format_name(self, instruction: Instruction) -> str:
         """Return the name of the node or tensor; ``number`` and index if the graph lacks it."""
-        items = self.graph.nodes if step.op == Op.COMPUTE else self.graph.tensors
-        if 0 <= step.index < len(items):
-            return items[step.index].name
-        return f"number {step.index}"
+        items = self.graph.nodes if instruction.op == Op.COMPUTE else self.graph.tensors
+        if 0 <= instruction.index < len(items):
+            return items[instruction.index].name
+        return f"number {instruction.index}"
 
-    def format_remark(self, step: Instruction, record: InstructionRecord) -> str:
+    def format_remark(self, instruction: Instruction, record: InstructionRecord) -> str:
         """Return the remark: duration, bytes, home of state, in-place outputs or stall."""
-        op, index = step
+        op, index = instruction
         duration_text = format_seconds(record.end_s - record.start_s)
         items = self.graph.nodes if op == Op.COMPUTE else self.graph.tensors
         if not (op == Op.WAIT or 0 <= index < len(items)):

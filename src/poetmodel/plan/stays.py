@@ -40,7 +40,10 @@ def list_stays(graph: Graph, plan: Plan) -> tuple[Stay, ...]:
 
 
 def ram_in_use(stays: Iterable[Stay], n_instructions: int) -> tuple[tuple[int, int], ...]:
-    """Return the RAM that `stays` use: a pair (during, after) per instruction [B]."""
+    """Return the RAM of `stays` as a pair (during, after) for each instruction of a program [B].
+
+    During an instruction, the stays that begin and those that end there are in RAM together.
+    """
     # One entry during, and one after, each instruction; two at the end.
     changes = [0] * (2 * n_instructions + 2)
     for stay in stays:

@@ -130,39 +130,44 @@ class _TrackEvents:
 
     def events(self) -> Iterator[Event]:
         """Yield the events of instructions in program order, with the peak and the flows."""
-        executed_steps: set[Instruction] = set()
+        executed_instructions: set[Instruction] = set()
         latest_page_out: dict[int, tuple[int, InstructionRecord]] = {}
         n_flows = 0
-        for position, (step, record) in enumerate(
+        for position, (instruction, record) in enumerate(
             zip(self.plan.program, self.check.records, strict=True)
         ):
             if position == self.check.peak_position:
                 yield self._peak_event(record)
-            is_repeated = step in executed_steps
-            executed_steps.add(step)
-            event = self._instruction_event(position, step, record, is_repeated=is_repeated)
+            is_repeated = instruction in executed_instructions
+            executed_instructions.add(instruction)
+            event = self._instruction_event(position, instruction, record, is_repeated=is_repeated)
             if event is None:
                 continue
             yield event
-            if step.op == Op.PAGE_OUT:
-                latest_page_out[step.index] = position, record
-            elif step.op == Op.PAGE_IN and step.index in latest_page_out:
+            if instruction.op == Op.PAGE_OUT:
+                latest_page_out[instruction.index] = position, record
+            elif instruction.op == Op.PAGE_IN and instruction.index in latest_page_out:
                 yield from self._flow_events(
-                    n_flows, step.index, latest_page_out[step.index][1], record
+                    n_flows, instruction.index, latest_page_out[instruction.index][1], record
                 )
                 n_flows += 1
 
     def _instruction_event(
-        self, position: int, step: Instruction, record: InstructionRecord, *, is_repeated: bool
+        self,
+        position: int,
+        instruction: Instruction,
+        record: InstructionRecord,
+        *,
+        is_repeated: bool,
     ) -> Event | None:
         """Return the event of an instruction, on the track of the bus or of the core.
 
         Frees, state nodes that move no bytes, and waits without a stall have none. `is_repeated`:
         an equal instruction was executed before.
         """
-        op, index = step
+        op, index = instruction
         text = self.text
-        verb = text.format_verb(step, is_repeated=is_repeated)
+        verb = text.format_verb(instruction, is_repeated=is_repeated)
         args: dict[str, Any] = {"instruction": position}
         track = CORE
         if op == Op.FREE or verb == "hold":
@@ -179,7 +184,7 @@ class _TrackEvents:
                 text.first_reads[index] if op == Op.COMPUTE else index, record
             )
         args |= {"ram_bytes": record.peak_bytes, "ram_after_bytes": record.ram_bytes}
-        name = text.format_name(step)
+        name = text.format_name(instruction)
         begin_ns, end_ns = _to_ns(record.start_s), _to_ns(record.end_s)
         return {
             "name": name if verb == "compute" else f"{verb} {name}",

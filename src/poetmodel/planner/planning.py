@@ -153,7 +153,7 @@ def _make_dma_program(
     except TimeLimitError:
         if limit_s is None:  # an outer time limit has expired
             raise
-    return add_waits_and_frees(homes, best_timing.steps, StorageMode.DMA)
+    return add_waits_and_frees(homes, best_timing.instructions, StorageMode.DMA)
 
 
 def _improve_timing(
@@ -172,7 +172,7 @@ def _improve_timing(
         yield best_timing
     for _ in range(_MAX_DELAY_PASSES):
         delayed_steps = delay_page_ins(best_timing)
-        if delayed_steps == best_timing.input_steps:
+        if delayed_steps == best_timing.input_instructions:
             break
         timing = Timing(homes, table, delayed_steps, budget)
         if not is_within(timing.makespan_s, best_timing.makespan_s):

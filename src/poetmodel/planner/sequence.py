@@ -27,15 +27,15 @@ def extract_actions(homes: Homes, schedule: Schedule) -> Program:
     last_page_in = {i: position for position, (op, i) in enumerate(program) if op == Op.PAGE_IN}
     stored_tensors = set(homes.stored)
     actions = []
-    for position, step in enumerate(program):
-        op, i = step
+    for position, instruction in enumerate(program):
+        op, i = instruction
         if op == Op.FREE:
             continue
         if op == Op.PAGE_OUT and i not in homes.written_back:
             if i in stored_tensors or last_page_in.get(i, -1) < position:
                 continue
             stored_tensors.add(i)
-        actions.append(step)
+        actions.append(instruction)
     return tuple(actions)
 
 
@@ -50,16 +50,16 @@ def find_unread_page_ins(homes: Homes, actions: Sequence[Instruction]) -> frozen
 def move_page_ins_to_readers(homes: Homes, actions: Sequence[Instruction]) -> Program:
     """Return the actions with each page-in right before the first reader of its copy."""
     unread_positions = find_unread_page_ins(homes, actions)
-    steps: list[Instruction] = []
+    instructions: list[Instruction] = []
     deferred_page_ins: dict[int, Instruction] = {}
-    for position, step in enumerate(actions):
-        op, index = step
+    for position, instruction in enumerate(actions):
+        op, index = instruction
         if op == Op.PAGE_IN and position not in unread_positions:
-            deferred_page_ins[index] = step
+            deferred_page_ins[index] = instruction
             continue
         read_tensors = homes.inputs[index] if op == Op.COMPUTE else (index,)
-        steps.extend(
+        instructions.extend(
             deferred_page_ins.pop(i) for i in sorted(read_tensors) if i in deferred_page_ins
         )
-        steps.append(step)
-    return tuple(steps)
+        instructions.append(instruction)
+    return tuple(instructions)

@@ -38,19 +38,19 @@ class Timing:
         self,
         homes: Homes,
         table: CostTable,
-        steps: Sequence[Instruction],
+        instructions: Sequence[Instruction],
         ram_budget_bytes: int,
     ) -> None:
-        self.homes, self.table, self.input_steps = homes, table, tuple(steps)
-        self.steps: list[Instruction] = []
-        """Input steps with waits for page-outs inserted; argument of `add_waits_and_frees`."""
+        self.homes, self.table, self.input_instructions = homes, table, tuple(instructions)
+        self.instructions: list[Instruction] = []
+        """The input with waits for page-outs inserted; argument of `add_waits_and_frees`."""
         self.core_s: list[float] = []
-        """Time at which the core reaches each input step, before any wait [s]."""
+        """Time at which the core reaches each input instruction, before any wait [s]."""
         self.begin_s: list[float] = []
-        """Time at which each input step begins on the core, or on the bus for a transfer [s]."""
+        """Time at which each input instruction begins; of a transfer, on the bus [s]."""
         self.waiting_position: list[int] = []
-        """For each input transfer the position of the step that waits for it or finds it finished;
-        the number of steps if no step does. For a computation its own position."""
+        """For each input transfer the position of the instruction that waits for it or finds it
+        finished, else the number of instructions. For a computation its own position."""
         self.stall_s = 0.0
         """Time that the core waits for the bus [s]."""
         self.peak_ram_bytes = 0
@@ -61,41 +61,43 @@ class Timing:
         self._ram_bytes = homes.ram_bytes
         self._position = 0
         self._begin_position: dict[int, int] = {}
-        """Position of the latest transfer of each tensor among the input steps."""
+        """Position of the latest transfer of each tensor among the input instructions."""
         self._page_in_ends: dict[int, float] = {}
         """End times of the pending page-ins, by tensor [s]."""
         self._page_out_ends: dict[int, float] = {}
         """End times of the pending page-outs, by tensor, in bus order [s]."""
         self._dead_tensors: dict[int, int] = {}
-        """Tensors that are dead except for a pending page-out, each with the length of `steps` at
-        its death."""
-        tensors_by_end = last_uses_by_position(homes, steps)
-        for position, step in enumerate(iterate_in_time(steps)):
-            self._add_step(position, step, tensors_by_end.get(position, ()))
+        """Tensors that are dead except for a pending page-out, each with the length of
+        `instructions` at its death."""
+        tensors_by_end = last_uses_by_position(homes, instructions)
+        for position, instruction in enumerate(iterate_in_time(instructions)):
+            self._add_instruction(position, instruction, tensors_by_end.get(position, ()))
         self.makespan_s = max(self._now_s, self._bus_free_s)
         """Time at which core and bus finish [s]."""
-        self._position = len(steps)
+        self._position = len(instructions)
         for i in list(self._dead_tensors):
             self._free_dead(i)
 
-    def _add_step(self, position: int, step: Instruction, ended_tensors: Collection[int]) -> None:
-        """Execute a step after the necessary waits; `ended_tensors` have their last use in it."""
+    def _add_instruction(
+        self, position: int, instruction: Instruction, ended_tensors: Collection[int]
+    ) -> None:
+        """Execute an instruction, which uses `ended_tensors` last, after the necessary waits."""
         self.core_s.append(self._now_s)
         self.waiting_position.append(position)
         self._position = position
         for i in [i for i in self._dead_tensors if self._page_out_ends[i] <= self._now_s]:
             self._free_dead(i)
-        op, index = step
+        op, index = instruction
         if op == Op.COMPUTE:
             self._compute(index, ended_tensors)
         else:
             self._begin_transfer(op, index)
-        self.steps.append(step)
+        self.instructions.append(instruction)
         for i in ended_tensors:
             if i in self._page_in_ends:
                 self._wait(i, self._page_in_ends)
             if self._page_out_ends.get(i, self._now_s) > self._now_s:
-                self._dead_tensors[i] = len(self.steps)
+                self._dead_tensors[i] = len(self.instructions)
             else:
                 if i in self._page_out_ends:
                     self._wait(i, self._page_out_ends)
@@ -160,23 +162,23 @@ class Timing:
         self.peak_ram_bytes = max(self.peak_ram_bytes, self._ram_bytes + size_bytes)
 
     def _free_dead(self, i: int) -> None:
-        """Wait for the page-out of a dead tensor, inserted into `steps`, and free its RAM."""
+        """Insert a wait for the page-out of a dead tensor, and free its RAM."""
         self._wait(i, self._page_out_ends)
-        position = len(self.steps)
-        while self.steps[position - 1].op == Op.PAGE_IN:
+        position = len(self.instructions)
+        while self.instructions[position - 1].op == Op.PAGE_IN:
             position -= 1
         # `add_waits_and_frees` derives a wait right after the last use.
         if self._dead_tensors.pop(i) != position:
-            self.steps.insert(position, Instruction(Op.WAIT, i))
+            self.instructions.insert(position, Instruction(Op.WAIT, i))
         self._ram_bytes -= self._sizes[i]
 
     def _wait_before_use(self, i: int) -> None:
         """Add a wait for the page-out of an input that the next computation overwrites."""
         self._wait(i, self._page_out_ends)
-        self.steps.append(Instruction(Op.WAIT, i))
+        self.instructions.append(Instruction(Op.WAIT, i))
 
     def _wait(self, i: int, transfer_ends: dict[int, float]) -> None:
-        """Stall the core until the transfer of tensor `i` ends; adds no wait to `steps`."""
+        """Stall the core until the transfer of tensor `i` ends; adds no wait to `instructions`."""
         end_s = transfer_ends.pop(i)
         self.waiting_position[self._begin_position[i]] = self._position
         if end_s > self._now_s:
@@ -189,59 +191,60 @@ class _BusTransfer:
     """A transfer on the bus while `delay_page_ins` moves page-ins."""
 
     position: int
-    """Position of the transfer among the input steps."""
+    """Position of the transfer among the input instructions."""
     new_position: int
-    """Position of the input step before which the transfer begins; `position` if it has not
+    """Position of the input instruction before which the transfer begins; `position` if it has not
     moved."""
     duration_s: float
     """Duration on the bus [s]."""
     end_s: float
     """End time [s]."""
     max_end_s: float
-    """Latest end time that delays no step [s]; the initial end if no step waits for the
+    """Latest end time that delays no instruction [s]; the initial end if none waits for the
     transfer."""
     reader_position: int
-    """For a page-in that is read, the position of the step that waits for it: its last possible
-    `new_position`. Otherwise `position`."""
+    """For a page-in that is read, the position of the instruction that waits for it, its last
+    possible `new_position`. Otherwise `position`."""
 
 
 def delay_page_ins(timing: Timing) -> tuple[Instruction, ...]:
-    """Return `Timing.input_steps` with page-ins moved later, without delaying any computation.
+    """Return the input of a timing with page-ins moved later, without delaying any computation.
 
     RAM use never increases.
     """
-    transfers, steps = _list_transfers(timing), timing.input_steps
+    transfers, instructions = _list_transfers(timing), timing.input_instructions
     tolerance_s = _ROUNDING * timing.makespan_s
     for page_in in [
         transfer for transfer in reversed(transfers) if transfer.reader_position > transfer.position
     ]:
         check_time_limit()
         _delay_page_in(transfers, page_in, timing.core_s, tolerance_s)
-    sort_keys = [(position, 1) for position in range(len(steps))]
+    sort_keys = [(position, 1) for position in range(len(instructions))]
     for index, transfer in enumerate(transfers):
         if transfer.new_position != transfer.position:
-            # Moved transfers precede the step at their new position, in bus order.
+            # Moved transfers precede the instruction at their new position, in bus order.
             sort_keys[transfer.position] = (transfer.new_position, index - len(transfers))
     return tuple(
-        steps[position] for position in sorted(range(len(steps)), key=sort_keys.__getitem__)
+        instructions[position]
+        for position in sorted(range(len(instructions)), key=sort_keys.__getitem__)
     )
 
 
 def _list_transfers(timing: Timing) -> list[_BusTransfer]:
-    """Return the transfers among the input steps, in bus order, each with its `max_end_s`."""
-    table, steps = timing.table, timing.input_steps
-    unread_positions = find_unread_page_ins(timing.homes, steps)
+    """Return the input transfers in bus order, each with its `max_end_s`."""
+    table, instructions = timing.table, timing.input_instructions
+    unread_positions = find_unread_page_ins(timing.homes, instructions)
     transfers = []
-    for position, (op, i) in enumerate(steps):
+    for position, (op, i) in enumerate(instructions):
         if op == Op.COMPUTE:
             continue
         time_s = (table.page_in_time_s if op == Op.PAGE_IN else table.page_out_time_s)[i]
         end_s = timing.begin_s[position] + time_s
-        waiting_step = timing.waiting_position[position]
-        max_end_s = end_s if waiting_step == len(steps) else max(end_s, timing.core_s[waiting_step])
+        waiting = timing.waiting_position[position]
+        max_end_s = end_s if waiting == len(instructions) else max(end_s, timing.core_s[waiting])
         reader_position = position
         if op == Op.PAGE_IN and position not in unread_positions:
-            reader_position, max_end_s = waiting_step, timing.begin_s[waiting_step]
+            reader_position, max_end_s = waiting, timing.begin_s[waiting]
         transfers.append(
             _BusTransfer(position, position, time_s, end_s, max_end_s, reader_position)
         )

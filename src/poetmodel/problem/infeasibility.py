@@ -44,13 +44,16 @@ def infeasibility_reasons(problem: Problem) -> Iterator[str]:
 
 
 def infeasibility_proof(problem: Problem, ending: str = "together", *, ram: bool = True) -> str:
-    """Return the sentence that no schedule meets the limits; the caller has proved this."""
+    """Return the sentence that no schedule meets the limits; the caller has proved this.
+
+    `ending` follows the list of limits, which omits the RAM budget unless `ram`.
+    """
     limits_text = ", ".join(_limit_phrases(problem, ram=ram))
     return f"proved: no schedule meets {limits_text} {ending}{_forbidden_text(problem)}"
 
 
 def describe_limits(problem: Problem, *, ram: bool = True) -> str:
-    """Return the limits, user-defined constraints and forbidden decisions as a phrase."""
+    """Return limits (without the budget unless `ram`), constraints and forbidden decisions."""
     return ", ".join(_limit_phrases(problem, ram=ram)) + _forbidden_text(problem)
 
 

@@ -35,9 +35,9 @@ class Job:
         samples: object = self.samples
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
             faults.append(f"samples: expected a whole number from 1, got {quote(samples)}")
-        for name in ("within", "battery"):
+        for name, parsed_name in (("within", "within_s"), ("battery", "battery_j")):
             try:
-                number = getattr(self, f"{name}_{'s' if name == 'within' else 'j'}")
+                number = getattr(self, parsed_name)
             except BudgetError as error:
                 faults.extend(error.faults)
                 continue

@@ -1,4 +1,4 @@
-"""The limits of a step, each declared once: every door takes them from here."""
+"""The limits of a step, each declared once for commands, functions and the explorer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Limits:
     """Limits, objective and allowed decisions, as stated; `poetmodel.Problem` documents each.
 
-    Code that hands limits on passes this object: a new field then reaches every door.
+    Code passes limits on as this object, so that a new field reaches all that use limits.
     """
 
     ram: str | int | Budget | None = None

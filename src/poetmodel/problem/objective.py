@@ -365,9 +365,7 @@ def expand_totals(
         home_weights,
         are_counts=True,
     )
-    return weighted_sum(
-        (count_coefficients, 1), *weighted_coefficients
-    ) if weighted_coefficients else count_coefficients, baseline
+    return weighted_sum((count_coefficients, 1), *weighted_coefficients), baseline
 
 
 def _energy_terms(problem: Problem) -> Iterator[tuple[Coefficients, float]]:

@@ -59,7 +59,7 @@ def resolve_problem(problem: Problem) -> ResolvedProblem:
     """Parse and validate the fields of a problem.
 
     Raises `InputError`, `BudgetError` or `CostError`. Types are checked first, then options, costs
-    and sums, then limits; only errors of one group are raised together.
+    and sums, then limits; only errors of one kind are raised together.
     """
     faults = list(_type_faults(problem))
     if faults:

@@ -217,7 +217,9 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
         {'name': 'once', 'terms': {'recomputations:a': 1}, 'lower': None, 'upper': 0}
         """
         totals = TotalsBlock(self.graph)
-        new_rows = [row for name, rule in rules.items() for row in totals.constraints(rule, name)]
+        new_rows = [
+            row for name, function in rules.items() for row in totals.constraints(function, name)
+        ]
         return replace(self, constraints=(*self.constraints, *new_rows))
 
     def minimizing(self, rule: Callable[[Any], Any]) -> Self:
@@ -476,8 +478,7 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
         device = self.costs.device
         if device is not None and device.storage is not None:
             return device.storage.mode
-        overlaps = self.deadline_counts == DeadlineCounts.OVERLAP
-        return StorageMode.DMA if overlaps else StorageMode.BLOCKING
+        return StorageMode.DMA if self.is_overlapping else StorageMode.BLOCKING
 
     @property
     def time_sum(self) -> TimeSum:
@@ -492,7 +493,7 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
         that no page-in needs: plans omit these page-outs. Without rewards, schedules with such
         page-outs are not relevant.
         """
-        return self.deadline_counts != DeadlineCounts.OVERLAP or not may_reward_page_outs(self)
+        return not self.is_overlapping or not may_reward_page_outs(self)
 
     @property
     def deadline_sums(self) -> tuple[TimeSum, ...]:
@@ -501,7 +502,7 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
         First `time_sum`. For ``overlap`` also the transfer time alone, since the makespan is at
         least the time of the bus; omitted if plans may omit transfers (`plans_all_transfers`).
         """
-        limits_bus = self.deadline_counts == DeadlineCounts.OVERLAP and self.plans_all_transfers
+        limits_bus = self.is_overlapping and self.plans_all_transfers
         return (self.time_sum, TimeSum(0.0, 1.0)) if limits_bus else (self.time_sum,)
 
     def limited_times_s(self, simulation: SimulatedMetrics) -> tuple[float, ...]:

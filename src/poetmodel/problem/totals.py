@@ -62,7 +62,7 @@ KEYS: Final = (
     *(f"{count}:NAME" for count in Count),
     *(f"{count}@STAGE:NAME" for count in STAGE_COUNTS),
 )
-"""Keys of totals, as users write them."""
+"""Forms of the keys of totals, for messages: ``page_ins:NAME``, ``page_ins@STAGE:NAME``."""
 UNITS: Final[Mapping[str, str]] = {
     Total.BYTES_WRITTEN: "bytes",
     Total.BYTES_READ: "bytes",
@@ -264,7 +264,7 @@ def _state_index(graph: Graph) -> dict[str, int]:
     return {graph.tensors[i].name: i for i in graph.state_tensors}
 
 
-# -- rules: functions of a Pyomo block -----------------------------------------------------------
+# -- functions of users over a Pyomo block -------------------------------------------------------
 
 
 class _CountVariables(Mapping[Any, Any]):
@@ -373,22 +373,22 @@ class TotalsBlock:
 
         return variable_in_stage
 
-    def expression(self, rule: Any, label: str) -> Terms:
-        """Return the linear expression that a rule returns, with its constant under `CONSTANT`.
+    def expression(self, function: Any, label: str) -> Terms:
+        """Return the linear expression that a function returns, its constant under `CONSTANT`.
 
-        The constant 0 stands for an expression without terms. Exceptions of `rule` propagate.
+        The constant 0 stands for an expression without terms. Exceptions of `function` propagate.
         """
-        return self._parse_terms(self._call_rule(rule, label), label) or ((CONSTANT, 0),)
+        return self._parse_terms(self._call_function(function, label), label) or ((CONSTANT, 0),)
 
-    def constraints(self, rule: Any, name: str) -> list[Constraint]:
-        """Return the constraints of a rule, except Pyomo's ``Skip`` and ``Feasible``.
+    def constraints(self, function: Any, name: str) -> list[Constraint]:
+        """Return the constraints of a function, except Pyomo's ``Skip`` and ``Feasible``.
 
         Those of a list are named ``name[0]``, ``name[1]``, ..., where skipped entries count.
-        Exceptions of `rule` propagate.
+        Exceptions of `function` propagate.
         """
         import pyomo.environ as pyo
 
-        result = self._call_rule(rule, f"constraint {quote(name)}")
+        result = self._call_function(function, f"constraint {quote(name)}")
         relations = (
             {f"{name}[{number}]": relation for number, relation in enumerate(result)}
             if isinstance(result, list)
@@ -424,14 +424,14 @@ class TotalsBlock:
         lower, upper = (None if limit is None else pyo.value(limit) - constant for limit in limits)
         return Constraint(name=name, terms=terms, lower=lower, upper=upper)
 
-    def _call_rule(self, rule: Any, label: str) -> Any:
-        """Call a user's rule with the block; return its result, converted by `_list_relations`."""
+    def _call_function(self, function: Any, label: str) -> Any:
+        """Call a user's function of the block; return its result after `_list_relations`."""
         from pyomo.common.errors import PyomoException
 
-        if not callable(rule):
-            raise InputError(f"{label}: expected a function of the totals, got {quote(rule)}")
+        if not callable(function):
+            raise InputError(f"{label}: expected a function of the totals, got {quote(function)}")
         try:
-            result = rule(self.block)
+            result = function(self.block)
             return _list_relations(result)
         except AttributeError as error:
             name = getattr(error, "name", None)
@@ -476,7 +476,7 @@ class TotalsBlock:
 
 
 def _list_relations(result: Any) -> Any:
-    """Return the result of a rule: as a list if it is an iterable of relations, else unchanged."""
+    """Return the result of a function; an iterable of relations as a list."""
     from pyomo.core.base.component import ComponentBase
     from pyomo.core.expr.relational_expr import RelationalExpression
 

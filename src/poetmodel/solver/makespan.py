@@ -230,7 +230,7 @@ class TransferWeightSearch:
         *,
         weight: float = 0.0,
     ) -> bool:
-        """Verify a schedule with its plan; keep it if it is the best; return whether it is valid.
+        """Verify a schedule with its plan; store it if it is the best; return whether it is valid.
 
         The bound of `model_objective` holds for every plan only at weight 0.
         """
@@ -325,7 +325,7 @@ class TransferWeightSearch:
             schedule = surrogates[0].best.schedule
             candidate = make_valid_candidate(self.search.problem, schedule)
             if candidate is not None:
-                self.search.take(candidate)
+                self.search.store_if_best(candidate)
 
     def _no_schedule_reason(self, last: Search) -> str:
         """Return the reason why no schedule was found, such as a missed deadline."""

@@ -294,7 +294,7 @@ class ModelProof:
             "nodes": None if raw is None else raw.nodes,
         }
         if candidate is not None:
-            (search.take if self.drops_unneeded_decisions else search.settle)(candidate)
+            (search.store_if_best if self.drops_unneeded_decisions else search.settle)(candidate)
         if raw is None:
             search.end(Termination.TIME_LIMIT, BUILD_TIMED_OUT)
             return

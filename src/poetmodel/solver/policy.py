@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 CUT_FAMILIES: Final = ("rounding", "interval")
 """Families of cuts, named like their modules, in the order in which they are separated."""
 HEURISTICS: Final = frozenset({"repair", "repair_on_the_way", "local_search"})
-"""Phases of the primal heuristic: ``repair`` repairs solutions of relaxations, with
+"""Searches of the primal heuristic: ``repair`` repairs solutions of relaxations, with
 ``repair_on_the_way`` also those of unfinished solves; ``local_search`` is the large neighbourhood
 search."""
 ALL_ROWS: Final = 1 << 20
@@ -32,11 +32,11 @@ class Policy:
     tried.
     """
 
-    # -- enabled phases ----------------------------------------------------------------------------
+    # -- enabled parts -----------------------------------------------------------------------------
     cuts: frozenset[str] = frozenset(CUT_FAMILIES)
     """Enabled families of cuts."""
     heuristics: frozenset[str] = HEURISTICS
-    """Enabled phases of the primal heuristic."""
+    """Enabled searches of the primal heuristic."""
 
     # -- first schedules and units -----------------------------------------------------------------
     greedy_time_ratio: float = 0.1

@@ -32,10 +32,10 @@ class SolveProgress:
     seconds: float
     """Time since the solve was requested, building included [s]."""
     overhead: float | None
-    """Smallest overhead of a schedule in this phase of the solve, in addition to `baseline`; None
+    """Smallest overhead of a schedule in this search, in addition to `baseline`; None
     before its first schedule."""
     overhead_bound: float | None
-    """Largest proven lower bound on the overhead in this phase of the solve; None without one."""
+    """Largest proven lower bound on the overhead in this search; None without one."""
     baseline: float = 0.0
     """Baseline of the minimized quantity, such as the energy of a single pass."""
     schedule: Schedule | None = None

@@ -47,7 +47,7 @@ MAX_HISTORY_ENTRIES: Final = 100
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Search:
-    """Best schedule and bound of a problem, and how a solve goes on. Thread-safe.
+    """The state of a solve: best schedule, bound, and whether to continue. Thread-safe.
 
     Values are those of the minimized quantity minus its baseline, in the unit of the quantity.
     """
@@ -115,7 +115,7 @@ class Search:
     # -- schedules and bounds ------------------------------------------------------------------
 
     def offer(self, schedule: Schedule) -> bool:
-        """Verify a schedule without its unneeded decisions; keep and report it if it is the best.
+        """Verify a schedule without its unneeded decisions; store and report it if it is the best.
 
         Return whether the schedule is valid. Rewarded decisions count as needed.
         """
@@ -130,26 +130,26 @@ class Search:
         return True
 
     def accept(self, candidate: Candidate) -> None:
-        """Keep a valid candidate if it is the best, and report it."""
-        if self.take(candidate):
+        """Store a valid candidate if it is the best, and report it."""
+        if self.store_if_best(candidate):
             self.report()
 
-    def take(self, candidate: Candidate) -> bool:
-        """Keep a valid candidate if it is the best, without a report; return whether it is."""
+    def store_if_best(self, candidate: Candidate) -> bool:
+        """Store a valid candidate here and in parents, if it is the best; return whether it is."""
         with self.lock:
             is_better = self.best is None or candidate.is_better(self.best)
             if self.is_abandoned or not is_better:
                 return False
             self.best = candidate
         if self.parent is not None:
-            self.parent.take(candidate)
+            self.parent.store_if_best(candidate)
         return True
 
     def settle(self, candidate: Candidate) -> None:
         """Replace the best schedule by the solution of a user's model, whose rows only it meets."""
         self.best = candidate
         if self.parent is not None:
-            self.parent.take(candidate)
+            self.parent.store_if_best(candidate)
 
     def prove(self, bound: float) -> None:
         """Raise the proven bound to `bound` and report it, if that is higher."""
@@ -191,7 +191,7 @@ class Search:
                 self.problem, best.value, self.bound, self.request.gap
             )
 
-    # -- course --------------------------------------------------------------------------------
+    # -- end -----------------------------------------------------------------------------------
 
     def is_done(self) -> bool:
         """Return whether the search is closed or stopped, or its time is up; set `stop_reason`."""
@@ -227,7 +227,7 @@ class Search:
         self.request = replace(self.request, **changes)
 
     def add_build_time(self, seconds: float) -> None:
-        """Count the time of a built model, in this search and in those that it is a part of."""
+        """Add the time to build a model, to this search and to its parents."""
         with self.lock:
             self.build_s += seconds
         if self.parent is not None:
@@ -241,7 +241,7 @@ class Search:
         bound: float | None = None,
         schedule: Schedule | None = None,
     ) -> bool:
-        """Report the best schedule and the bound; return whether the search goes on.
+        """Report the best schedule and the bound; return whether the search continues.
 
         `value` and `bound` of a running solver or a child replace worse ones. The user's callback
         may stop the search: then `stop_reason` is INTERRUPTED.
@@ -256,12 +256,12 @@ class Search:
                 value, schedule = best.value, best.schedule
                 if bound is not None:
                     bound = min(bound, max(value, self.bound))
-            send = self.forward or self._tell_user
+            send = self.forward or self._notify_user
             if not send(value, bound, schedule):
                 self.stop_reason = self.stop_reason or Termination.INTERRUPTED
             return self.stop_reason is None
 
-    def _tell_user(
+    def _notify_user(
         self, value: float | None, bound: float | None, schedule: Schedule | None
     ) -> bool:
         """Add a report to the history, and call the user's callback."""

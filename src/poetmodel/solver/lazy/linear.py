@@ -206,7 +206,11 @@ def kept_spans(
 
 
 def stage_loads(relaxation: Relaxation, x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Estimate the RAM at the last step of each stage for a fractional point [B]."""
+    """Return the RAM at the last step of each stage for a fractional point [B].
+
+    A tensor counts by its `kept_spans`. Recomputations count nothing else: neither their workspace
+    nor the inputs that they read.
+    """
     graph = relaxation.problem.working_graph
     sizes = graph.tensor_bytes
     differences = np.zeros(len(graph.nodes) + 1)

@@ -102,7 +102,7 @@ class PrimalHeuristic:
         self.spent_s += max(now_s() - started_s, max_s if n_idle >= max_n_idle else 0.0)
 
     def _end_s(self, max_s: float) -> float:
-        """Return the end of a phase of at most `max_s`, on the clock of `now_s` [s]."""
+        """Return the end of a search of at most `max_s`, on the clock of `now_s` [s]."""
         return now_s() + min(max_s, self.session.search.request.remaining_s())
 
     def _offer(self) -> None:

@@ -32,7 +32,7 @@ def prove(search: Search, *, first_grouping: Grouping | None = None) -> None:
     Enforces the rows of `first_grouping` at the start. With two or more threads, a second process
     searches for schedules. Without any schedule after a fraction of the time, `decide_deadline`
     precedes a second row generation. ``docs/concepts/lazy.md`` proves that each reduction is exact.
-    With one thread, problem and seed determine the result unless a time limit ends a phase.
+    With one thread, problem and seed determine the result, unless a time limit ends a search.
     """
     request, may_search_fastest = search.request, can_search_fastest(search.problem)
     search.statistics = {}
