@@ -15,7 +15,7 @@ from harness import PRELOADED, RecordedRun, Study, make_record, warm_up
 from mcu.boards import BOARD, BoardRun, capture_step, make_training
 from poetmodel.budgets import TileChoice
 from poetmodel.device import Costs, Device
-from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
+from poetmodel.export.reserves import STACK_BYTES, reserved_bytes
 from poetmodel.tiling.choice import choose_tiles
 from poetmodel.units import parse_size
 

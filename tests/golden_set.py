@@ -40,8 +40,8 @@ from kit.claims import KINDS  # noqa: E402
 from kit.commands import invoke  # noqa: E402
 from poetmodel.device import Device  # noqa: E402
 from poetmodel.errors import PoetModelError  # noqa: E402
-from poetmodel.export.deployment import parse_stack, reserved_bytes  # noqa: E402
 from poetmodel.export.exporting import export_step  # noqa: E402
+from poetmodel.export.reserves import parse_stack, reserved_bytes  # noqa: E402
 from poetmodel.headers import WRITTEN_BY  # noqa: E402
 from poetmodel.lowered.identity import step_identity  # noqa: E402
 from poetmodel.lowered.io import save_step  # noqa: E402

@@ -12,8 +12,8 @@ from poetmodel.budgets import Budget, TileChoice
 from poetmodel.cli.explore import initial_state
 from poetmodel.cli.options import CostOptions, GraphOptions
 from poetmodel.errors import BudgetError, InputError
-from poetmodel.export.deployment import parse_stack, reserved_bytes
 from poetmodel.export.exporting import export_step
+from poetmodel.export.reserves import parse_stack, reserved_bytes
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import Variant
 from poetmodel.lowered.io import save_step

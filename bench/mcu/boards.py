@@ -23,8 +23,8 @@ from poetmodel.export.board import (
     build_program,
     run_program,
 )
-from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
 from poetmodel.export.exporting import export_step
+from poetmodel.export.reserves import STACK_BYTES, reserved_bytes
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.lowered.step import Weights
 from poetmodel.result import Status

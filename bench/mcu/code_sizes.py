@@ -38,9 +38,7 @@ from poetmodel.errors import PoetModelError
 from poetmodel.export.exporting import export_step
 from poetmodel.export.flash import TABLE_FILE, count_elements, table_bytes
 from poetmodel.export.kernels import make_kernel_header
-from poetmodel.export.source import StepSource
 from poetmodel.lowered import kernels as our
-from poetmodel.lowered.step import Weights
 from poetmodel.torch.lowering.inference import with_evaluation, with_inference
 from poetmodel.torch.lowering.step import lower
 
@@ -234,13 +232,13 @@ def measure_deployment(
 
     These are all bytes outside kernels, library and tables, and those of each library member.
     """
-    source = StepSource(deployment, Weights.from_step(deployment.step))
+    source = deployment.source
     sizes = measure_step_bytes(folder)
     library = Counter({part: size for part, size in sizes.items() if part.endswith(".o")})
     other_parts = library.keys() | set(source.kernels)
     own_bytes = sum(size for part, size in sizes.items() if part not in other_parts)
     counts = count_elements(deployment, source.statements)
-    return counts, own_bytes - table_bytes(deployment, source), library
+    return counts, own_bytes - table_bytes(source), library
 
 
 def fit_bytes(samples: Sequence[tuple[Counter[str], int]]) -> dict[str, float]:

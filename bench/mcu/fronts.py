@@ -27,8 +27,8 @@ from mcu.boards import LEARNING_RATE, LOSS_TOLERANCE, ROOMY, STEPS, read_tool_ve
 from poetmodel import torch as pmt
 from poetmodel.device import Device
 from poetmodel.export.board import Target, ToolchainError, build_program, run_program
-from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
 from poetmodel.export.exporting import export_step
+from poetmodel.export.reserves import STACK_BYTES, reserved_bytes
 from poetmodel.graph import floor
 from poetmodel.lowered.step import Weights
 from poetmodel.sweeps.measurement import FAILED

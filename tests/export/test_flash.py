@@ -24,10 +24,8 @@ from poetmodel.export.flash import (
     table_bytes,
 )
 from poetmodel.export.folder import summarize
-from poetmodel.export.source import StepSource
 from poetmodel.lowered.io import load_step
 from poetmodel.lowered.kernels import kernel_names
-from poetmodel.lowered.step import Weights
 
 PLANS = {
     "kept": {"ram": "100%"},
@@ -238,8 +236,7 @@ def test_estimates_are_near_what_is_linked(tmp_path, plan):
     from mcu.code_sizes import measure_step_bytes
 
     made = export_step(load_step(STEP), tmp_path, gap=0.5, **PLANS[plan])
-    source = StepSource(made, Weights.from_step(made.step))
-    estimate = code_bytes(made, source) + table_bytes(made, source)
+    estimate = code_bytes(made.source) + table_bytes(made.source)
     assert estimate == pytest.approx(measure_step_bytes(tmp_path).total(), rel=0.1)
 
 

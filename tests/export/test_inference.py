@@ -19,8 +19,8 @@ from kit.shared_objects import build
 from kit.traced_models import FunctionModule
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.board import Target, run_program
-from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
 from poetmodel.export.exporting import export_step
+from poetmodel.export.reserves import STACK_BYTES, reserved_bytes
 from poetmodel.graph import floor
 from poetmodel.lowered.calls import Ref
 from poetmodel.lowered.io import load_step, save_step

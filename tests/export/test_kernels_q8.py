@@ -16,12 +16,11 @@ from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
 from poetmodel.export.flash import code_bytes, table_bytes
 from poetmodel.export.measuring import measure_emulated
-from poetmodel.export.source import StepSource
 from poetmodel.graph import Graph
 from poetmodel.lowered.calls import ConvolutionSizes, DataType
 from poetmodel.lowered.instructions import count_work, estimate_call_instructions
 from poetmodel.lowered.io import load_step, save_step
-from poetmodel.lowered.step import ALIGNMENT, Weights
+from poetmodel.lowered.step import ALIGNMENT
 from poetmodel.tiling.choice import divide_step
 
 CONVOLUTIONS = ("pm_q8_conv2d", "pm_q8_depthwise", "pm_q8_pointwise")
@@ -326,12 +325,11 @@ def test_flash_is_estimated(exported, monkeypatch):
     layers, folder = exported
     step = layers.build_step()
     made = export_step(step, folder, ram="100%", paging=False, gap=0.5)
-    source = StepSource(made, Weights.from_step(step))
-    estimate = code_bytes(made, source) + table_bytes(made, source)
+    estimate = code_bytes(made.source) + table_bytes(made.source)
     assert estimate == pytest.approx(measure_step_bytes(folder).total(), rel=0.1)
     sizes = {name: layers.buffers[name].bytes for name in layers.values}
     rounding = ALIGNMENT * len(sizes)
-    assert 0 <= len(source.weights.data) - sum(sizes.values()) <= rounding
+    assert 0 <= len(made.source.weights.data) - sum(sizes.values()) <= rounding
 
 
 # -- steps of them ---------------------------------------------------------------------------------

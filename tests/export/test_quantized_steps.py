@@ -21,8 +21,8 @@ from kit.quantized_networks import convert_front, float_front, images
 from kit.rotation import mark_seeds_except
 from kit.shared_objects import build
 from poetmodel.export.board import Target, run_program
-from poetmodel.export.deployment import reserved_bytes
 from poetmodel.export.exporting import export_step
+from poetmodel.export.reserves import reserved_bytes
 from poetmodel.tiling.choice import needed_bytes
 from poetmodel.torch.lowering.inference import with_evaluation, with_inference
 

@@ -14,9 +14,9 @@ from kit.programs import require_programs
 from kit.shared_objects import build
 from poetmodel.device import Device
 from poetmodel.export.board import Target, run_program
-from poetmodel.export.deployment import parse_stack, reserved_bytes
 from poetmodel.export.exporting import export_step
 from poetmodel.export.options import DEFAULT_DEVICE
+from poetmodel.export.reserves import parse_stack, reserved_bytes
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.plan import Op
 from poetmodel.plan.alignment import align_sizes, device_alignment

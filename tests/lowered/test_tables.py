@@ -18,8 +18,8 @@ from kit.rotation import mark_seeds_except
 from kit.shared_objects import build
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target, run_program
-from poetmodel.export.deployment import STACK_BYTES, input_bytes, reserved_bytes
 from poetmodel.export.exporting import export_step
+from poetmodel.export.reserves import STACK_BYTES, input_bytes, reserved_bytes
 from poetmodel.lowered.io import load_step, save_step
 from poetmodel.lowered.tables import with_byte_inputs
 from poetmodel.tiling.tiles import tile_step

@@ -19,8 +19,8 @@ from kit.traced_models import FunctionModule
 from poetmodel.budgets import TileChoice
 from poetmodel.device import Device
 from poetmodel.errors import BudgetError, InputError
-from poetmodel.export.deployment import reserved_bytes
 from poetmodel.export.exporting import export_step
+from poetmodel.export.reserves import reserved_bytes
 from poetmodel.graph import Phase, floor
 from poetmodel.lowered.calls import Ref
 from poetmodel.plan.alignment import ALIGNMENT

@@ -482,14 +482,13 @@ def _deployment_facts(deployment: Deployment) -> Iterator[Fact]:
     from poetmodel.plan import Op
 
     plan, result, graph = deployment.plan, deployment.result, deployment.step.graph
-    if result is not None and result.simulation is not None:
+    if result.simulation is not None:
         yield from proof_facts(result)
         yield from time_facts(result.problem, result.simulation)
     counts = {op: sum(instruction.op == op for instruction in plan.program) for op in Op}
     recomputations_text = format_items(counts[Op.COMPUTE] - len(graph.nodes), "recomputation")
     yield text_fact("nodes", str(len(graph.nodes)), recomputations_text)
-    if result is not None:
-        yield from tile_facts(deployment.tile_bytes, deployment.tile_trials, result.problem)
+    yield from tile_facts(deployment.tile_bytes, deployment.tile_trials, result.problem)
     first_reads = plan.first_reads(graph)  # their nodes page in state
     counts[Op.PAGE_IN] += sum(op == Op.COMPUTE and node in first_reads for op, node in plan.program)
     yield text_fact(

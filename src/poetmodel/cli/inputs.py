@@ -193,7 +193,7 @@ def extra_ram_bytes(step: LoweredStep, *, commit: bool = False) -> int:
 
     The output of ``pm_infer`` is not included.
     """
-    from poetmodel.export.deployment import parse_stack, reserved_bytes
+    from poetmodel.export.reserves import parse_stack, reserved_bytes
 
     return reserved_bytes(replace(step, inference=None), parse_stack(None, commit=commit))
 

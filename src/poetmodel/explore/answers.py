@@ -58,7 +58,7 @@ def draw_point(job: dict[str, Any], context: JobContext) -> Frame:
 
 def point_commands(job: dict[str, Any], context: JobContext, subject: Subject) -> list[str]:
     """Return the shell commands that reproduce a point, or the one that exports its step as C."""
-    from poetmodel.export.deployment import parse_stack, reserved_bytes
+    from poetmodel.export.reserves import parse_stack, reserved_bytes
 
     prepared = load_prepared_problem(job, context)
     lowered_step, settings = prepared.source.step, prepared.settings

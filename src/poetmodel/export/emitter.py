@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import BudgetError, InputError
-from poetmodel.export.deployment import gradient_slot_name, pass_slot_name
+from poetmodel.export.storage import gradient_slot_name, page_slot_name
 from poetmodel.lowered.calls import (
     WORKSPACE,
     Call,
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from poetmodel.export.deployment import Deployment, ForwardPass
     from poetmodel.export.replay import Front
+    from poetmodel.export.storage import Program, StorageLayout
     from poetmodel.lowered.calls import Argument
     from poetmodel.lowered.step import Weights
 
@@ -52,16 +52,13 @@ class ProgramSource:
     """Generates C lines of ``pm_run_nodes`` or of a forward pass: checks, then each instruction.
 
     Both begin with all state at its home; state in RAM is at the beginning of the arena. Generating
-    the lines, which is possible once, collects the kernels and the arrays of integers. Without a
-    `forward_pass`, the lines are those of the training step.
+    the lines, which is possible once, collects the kernels and the arrays of integers.
     """
 
-    def __init__(
-        self, deployment: Deployment, weights: Weights, forward_pass: ForwardPass | None = None
-    ) -> None:
-        self.deployment = deployment
-        self.forward_pass = forward_pass
-        program = deployment if forward_pass is None else forward_pass
+    def __init__(self, layout: StorageLayout, weights: Weights, program: Program) -> None:
+        self.layout = layout
+        self.program = program
+        self._is_training = program is layout.programs[0]
         self.step = program.step
         self.graph = program.step.graph
         self.plan = program.plan
@@ -75,18 +72,18 @@ class ProgramSource:
         Copies to mapped state count, too, although the driver executes them."""
         self._gradients = tuple(tensor.pieces[0] for tensor in self.step.gradients)
         """Pointers to the returned gradients, none of which is in tiles."""
-        self._slot_numbers = {name: k for k, name in enumerate(deployment.slots)}
+        self._slot_numbers = {name: k for k, name in enumerate(layout.slots)}
         self._caller_pointers = {
             tensor.pieces[0].buffer: f"x{k}" for k, tensor in enumerate(self.step.inputs)
         }
         """C pointers to the buffers of the caller: inputs and output."""
         if self.step.output is not None:
             self._caller_pointers[self.step.output.pieces[0].buffer] = "outputs"
-        training_graph, plan = deployment.step.graph, deployment.plan
-        self._resident_names = {training_graph.tensors[i].name for i in plan.resident or ()}
+        training_graph = layout.step.graph
+        self._resident_names = layout.resident_names
         self._state_names = {training_graph.tensors[i].name for i in training_graph.state_tensors}
         self._mapped_state = (
-            self._state_names - self._resident_names if plan.memory_mapped else set()
+            self._state_names - self._resident_names if layout.plan.memory_mapped else set()
         )
         self._constant_names = weights.offsets.keys() - self._state_names
         self._checked_indices: list[Indices] = []
@@ -99,7 +96,7 @@ class ProgramSource:
         self._offsets = self._find_offsets()
         self._current_offsets = {
             training_graph.tensors[entry.index].name: entry.offset
-            for entry in deployment.arena.offsets
+            for entry in layout.arena.offsets
             if entry.position == BEFORE
         }
         """Offset of the current or last copy of each tensor in the arena, by name [B]."""
@@ -120,7 +117,7 @@ class ProgramSource:
         """Whether the lines include a write of state to the next generation."""
         self._slice_count = 0
         """Number of generated slice labels: a sliced step can pause before each computation."""
-        self._replay = deployment.replay if forward_pass is None else None
+        self._replay = layout.replay if self._is_training else None
         self._front_is_stored = self._replay is None
         """Whether the lines store all outputs of the front; True without a front."""
         self._missing_outputs = set(self._replay.front.outputs) if self._replay else set()
@@ -139,9 +136,8 @@ class ProgramSource:
         """
         offsets: dict[int, dict[int, int]] = {}
         self._workspaces: dict[int, int] = {}
-        base_offset = 0 if self.forward_pass is None else self.deployment.resident_bytes
         for position, content, index, arena_offset in self.arena.offsets:
-            offset = base_offset + arena_offset
+            offset = self.program.base_bytes + arena_offset
             if content == Content.WORKSPACE:
                 self._workspaces[position] = offset
             else:
@@ -356,7 +352,7 @@ class ProgramSource:
             yield from self._row_update_lines(call)
         elif call.kernel in ("pm_conv2d_dw_sgd", "pm_depthwise_dw_sgd"):
             yield from self._filter_update_lines(call)
-        elif self.deployment.rotating_state:
+        elif self.layout.rotating_state:
             yield from self._serial_update_lines(calls, call_index, written_names)
         else:
             yield from self._chunk_update_lines((call,), written_names & self._mapped_state)
@@ -376,9 +372,7 @@ class ProgramSource:
             if any(ref.buffer in sum_names for ref in earlier_call.writes)
         ]
         if not (
-            self.deployment.rotating_state
-            and additions
-            and self._written_state.intersection(sum_names)
+            self.layout.rotating_state and additions and self._written_state.intersection(sum_names)
         ):
             yield self._call_line(call)
         elif call.kernel.startswith("pm_copy"):
@@ -409,7 +403,7 @@ class ProgramSource:
         """Yield comment, label and hook of a computation; count it in `_slice_count`."""
         suffix = ", again" if self._computation_counts[k] > 1 else ""
         hook = ""
-        if self.forward_pass is None:
+        if self._is_training:
             self._slice_count += 1
             yield f"PM_SLICE({self._slice_count + 1}):"
             hook = f"PM_NODE({k}); "
@@ -519,7 +513,7 @@ class ProgramSource:
         n_elements = max(buffers[name].elements for name in targets or chunks)
         max_elements = _CHUNK_ELEMENTS if len(chunks) <= _MAX_FULL_CHUNKS else _CHUNK_ELEMENTS // 2
         opening = "{"
-        if not self.deployment.rotating_state and targets <= self._written_state:
+        if not self.layout.rotating_state and targets <= self._written_state:
             # Skip the whole block if the condition is false: the targets are already written, and a
             # second write of the same values could erase their blocks once more.
             (call,) = calls
@@ -647,7 +641,7 @@ class ProgramSource:
         needed_bytes = _OTHER_STACK_BYTES + DataType.REAL.itemsize * (
             _CHUNK_ELEMENTS + max_elements
         )
-        if max_elements > _CHUNK_ELEMENTS and needed_bytes > self.deployment.stack_bytes:
+        if max_elements > _CHUNK_ELEMENTS and needed_bytes > self.layout.stack_bytes:
             raise BudgetError(
                 f"stack: windows of {weight.buffer} are updated on the stack, which takes up to "
                 f"{needed_bytes:,} B of it; give a stack of this size"
@@ -711,7 +705,7 @@ class ProgramSource:
             return _add_offset(self._caller_pointers[name], ref.offset)
         if name in self._mapped_state:
             version = "NEW" if name in self._written_state and not is_old_value else "OLD"
-            commits = name in self.deployment.rotating_state
+            commits = name in self.layout.rotating_state
             slot = (
                 f"PM_{version}({self._slot_numbers[name]})"
                 if commits
@@ -734,16 +728,15 @@ class ProgramSource:
         old = self._replaced_state.get(name)
         if old is not None:
             return self._new_slot(old)
-        if name in self.deployment.rotating_state:
+        if name in self.layout.rotating_state:
             return f"PM_OLD({self._slot_numbers[name]})"
-        if self.forward_pass is None or name in self._state_names:
-            return str(self._slot_numbers[name])
-        return str(self._slot_numbers[pass_slot_name(self.forward_pass.kind, name)])
+        slot_name = name if name in self._state_names else page_slot_name(self.program, name)
+        return str(self._slot_numbers[slot_name])
 
     def _new_slot(self, name: str) -> str:
         """Return the C expression of the slot for new state, in the next generation if rotating."""
         slot = str(self._slot_numbers[name])
-        return f"PM_NEW({slot})" if name in self.deployment.rotating_state else slot
+        return f"PM_NEW({slot})" if name in self.layout.rotating_state else slot
 
     def _page_in_lines(self, name: str) -> Iterator[str]:
         """Yield the page-in of a tensor, with a wait only if transfers are blocking."""
@@ -761,7 +754,7 @@ class ProgramSource:
 
         `written_names` is the state that the next lines write. Sets `writes_rotating_state`.
         """
-        if not self.writes_rotating_state and written_names & self.deployment.rotating_state:
+        if not self.writes_rotating_state and written_names & self.layout.rotating_state:
             self.writes_rotating_state = True
             yield self._try_call("pm_commit_begin(1)")
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from poetmodel.budgets import Budget, TileChoice
@@ -13,26 +10,18 @@ from poetmodel.device import Costs, StorageMode
 from poetmodel.device.generation import GenerationLayout
 from poetmodel.errors import BudgetError, InputError, VerificationError, join_names
 from poetmodel.export.checks import make_ram_error, min_weight_bytes
-from poetmodel.export.deployment import (
-    Deployment,
-    ForwardPass,
-    reserved_bytes,
-)
-from poetmodel.export.flash import (
-    check_flash,
-    make_smallest_program,
-    make_zero_arena,
-    program_sizes,
-)
+from poetmodel.export.deployment import Build, Deployment
+from poetmodel.export.flash import check_flash, make_smallest_program, make_zero_arena
 from poetmodel.export.folder import write_folder
 from poetmodel.export.migration import load_generation_layout, match_state
 from poetmodel.export.options import ExportKeywords, ExportOptions
 from poetmodel.export.replay import create_replay, order_outputs
-from poetmodel.export.source import StepSource
+from poetmodel.export.reserves import reserved_bytes
+from poetmodel.export.storage import Program, StorageLayout
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.lowered.codes import fuse_byte_quantization
 from poetmodel.lowered.identity import step_identity
-from poetmodel.lowered.step import Weights, with_stored_state
+from poetmodel.lowered.step import with_stored_state
 from poetmodel.lowered.tables import with_byte_inputs
 from poetmodel.lowered.values import check_values
 from poetmodel.plan import check_plan
@@ -44,7 +33,8 @@ from poetmodel.solver.tile_trials import find_cheapest_tiles
 from poetmodel.tiling.choice import candidate_tiles, choose_tiles, needed_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+    from pathlib import Path
 
     from poetmodel.device import Device
     from poetmodel.export.replay import Replay
@@ -55,6 +45,7 @@ if TYPE_CHECKING:
     from poetmodel.result import SolveResult
     from poetmodel.schedule import Schedule
     from poetmodel.solver.request import Request
+    from poetmodel.solver.tile_trials import ChosenTiles
 
 STEP_RATIO: Final = 0.9
 """Maximum fraction of the remaining time for the solve of the step.
@@ -95,7 +86,66 @@ def export_step(
 
 def export_with(step: LoweredStep, options: ExportOptions) -> Deployment:
     """Write a folder of C for valid options; the time limit begins now. See `export_step`."""
-    request, board = options.request, options.device
+    request = options.request
+    step = _prepare(step, options)
+    source = _load_migration_source(options)
+    trial = Trial(step, options)
+    trial.check_least_weights()
+    tiles = find_cheapest_tiles(
+        trial.candidates(), trial.build_problem, request, excess_bytes=trial.excess_flash_bytes
+    )
+    step = tiles.step
+    check_flash(trial.build(step), are_lower_bounds=True)
+    trial.check_min_ram(tiles)
+    problem = trial.build_problem(step)
+    if problem.table.commit is not None:
+        _check_storage(
+            2 * problem.table.commit.generation_bytes,
+            options.device,
+            content="two generations of state there take",
+            commit=True,
+        )
+    result, plan, arena = _solve_and_place(
+        problem,
+        options.device,
+        request,
+        INTERRUPTED_RATIO if tiles.is_interrupted else STEP_RATIO,
+        available_bytes=options.device.ram_bytes - trial.reserved_bytes,
+        start=None if tiles.result is None else tiles.result.schedule,
+    )
+    replay = _make_replay(step, options)
+    replay = replay and order_outputs(replay, step, plan)
+    layout = StorageLayout(
+        options=options,
+        identity=trial.identity,
+        programs=(Program(kind="step", step=step, plan=plan, arena=arena),),
+        ram_bytes=trial.ram_bytes,
+        replay=replay,
+        migration=None if source is None else match_state(step, source, replay),
+    )
+    _check_migration(layout)
+    passes = (
+        _plan_forward_pass(kind, layout, forward_pass, problem, request)
+        for kind, forward_pass in (("inference", step.inference), ("evaluation", step.evaluation))
+        if forward_pass is not None
+    )
+    for program in passes:
+        layout = replace(layout, programs=(*layout.programs, program))
+    _check_stored_bytes(layout)
+    build = Build.of(layout)
+    check_flash(build)
+    deployment = Deployment(
+        **build.fields(),
+        result=result,
+        tile_bytes=tiles.tile_bytes,
+        tile_trials=() if tiles.tile_bytes is None else tiles.trials,
+    )
+    write_folder(deployment)
+    return deployment
+
+
+def _prepare(step: LoweredStep, options: ExportOptions) -> LoweredStep:
+    """Return a step with the requested forward passes and byte inputs, all values finite."""
     for option, is_requested, forward_pass_step in (
         ("infer", options.infer, step.inference),
         ("evaluate", options.evaluate, step.evaluation),
@@ -111,126 +161,119 @@ def export_with(step: LoweredStep, options: ExportOptions) -> Deployment:
         evaluation=step.evaluation if options.evaluate else None,
     )
     check_values(step)
-    step = fuse_byte_quantization(with_byte_inputs(step, options.byte_inputs))
-    source = _load_migration_source(options)
-    make_replay = partial(_make_replay, options=options)
-    sample_storage = make_replay(step)
-    identity = step_identity(step)
-    reserved_ram_bytes = reserved_bytes(step, options.stack_bytes, sample_storage)
-    ram_bytes = _total_ram_bytes(step, options, reserved_ram_bytes)
-    may_page = options.limits.paging and options.costs(step.graph).pages is not None
-    budget_bytes = ram_bytes - reserved_ram_bytes
-    undivided_step, initial_weights = step, Weights.from_step(step)
-    smallest_plan, zero_offsets = make_smallest_program(step)
-    deployment = Deployment(
-        step=step,
-        identity=identity,
-        plan=smallest_plan,
-        arena=zero_offsets,
-        ram_bytes=ram_bytes,
-        stack_bytes=options.stack_bytes,
-        device=board,
-        commit=options.commit and bool(step.graph.replacement_of),
-        commit_every=options.commit_every,
-        checksum=options.checksum,
-        replay=sample_storage,
-        prefix=options.prefix,
-        weights=options.weights,
-        shared_kernels=None
-        if options.shared_kernels is None
-        else Path(os.path.relpath(options.shared_kernels, options.folder)).as_posix(),
-    )
-    if board.flash is not None and min_weight_bytes(step) > board.flash.size_bytes:
-        # No division into tiles reduces the weights that are not 0.
-        check_flash(_with_program_bytes(deployment, initial_weights), are_lower_bounds=True)
+    return fuse_byte_quantization(with_byte_inputs(step, options.byte_inputs))
 
-    make_problem = partial(options.build_problem, ram_bytes=budget_bytes, paging=may_page)
-    deploy_tiles = partial(_deploy_tiles, deployment, make_replay=make_replay)
-    candidates = candidate_tiles(
-        step,
-        options.tile,
-        board,
-        ram_bytes=budget_bytes,
-        paging=may_page,
-        names_nodes=options.profile is not None,
-    )
-    chosen_tiles = find_cheapest_tiles(
-        _drop_oversized_steps(candidates, deploy_tiles),
-        make_problem,
-        request,
-        excess_bytes=partial(_excess_flash_bytes, board, deploy_tiles),
-    )
-    tile_bytes, step = chosen_tiles.tile_bytes, chosen_tiles.step
-    if tile_bytes is not None:
-        initial_weights = Weights.from_step(step)
-        deployment = replace(deploy_tiles(tile_bytes, step), tile_trials=chosen_tiles.trials)
-        sample_storage = deployment.replay
-    check_flash(_with_program_bytes(deployment, initial_weights), are_lower_bounds=True)
-    min_bytes = needed_bytes(step, board, paging=may_page)
-    if min_bytes > budget_bytes:
-        hints = _ram_hints(
-            undivided_step,
-            options.tile,
-            board,
-            min_bytes=min_bytes,
-            ram_bytes=ram_bytes,
-            reserved_ram_bytes=reserved_ram_bytes,
-            paging=options.limits.paging,
+
+class Trial:
+    """A step to export with the RAM that it may use; its tiles and its schedule are not known."""
+
+    def __init__(self, step: LoweredStep, options: ExportOptions) -> None:
+        self.step, self.options = step, options
+        self.identity = step_identity(step)
+        replay = _make_replay(step, options)
+        self.reserved_bytes = reserved_bytes(step, options.stack_bytes, replay)
+        self.ram_bytes = _total_ram_bytes(step, options, self.reserved_bytes)
+        self.budget_bytes = self.ram_bytes - self.reserved_bytes
+        """RAM limit of tensors and workspaces [B]."""
+        self.may_page = options.limits.paging and options.costs(step.graph).pages is not None
+
+    def check_least_weights(self) -> None:
+        """Raise `FlashError` if the weights alone exceed the flash: no tiles reduce those not 0."""
+        flash = self.options.device.flash
+        if flash is not None and min_weight_bytes(self.step) > flash.size_bytes:
+            check_flash(self.build(self.step), are_lower_bounds=True)
+
+    def build_problem(self, step: LoweredStep) -> Problem:
+        """Return the problem of the step in tiles."""
+        return self.options.build_problem(step, ram_bytes=self.budget_bytes, paging=self.may_page)
+
+    def build(self, step: LoweredStep, program: Program | None = None) -> Build:
+        """Return the C of the step in tiles, to size it; by default its smallest program."""
+        layout = StorageLayout(
+            options=self.options,
+            identity=self.identity,
+            programs=(program or make_smallest_program(step),),
+            ram_bytes=self.ram_bytes,
+            replay=_make_replay(step, self.options),
+            migration=None,
         )
-        raise make_ram_error(
-            step,
-            board,
-            ram_bytes=ram_bytes,
-            reserved_bytes=reserved_ram_bytes,
-            needed_bytes=min_bytes,
-            tile_bytes=tile_bytes,
-            paging=may_page,
-            hints=hints,
+        return Build.of(layout)
+
+    def candidates(self) -> list[tuple[int | None, LoweredStep]]:
+        """Return the first (tile size [B], step), and later pairs that may fit the flash."""
+        first, *later = candidate_tiles(
+            self.step,
+            self.options.tile,
+            self.options.device,
+            ram_bytes=self.budget_bytes,
+            paging=self.may_page,
+            names_nodes=self.options.profile is not None,
         )
-    problem = make_problem(step)
-    if problem.table.commit is not None:
-        _check_storage(
-            2 * problem.table.commit.generation_bytes,
-            board,
-            content="two generations of state there take",
-            commit=True,
-        )
-    available_bytes = board.ram_bytes - reserved_ram_bytes
-    result, plan, arena = _solve_and_place(
-        problem,
-        board,
-        request,
-        INTERRUPTED_RATIO if chosen_tiles.is_interrupted else STEP_RATIO,
-        available_bytes=available_bytes,
-        start=None if chosen_tiles.result is None else chosen_tiles.result.schedule,
-    )
-    sample_storage = sample_storage and order_outputs(sample_storage, step, plan)
-    migration = None if source is None else match_state(step, source, sample_storage)
-    deployment = replace(
-        deployment,
-        plan=plan,
-        arena=arena,
-        result=result,
-        replay=sample_storage,
-        migration=migration,
-    )
-    _check_migration(deployment)
-    if step.inference is not None:
-        forward_pass = _plan_forward_pass(
-            "inference", deployment, step.inference, problem, board, request
-        )
-        deployment = replace(deployment, inference=forward_pass)
-    if step.evaluation is not None:
-        forward_pass = _plan_forward_pass(
-            "evaluation", deployment, step.evaluation, problem, board, request
-        )
-        deployment = replace(deployment, evaluation=forward_pass)
-    _check_stored_bytes(deployment, board)
-    program = StepSource(deployment, initial_weights)
-    deployment = replace(deployment, program_bytes=program_sizes(deployment, program))
-    check_flash(deployment)
-    write_folder(program.with_deployment(deployment), options.folder, command=options.command)
-    return deployment
+        return [
+            first,
+            *(pair for pair in later if self._free_flash_bytes(self.build(pair[1])) >= 0),
+        ]
+
+    def excess_flash_bytes(self, step: LoweredStep, result: SolveResult) -> int:
+        """Return the bytes by which a program exceeds `TRIAL_FLASH_RATIO` of the flash."""
+        device = self.options.device
+        if device.flash is None:
+            return 0
+        costs, schedule = result.problem.costs, result.require_schedule()
+        plan = make_plan(step.graph, costs, schedule, mode=_transfer_mode(device))
+        program = Program(kind="step", step=step, plan=plan, arena=make_zero_arena(step, plan))
+        min_free_bytes = int((1 - TRIAL_FLASH_RATIO) * device.flash.size_bytes)
+        return max(0, min_free_bytes - self._free_flash_bytes(self.build(step, program)))
+
+    @staticmethod
+    def _free_flash_bytes(build: Build) -> int:
+        """Return the flash that a program leaves [B]: negative if it does not fit, 0 if unknown."""
+        return build.flash_map().get("free", 0)
+
+    def check_min_ram(self, tiles: ChosenTiles) -> None:
+        """Raise `BudgetError` if a node needs more RAM than tensors may use."""
+        device = self.options.device
+        min_bytes = needed_bytes(tiles.step, device, paging=self.may_page)
+        if min_bytes > self.budget_bytes:
+            raise make_ram_error(
+                tiles.step,
+                device,
+                ram_bytes=self.ram_bytes,
+                reserved_bytes=self.reserved_bytes,
+                needed_bytes=min_bytes,
+                tile_bytes=tiles.tile_bytes,
+                paging=self.may_page,
+                hints=self._ram_hints(min_bytes),
+            )
+
+    def _ram_hints(self, min_bytes: int) -> Iterator[str]:
+        """Yield options with which the step fits the RAM of the device and needs less.
+
+        `min_bytes` is the minimum RAM for tensors with the given options.
+        """
+        tile, device = self.options.tile, self.options.device
+        paging = self.options.limits.paging
+
+        def choose_tile(tile_choice: TileChoice, *, paging: bool) -> tuple[int | None, int]:
+            size, step = choose_tiles(
+                self.step, tile_choice, device, ram_bytes=self.budget_bytes, paging=paging
+            )
+            return size, needed_bytes(step, device, paging=paging)
+
+        most_bytes = min(min_bytes - 1, device.ram_bytes - self.reserved_bytes)
+        if not tile.is_auto:
+            size, tiled_bytes = choose_tile(TileChoice.AUTO, paging=paging)
+            if tiled_bytes <= most_bytes:
+                auto_choice = TileChoice(size_bytes=size)
+                yield (
+                    f"take tile {auto_choice}, with which it needs "
+                    f"{tiled_bytes + self.reserved_bytes:,} B in all"
+                )
+        if not paging and device.storage is not None:
+            _, paged_bytes = choose_tile(tile, paging=True)
+            if paged_bytes <= most_bytes:
+                needed = paged_bytes + self.reserved_bytes
+                yield f"allow paging, with which it needs {needed:,} B in all"
 
 
 def _make_replay(step: LoweredStep, options: ExportOptions) -> Replay | None:
@@ -259,78 +302,20 @@ def _load_migration_source(options: ExportOptions) -> dict[str, Any] | None:
     return source
 
 
-def _check_migration(deployment: Deployment) -> None:
+def _check_migration(layout: StorageLayout) -> None:
     """Raise `InputError` if a step that migrates has state on storage that is in no generation."""
-    graph = deployment.step.graph
-    names = {graph.tensors[i].name for i in graph.state_tensors} - {*deployment.generation_names}
-    stored_names = names - deployment.resident_names
-    if deployment.migration is not None and stored_names:
+    graph = layout.step.graph
+    names = {graph.tensors[i].name for i in graph.state_tensors} - {*layout.generation_names}
+    stored_names = names - layout.resident_names
+    if layout.migration is not None and stored_names:
         raise InputError(
             f"migrate_from: {join_names(sorted(stored_names))} is on storage, and no step "
             "replaces it, so that it is in no generation; give more ram"
         )
 
 
-def _deploy_tiles(
-    deployment: Deployment,
-    tile_bytes: int | None,
-    step: LoweredStep,
-    *,
-    make_replay: Callable[[LoweredStep], Replay | None],
-) -> Deployment:
-    """Return a copy of `deployment` with a step in tiles of `tile_bytes`."""
-    plan, arena = make_smallest_program(step)
-    new_deployment = replace(deployment, step=step, tile_bytes=tile_bytes, replay=make_replay(step))
-    return replace(new_deployment, plan=plan, arena=arena)
-
-
-def _drop_oversized_steps(
-    candidates: list[tuple[int | None, LoweredStep]],
-    deploy_tiles: Callable[[int | None, LoweredStep], Deployment],
-) -> list[tuple[int | None, LoweredStep]]:
-    """Return the first (tile size [B], step), and later pairs whose program may fit the flash."""
-    first_candidate, *later_candidates = candidates
-    return [
-        first_candidate,
-        *(
-            candidate
-            for candidate in later_candidates
-            if _free_flash_bytes(deploy_tiles(*candidate)) >= 0
-        ),
-    ]
-
-
-def _excess_flash_bytes(
-    device: Device,
-    deploy_tiles: Callable[[int | None, LoweredStep], Deployment],
-    step: LoweredStep,
-    result: SolveResult,
-) -> int:
-    """Return the bytes by which a program exceeds `TRIAL_FLASH_RATIO` of the flash."""
-    if device.flash is None:
-        return 0
-    mode, schedule = _transfer_mode(device), result.require_schedule()
-    plan = make_plan(step.graph, result.problem.costs, schedule, mode=mode)
-    arena = make_zero_arena(step, plan)
-    deployment = replace(deploy_tiles(None, step), plan=plan, arena=arena, result=result)
-    min_free_bytes = int((1 - TRIAL_FLASH_RATIO) * device.flash.size_bytes)
-    return max(0, min_free_bytes - _free_flash_bytes(deployment))
-
-
-def _free_flash_bytes(deployment: Deployment) -> int:
-    """Return the flash that a program leaves [B]: negative if it does not fit, 0 if unknown."""
-    weights = Weights.from_step(deployment.step)
-    return _with_program_bytes(deployment, weights).flash_map().get("free", 0)
-
-
 def _transfer_mode(device: Device) -> StorageMode:
     return StorageMode.BLOCKING if device.storage is None else device.storage.mode
-
-
-def _with_program_bytes(deployment: Deployment, weights: Weights) -> Deployment:
-    """Return a deployment with its flash usage by code, constants and initial weights."""
-    source = StepSource(deployment, weights)
-    return replace(deployment, program_bytes=program_sizes(deployment, source))
 
 
 def _solve_and_place(
@@ -372,27 +357,26 @@ def _solve_and_place(
 
 def _plan_forward_pass(
     kind: str,
-    deployment: Deployment,
+    layout: StorageLayout,
     captured_step: LoweredStep,
     problem: Problem,
-    device: Device,
     request: Request,
-) -> ForwardPass:
+) -> Program:
     """Solve, plan and place a forward pass, `captured_step`, in the RAM behind the state in RAM.
 
     Limits are those of `problem`, the step's, but its deadline does not apply, its resident state
-    takes RAM, and the `min_stored_bytes` of `deployment` are not available. Costs are estimates.
+    takes RAM, and the `min_stored_bytes` of `layout` are not available. Costs are estimates.
     """
-    resident_bytes = deployment.resident_bytes
-    is_mapped = deployment.plan.memory_mapped
-    graph, resident = deployment.step.graph, deployment.plan.resident or ()
-    stored_names = {graph.tensors[i].name for i in graph.state_tensors if i not in resident}
+    resident_bytes, device = layout.resident_bytes, layout.device
+    is_mapped = layout.plan.memory_mapped
+    graph = layout.step.graph
+    stored_names = {graph.tensors[i].name for i in graph.state_tensors} - layout.resident_names
     step = with_stored_state(captured_step, () if is_mapped else stored_names)
     min_bytes = floor(align_sizes(step.graph, device_alignment(device))).bytes
     free_bytes = problem.usable_ram_bytes - resident_bytes
     if free_bytes < min_bytes:
         missing_bytes = min_bytes - free_bytes
-        has_more_ram = deployment.ram_bytes + missing_bytes <= device.ram_bytes
+        has_more_ram = layout.ram_bytes + missing_bytes <= device.ram_bytes
         hint = f"give {missing_bytes:,} B more, or " if has_more_ram else ""
         raise BudgetError(
             f"ram: state in RAM leaves {max(0, free_bytes):,} B for an {kind}, and one node of it "
@@ -405,33 +389,34 @@ def _plan_forward_pass(
         costs=Costs.estimate(step.graph, device),
         ram=free_bytes,
         deadline=None,
-        aux_bytes=None if aux is None else max(0, aux - deployment.min_stored_bytes),
+        aux_bytes=None if aux is None else max(0, aux - layout.min_stored_bytes),
     )
     _, plan, arena = _solve_and_place(pass_problem, device, request)
-    return ForwardPass(kind=kind, step=step, plan=plan, arena=arena)
+    return Program(kind=kind, step=step, plan=plan, arena=arena, base_bytes=resident_bytes)
 
 
 _OPTION_OF_PASS: Final = {"inference": "infer", "evaluation": "evaluate"}
 """The option of `export_step` for each kind of forward pass."""
 
 
-def _check_stored_bytes(deployment: Deployment, device: Device) -> None:
+def _check_stored_bytes(layout: StorageLayout) -> None:
     """Raise `BudgetError` if pages, generations or samples do not fit the storage of a device.
 
     At most two groups of `generations_per_block` generations count. If commits copy state to flash,
     generations and samples must fit the flash. Storage of unknown size is not checked.
     """
-    stores_samples, copies_to_flash = deployment.replay is not None, deployment.copies_to_flash
+    device = layout.device
+    stores_samples, copies_to_flash = layout.replay is not None, layout.copies_to_flash
     _check_storage(
-        deployment.min_stored_bytes,
+        layout.min_stored_bytes,
         device,
-        commit=bool(deployment.rotating_state),
-        has_more_ram=deployment.ram_bytes < device.ram_bytes,
+        commit=bool(layout.rotating_state),
+        has_more_ram=layout.ram_bytes < device.ram_bytes,
         stores_samples=stores_samples and not copies_to_flash,
     )
     if copies_to_flash:
         _check_storage(
-            deployment.saved_bytes,
+            layout.min_saved_bytes,
             device,
             content="generations of state and samples there take",
             commit=True,
@@ -487,42 +472,3 @@ def _total_ram_bytes(step: LoweredStep, options: ExportOptions, reserved_ram_byt
         aligned_graph = align_sizes(step.graph, device_alignment(options.device))
         tensor_bytes = max(tensor_bytes, checkpoint_all_peak_bytes(aligned_graph))
     return tensor_bytes + reserved_ram_bytes
-
-
-def _ram_hints(
-    undivided_step: LoweredStep,
-    tile_choice: TileChoice,
-    device: Device,
-    *,
-    min_bytes: int,
-    ram_bytes: int,
-    reserved_ram_bytes: int,
-    paging: bool,
-) -> Iterator[str]:
-    """Yield hints for options of `export_step` with which the step fits the RAM of the device.
-
-    An option with which the step fits has no hint unless it also reduces `min_bytes`, the minimum
-    RAM for tensors with the given options [B]. Automatic tiles are chosen for the limit `ram_bytes`
-    [B].
-    """
-
-    def choose_tile(tile_choice: TileChoice, *, paging: bool) -> tuple[int | None, int]:
-        budget_bytes = ram_bytes - reserved_ram_bytes
-        size, step = choose_tiles(
-            undivided_step, tile_choice, device, ram_bytes=budget_bytes, paging=paging
-        )
-        return size, needed_bytes(step, device, paging=paging)
-
-    device_bytes = device.ram_bytes - reserved_ram_bytes
-    if not tile_choice.is_auto:
-        size, tiled_bytes = choose_tile(TileChoice.AUTO, paging=paging)
-        if tiled_bytes < min_bytes and tiled_bytes <= device_bytes:
-            auto_choice = TileChoice(size_bytes=size)
-            yield (
-                f"take tile {auto_choice}, with which it needs "
-                f"{tiled_bytes + reserved_ram_bytes:,} B in all"
-            )
-    if not paging and device.storage is not None:
-        _, paged_bytes = choose_tile(tile_choice, paging=True)
-        if paged_bytes < min_bytes and paged_bytes <= device_bytes:
-            yield f"allow paging, with which it needs {paged_bytes + reserved_ram_bytes:,} B in all"

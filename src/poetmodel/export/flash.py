@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device import StorageMode
 from poetmodel.errors import FlashError
-from poetmodel.export.deployment import NEARLY_FULL
+from poetmodel.export.storage import NEARLY_FULL, Program
 from poetmodel.graph import Phase
 from poetmodel.plan import Arena, Instruction, Op, Plan
 from poetmodel.plan.arena import CopyOffset
@@ -27,8 +27,9 @@ from poetmodel.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from poetmodel.export.deployment import Deployment
-    from poetmodel.export.source import StepSource
+    from poetmodel.export.deployment import Build
+    from poetmodel.export.source import Source
+    from poetmodel.export.storage import StorageLayout
     from poetmodel.lowered.step import LoweredStep
 
 TABLE_FILE: Final = "code_sizes.json"
@@ -55,30 +56,30 @@ def load_code_sizes() -> dict[str, Any]:
     return sizes
 
 
-def program_sizes(deployment: Deployment, source: StepSource) -> dict[str, int]:
+def program_sizes(source: Source) -> dict[str, int]:
     """Return the flash usage of a step, storage excluded, by use [B]."""
-    graph, buffers = deployment.step.graph, deployment.step.buffers
+    graph, buffers = source.step.graph, source.step.buffers
     state_names = {
         graph.tensors[i].name for i in graph.state_tensors
     } & source.weights.offsets.keys()
     state_bytes = sum(buffers[name].bytes for name in state_names)
     return {
-        "code": code_bytes(deployment, source),
-        "constants": table_bytes(deployment, source) + len(source.weights.data) - state_bytes,
+        "code": code_bytes(source),
+        "constants": table_bytes(source) + len(source.weights.data) - state_bytes,
         "first weights": state_bytes,
     }
 
 
-def make_smallest_program(step: LoweredStep) -> tuple[Plan, Arena]:
-    """Return a plan and an arena whose program uses the least flash of all programs of a step.
+def make_smallest_program(step: LoweredStep) -> Program:
+    """Return a program that uses the least flash of all programs of a step.
 
     All state is in RAM, every node is computed once, no tensor is paged. The program is for sizes
     only, because its tensors overlap.
     """
     graph = step.graph
-    program = tuple(Instruction(Op.COMPUTE, k) for k in range(len(graph.nodes)))
-    plan = Plan(program=program, mode=StorageMode.BLOCKING, resident=graph.state_tensors)
-    return plan, make_zero_arena(step, plan)
+    instructions = tuple(Instruction(Op.COMPUTE, k) for k in range(len(graph.nodes)))
+    plan = Plan(program=instructions, mode=StorageMode.BLOCKING, resident=graph.state_tensors)
+    return Program(kind="step", step=step, plan=plan, arena=make_zero_arena(step, plan))
 
 
 def make_zero_arena(step: LoweredStep, plan: Plan) -> Arena:
@@ -99,10 +100,10 @@ def make_zero_arena(step: LoweredStep, plan: Plan) -> Arena:
     return Arena(bytes=0, lower_bound_bytes=0, offsets=offsets)
 
 
-def check_flash(deployment: Deployment, *, are_lower_bounds: bool = False) -> None:
+def check_flash(deployment: Build, *, are_lower_bounds: bool = False) -> None:
     """Raise `FlashError` if a step does not fit the flash of its device."""
     sizes, device = deployment.flash_map(), deployment.device
-    if device is None or device.flash is None or sizes["free"] >= 0:
+    if device.flash is None or sizes["free"] >= 0:
         return
     missing_bytes, flash_bytes = -sizes.pop("free"), device.flash.size_bytes
     uses = [f"{use} {amount:,} B" for use, amount in sizes.items() if amount]
@@ -114,7 +115,7 @@ def check_flash(deployment: Deployment, *, are_lower_bounds: bool = False) -> No
     )
 
 
-def _flash_advice(deployment: Deployment, sizes: Mapping[str, int], missing_bytes: int) -> str:
+def _flash_advice(deployment: Build, sizes: Mapping[str, int], missing_bytes: int) -> str:
     """Return advice for a step that exceeds the flash by `missing_bytes`."""
     updates = (node for node in deployment.step.graph.nodes if node.phase == Phase.UPDATE)
     has_moments = any(len(node.outputs) > 1 for node in updates)
@@ -124,7 +125,7 @@ def _flash_advice(deployment: Deployment, sizes: Mapping[str, int], missing_byte
     first_options = []
     if deployment.commit:
         first_options = ["leave out the option commit"]
-    elif deployment.device is not None and deployment.ram_bytes < deployment.device.ram_bytes:
+    elif deployment.ram_bytes < deployment.device.ram_bytes:
         first_options = ["increase the option ram"]
     return (
         ", ".join([*first_options, *smaller_optimizer] or ["take a smaller network"])
@@ -132,10 +133,10 @@ def _flash_advice(deployment: Deployment, sizes: Mapping[str, int], missing_byte
     )
 
 
-def ram_warning(deployment: Deployment) -> str | None:
+def ram_warning(deployment: Build) -> str | None:
     """Return a warning if the RAM limit of a step exceeds the RAM of the device, otherwise None."""
     device, ram_bytes = deployment.device, deployment.ram_bytes
-    if device is None or ram_bytes <= device.ram_bytes:
+    if ram_bytes <= device.ram_bytes:
         return None
     return (
         f"the step may take {format_bytes(ram_bytes)} of RAM, and device {device.short_name} has "
@@ -143,10 +144,10 @@ def ram_warning(deployment: Deployment) -> str | None:
     )
 
 
-def flash_warning(deployment: Deployment) -> str | None:
+def flash_warning(deployment: Build) -> str | None:
     """Return a warning if program and storage use more than `NEARLY_FULL` of the flash, or None."""
     device, free_bytes = deployment.device, deployment.flash_map().get("free", 0)
-    if device is None or device.flash is None:
+    if device.flash is None:
         return None
     flash_bytes = device.flash.size_bytes
     if free_bytes >= (1 - NEARLY_FULL) * flash_bytes:
@@ -161,7 +162,7 @@ def flash_warning(deployment: Deployment) -> str | None:
 # -- code ----------------------------------------------------------------------------------------
 
 
-def code_bytes(deployment: Deployment, source: StepSource) -> int:
+def code_bytes(source: Source) -> int:
     """Return the estimated code size of a step on a Cortex-M4 [B].
 
     The sum of the program, the used features of the runtime, the kernels and the members of the C
@@ -172,25 +173,25 @@ def code_bytes(deployment: Deployment, source: StepSource) -> int:
     members = {member for kernel in (*kernels, sizes["runtime"]) for member in kernel["library"]}
     program_bytes = sum(
         count * sizes["program"].get(element, 0.0)
-        for element, count in count_elements(deployment, source.statements).items()
+        for element, count in count_elements(source.layout, source.statements).items()
     )
     library_bytes = sum(sizes["library"][member] for member in members)
     total_bytes: float = program_bytes + library_bytes + sum(kernel["bytes"] for kernel in kernels)
     return round(total_bytes)
 
 
-def count_elements(deployment: Deployment, statements: Iterable[str]) -> Counter[str]:
+def count_elements(layout: StorageLayout, statements: Iterable[str]) -> Counter[str]:
     """Count the elements of a program and the runtime features that it uses, by table key."""
     counts = Counter({"runtime": 1})
-    counts["slots"] += deployment.uses_storage
-    counts["mapped"] += bool(deployment.slots) and deployment.plan.memory_mapped
-    counts["commit"] += deployment.commit
-    counts["replay"] += deployment.replay is not None
-    counts["best"] += deployment.stores_best
-    counts["migration"] += deployment.migration is not None
-    counts["checksum"] += deployment.commit and deployment.checksum
-    counts["gradients"] += bool(deployment.step.gradients)
-    counts["infer"] += len(deployment.forward_passes)
+    counts["slots"] += layout.uses_storage
+    counts["mapped"] += bool(layout.slots) and layout.plan.memory_mapped
+    counts["commit"] += layout.commit
+    counts["replay"] += layout.replay is not None
+    counts["best"] += layout.stores_best
+    counts["migration"] += layout.migration is not None
+    counts["checksum"] += layout.commit and layout.options.checksum
+    counts["gradients"] += bool(layout.step.gradients)
+    counts["infer"] += len(layout.forward_passes)
     for line in statements:
         counts["node"] += line.startswith("PM_SLICE(")
         counts["driver"] += line.count("PM_TRY")
@@ -242,16 +243,16 @@ _ENTRY_BYTES: Final = {
 See ``pm_state.h``. An entry of state or gradients includes its entry of the table of sizes."""
 
 
-def table_bytes(deployment: Deployment, source: StepSource) -> int:
-    """Return the size of the tables and lists of a step [B]; call after `template_values`."""
-    step = deployment.step
+def table_bytes(source: Source) -> int:
+    """Return the size of the tables and lists of a step [B]."""
+    step = source.step
     pieces = [ref for tensor in step.states for ref in tensor.pieces]
     counts = {
         "buffer": len({ref.buffer for ref in pieces}),
         "piece": len(pieces),
         "state": len(step.states),
         "gradient": len(step.gradients),
-        "slot": len(deployment.slots),
-        "number": sum(map(len, source.program.lists)),
+        "slot": len(source.layout.slots),
+        "number": sum(map(len, source.lists)),
     }
     return sum(_ENTRY_BYTES[table] * count for table, count in counts.items())

@@ -11,7 +11,6 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import InputError
-from poetmodel.export.deployment import WeightsFormat, input_bytes, reserved_bytes
 from poetmodel.export.kernels import (
     FORWARDING_HEADER,
     SHARED_PREFIX,
@@ -22,8 +21,9 @@ from poetmodel.export.kernels import (
     write_shared_kernels,
 )
 from poetmodel.export.migration import describe_samples, list_state_pieces
-from poetmodel.export.packaging import folder_template_values, format_command
+from poetmodel.export.packaging import WeightsFormat, folder_template_values, format_command
 from poetmodel.export.replay import program_instructions, replay_arena_bytes, sample_tensor_names
+from poetmodel.export.reserves import input_bytes, reserved_bytes
 from poetmodel.export.templates import fill_template
 from poetmodel.files import check_writable, raise_write_errors, write_bytes, write_text
 from poetmodel.lowered.calls import DataType
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.source import StepSource
     from poetmodel.lowered.calls import NamedTensor
     from poetmodel.lowered.step import LoweredStep
 
@@ -130,30 +129,31 @@ def check_prefix(prefix: object) -> None:
         raise InputError(f"prefix: {prefix} is that of shared kernels; choose another one")
 
 
-def write_folder(source: StepSource, folder: Path, *, command: str) -> None:
+def write_folder(deployment: Deployment) -> None:
     """Write all files of a program, those of its folder of shared kernels included.
 
     Deletes C files, headers and weight files (`_REPLACED_FILE`) that only an earlier export has.
     All files except shared kernels are checked to be writable before the first is written or
     deleted.
     """
-    deployment = source.deployment
+    options, source = deployment.options, deployment.source
+    folder, prefix, shared_path = options.folder, options.prefix, options.shared_path
     shared_kernels = (
         ()
-        if deployment.shared_kernels is None
+        if shared_path is None
         else {name for name in source.kernels if not find_kernel(name).is_random}
     )
     kernels = {
         name: find_kernel(name).source for name in source.kernels if name not in shared_kernels
     }
-    is_binary = deployment.weights is WeightsFormat.BINARY
+    is_binary = options.weights is WeightsFormat.BINARY
     sources = {
         "src/pm.h": FORWARDING_HEADER.format(path="../include/pm.h"),
         "src/pm_kernels.h": make_kernel_header(kernels, shared_kernels),
         **{f"src/{name}.c": text for name, text in kernels.items()},
         **dict(find_included_headers(kernels.values())),
     }
-    if deployment.prefix == "pm":
+    if prefix == "pm":
         sources["include/pm_step.h"] = FORWARDING_HEADER.format(path="pm.h")
     values = {
         **folder_template_values(deployment),
@@ -163,19 +163,15 @@ def write_folder(source: StepSource, folder: Path, *, command: str) -> None:
     templates = (template for template in _list_templates() if _is_needed(template[0], deployment))
     sources |= {name: fill_template(text, values) for name, text in templates}
     texts = {
-        apply_prefix(name, deployment.prefix): add_licence(
-            name, apply_prefix(text, deployment.prefix)
-        )
+        apply_prefix(name, prefix): add_licence(name, apply_prefix(text, prefix))
         for name, text in sources.items()
     }
-    texts["README.md"] = texts["README.md"].replace("@COMMAND@", format_command(command))
+    texts["README.md"] = texts["README.md"].replace("@COMMAND@", format_command(options.command))
     binary_files = (
-        {apply_prefix("src/pm_weights.bin", deployment.prefix): source.weights.data}
-        if is_binary
-        else {}
+        {apply_prefix("src/pm_weights.bin", prefix): source.weights.data} if is_binary else {}
     )
     names = sorted((*texts, *binary_files, _MANIFEST))
-    texts[_MANIFEST] = make_manifest(deployment, source, command=command, names=names)
+    texts[_MANIFEST] = make_manifest(deployment, names)
     with raise_write_errors(folder):
         for name in names:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -185,8 +181,8 @@ def write_folder(source: StepSource, folder: Path, *, command: str) -> None:
         for name in _list_earlier_files(folder):
             if name not in names:
                 (folder / name).unlink(missing_ok=True)
-    if deployment.shared_kernels is not None:
-        write_shared_kernels(folder / deployment.shared_kernels, shared_kernels)
+    if shared_path is not None:
+        write_shared_kernels(folder / shared_path, shared_kernels)
     for name, text in texts.items():
         write_text(folder / name, text)
     for name, content in binary_files.items():
@@ -244,18 +240,15 @@ def _is_needed(name: str, deployment: Deployment) -> bool:
     return name != "pm_driver.h" and bool(conditions.get(name, True))
 
 
-def make_manifest(
-    deployment: Deployment, source: StepSource, *, command: str, names: Sequence[str]
-) -> str:
+def make_manifest(deployment: Deployment, names: Sequence[str]) -> str:
     """Return the text of ``manifest.json``; sizes are those of the single-precision build."""
     step, arena, plan = deployment.step, deployment.arena, deployment.plan
     identity = GraphIdentity.from_graph(step.graph)
-    result = deployment.result
     document: dict[str, Any] = {
         "format": _FORMAT,
         "version": 1,
-        "prefix": deployment.prefix,
-        "shared_kernels": deployment.shared_kernels,
+        "prefix": deployment.options.prefix,
+        "shared_kernels": deployment.options.shared_path,
         "graph": {"name": identity.name, "sha256": identity.sha256},
         **_exactness_keys(step),
         "device": plan.device,
@@ -263,7 +256,7 @@ def make_manifest(
         "arena_bytes_of": {
             "step": arena.bytes,
             **{
-                forward_pass.kind: deployment.pass_arena_bytes(forward_pass)
+                forward_pass.kind: forward_pass.end_bytes
                 for forward_pass in deployment.forward_passes
             },
         },
@@ -280,7 +273,7 @@ def make_manifest(
         **({"commit_every": deployment.commit_every} if deployment.commit_every > 1 else {}),
         "memory_mapped": plan.memory_mapped,
         "mode": str(plan.mode),
-        "status": None if result is None else str(result.status),
+        "status": str(deployment.result.status),
         **_cycle_keys(deployment),
         "input_checks": {"instructions": number_check_instructions(step)},
         "inputs": [{**_tensor_keys(tensor), **_table_keys(step, tensor)} for tensor in step.inputs],
@@ -288,7 +281,7 @@ def make_manifest(
         "states": [
             {
                 **_tensor_keys(tensor),
-                "home": _format_home(tensor, source),
+                "home": _format_home(tensor, deployment),
                 "pieces": len(tensor.pieces),
             }
             for tensor in step.states
@@ -296,7 +289,7 @@ def make_manifest(
         "gradients": [_tensor_keys(tensor) for tensor in step.gradients],
         **_evaluation_keys(deployment),
         **_replay_keys(deployment),
-        **_generation_keys(deployment, source),
+        **_generation_keys(deployment),
         "slots": list(deployment.slots),
         "nodes": [
             {"name": node.name, "op": node.op, "kernels": [call.kernel for call in calls]}
@@ -305,7 +298,7 @@ def make_manifest(
         "program": [[str(op), index] for op, index in plan.program],
         "tensors": [tensor.name for tensor in step.graph.tensors],
         "versions": {"poetmodel": __version__, **step.versions},
-        "command": command,
+        "command": deployment.options.command,
         "files": list(names),
     }
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
@@ -313,7 +306,6 @@ def make_manifest(
 
 def summarize(deployment: Deployment) -> dict[str, Any]:
     """Return a summary of a deployment for JSON: tiles, RAM, flash, storage, wear and solve."""
-    result = deployment.result
     return {
         "graph": deployment.step.graph.name,
         **_exactness_keys(deployment.step),
@@ -329,7 +321,7 @@ def summarize(deployment: Deployment) -> dict[str, Any]:
         "written_bytes": deployment.written_bytes,
         "steps_until_worn": deployment.steps_until_worn,
         **_cycle_keys(deployment),
-        "schedule": None if result is None else result.to_dict(),
+        "schedule": deployment.result.to_dict(),
     }
 
 
@@ -341,8 +333,7 @@ def _tile_keys(deployment: Deployment) -> dict[str, Any]:
 
 def _cycle_keys(deployment: Deployment) -> dict[str, Any]:
     """Return the key ``cycles``, the model that converts instructions to times, if there is one."""
-    result = deployment.result
-    model = None if result is None else result.problem.costs.cycles
+    model = deployment.result.problem.costs.cycles
     return {} if model is None else {"cycles": model.to_dict()}
 
 
@@ -353,9 +344,7 @@ def _evaluation_keys(deployment: Deployment) -> dict[str, Any]:
     return {"evaluation": {"gives": results, "keeps_best": deployment.stores_best}}
 
 
-def _generation_document(
-    deployment: Deployment, *, layout_id: str, instance_id: str
-) -> dict[str, Any]:
+def _generation_document(deployment: Deployment) -> dict[str, Any]:
     """Return the value of the key ``generation``: the layout of a generation."""
     tensors, buffers = list(deployment.generation_names), deployment.step.buffers
     states: dict[str, Any] = {}
@@ -369,11 +358,11 @@ def _generation_document(
             }
     return {
         "step_id": deployment.identity[:8],
-        "layout_id": layout_id,
-        "instance_id": instance_id,
+        "layout_id": deployment.layout_id,
+        "instance_id": deployment.instance_id,
         "commit_unit": deployment.layout.write_unit_bytes,
         "commit_block": deployment.layout.erase_block_bytes,
-        "checksums": deployment.checksum,
+        "checksums": deployment.options.checksum,
         "generations": deployment.generations,
         "best": deployment.stores_best,
         "samples": describe_samples(deployment.step, deployment.replay),
@@ -417,12 +406,11 @@ def _replay_keys(deployment: Deployment) -> dict[str, Any]:
     }
 
 
-def _generation_keys(deployment: Deployment, source: StepSource) -> dict[str, Any]:
+def _generation_keys(deployment: Deployment) -> dict[str, Any]:
     """Return the keys ``generation`` and ``migrates``, if any."""
     if not deployment.generation_names:
         return {}
-    ids = {"layout_id": source.layout_id, "instance_id": source.instance_id}
-    keys: dict[str, Any] = {"generation": _generation_document(deployment, **ids)}
+    keys: dict[str, Any] = {"generation": _generation_document(deployment)}
     migration = deployment.migration
     if migration is not None:
         keys["migrates"] = {
@@ -468,6 +456,6 @@ def _encode_numbers(numbers: Sequence[float]) -> list[float | str]:
     return [number if math.isfinite(number) else str(number) for number in numbers]
 
 
-def _format_home(tensor: NamedTensor, source: StepSource) -> str:
+def _format_home(tensor: NamedTensor, deployment: Deployment) -> str:
     """Return the home of a state tensor; the homes joined by + if those of its tiles differ."""
-    return "+".join(sorted({source.home_of(ref.buffer) for ref in tensor.pieces}))
+    return "+".join(sorted({deployment.home_of(ref.buffer) for ref in tensor.pieces}))

@@ -22,8 +22,8 @@ from poetmodel.device.cores import CycleModel, core_for_target, find_core
 from poetmodel.device.cost import Cost
 from poetmodel.errors import InputError
 from poetmodel.export.board import MACHINES, Target, build_program, run_program
-from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
 from poetmodel.export.exporting import export_step
+from poetmodel.export.reserves import STACK_BYTES, reserved_bytes
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.lowered.calls import DataType
 from poetmodel.plan import Op

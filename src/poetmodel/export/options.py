@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -11,9 +12,10 @@ from poetmodel.budgets import Budget, TileChoice
 from poetmodel.device import Costs, Device
 from poetmodel.device.generation import MIN_WRITE_UNIT_BYTES, GenerationLayout
 from poetmodel.errors import BudgetError, InputError
-from poetmodel.export.deployment import RUNTIME_BYTES, WeightsFormat, parse_stack
 from poetmodel.export.folder import check_folder, check_prefix, check_shared_folder
+from poetmodel.export.packaging import WeightsFormat
 from poetmodel.export.replay import check_samples
+from poetmodel.export.reserves import RUNTIME_BYTES, parse_stack
 from poetmodel.lowered.tables import parse_byte_inputs
 from poetmodel.problem import Limits, Problem, Quantity
 from poetmodel.problem.infeasibility import missing_unit_hint
@@ -271,6 +273,13 @@ class ExportOptions:
             command=command,
             on_progress=on_progress,
         )
+
+    @property
+    def shared_path(self) -> str | None:
+        """Path of the folder of shared kernels, relative to `folder`; None without one."""
+        if self.shared_kernels is None:
+            return None
+        return Path(os.path.relpath(self.shared_kernels, self.folder)).as_posix()
 
     @property
     def request(self) -> Request:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.export.deployment import WeightsFormat
 from poetmodel.lowered.calls import DataType
 from poetmodel.units import format_bytes
 
@@ -20,16 +20,25 @@ _EXAMPLE_ADDRESS: Final = 0xC0000
 """Start address of the example partition unless the device commits to its flash."""
 
 
+class WeightsFormat(StrEnum):
+    """Format of the initial values of state and of the constants in an exported folder."""
+
+    C = "c"
+    """An array in C, for any build system."""
+    BINARY = "binary"
+    """A binary file that the assembler includes: faster to build if the weights are large."""
+
+
 def folder_template_values(deployment: Deployment) -> TemplateValues:
     """Return the template values that need no generated C, except ``COMMAND``."""
     step, plan = deployment.step, deployment.plan
     has_updates = step.learning_rate is not None
-    shared_folder = deployment.shared_kernels or ""
+    shared_folder = deployment.options.shared_path or ""
     return {
         "NAME": step.graph.name,
         "TITLE": re.sub(r"[^\w .,+-]", " ", step.graph.name.encode("ascii", "replace").decode()),
-        "PREFIX": deployment.prefix,
-        "UPPER": deployment.prefix.upper(),
+        "PREFIX": deployment.options.prefix,
+        "UPPER": deployment.options.prefix.upper(),
         "DEVICE": plan.device or "no device",
         "RAM": format_bytes(deployment.ram_bytes),
         "RAM_BYTES": deployment.ram_bytes,
@@ -40,7 +49,7 @@ def folder_template_values(deployment: Deployment) -> TemplateValues:
         "POINTERS": ", ".join(f"x{k}" for k in range(len(step.inputs))),
         "TRAINS": has_updates,
         "RATE": str(step.learning_rate if has_updates else 0),
-        "BINARY": deployment.weights is WeightsFormat.BINARY,
+        "BINARY": deployment.options.weights is WeightsFormat.BINARY,
         "SHARED": shared_folder,
         "COMPONENT": shared_folder.rpartition("/")[2],
         **_inference_values(step.inference),
@@ -62,7 +71,7 @@ def _storage_values(deployment: Deployment) -> TemplateValues:
         deployment.device,
         None,
     )
-    if device is not None and device.flash is not None and device.commits_to_flash:
+    if device.flash is not None and device.commits_to_flash:
         address = device.flash.size_bytes - partition_bytes
     return {
         "SLOTS": len(deployment.slots),
@@ -75,7 +84,7 @@ def _storage_values(deployment: Deployment) -> TemplateValues:
         "COMMIT": deployment.commit,
         "COMMIT_EVERY": deployment.commit_every,
         "ONLY_NTH": deployment.commit_every > 1,
-        "CHECKSUM": deployment.checksum,
+        "CHECKSUM": deployment.options.checksum,
         "VOLATILE": deployment.copies_to_flash,
         "GENERATIONS": max(1, deployment.generations),
         "GENERATIONS_SIZE": f"{deployment.generations:,}",

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
-from copy import copy
-from hashlib import sha256
 from itertools import accumulate, chain
 from textwrap import fill
 from typing import TYPE_CHECKING, Final
@@ -14,12 +11,15 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poetmodel.device.generation import RECORD_BYTES, SEAL_BYTES, WRITE_PADDING_BYTES
-from poetmodel.export.deployment import WeightsFormat, gradient_slot_name, input_bytes, output_bytes
 from poetmodel.export.emitter import ProgramSource, comment_text
 from poetmodel.export.migration import list_state_pieces
+from poetmodel.export.packaging import WeightsFormat
+from poetmodel.export.reserves import input_bytes, output_bytes
+from poetmodel.export.storage import gradient_slot_name
 from poetmodel.export.templates import read_template
 from poetmodel.lowered.calls import DataType
 from poetmodel.lowered.kernels import find_kernel
+from poetmodel.lowered.step import Weights
 from poetmodel.plan import Op
 from poetmodel.plan.arena_check import check_arena
 from poetmodel.schedule.machine import BEFORE, Content
@@ -27,11 +27,11 @@ from poetmodel.schedule.machine import BEFORE, Content
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from poetmodel.export.deployment import Deployment
     from poetmodel.export.migration import MigratedPiece
+    from poetmodel.export.storage import StorageLayout
     from poetmodel.export.templates import TemplateValues
     from poetmodel.lowered.calls import NamedTensor
-    from poetmodel.lowered.step import LoweredStep, Weights
+    from poetmodel.lowered.step import LoweredStep
 
 _DEFINED_MACRO: Final = re.compile(r"^#define PM_(\w+)", re.MULTILINE)
 _HOME_MACROS: Final = {
@@ -42,30 +42,32 @@ _HOME_MACROS: Final = {
 }
 
 
-class StepSource:
-    """The generated C of a deployment, as values for the templates."""
+class Source:
+    """The generated C of the programs of an export, made once, as values for the templates."""
 
-    def __init__(self, deployment: Deployment, weights: Weights) -> None:
-        self.deployment = deployment
-        self.step = deployment.step
-        self.weights = weights
-        self.program = ProgramSource(deployment, weights)
-        self._step_lines = list(self.program.generate_lines())
+    def __init__(self, layout: StorageLayout) -> None:
+        self.layout = layout
+        self.step = layout.step
+        self.weights = Weights.from_step(layout.step)
+        first, *forward_passes = (
+            ProgramSource(layout, self.weights, program) for program in layout.programs
+        )
+        self.program = first
+        self._step_lines = list(first.generate_lines())
         self._pass_lines: dict[str, list[str]] = {}
-        for forward_pass in deployment.forward_passes:
-            source = ProgramSource(deployment, weights, forward_pass)
-            source.lists, source.kernels = self.program.lists, self.program.kernels
-            self._pass_lines[forward_pass.kind] = list(source.generate_lines())
+        for source in forward_passes:
+            source.lists, source.kernels = first.lists, first.kernels
+            self._pass_lines[source.program.kind] = list(source.generate_lines())
         self._buffers = list(
             dict.fromkeys(ref.buffer for tensor in self.step.states for ref in tensor.pieces)
         )
         """Names of the buffers of state, in the order of the table of buffers."""
+        self._tables = "\n\n".join(self._generate_tables())
 
-    def with_deployment(self, deployment: Deployment) -> StepSource:
-        """Return the same program for a deployment that only counts its bytes."""
-        program = copy(self)
-        program.deployment = deployment
-        return program
+    @property
+    def lists(self) -> tuple[tuple[int, ...], ...]:
+        """The arrays of integers that calls and tables read."""
+        return tuple(self.program.lists)
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -82,52 +84,49 @@ class StepSource:
         return any(find_kernel(name).is_random for name in self.kernels)
 
     def template_values(self) -> TemplateValues:
-        """Return the template values of ``pm.h``, ``pm_step.c`` and ``pm_weights.c``.
-
-        Adds shapes and strides of gradients that are not dense to `program.lists`.
-        """
+        """Return the template values of ``pm.h``, ``pm_step.c`` and ``pm_weights.c``."""
         return {**self._header_values(), **self._program_values(), **self._weight_values()}
 
     def _header_values(self) -> TemplateValues:
-        step, deployment = self.step, self.deployment
-        state_slots = len(deployment.generation_names)
+        step, layout = self.step, self.layout
+        state_slots = len(layout.generation_names)
         return {
             "GRAPH": _comment_line(step.graph.name),
-            "ARENA_BYTES": deployment.arena_bytes,
-            "ALIGNMENT": deployment.arena.alignment,
+            "ARENA_BYTES": layout.arena_bytes,
+            "ALIGNMENT": layout.arena.alignment,
             "INPUT_COUNT": len(step.inputs),
             "STATE_COUNT": len(step.states),
             "GRADIENT_COUNT": len(step.gradients),
             "NODE_COUNT": len(step.graph.nodes),
             "BUFFER_COUNT": len(self._buffers),
-            "PAGE_SLOTS": len(deployment.page_bytes),
+            "PAGE_SLOTS": len(layout.page_bytes),
             "STATE_SLOTS": state_slots + 2 * bool(state_slots),
             "WEIGHT_REALS": self.weights.real_elements,
             "INPUT_BYTES": input_bytes(step),
             "OUTPUT_ELEMENTS": output_bytes(step) // 4,
-            "STATE_SUMS": deployment.commit and deployment.checksum,
+            "STATE_SUMS": layout.commit and layout.options.checksum,
             "WRITES_EARLY": self.program.writes_rotating_state,
-            "EVALUATION": deployment.evaluation is not None,
-            "COUNTS_CORRECT": deployment.counts_correct,
-            "BEST": deployment.stores_best,
+            "EVALUATION": layout.evaluation is not None,
+            "COUNTS_CORRECT": layout.counts_correct,
+            "BEST": layout.stores_best,
             **self._replay_values(),
             **self._migration_values(),
             "RANDOM": self._uses_random_numbers,
             "ACCUMULATE": step.accumulate if step.accumulate > 1 else 0,
-            "STEP_ID": deployment.identity[:8],
-            "LAYOUT_ID": self.layout_id,
-            "INSTANCE_ID": self.instance_id,
-            "RECORD_BYTES": RECORD_BYTES if deployment.generation_names else 0,
-            "SEAL_BYTES": SEAL_BYTES if deployment.generation_names else 0,
+            "STEP_ID": layout.identity[:8],
+            "LAYOUT_ID": layout.layout_id,
+            "INSTANCE_ID": layout.instance_id,
+            "RECORD_BYTES": RECORD_BYTES if layout.generation_names else 0,
+            "SEAL_BYTES": SEAL_BYTES if layout.generation_names else 0,
             "WRITE_PADDING_BYTES": WRITE_PADDING_BYTES,
-            "PAGES_TERMS": _storage_terms("PAGE", deployment.page_bytes),
-            "STATE_TERMS": _storage_terms("TENSOR", deployment.generation_bytes),
+            "PAGES_TERMS": _storage_terms("PAGE", layout.page_bytes),
+            "STATE_TERMS": _storage_terms("TENSOR", layout.generation_bytes),
             "TENSOR_NAMES": "\n".join(self._tensor_macros(_template_macro_names())),
             "DRIVER": read_template("pm_driver.h").rstrip(),
         }
 
     def _replay_values(self) -> TemplateValues:
-        replay = self.deployment.replay
+        replay = self.layout.replay
         if replay is None:
             names = ("REPLAY", "SAMPLE_OUTPUTS", "SAMPLE_INPUTS", "SAMPLE_INPUT_BYTES")
             return {**dict.fromkeys(names, 0), "SAMPLE_BYTES": 0, "SAMPLE_ID": "0"}
@@ -142,7 +141,7 @@ class StepSource:
 
     def _migration_values(self) -> TemplateValues:
         """Return the template values for the step whose state this step copies from storage."""
-        migration = self.deployment.migration
+        migration = self.layout.migration
         if migration is None:
             return {"MIGRATES": False, "TAKES_SAMPLES": False}
         source = migration.source
@@ -167,23 +166,13 @@ class StepSource:
             "MIGRATED_PIECES": len(migration.pieces),
         }
 
-    @property
-    def instance_id(self) -> str:
-        """Identity of this copy of a step within a program: 8 hex digits, a hash of its prefix."""
-        return sha256(self.deployment.prefix.encode()).hexdigest()[:8]
-
-    @property
-    def layout_id(self) -> str:
-        """Identity of a generation's layout: 8 hex digits, a hash of its ordered state names."""
-        return sha256(json.dumps(self.deployment.generation_names).encode()).hexdigest()[:8]
-
     def _tensor_macros(self, used_names: set[str]) -> Iterator[str]:
         """Yield a macro with the index, from 0 by kind, of each input, state and gradient.
 
         Adds the names of the macros to `used_names`.
         """
         step = self.step
-        homes = [self.home_of(tensor.pieces[0].buffer) for tensor in step.states]
+        homes = [self.layout.home_of(tensor.pieces[0].buffer) for tensor in step.states]
         tensors_by_kind: tuple[tuple[str, Sequence[NamedTensor], Sequence[str]], ...] = (
             ("INPUT", step.inputs, ()),
             ("STATE", step.states, homes),
@@ -199,7 +188,7 @@ class StepSource:
 
     def _weight_values(self) -> TemplateValues:
         """Return the template value of the weights as 32-bit numbers in C, or 0."""
-        is_binary = self.deployment.weights is WeightsFormat.BINARY
+        is_binary = self.layout.options.weights is WeightsFormat.BINARY
         numbers = np.frombuffer(b"" if is_binary else self.weights.data, "<u4")
         lines = [
             "    " + " ".join(f"0x{word:08x}u," for word in numbers[k : k + 8].tolist())
@@ -208,12 +197,7 @@ class StepSource:
         return {"WEIGHT_WORDS": "\n".join(lines) or "    0"}
 
     def _program_values(self) -> TemplateValues:
-        """Return the template values of ``pm_step.c``: arena map, tables, lists and programs.
-
-        Adds shapes and strides of gradients that are not dense to `program.lists`.
-        """
-        # Tables are generated first, because they add lists.
-        tables = "\n\n".join(self._generate_tables())
+        """Return the template values of ``pm_step.c``: arena map, tables, lists and programs."""
         lists = [
             f"static const int32_t {name}[] = {{{', '.join(map(str, values)) or '0'}}};"
             for values, name in self.program.lists.items()
@@ -223,11 +207,11 @@ class StepSource:
                 *_declare_input_pointers(forward_pass.step, "inputs"),
                 *self._pass_lines[forward_pass.kind],
             ]
-            for forward_pass in self.deployment.forward_passes
+            for forward_pass in self.layout.forward_passes
         }
         return {
             "ARENA_MAP": "\n".join(self._describe_arena()),
-            "TABLES": tables,
+            "TABLES": self._tables,
             "LISTS": "\n".join(lists),
             "STEP_INPUTS": _indent_lines(_declare_input_pointers(self.step, "pm_progress.inputs")),
             "STEP_BODY": _indent_lines(map(_indent_line, self._step_lines)),
@@ -239,7 +223,7 @@ class StepSource:
 
     def _describe_arena(self) -> Iterator[str]:
         """Yield a comment line for each copy of a tensor and each workspace of the step."""
-        graph, plan, arena = self.step.graph, self.deployment.plan, self.deployment.arena
+        graph, plan, arena = self.step.graph, self.layout.plan, self.layout.arena
         nodes = [str(k) if op == Op.COMPUTE else "" for op, k in plan.program]
         node_labels = ["-", *nodes, "-"]  # the first label is that of BEFORE
         last_labels = list(accumulate(node_labels, _latest_nonempty))
@@ -271,9 +255,9 @@ class StepSource:
 
         Adds shapes and strides of gradients that are not dense to `program.lists`.
         """
-        slot_bytes = self.deployment.page_bytes
-        if self.deployment.generation_names:
-            slot_bytes = (*slot_bytes, RECORD_BYTES, *self.deployment.generation_bytes, SEAL_BYTES)
+        slot_bytes = self.layout.page_bytes
+        if self.layout.generation_names:
+            slot_bytes = (*slot_bytes, RECORD_BYTES, *self.layout.generation_bytes, SEAL_BYTES)
         yield _define_table("const uint32_t pm_slot_bytes[]", map(str, slot_bytes), empty="0")
         yield _define_table("const pm_buffer_t pm_buffers[]", map(self._buffer_row, self._buffers))
         piece_rows: list[str] = []
@@ -283,18 +267,16 @@ class StepSource:
         tensors_by_kind = {"inputs": self.step.inputs, "states": self.step.states}
         for kind, tensors in (tensors_by_kind | {"gradients": self.step.gradients}).items():
             yield _define_table(f"const pm_tensor_t pm_{kind}_info[]", map(_make_info_row, tensors))
-        if self.deployment.copies_to_flash:
-            saved_rows = (
-                str(self._buffers.index(name)) for name in self.deployment.generation_names
-            )
+        if self.layout.copies_to_flash:
+            saved_rows = (str(self._buffers.index(name)) for name in self.layout.generation_names)
             yield _define_table("const uint32_t pm_saved[]", saved_rows)
-        replay = self.deployment.replay
+        replay = self.layout.replay
         if replay is not None:
             tensor_sizes = map(str, replay.tensor_bytes)
             yield _define_table("const uint32_t pm_sample_parts[]", tensor_sizes)
             input_indices = map(str, replay.front.inputs)
             yield _define_table("const uint32_t pm_sample_inputs[]", input_indices, empty="0")
-        migration = self.deployment.migration
+        migration = self.layout.migration
         if migration is not None:
             yield _define_table(
                 "const pm_migrated_t pm_migrated[]",
@@ -320,8 +302,8 @@ class StepSource:
     def _buffer_row(self, name: str) -> str:
         """Return the table row of a state buffer, with the fields of ``pm_buffer_t``."""
         buffer = self.step.buffers[name]
-        home = self.home_of(name)
-        slots = self.deployment.slots
+        home = self.layout.home_of(name)
+        slots = self.layout.slots
         slot = str(slots.index(name)) if name in slots else "PM_NO_SLOT"
         address = self.program.state_offsets.get(name, 0)
         type_macro = f"PM_IS_{buffer.type.upper()}"
@@ -329,15 +311,6 @@ class StepSource:
             f"{buffer.elements}, {self.weights.offsets.get(name, 'PM_ZEROS')}, {address}, {slot}"
         )
         return f"{{{fields}, {_HOME_MACROS[home]}, {type_macro}}}"
-
-    def home_of(self, name: str) -> str:
-        """Return the home of a state buffer: flash, ram, mapped or storage."""
-        graph, plan = self.step.graph, self.deployment.plan
-        if name not in graph.tensor_index:
-            return "flash"
-        if graph.tensor_index[name] in (plan.resident or ()):
-            return "ram"
-        return "mapped" if plan.memory_mapped else "storage"
 
     def _tensor_row(self, tensor: NamedTensor, piece_rows: list[str]) -> str:
         """Append the rows of a state tensor's pieces to `piece_rows`; return the tensor's row."""
@@ -350,7 +323,7 @@ class StepSource:
 
     def _gradient_table(self) -> Iterator[str]:
         """Yield the C table of returned gradients, if any; add shapes to `program.lists`."""
-        slots = self.deployment.slots
+        slots = self.layout.slots
         rows = []
         for gradient in self.step.gradients:
             (piece,) = gradient.pieces
