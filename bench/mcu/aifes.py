@@ -259,8 +259,6 @@ def list_program_facts(result: ProgramResult) -> dict[str, Any]:
 def list_export_facts(deployment: Deployment, result: ProgramResult) -> dict[str, Any]:
     """Return the record fields of an exported step, results of its solve included."""
     solved = deployment.result
-    if solved is None:
-        raise ValueError(f"{deployment.step.graph.name}: expected the result of a solve")
     facts = {"arena_bytes": deployment.arena.bytes, "solved": str(solved.status)}
     return {**list_program_facts(result), **facts, "gap": solved.gap}
 

@@ -323,8 +323,8 @@ def _floor_record(step: LoweredStep, board: str) -> dict[str, Any]:
 def _decision_record(deployment: Deployment) -> dict[str, Any]:
     """Return the decisions of a deployment: status, gap, recomputations, transfers and costs."""
     result, plan, graph = deployment.result, deployment.plan, deployment.step.graph
-    simulation = None if result is None else result.simulation
-    if result is None or simulation is None:
+    simulation = result.simulation
+    if simulation is None:
         raise ValueError(f"{graph.name}: expected the result of a solve")
     table = result.problem.table
     replacements = () if table.commit is None else table.commit.replacements
@@ -369,7 +369,7 @@ def _execute_programs(
 ) -> dict[Target, ProgramResult]:
     """Build and execute the programs for this machine and for the board; return their results."""
     settings = ["DRIVER=ram" if deployment.plan.memory_mapped else "DRIVER=file"]
-    storage = None if deployment.device is None else deployment.device.storage
+    storage = deployment.device.storage
     if deployment.commit:
         settings = ["DRIVER=nor"]
         if storage is not None and storage.endurance_cycles is not None:
@@ -405,8 +405,6 @@ def _measurement_record(
     inputs = deployment.ram_map()["inputs"]
     runtime = metrics["ram_bytes"] - deployment.arena.bytes - inputs - metrics["stack_limit_bytes"]
     device = deployment.device
-    if device is None:
-        raise ToolchainError("expected a deployment for a device")
     return {
         "losses": [board.losses[k] for k in sorted(board.losses)],
         "loss_difference": max(differences),

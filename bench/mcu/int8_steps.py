@@ -155,8 +155,8 @@ def _export_record(run: Int8StepRun, step: LoweredStep, folder: Path) -> dict[st
 
 def _decision_record(deployment: Deployment) -> dict[str, Any]:
     result, graph = deployment.result, deployment.step.graph
-    simulation = None if result is None else result.simulation
-    if result is None or simulation is None:
+    simulation = result.simulation
+    if simulation is None:
         raise ValueError(f"{graph.name}: expected the result of a solve")
     return {
         "tile_bytes": deployment.tile_bytes,
