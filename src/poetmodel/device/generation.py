@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from poetmodel.device.hardware import Device
 
 RECORD_BYTES: Final = 32
-"""Size of the record at the start of a generation [B]: ``src/pm_record.h``."""
+"""Size of the record at the start of a generation [B]: ``src/pm_generation.h``."""
 SEAL_BYTES: Final = 8
 """Size of the seal at the end of a generation [B], which is written last, in one write."""
 CHECKSUM_BYTES: Final = 4

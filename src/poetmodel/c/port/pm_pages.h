@@ -29,11 +29,7 @@ static inline uint32_t pm_end(void)
 
 #else
 
-#if PM_COMMIT
-#include "../src/pm_record.h"
-#elif defined(PM_CHECKSUM)
-#include "../src/pm_checksum.h"
-#endif
+#include "../src/pm_generation.h"
 
 #ifdef PM_FAULTS /* fault injection in front of storage */
 #include "../host/pm_faults.h"
@@ -77,11 +73,6 @@ static int pm_write(uint32_t slot, uint32_t address, const void *from, uint32_t 
 #endif
     (void)slot;
     return pm_moved(PM_WRITE(pm_storage_write, address, from, bytes));
-}
-
-static uint32_t pm_up(uint32_t bytes, uint32_t step)
-{
-    return (bytes + step - 1u) / step * step;
 }
 
 #ifdef PM_CHECKSUM
@@ -157,11 +148,8 @@ static int pm_has_sum(uint32_t slot)
 /* Returns the size of the slots of a generation before one of them. */
 static uint32_t pm_rows_before(uint32_t end)
 {
-    uint32_t all = 0;
-    for (uint32_t row = PM_RECORD_ROW; row < end; row++) {
-        all += pm_up(pm_bytes_of(row), pm_unit()) + (pm_has_sum(row) ? pm_up(4u, pm_unit()) : 0u);
-    }
-    return all;
+    const uint32_t *const bytes = pm_slot_bytes + PM_RECORD_ROW + 1u;
+    return pm_slot_offset(end - PM_RECORD_ROW, bytes, PM_STATE_SLOTS - 2u, pm_unit(), PM_STATE_SUMS);
 }
 
 /* Returns the address of a generation; for the number of generations, the end of the last one. */

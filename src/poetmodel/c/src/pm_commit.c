@@ -1,18 +1,12 @@
 /* Commits: one of the generations of state on storage is complete at any time, also after a power cut. Each begins
    with a record and ends with a seal: it is complete if both are valid. The newest complete one has the state. */
-#include "pm_record.h"
+#include "pm_generation.h"
 #include "pm_runtime.h"
 #if PM_BEST || PM_REPLAY
 #include "pm_state.h"
 #endif
 
 #if PM_COMMIT
-
-/* Constants of the mark of a seal; the first generation after pm_init has a different one. Numbers are below
-   PM_MOST_COMMITS, so that the two marks, all zeros and all ones can be distinguished. */
-#define PM_MARK 0xA5C31E87u
-#define PM_FIRST_MARK 0x53C31E87u
-#define PM_MOST_COMMITS 0x10000000u
 
 _Static_assert(sizeof(pm_record_t) == PM_RECORD_BYTES && sizeof(pm_seal_t) == PM_SEAL_BYTES, "sizes of pm_driver.h");
 
@@ -48,19 +42,13 @@ static uint32_t pm_seal_slot(uint32_t generation)
 /* The purpose of a generation: current state, or best state. */
 typedef enum { PM_RUNNING, PM_KEPT } pm_kind;
 
-/* Hash of the order of state and of the storage parameters of a build: with another one, tensors are at other
-   addresses. The last 12 bits are the number of generations that take turns: a build with fewer may not find the
-   newest one. */
-#define PM_COUNT_BITS 0xFFFu
 _Static_assert(PM_GENERATIONS <= PM_COUNT_BITS + 1u, "PM_GENERATIONS: 4096 at most");
 
+/* Returns the layout of this build: a build with fewer generations may not find the newest one. */
 static uint32_t pm_layout(pm_kind kind)
 {
-    const uint32_t parts[] = {
-        PM_LAYOUT_ID, PM_COMMIT_UNIT,  PM_COMMIT_BLOCK, PM_STATE_SUMS, (uint32_t)sizeof(pm_real),
-        PM_SHARED,    (uint32_t)kind,
-    };
-    return (pm_checksum(0, parts, sizeof parts) & ~PM_COUNT_BITS) | (PM_GENERATIONS - 1u);
+    return pm_layout_hash(PM_LAYOUT_ID, PM_COMMIT_UNIT, PM_COMMIT_BLOCK, PM_STATE_SUMS, PM_SHARED, (uint32_t)kind) |
+           (PM_GENERATIONS - 1u);
 }
 
 static int pm_is_layout(uint32_t layout, pm_kind kind)
@@ -69,15 +57,9 @@ static int pm_is_layout(uint32_t layout, pm_kind kind)
     return (layout & ~PM_COUNT_BITS) == (own & ~PM_COUNT_BITS) && (layout & PM_COUNT_BITS) <= (own & PM_COUNT_BITS);
 }
 
-static uint32_t pm_identity(pm_kind kind)
+static pm_seal_t pm_seal(pm_kind kind, const pm_record_t *record)
 {
-    const uint32_t parts[] = {PM_INSTANCE_ID, PM_STEP_ID, pm_layout(kind) & ~PM_COUNT_BITS};
-    return pm_checksum(0, parts, sizeof parts);
-}
-
-static uint32_t pm_mark_of(const pm_record_t *record)
-{
-    return record->number ^ (record->number == record->run ? PM_FIRST_MARK : PM_MARK);
+    return pm_seal_of(record, PM_INSTANCE_ID, PM_STEP_ID, pm_layout(kind) & ~PM_COUNT_BITS);
 }
 
 /* The generations found on storage. */
@@ -142,9 +124,10 @@ static int pm_read_generation(pm_kind kind, uint32_t generation, uint32_t below,
     }
 
     PM_TRY(pm_read_end(pm_seal_slot(generation), PM_SEAL_BYTES, is_short_none, found));
-    const uint32_t mark = pm_moving.seal.mark, again = ~pm_moving.seal.check ^ pm_identity(kind); /* copy of the mark */
+    const pm_seal_t seal = pm_seal(kind, &record);
+    const uint32_t mark = pm_moving.seal.mark, right = seal.mark;
+    const uint32_t again = pm_moving.seal.check ^ seal.check ^ right; /* copy of the mark */
     if (is_sound) {
-        const uint32_t right = pm_mark_of(&record);
         const int is_whole = pm_wrong_bytes(mark, right) + pm_wrong_bytes(again, right) <= 1u;
         found->begun = pm_higher(found->begun, record.number);
         if (is_whole && record.number > found->last) {
@@ -279,8 +262,7 @@ static int pm_write_record(uint32_t slot, pm_record_t *record)
 
 static int pm_write_seal(pm_kind kind, uint32_t generation, const pm_record_t *record)
 {
-    pm_moving.seal.mark = pm_mark_of(record);
-    pm_moving.seal.check = ~pm_moving.seal.mark ^ pm_identity(kind);
+    pm_moving.seal = pm_seal(kind, record);
     return pm_write_end(pm_seal_slot(generation), PM_SEAL_BYTES);
 }
 

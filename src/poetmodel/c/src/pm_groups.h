@@ -8,7 +8,7 @@
    one of the old state and one of the new state. */
 typedef struct {
     uint32_t sample_id; /* identity and form of the samples */
-    uint32_t runs[2];   /* runs of the states to which the samples belong (pm_record.h); the second may be 0 */
+    uint32_t runs[2];   /* runs of the states to which the samples belong (pm_generation.h); the second may be 0 */
     uint32_t number;    /* counts written groups of a run */
     uint32_t seen;      /* pm_seen after the group is written */
     uint16_t samples;   /* pm_samples() after it */

@@ -5,27 +5,17 @@
 
 #if PM_MIGRATES
 
+#include "pm_generation.h"
 #include "pm_groups.h"
-#include "pm_record.h"
 #include "pm_state.h"
 
 enum { STEP_BYTES = 256, PIECE_BYTES = 64 }; /* generations that share a block begin at pages of flash */
-
-/* The seal of a generation: see pm_commit.c. */
-#define MARK 0xA5C31E87u
-#define FIRST_MARK 0x53C31E87u
-#define COUNT_BITS 0xFFFu
 
 /* The generation to read. */
 static struct {
     uint32_t address, number, run, steps;
     int is_open;
 } old;
-
-static uint32_t up(uint32_t bytes, uint32_t step)
-{
-    return (bytes + step - 1u) / step * step;
-}
 
 /* Returns the alignment of the tensors of that generation [bytes]. */
 static uint32_t unit(void)
@@ -34,37 +24,23 @@ static uint32_t unit(void)
     return found > sizeof(pm_real) ? found : (uint32_t)sizeof(pm_real);
 }
 
-/* Returns the offset of a slot in a generation [bytes]: 0 is the record; for the number of slots, the end. */
 static uint32_t slot_offset(uint32_t slot)
 {
-    const uint32_t sum = PM_OLD_STATE_SUMS ? up(4u, unit()) : 0;
-    uint32_t offset = 0;
-    if (slot) offset += up(PM_RECORD_BYTES, unit());
-    for (uint32_t k = 1; k < slot && k <= PM_OLD_TENSORS; k++) offset += up(pm_old_bytes[k - 1u] * PM_SCALE, unit()) + sum;
-    if (slot > PM_OLD_TENSORS + 1u) offset += up(PM_SEAL_BYTES, unit());
-    return offset;
+    return pm_slot_offset(slot, pm_old_bytes, PM_OLD_TENSORS, unit(), PM_OLD_STATE_SUMS);
 }
 
 static uint32_t generation_end(uint32_t address)
 {
-    return up(address + slot_offset(PM_OLD_TENSORS + 2u), PM_COMMIT_BLOCK);
-}
-
-/* Returns the layout without the number of generations: see pm_commit.c. */
-static uint32_t layout(void)
-{
-    const uint32_t parts[] = {
-        PM_OLD_LAYOUT_ID, PM_OLD_COMMIT_UNIT, PM_OLD_COMMIT_BLOCK, PM_OLD_STATE_SUMS, (uint32_t)sizeof(pm_real),
-        PM_OLD_SHARED > 1u ? PM_OLD_SHARED / PM_SCALE : 1u, 0,
-    };
-    return pm_checksum(0, parts, sizeof parts) & ~COUNT_BITS;
+    return pm_up(address + slot_offset(PM_OLD_TENSORS + 2u), PM_COMMIT_BLOCK);
 }
 
 /* Reads the record at an address. Its number becomes 0 unless a complete generation of the other step begins there, and
    has its seal before `end`. Returns PM_OK, or an error of storage. */
 static int read_ends(uint32_t address, uint32_t end, pm_record_t *record)
 {
-    uint32_t seal[2];
+    const uint32_t layout = pm_layout_hash(PM_OLD_LAYOUT_ID, PM_OLD_COMMIT_UNIT, PM_OLD_COMMIT_BLOCK, PM_OLD_STATE_SUMS,
+                                           PM_SHARED_OF(PM_OLD_SHARED), 0);
+    pm_seal_t seal;
     PM_TRY_PAGE(pm_old_read(address, record, PM_RECORD_BYTES));
     const int is_sound = record->checksum == pm_record_sum(record) && record->instance_id == PM_OLD_INSTANCE_ID &&
                          record->step_id == PM_OLD_STEP_ID && record->number;
@@ -73,11 +49,10 @@ static int read_ends(uint32_t address, uint32_t end, pm_record_t *record)
         record->number = 0;
         return PM_OK;
     }
-    PM_TRY_PAGE(pm_old_read(place, seal, PM_SEAL_BYTES));
-    const uint32_t mark = record->number ^ (record->number == record->run ? FIRST_MARK : MARK);
-    const uint32_t parts[] = {PM_OLD_INSTANCE_ID, PM_OLD_STEP_ID, layout()};
-    const int is_whole = seal[0] == mark && seal[1] == (~mark ^ pm_checksum(0, parts, sizeof parts));
-    if (!is_whole || (record->layout_id & ~COUNT_BITS) != layout()) record->number = 0;
+    PM_TRY_PAGE(pm_old_read(place, &seal, PM_SEAL_BYTES));
+    const pm_seal_t right = pm_seal_of(record, PM_OLD_INSTANCE_ID, PM_OLD_STEP_ID, layout);
+    const int is_whole = seal.mark == right.mark && seal.check == right.check;
+    if (!is_whole || (record->layout_id & ~PM_COUNT_BITS) != layout) record->number = 0;
     return PM_OK;
 }
 
@@ -95,7 +70,7 @@ static int check_tensors(uint32_t address, uint32_t number)
             sum = pm_sum_on(sum, piece, now);
             at += now;
         }
-        PM_TRY_PAGE(pm_old_read(begin + up(bytes, unit()), &stored, 4u));
+        PM_TRY_PAGE(pm_old_read(begin + pm_up(bytes, unit()), &stored, 4u));
         if (stored != sum) return PM_ERROR_CHECKSUM;
     }
     return PM_OK;
@@ -158,11 +133,11 @@ static int read_group(uint32_t address, pm_group_t *header, int *is_there)
 /* Determines whether bytes from `begin` to `end` have samples of the old state. */
 static int find_samples(uint32_t begin, uint32_t end, int *any)
 {
-    const uint32_t step = PM_OLD_COMMIT_BLOCK, bytes = up(OLD_SEAL + PM_OLD_CHUNK, step);
+    const uint32_t step = PM_OLD_COMMIT_BLOCK, bytes = pm_up(OLD_SEAL + PM_OLD_CHUNK, step);
     pm_group_t header, other;
     int is_newest, is_other;
     *any = 0;
-    for (uint32_t at = begin < bytes ? 0 : up(begin - bytes + 1u, step); at < end; at += step) {
+    for (uint32_t at = begin < bytes ? 0 : pm_up(begin - bytes + 1u, step); at < end; at += step) {
         PM_TRY(read_group(at, &header, &is_newest));
         for (uint32_t k = 0; is_newest && k < pm_old_end(); k += step) {
             PM_TRY(read_group(k, &other, &is_other));
