@@ -17,6 +17,7 @@ from poetmodel.units import (
     format_seconds,
     parse_energy,
     parse_frequency,
+    parse_power,
     parse_size,
     parse_time,
 )
@@ -92,6 +93,7 @@ def test_parse_refuses_endless_digits(digits):
             parse_energy,
             {"2.5J": 2.5, "300mJ": 0.3, "1Wh": 3600.0, "5mWh": 18.0, Decimal("0.5"): 0.5},
         ),
+        (parse_power, {"20mW": 0.02, "2.5W": 2.5, "1kW": 1000.0, "5 uW": 5e-6, 2.5: 2.5}),
         (parse_frequency, {"64MHz": 64e6, "1.5GHz": 1.5e9, "32kHz": 32e3, "8Hz": 8.0, 64e6: 64e6}),
     ],
 )
@@ -135,6 +137,8 @@ def test_parse_time_refuses_what_is_no_time(value):
         (parse_energy, "5MWH", ["5mWh"]),
         (parse_energy, "5mj", ["5mJ"]),
         (parse_energy, "5W", ["5Wh"]),
+        (parse_power, "20mw", ["20mW"]),
+        (parse_power, "2 watts", ["2W"]),
         (parse_frequency, "64mhz", ["64MHz"]),
     ],
 )

@@ -133,7 +133,7 @@ class PlanError(InputError):
     """A plan file is malformed, corrupt, or belongs to another graph; or there is no plan."""
 
 
-class MissingExtraError(InputError):
+class MissingExtraError(InputError, ImportError):
     """An operation requires an optional dependency that is not installed.
 
     For back ends, PyTorch and ExecuTorch, see `BackendUnavailableError`.

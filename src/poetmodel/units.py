@@ -1,7 +1,7 @@
-"""Parsing and formatting of sizes, times, energies and frequencies.
+"""Parsing and formatting of sizes, times, energies, powers and frequencies.
 
-All other modules use SI: bytes (int), seconds, joules, hertz (float). Only this module converts
-texts such as ``256KiB``, ``20ms`` or ``110%`` to numbers.
+All other modules use SI: bytes (int), seconds, joules, watts, hertz (float). Only this module
+converts texts such as ``256KiB``, ``20ms`` or ``110%`` to numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_BYTES: Final = 2**53
 """Maximum size [B]: floats represent all integers up to it exactly."""
 
 _MAX_REAL: Final = 10**30
-"""Maximum time, energy or frequency, in s, J or Hz: far beyond any training step."""
+"""Maximum time, energy, power or frequency, in SI units: far beyond any training step."""
 
 SIZE_UNITS: Final[Mapping[str, int]] = {
     "B": 1,
@@ -55,6 +55,13 @@ ENERGY_UNITS: Final[Mapping[str, Fraction]] = {
     "nJ": Fraction(1, 10**9),
 }
 """Energy of each unit [J]."""
+POWER_UNITS: Final[Mapping[str, Fraction]] = {
+    "uW": Fraction(1, 10**6),
+    "mW": Fraction(1, 10**3),
+    "W": Fraction(1),
+    "kW": Fraction(1000),
+}
+"""Power of each unit [W]."""
 FREQUENCY_UNITS: Final[Mapping[str, Fraction]] = {
     "Hz": Fraction(1),
     "kHz": Fraction(10**3),
@@ -79,6 +86,7 @@ _OTHER_SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("usec", "usecs", "microsecond", "microseconds", "μs"), ("us",)),
     **dict.fromkeys(("joule", "joules", "ws"), ("J",)),
     **dict.fromkeys(("w", "watthour", "watthours"), ("Wh",)),
+    **dict.fromkeys(("watt", "watts"), ("W",)),
     "mw": ("mWh",),
     "\u03bcj": ("uJ",),
 }
@@ -101,12 +109,13 @@ class _QuantityKind(NamedTuple):
     examples: str
     """Valid values, for messages."""
     units: Mapping[str, int] | Mapping[str, Fraction]
-    """Value of each unit in bytes, seconds, joules or hertz."""
+    """Value of each unit in bytes, seconds, joules, watts or hertz."""
 
 
 _SIZE: Final = _QuantityKind("a size such as 1230000, 256KiB, 1.5MB or 50%", SIZE_UNITS)
 _TIME: Final = _QuantityKind("a time such as 1.5s, 20ms, 10min, 6h or 110%", TIME_UNITS)
 _ENERGY: Final = _QuantityKind("an energy such as 2.5J, 300mJ, 1.2Wh or 105%", ENERGY_UNITS)
+_POWER: Final = _QuantityKind("a power such as 2.5W or 20mW", POWER_UNITS)
 _FREQUENCY: Final = _QuantityKind("a frequency such as 64MHz", FREQUENCY_UNITS)
 
 
@@ -151,6 +160,11 @@ def parse_energy(value: str | float, *, field: str, base_j: float | None = None)
     return _parse_real(value, _ENERGY, field=field, base=base_j)
 
 
+def parse_power(value: str | float, *, field: str) -> float:
+    """Parse a power as watts: ``20mW``, ``2.5W``, or a number of watts."""
+    return _parse_real(value, _POWER, field=field, base=None)
+
+
 def parse_frequency(value: str | float, *, field: str) -> float:
     """Parse a frequency as hertz: ``64MHz``, ``1.5GHz``, or a number of hertz."""
     return _parse_real(value, _FREQUENCY, field=field, base=None)
@@ -188,7 +202,7 @@ def _format_with_prefix(value: float, unit: str) -> str:
 def _parse_real(
     value: str | float, kind: _QuantityKind, *, field: str, base: float | None
 ) -> float:
-    """Parse a time, energy or frequency; a percentage refers to `base`."""
+    """Parse a time, energy, power or frequency; a percentage refers to `base`."""
     with convert_errors(BudgetError, field):
         number, unit = _split_quantity(value, kind)
         if unit == "%":

@@ -58,6 +58,7 @@ def own(tmp_path, monkeypatch):
         ("profile", "own.py:step", "--target", "qemu", "--tile", "2B"),
         (*EXPORT, "--byte-input", "x=uint8", "--byte-input", "x=int8"),
         (*EXPORT, "--byte-input", "x=uint8;x=int8"),
+        (*EXPORT, "--commit", "--device", "rp2350", "--migrate-from", "nowhere"),
     ],
 )
 def test_options_are_checked_before_the_module_is_called(arguments, told):

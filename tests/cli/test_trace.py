@@ -119,6 +119,7 @@ def test_profile_measures_what_trace_wrote(user):
     ("options", "power_w", "source"),
     [
         (("--power", "2.5"), 2.5, "at 2.5 W, as stated"),
+        (("--power", "20mW"), 0.02, "at 0.02 W, as stated"),
         (("--power-from", "rpi4b"), None, "the power of device rpi4b"),
         ((), 1.0, "at a nominal 1 W"),
     ],
@@ -185,6 +186,7 @@ def test_profile_estimates_any_graph_for_a_device():
         ("trace", "m:f", "--device", "rpi5b"),
         ("trace", "m:f", "--power-from", "rpi5b"),
         ("trace", "m:f", "--power", "0"),
+        ("trace", "m:f", "--power", "20mA"),
         ("trace", "m:f", "--power", "2", "--power-from", "rpi4b"),
         ("trace", "m:f", "--device", "rpi4b", "--power", "2"),
         ("profile", "m:f", "--target", "qemu", "--power-from", "rpi4b"),

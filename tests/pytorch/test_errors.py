@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 from contextlib import suppress
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 import poetmodel.torch as front
-from poetmodel.errors import BackendUnavailableError, InputError
+from poetmodel.errors import BackendUnavailableError, InputError, MissingExtraError
 from poetmodel.torch import errors, target
 from poetmodel.torch.target import is_target, load_step, needs_capture
 
@@ -48,6 +49,21 @@ def test_missing_and_old_packages_are_named(door, found, words, monkeypatch):
     for newer in ("2.9.0", "2.13.0+cpu", "3.0.0a1"):
         monkeypatch.setattr(errors, "version", lambda _, newer=newer: newer)
         assert errors.require_torch() == newer
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("module", "package"), [("huggingface", "transformers"), ("lightning", "lightning")]
+)
+def test_modules_for_other_libraries_name_what_they_need(module, package, monkeypatch):
+    """Their import says how to get the library; it is an `ImportError` as for any module."""
+    pytest.importorskip("torch")
+    monkeypatch.delitem(sys.modules, f"poetmodel.torch.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    words = f"^poetmodel.torch.{module} needs the package {package}, .*pip install"
+    for kind in (MissingExtraError, ImportError):
+        with pytest.raises(kind, match=words):
+            import_module(f"poetmodel.torch.{module}")
 
 
 @pytest.mark.torch

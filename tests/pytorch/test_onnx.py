@@ -425,6 +425,11 @@ def test_symbolic_batch_takes_any(tmp_path):
     assert shapes == [(2, 4), (5, 3)]
     with pytest.raises(InputError, match="leave one of them out"):
         mine.example_inputs(batch=2, dims={"K": 5, "N": 2})
+    mine = pmt.from_onnx(tmp_path / "network.onnx", batch=2, dims={"K": 5})
+    for sizes, expected in (({}, shapes), ({"batch": 3, "dims": {"K": 1}}, [(3, 4), (1, 3)])):
+        assert [tuple(x.shape) for x in mine.example_inputs(**sizes)] == expected
+    with pytest.raises(InputError, match=r"no open dimension 'T'; it has 'K', 'N'"):
+        pmt.from_onnx(tmp_path / "network.onnx", dims={"T": 5})
 
 
 @pytest.mark.slow

@@ -524,6 +524,12 @@ def test_onnx_files_that_are_no_front_are_refused(tmp_path, told):
     onnx.save(model, path)
     with told.raises(InputError, "open"):
         pmt.from_onnx(path)
+    height = images(8).shape[2]
+    fixed = pmt.from_onnx(path, batch=2, dims={"height": height})
+    assert fixed.example_inputs()[0].shape == (2, *images(8).shape[1:])
+    assert fixed(images(8)).isfinite().all()
+    with pytest.raises(InputError, match="expected the shape"):
+        fixed(torch.cat([images(8)] * 2, 2))
     write_onnx(convert_front(float_front(), images(8)), path)
     model = onnx.load(path)
     inner = next(node for node in model.graph.node if node.op_type == "MaxPool").output[0]

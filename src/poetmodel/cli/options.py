@@ -199,19 +199,32 @@ def number_parser(expected: str, *, positive: bool) -> Callable[[str | float], f
     return parse
 
 
-def parse_seconds(text: str | float) -> float:
-    """Parse a time limit: a positive number of seconds, or a time with a unit, such as 5min."""
-    try:
-        value = _parse_plain_number(text, float)
-    except ValueError:
+def amount_parser(
+    parse_amount: Callable[..., float], option: str, expected: str
+) -> Callable[[str | float], float]:
+    """Return a parser of a positive number in SI units, or of an amount with a unit."""
+
+    def parse(text: str | float) -> float:
         try:
-            value = parse_time(text, field="--time-limit")
-        except InputError:
-            value = math.nan
-    if not math.isfinite(value) or value <= 0:
-        expected = "expected seconds above 0, such as 60, or a time with a unit, such as 5min"
-        raise typer.BadParameter(f"{expected}, got {str(text)!r}")
-    return value
+            value = _parse_plain_number(text, float)
+        except ValueError:
+            try:
+                value = parse_amount(text, field=option)
+            except InputError:
+                value = math.nan
+        if not math.isfinite(value) or value <= 0:
+            raise typer.BadParameter(f"expected {expected}, got {str(text)!r}")
+        return value
+
+    return parse
+
+
+parse_seconds = amount_parser(
+    parse_time,
+    "--time-limit",
+    "seconds above 0, such as 60, or a time with a unit, such as 5min",
+)
+"""Parse a time limit: a positive number of seconds, or a time with a unit, such as 5min."""
 
 
 def integer_parser(

@@ -18,7 +18,7 @@ from poetmodel.cli.output import fact_table, live_line, print_json, print_text, 
 from poetmodel.errors import InputError, convert_errors
 from poetmodel.graph.catalogue import read_model_or_file
 from poetmodel.report.presenter import Fact, to_json_object
-from poetmodel.units import format_bytes, format_joules, format_seconds
+from poetmodel.units import format_bytes, format_joules, format_seconds, parse_power
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,9 +52,11 @@ class CostingOptions:
     )
     power: float | None = _measuring_option(
         None,
-        "--power WATTS",
-        "Power that converts measured times to energies, such as 2.5.",
-        parser=options.number_parser("a number of watts above 0, such as 2.5", positive=True),
+        "--power POWER",
+        "Power that converts measured times to energies, such as 20mW or 2.5W.",
+        parser=options.amount_parser(
+            parse_power, "--power", "a power above 0 with its unit, such as 20mW, or watts"
+        ),
     )
     folder: Path = _measuring_option(
         Path(), "--folder FOLDER", "Folder for paged tensors; page times are measured there."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Final, Unpack
 
 from poetmodel.budgets import Budget, TileChoice
 from poetmodel.device import Costs, StorageMode
@@ -13,7 +13,7 @@ from poetmodel.export.checks import make_ram_error, min_weight_bytes
 from poetmodel.export.deployment import Build, Deployment
 from poetmodel.export.flash import check_flash, make_smallest_program, make_zero_arena
 from poetmodel.export.folder import write_folder
-from poetmodel.export.migration import load_generation_layout, match_state
+from poetmodel.export.migration import match_state
 from poetmodel.export.options import ExportKeywords, ExportOptions
 from poetmodel.export.replay import create_replay, order_outputs
 from poetmodel.export.reserves import reserved_bytes
@@ -88,7 +88,6 @@ def export_with(step: LoweredStep, options: ExportOptions) -> Deployment:
     """Write a folder of C for valid options; the time limit begins now. See `export_step`."""
     request = options.request
     step = _prepare(step, options)
-    source = _load_migration_source(options)
     trial = Trial(step, options)
     trial.check_least_weights()
     tiles = find_cheapest_tiles(
@@ -121,7 +120,9 @@ def export_with(step: LoweredStep, options: ExportOptions) -> Deployment:
         programs=(Program(kind="step", step=step, plan=plan, arena=arena),),
         ram_bytes=trial.ram_bytes,
         replay=replay,
-        migration=None if source is None else match_state(step, source, replay),
+        migration=None
+        if options.migration_source is None
+        else match_state(step, options.migration_source, replay),
     )
     _check_migration(layout)
     passes = (
@@ -287,19 +288,6 @@ def _make_replay(step: LoweredStep, options: ExportOptions) -> Replay | None:
             "to its flash, which then holds samples, too"
         )
     return create_replay(step, options.samples, GenerationLayout.for_device(device))
-
-
-def _load_migration_source(options: ExportOptions) -> dict[str, Any] | None:
-    """Load the layout of the generations in the folder of `migrate_from`, if there is one."""
-    if options.migrate_from is None:
-        return None
-    source = load_generation_layout(options.migrate_from)
-    if not options.commit or options.device.is_volatile or source["in_flash"]:
-        raise InputError(
-            "migrate_from: expected commits to the storage of the device, of both folders; give "
-            "commit, or copy state by name if storage is volatile"
-        )
-    return source
 
 
 def _check_migration(layout: StorageLayout) -> None:

@@ -6,13 +6,14 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict
 
 from poetmodel.budgets import Budget, TileChoice
 from poetmodel.device import Costs, Device
 from poetmodel.device.generation import MIN_WRITE_UNIT_BYTES, GenerationLayout
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.folder import check_folder, check_prefix, check_shared_folder
+from poetmodel.export.migration import load_generation_layout
 from poetmodel.export.packaging import WeightsFormat
 from poetmodel.export.replay import check_samples
 from poetmodel.export.reserves import RUNTIME_BYTES, parse_stack
@@ -86,7 +87,8 @@ class ExportOptions:
     evaluate: bool
     samples: int
     """Number of stored samples of latent replay; 0 for none."""
-    migrate_from: str | Path | None
+    migration_source: Mapping[str, Any] | None
+    """Layout of the generations of the earlier export whose state is migrated, if any."""
     byte_inputs: Mapping[str, str]
     prefix: str
     weights: WeightsFormat
@@ -265,7 +267,7 @@ class ExportOptions:
             infer=infer,
             evaluate=evaluate,
             samples=replay,
-            migrate_from=migrate_from,
+            migration_source=_load_migration_source(migrate_from, board, commit=commit),
             byte_inputs=byte_inputs,
             prefix=prefix,
             weights=WeightsFormat(weights),
@@ -310,6 +312,21 @@ class ExportOptions:
                 "runtime leave 0 B for inputs and tensors; give more, up to the "
                 f"{format_bytes(board.ram_bytes)} of device {board.short_name}{remark}"
             )
+
+
+def _load_migration_source(
+    folder: str | Path | None, board: Device, *, commit: bool
+) -> dict[str, Any] | None:
+    """Load the layout of the generations of an earlier export; `InputError` if it cannot move."""
+    if folder is None:
+        return None
+    source = load_generation_layout(folder)
+    if not commit or board.is_volatile or source["in_flash"]:
+        raise InputError(
+            "migrate_from: expected commits to the storage of the device, of both folders; give "
+            "commit, or copy state by name if storage is volatile"
+        )
+    return source
 
 
 def _check_commit(board: Device) -> None:

@@ -89,6 +89,23 @@ def require_package(package: str, purpose: str, *, extra: str | None = None) -> 
         )
 
 
+@contextmanager
+def convert_missing_packages(purpose: str, *, install: str) -> Iterator[None]:
+    """Context manager: convert an import of a missing package to `MissingExtraError`.
+
+    `purpose` is the message's subject, `install` what pip installs.
+    """
+    require_torch()
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        raise MissingExtraError(
+            f'{purpose} needs the package {package}, not installed here; pip install "{install}" '
+            "installs it"
+        ) from None
+
+
 def require_executorch() -> None:
     """Raise `BackendUnavailableError` unless the supported release of ExecuTorch is installed."""
     advice = "pip install 'poetmodel[executorch]'"

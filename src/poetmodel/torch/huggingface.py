@@ -6,12 +6,15 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
 
-import torch
-import transformers
-
 from poetmodel.errors import InputError
-from poetmodel.torch.compilation import Step, compile
-from poetmodel.torch.wrapping import LOOP_OPTIONS, forbid_reads, loss_module, refuse_processes
+from poetmodel.torch.errors import convert_missing_packages
+
+with convert_missing_packages("poetmodel.torch.huggingface", install="transformers[torch]"):
+    import torch
+    import transformers
+
+    from poetmodel.torch.compilation import Step, compile
+    from poetmodel.torch.wrapping import LOOP_OPTIONS, forbid_reads, loss_module, refuse_processes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,20 +7,22 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, Final, Unpack
 from unittest.mock import patch
 
-import torch
-from lightning.pytorch.strategies import SingleDeviceStrategy
-
 from poetmodel.errors import InputError, join_names
-from poetmodel.torch.capturing.inputs import find_loss
-from poetmodel.torch.compilation import Step, compile
-from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.wrapping import (
-    LOOP_OPTIONS,
-    LoopKeywords,
-    forbid_reads,
-    loss_module,
-    refuse_processes,
-)
+from poetmodel.torch.errors import CaptureError, convert_missing_packages
+
+with convert_missing_packages("poetmodel.torch.lightning", install="lightning"):
+    import torch
+    from lightning.pytorch.strategies import SingleDeviceStrategy
+
+    from poetmodel.torch.capturing.inputs import find_loss
+    from poetmodel.torch.compilation import Step, compile
+    from poetmodel.torch.wrapping import (
+        LOOP_OPTIONS,
+        LoopKeywords,
+        forbid_reads,
+        loss_module,
+        refuse_processes,
+    )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -35,7 +35,7 @@ from poetmodel.torch.lowering.operands import (
 from poetmodel.torch.lowering.tables import replace_byte_conversions
 from poetmodel.torch.step.optimizers import OptimizerMoment
 from poetmodel.torch.step.training import TrainingGraph
-from poetmodel.torch.step.updates import extend_with_optimizer
+from poetmodel.torch.step.updates import check_optimizer, extend_with_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -90,6 +90,8 @@ def lower(
         raise CaptureError(f"{label}: clip_grad_norm: needs an optimizer; give optimizer=")
     if isinstance(inputs, list | tuple | Mapping):
         refuse(name or type(model).__name__, empty_input_errors(inputs))
+    if optimizer is not None:
+        check_optimizer(model, loss_fn, optimizer, name=name)
     with sdpa_kernel(SDPBackend.MATH):
         joint = capture(model, loss_fn, copy_inputs(inputs), name=name)
     refuse(joint.name, _guard_messages(joint))

@@ -32,7 +32,7 @@ from poetmodel.torch.onnx.reading import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import numpy as np
@@ -63,6 +63,8 @@ def from_onnx(
     train: str | Sequence[str] | None = None,
     rounding: str = ROUNDINGS[0],
     headroom: float = HEADROOM,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
 ) -> OnnxModule:
     """Return the network of an ONNX file as a trainable module.
 
@@ -84,6 +86,9 @@ def from_onnx(
         a loss that contains this operator. Evaluation mode returns the outputs of the file.
     train, rounding, headroom
         Names of the int8 nodes to train, and the options of their training, as for `quantized`.
+    batch, dims
+        Sizes of open dimensions, for `OnnxModule.example_inputs`, which describes them. A quantized
+        front needs those of its input, except for the batch.
 
     Returns
     -------
@@ -98,8 +103,8 @@ def from_onnx(
     InputError
         If the file cannot be read, or if it contains unknown operators (the message lists all, each
         with its first nodes) or other features that are not supported. If `logits` is set and the
-        network does not end in an operator that it skips, if `train` matches no int8 layer, or if
-        `rounding` or `headroom` is invalid.
+        network does not end in an operator that it skips, if `train` matches no int8 layer, if
+        `rounding` or `headroom` is invalid, or if the file has no dimension of a name in `dims`.
 
     Notes
     -----
@@ -109,8 +114,27 @@ def from_onnx(
     """
     file = read_file(path, is_known=KNOWN_OPERATORS.__contains__)
     _check_outputs(file)
-    front, record = split_front(file, train=train, rounding=rounding, headroom=headroom)
-    return OnnxModule(record, logits=logits, front=front)
+    sizes = dict(dims or {})
+    _check_dimension_names(str(file.path), file.inputs, sizes)
+    front, record = split_front(
+        file, train=train, rounding=rounding, headroom=headroom, sizes=sizes
+    )
+    module = OnnxModule(record, logits=logits, front=front)
+    module.example_batch, module.example_dims = batch, sizes
+    return module
+
+
+def _check_dimension_names(
+    path: str, inputs: Iterable[InputRecord], sizes: Mapping[str, int]
+) -> None:
+    """Raise `InputError` for the first of `sizes` that is no open dimension of an input."""
+    names = {d for record in inputs for d in record.shape if isinstance(d, str)}
+    unknown_names = sorted(sizes.keys() - names)
+    if unknown_names:
+        raise InputError(
+            f"{path}: it has no open dimension {unknown_names[0]!r}; it has "
+            f"{', '.join(map(repr, sorted(names))) or 'none'}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +199,10 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         """The Softmax, LogSoftmax or Sigmoid at the end, as from `_find_ending`, or None."""
         self.logits = logits
         """Whether training mode skips the ending."""
+        self.example_batch: int | None = None
+        """Batch size of example inputs, unless they get another one."""
+        self.example_dims: Mapping[str, int] = {}
+        """Sizes of open dimensions of example inputs, unless they get others."""
         # Names of constants must differ from those of all attributes.
         record = _Constants(self, record).register_all()
         for node in record.nodes:
@@ -231,9 +259,10 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         ----------
         batch : int, optional
             Size of each first dimension that is open in the file, and of all dimensions of the
-            same name.
+            same name. Default: that of `from_onnx`.
         dims : mapping of str to int, optional
-            Sizes of open dimensions, by name. They take precedence over `batch`.
+            Sizes of open dimensions, by name. They take precedence over `batch`, and over those of
+            `from_onnx`, which they complete.
 
         Raises
         ------
@@ -242,7 +271,9 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
             or if `batch` is given, but no first dimension is open, or `dims` sets all first
             dimensions that are open.
         """
-        sizes_by_name = dict(dims or {})
+        batch = self.example_batch if batch is None else batch
+        sizes_by_name = dict(self.example_dims) | dict(dims or {})
+        _check_dimension_names(self.file, self.inputs, sizes_by_name)
         batch_names = {i.shape[0] for i in self.inputs if i.shape and isinstance(i.shape[0], str)}
         if batch is not None and not batch_names:
             sizes = ", ".join(sorted({str(i.shape[0]) for i in self.inputs if i.shape}))
@@ -259,15 +290,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         if batch is not None:
             sizes_by_name = dict.fromkeys(sorted(map(str, batch_names)), batch) | sizes_by_name
         dimension_names = {d for i in self.inputs for d in i.shape if isinstance(d, str)}
-        unknown_names, unset_names = (
-            sorted(sizes_by_name.keys() - dimension_names),
-            sorted(dimension_names - sizes_by_name.keys()),
-        )
-        if unknown_names:
-            raise InputError(
-                f"{self.file}: it has no open dimension {unknown_names[0]!r}; it has "
-                f"{', '.join(map(repr, sorted(dimension_names))) or 'none'}"
-            )
+        unset_names = sorted(dimension_names - sizes_by_name.keys())
         if unset_names:
             unset_text = " and ".join(
                 f"{name!r} ({'--batch N' if name in batch_names else f'--dim {name}=N'})"
@@ -275,7 +298,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
             )
             raise InputError(
                 f"{self.file}: the dimension {unset_text} is open; set its size, in Python with "
-                "batch= and dims="
+                "batch= and dims= of from_onnx"
             )
         generator = torch.Generator().manual_seed(0)
         return tuple(self._make_example(record, sizes_by_name, generator) for record in self.inputs)
@@ -302,13 +325,17 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
     def _check_shapes(self, inputs: tuple[torch.Tensor, ...]) -> None:
         """Raise `InputError` unless the number and the shapes of the inputs match the file.
 
-        An open dimension matches any size.
+        An open dimension matches any size; a front has been built for the sizes of `from_onnx`.
         """
+        fixed_sizes = {} if self.front is None else self.example_dims
         if len(inputs) != len(self.inputs):
             names = ", ".join(repr(record.name) for record in self.inputs)
             raise InputError(f"{self.file}: expected the inputs {names}, got {len(inputs)} tensors")
         for record, value in zip(self.inputs, inputs, strict=True):
-            shape = record.shape
+            shape = [
+                *record.shape[:1],
+                *(fixed_sizes.get(str(size), size) for size in record.shape[1:]),
+            ]
             is_match = len(shape) == value.ndim and all(
                 isinstance(size, str) or size == actual
                 for size, actual in zip(shape, value.shape, strict=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -53,11 +54,12 @@ def split_front(
     train: str | Sequence[str] | None = None,
     rounding: str = ROUNDINGS[0],
     headroom: float = HEADROOM,
+    sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[FrontRecord | None, FileRecord]:
     """Return the quantized front of a file, or None, and the file without the front's nodes.
 
-    The quantized nodes must be one front with one input and one result. The options are those of
-    `poetmodel.torch.quantized`.
+    The quantized nodes must be one front with one input and one result. `sizes` are of open
+    dimensions, by name; the other options are those of `poetmodel.torch.quantized`.
     """
     check_training(rounding, headroom)
     if not any(node.operator in QUANTIZATION_OPERATORS for node in record.nodes):
@@ -96,17 +98,20 @@ def split_front(
             "the layer that reads it"
         )
     (name,) = front_inputs
-    shape = inputs[name].shape
-    if any(isinstance(size, str) for size in shape[1:]):
+    shape = [sizes.get(str(size), size) for size in inputs[name].shape]
+    open_names = [size for size in shape[1:] if isinstance(size, str)]
+    if open_names:
+        options = " ".join(f"--dim {open_name}=N" for open_name in open_names)
         raise InputError(
-            f"{record.path}: input {name!r} has open dimensions ({', '.join(map(str, shape))}); "
-            "fix all except the first one: the layers of a quantized front need fixed sizes"
+            f"{record.path}: input {name!r} has open dimensions ({', '.join(map(str, shape))}), "
+            f"and the layers of a quantized front need fixed sizes; set them by {options}, in "
+            "Python with dims= of from_onnx"
         )
     front_module = _FrontModule(record, front_nodes, constants, source=name, result=result_name)
     # No layer depends on the size of the batch.
-    sizes = [size if isinstance(size, int) else 1 for size in shape]
+    example = torch.zeros([size if isinstance(size, int) else 1 for size in shape])
     with convert_exceptions(str(record.path)), torch.no_grad():
-        exported = torch.export.export(front_module, (torch.zeros(sizes),))
+        exported = torch.export.export(front_module, (example,))
     front = convert_network(
         exported.module(), train=train, rounding=rounding, headroom=headroom, label=str(record.path)
     )

@@ -44,14 +44,14 @@ def make_onnx_step(
     `loss` is ``cross-entropy``, ``bce``, ``nll``, ``mse``, ``l1`` or ``module:function``, which
     `load_function` loads. In training mode, ``cross-entropy`` replaces a Softmax or LogSoftmax at
     the end of the file, ``bce`` a Sigmoid. `batch` and `dims` are as for
-    `OnnxModule.example_inputs`.
+    `from_onnx`.
     """
     if loss is None:
         raise InputError(f"{path}: --loss is missing; expected {_format_loss_names()}")
     if loss not in _LOSSES and ":" not in loss:
         raise InputError(f"--loss {quote(loss)}: expected {_format_loss_names()}")
-    model = from_onnx(path)
-    inputs = model.example_inputs(batch=batch, dims=dims)
+    model = from_onnx(path, batch=batch, dims=dims)
+    inputs = model.example_inputs()
     outputs = _compute_outputs(path, model, inputs)
     if loss not in _LOSSES:
         user_loss = load_function(loss)

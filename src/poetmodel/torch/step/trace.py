@@ -16,7 +16,7 @@ from poetmodel.torch.graph.operators import has_flop_formula
 from poetmodel.torch.graph.tensors import storage_key
 from poetmodel.torch.step.captured import CapturedGraph
 from poetmodel.torch.step.training import TrainingGraph
-from poetmodel.torch.step.updates import Update, extend_with_optimizer
+from poetmodel.torch.step.updates import Update, check_optimizer, extend_with_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -122,9 +122,12 @@ def capture_step(
     clip_grad_norm: float | None = None,
 ) -> Joint:
     """Return a captured step, extended by the updates of `optimizer`; log its warnings."""
-    joint = capture(model, loss_fn, inputs, name=name)
     if clip_grad_norm is not None and optimizer is None:
-        raise CaptureError(f"{joint.name}: clip_grad_norm: needs an optimizer; give optimizer=")
+        label = name or type(model).__name__
+        raise CaptureError(f"{label}: clip_grad_norm: needs an optimizer; give optimizer=")
+    if optimizer is not None:
+        check_optimizer(model, loss_fn, optimizer, name=name)
+    joint = capture(model, loss_fn, inputs, name=name)
     if optimizer is not None:
         joint = extend_with_optimizer(joint, optimizer, clip_grad_norm=clip_grad_norm)
     return joint

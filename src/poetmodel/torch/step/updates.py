@@ -47,7 +47,7 @@ from poetmodel.torch.step.optimizers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import fx
 
@@ -314,6 +314,22 @@ class _TrainedParameter:
     """Nodes of the gradients, in graph order."""
 
 
+def check_optimizer(
+    model: object,
+    loss_fn: object,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    *,
+    name: str | None = None,
+) -> None:
+    """Raise `CaptureError` if an optimizer has untraceable updates, before a capture takes time."""
+    combined = Optimizers.combine(optimizer)
+    label = name or type(model).__name__
+    refuse(label, (f"optimizer: {error}" for error in optimizer_errors(combined)))
+    modules = [module for module in (model, loss_fn) if isinstance(module, torch.nn.Module)]
+    layers = trained_layers(torch.nn.ModuleList(modules))
+    refuse(label, _quantized_errors(layers, combined))
+
+
 def extend_with_optimizer(
     joint: Joint,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
@@ -323,11 +339,11 @@ def extend_with_optimizer(
 ) -> Joint:
     """Return a captured step extended by an optimizer's step, with loss and outputs as results.
 
-    Changes the graph of `joint`. Each execution reads one batch; only that for the last of
-    `accumulate` batches updates parameters, by the sum of gradients.
+    Changes the graph of `joint`, whose optimizer `check_optimizer` accepts. Each execution reads
+    one batch; only that for the last of `accumulate` batches updates parameters, by the sum of
+    gradients.
     """
     combined = Optimizers.combine(optimizer)
-    refuse(joint.name, (f"optimizer: {error}" for error in optimizer_errors(combined)))
     refuse(
         joint.name,
         (
@@ -386,7 +402,6 @@ def _extension_errors(
             )
         if trained_parameter.parameter.is_complex():
             yield f"optimizer: parameter {name} is complex, and its update cannot be traced"
-    yield from _quantized_errors(joint, optimizer)
     step_ids = {id(joint.value(a)) for a in joint.arguments_of(InputKind.PARAMETER)}
     step_ids |= {id(p) for p in joint.module.parameters()} | replaced_parameter_ids(joint.module)
     if optimizer_ids - step_ids:
@@ -407,9 +422,8 @@ def _extension_errors(
     yield from _shared_memory_errors(joint)
 
 
-def _quantized_errors(joint: Joint, optimizer: Any) -> Iterator[str]:
+def _quantized_errors(layers: Mapping[int, TrainedLayer], optimizer: Any) -> Iterator[str]:
     """Yield at most one error: that of the first int8 layer that an optimizer cannot train."""
-    layers = trained_layers(joint.module)
     for rule, parameters in group_rules(optimizer):
         for layer in (layers[id(p)] for p in parameters if id(p) in layers):
             if not isinstance(rule, Sgd) or rule.momentum:
