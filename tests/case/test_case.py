@@ -123,9 +123,8 @@ def test_files_and_the_explorer_hand_each_limit_on():
     asked = set(ExplorerSettings.model_fields) & set(named(LIMITS))
     assert set(named(LIMITS)) - asked == {"ram", "deadline", "energy_budget", "constraints"}
     settings = ExplorerSettings(model="mlp", device="rpi4b", **ExplorerSettings.of_limits(LIMITS))
-    graph = skip_graph()
-    problem = Catalogue().build_problem(settings, graph, even_costs(graph, device=bench_device()))
-    assert {name: getattr(problem, name) for name in asked} == {
+    limits = Catalogue().case(settings).limits
+    assert {name: getattr(limits, name) for name in asked} == {
         name: getattr(LIMITS, name) for name in asked
     }
 

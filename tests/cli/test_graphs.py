@@ -140,11 +140,11 @@ def test_network_that_does_not_come_along_is_asked_for(files, told):
 def test_report_finds_the_network_and_repeats_its_sizes(files):
     """The commands on the page solve and verify the same graph again."""
     pytest.importorskip("plotly")
-    from poetmodel.cli.options import CostOptions, FileGraphOptions
-    from poetmodel.cli.report import read_subjects
+    from poetmodel.case.case import Case
+    from poetmodel.cli.report import read_schedules
     from poetmodel.report.facts import reproduction_commands
 
-    (subject,) = read_subjects([files["batch"]], FileGraphOptions(), CostOptions())
+    (subject,) = read_schedules([files["batch"]], Case())
     assert subject.graph.sha256 == MODELS["mlp"](batch_size=8).sha256
     solve, verify = reproduction_commands(subject)
     words = shlex.split(solve)

@@ -184,7 +184,7 @@ def test_shares_of_ram_are_of_the_whole_step_in_sweeps_too(train, tmp_path):
     costing = CostOptions(device="nrf52840")
     catalogue, choice, first = initial_state(source, costing, Limits(ram="50%"))
     assert first["ram_bytes"] == least
-    assert catalogue.load_source(choice).graph == tiled.build_problem().graph
+    assert catalogue.case(choice).load_graph() == tiled.build_problem().graph
 
 
 def test_limits_and_infeasible_budgets_speak_of_one_graph(step):

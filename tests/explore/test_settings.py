@@ -27,6 +27,6 @@ def test_answers_of_earlier_stores_are_found_again(fingerprint):
     """The hash of a problem in the store depends on each setting, and on no others."""
     catalogue = Catalogue()
     settings = ExplorerSettings(model="mlp", **FINGERPRINTS[fingerprint])
-    graph = catalogue.load_source(settings).graph
-    problem = catalogue.build_problem(settings, graph, catalogue.load_costs(graph, settings))
+    case = catalogue.case(settings)
+    problem = case.state_problem(case.load_graph())
     assert problem_fingerprint(problem) == fingerprint

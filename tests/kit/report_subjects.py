@@ -2,13 +2,15 @@
 
 from kit.commands import training_step
 from kit.worked import bench_device
+from poetmodel.case.case import Case
+from poetmodel.case.checked_plan import CheckedPlan
+from poetmodel.case.opening import Checked, drop_unknown_pairs
 from poetmodel.device import Costs, StorageMode
 from poetmodel.graph import Graph
 from poetmodel.placement import place
 from poetmodel.plan import check_arena, check_plan
 from poetmodel.planner import make_plan, verify
 from poetmodel.problem import Problem
-from poetmodel.report.subject import Sources, Subject, drop_unknown_pairs, make_subject
 from poetmodel.schedule.document import parse_document
 from poetmodel.schedule.relations import format_document
 from poetmodel.solver import solve
@@ -32,7 +34,7 @@ def subject(problem, schedule=None, *, label="A", mode="blocking"):
     document = parse_document(format_document(solve(problem).to_dict()), source="x.json")
     chosen = document.schedule if schedule is None else schedule
     verdict = verify(problem, chosen, stated=document.stated_metrics if schedule is None else None)
-    plan = check = arena_check = None
+    planned = None
     if not verdict.simulation.violations:
         plan = make_plan(
             problem.graph,
@@ -41,19 +43,24 @@ def subject(problem, schedule=None, *, label="A", mode="blocking"):
             mode=StorageMode(mode),
             ram_budget_bytes=problem.usable_ram_bytes,
         )
-        check = check_plan(problem.graph, problem.costs, plan)
-        arena_check = check_arena(problem.graph, plan, place(problem.graph, plan))
-    return Subject(
+        arena = place(problem.graph, plan)
+        planned = CheckedPlan(
+            problem=problem,
+            plan=plan,
+            check=check_plan(problem.graph, problem.costs, plan),
+            arena=arena,
+            arena_check=check_arena(problem.graph, plan, arena),
+        )
+    return Checked(
         label=label,
-        sources=Sources(schedule="x.json", graph="skip.json", profile="skip costs.csv"),
+        case=Case(source="skip.json", profile="skip costs.csv"),
+        file="x.json",
         document=document,
         schedule=drop_unknown_pairs(problem.graph, chosen),
         problem=problem,
         costs=problem.costs,
         verdict=verdict,
-        plan=plan,
-        check=check,
-        arena_check=arena_check,
+        planned=planned,
     )
 
 
@@ -162,4 +169,7 @@ def planned_subject(problem, step):
         ram_budget_bytes=usable,
     )
     check = check_plan(problem.graph, problem.costs, plan, ram_budget_bytes=usable)
-    return make_subject(result, name="compiled step", plan=plan, check=check, step=step)
+    planned = CheckedPlan(problem=problem, plan=plan, check=check)
+    name = "compiled step"
+    checked = Checked.of_result(result, case=Case(source=name), file=name)
+    return checked.of_step(step, planned)

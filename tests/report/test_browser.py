@@ -110,13 +110,13 @@ def test_timeline_answers_to_keys(report, subjects):
     first = subjects[1].graph.nodes[0].name
     assert f"instruction 0: compute {first}" in report.read_readout("time-B")
     report.page.keyboard.press("End")
-    end = len(subjects[1].plan.program) - 1
+    end = len(subjects[1].planned.plan.program) - 1
     assert f"instruction {end}: free" in report.read_readout("time-B")
 
 
 def test_addresses_are_named(report, subjects):
     """Keys go from copy to copy; each box has its words, which hovering shows."""
-    places = subjects[0].arena_check
+    places = subjects[0].planned.arena_check
     report.draw("addresses-A")
     report.page.locator("#addresses-A").focus()
     report.page.keyboard.press("ArrowRight")
@@ -131,7 +131,7 @@ def test_addresses_are_named(report, subjects):
 
 def test_copies_of_a_selected_tensor_are_outlined(report, subjects):
     """In the map of addresses, each from its begin to its end."""
-    places = subjects[0].arena_check
+    places = subjects[0].planned.arena_check
     report.draw("addresses-A")
     chosen = next(one.index for one in places.rectangles if one.content == Content.OUTPUT)
     outlined = "() => (document.getElementById('addresses-A').layout.shapes || []).length"
@@ -148,7 +148,7 @@ def test_copies_of_a_selected_tensor_are_outlined(report, subjects):
 
 def test_stalls_are_seen(report, subjects):
     """The hatched bars of a stall are filled in the colour of the legend."""
-    assert (subjects[1].check.stall_s or 0.0) > 0
+    assert (subjects[1].planned.check.stall_s or 0.0) > 0
     report.draw("time-B")
     fills = """() => [...document.querySelectorAll('#time-B pattern rect')].map(
         (rect) => getComputedStyle(rect).fill)"""

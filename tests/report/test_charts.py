@@ -91,13 +91,13 @@ def test_addresses_of_the_plan():
     """A box for each copy with its words; none of a schedule without a plan."""
     one = subject(skip_problem(recompute=False))
     chart = address_chart(one)
-    assert len(chart["boxes"]) == len(one.arena_check.rectangles) == 5
+    assert len(chart["boxes"]) == len(one.planned.arena_check.rectangles) == 5
     words = [box[5] for box in chart["boxes"]]
     assert words[0].startswith("a: computed, 4 B, at ")
     assert any(text.startswith("a: paged in, 4 B, at ") for text in words)
     assert chart["limit"] == max(box[3] + 16 for box in chart["boxes"])
     assert chart["end"] == one.simulation.makespan_s
-    assert address_chart(replace(one, arena_check=None)) is None
+    assert address_chart(replace(one, planned=replace(one.planned, arena_check=None))) is None
 
 
 def test_map_of_addresses():
@@ -110,7 +110,9 @@ def test_map_of_addresses():
     offsets += [(2, "workspace", 1, 4), (6, "workspace", 1, 4)]
     arena = Arena(bytes=30, lower_bound_bytes=16, alignment=1, offsets=tuple(offsets))
     check, places = check_plan(graph, costs, made), check_arena(graph, made, arena)
-    shown = SimpleNamespace(graph=graph, plan=made, check=check, arena_check=places)
+    shown = SimpleNamespace(
+        graph=graph, planned=SimpleNamespace(plan=made, check=check, arena_check=places)
+    )
     chart = address_chart(shown)
     assert (chart["x_name"], chart["y_name"]) == ("time [s]", "address [B]")
     assert (chart["end"], chart["limit"], chart["limit_name"]) == (19, 30, "arena 30 B")
@@ -199,13 +201,13 @@ def test_without_costs_it_goes_by_instruction():
     One that cannot run has no timeline.
     """
     one = subject(skip_problem(recompute=False))
-    chart = timeline_chart(replace(one, plan=None, check=None, arena_check=None, costs=None))
+    chart = timeline_chart(replace(one, planned=None, costs=None))
     assert (chart["issued"], chart["work"]) == (None, [])
     assert max(chart["during"]) == one.simulation.peak_ram_bytes
     assert sums(chart) == (chart["during"], chart["after"])
     broken = Schedule(R=((0, 0), (1, 1), (2, 2), (3, 3), (9, 9)), S_RAM=((1, 0), (2, 1)))
     one = subject(skip_problem(), broken)
-    assert one.plan is None
+    assert one.planned is None
     assert timeline_chart(one) is None
 
 
@@ -214,7 +216,7 @@ def test_resident_state_is_there_all_the_time(*, planned):
     """From before the first instruction to the end, with costs or without."""
     one = subject(training_problem(900))
     if not planned:
-        one = replace(one, plan=None, check=None)
+        one = replace(one, planned=None)
     chart = timeline_chart(one)
     resident = [stay for stay in chart["stays"] if stay[4] == RESIDENT]
     assert sum(stay[1] for stay in resident) == 300

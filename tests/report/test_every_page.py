@@ -41,7 +41,7 @@ def write(kind, path):
         write_report(path, [subject(training_problem(900), mode="dma")])
     else:
         one = subject(training_problem(900))
-        draw_plan(one.graph, one.plan, one.check, path)
+        draw_plan(one.graph, one.planned.plan, one.planned.check, path)
     return path.as_uri()
 
 

@@ -100,7 +100,7 @@ def test_names_are_only_text():
         ),
     )
     one = subject(Problem(graph, even_costs(graph), ram=40))
-    one = replace(one, sources=replace(one.sources, schedule=HOSTILE), notes=(HOSTILE,))
+    one = replace(one, file=HOSTILE, notes=(HOSTILE,))
     page = read_page(report_page([one]))
     assert "img" not in page.tags
     assert HOSTILE in page.text

@@ -22,7 +22,7 @@ def test_a_step_is_judged_and_planned():
     assert found.verdict.valid
     assert found.simulation.energy_j == pytest.approx(solve(problem).energy_j)
     assert found.graph.sha256 == problem.graph.sha256
-    assert found.check.peak_ram_bytes + RESERVED_BYTES == values["plan"]["peak_bytes"]
+    assert found.planned.check.peak_ram_bytes + RESERVED_BYTES == values["plan"]["peak_bytes"]
     (note,) = found.notes
     assert note.startswith("6 B of the step's RAM are reserved: inputs 6 B")
     told = schedule_facts(found)["step"]
@@ -58,8 +58,8 @@ def test_keep_all_in_parts_has_a_name_and_the_peak_is_the_plans():
     assert chart["ghost_name"] == "keep-all in pieces"
     values = step_values(skip_problem())
     one = planned_subject(skip_problem(), values)
-    more = replace(one.check, peak_ram_bytes=one.check.peak_ram_bytes + 3)
-    later = replace(one, check=more)
+    more = replace(one.planned.check, peak_ram_bytes=one.planned.check.peak_ram_bytes + 3)
+    later = replace(one, planned=replace(one.planned, check=more))
     peaks = (
         schedule_facts(later)["peak_ram_bytes"],
         schedule_facts(later)["plan"]["peak_ram_bytes"],

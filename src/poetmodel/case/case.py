@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
 
 from poetmodel.case.spelling import EXPORTED_LIMITS, stated_options
-from poetmodel.graph.catalogue import DEFAULT_SHAPE, InputShape
+from poetmodel.errors import InputError
+from poetmodel.graph.catalogue import DEFAULT_SHAPE, InputShape, Variant, read_model_or_file
 from poetmodel.problem import Limits
 from poetmodel.solver.request import SearchOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from poetmodel.device import Costs
+    from poetmodel.graph import Graph
+    from poetmodel.lowered.step import LoweredStep
+    from poetmodel.problem import Problem
+
+NO_COSTS: Final = (
+    "no costs: give --device NAME|FILE ('poetmodel devices' lists the names) or --profile FILE"
+)
+"""Error message if neither ``--device`` nor ``--profile`` is given."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A graph, a device, limits and options of a search, as a command line states them."""
 
-    source: str
-    """A built-in network, a graph file or a step file."""
+    source: str | None = None
+    """A built-in network, a graph file or a step file; None for the network that a file names."""
     shape: InputShape = DEFAULT_SHAPE
     """Input sizes and variant of the graph."""
     device: str | None = None
@@ -29,6 +40,80 @@ class Case:
     constraint_files: tuple[str, ...] = ()
     """Files of user-defined constraints and objectives."""
     search: SearchOptions = field(default_factory=SearchOptions)
+
+    @property
+    def is_step_file(self) -> bool:
+        """Whether the source has the suffix of step files, whose graphs have exported kernels."""
+        return self.source is not None and self.source.endswith(".step.json")
+
+    def load_step(self) -> LoweredStep | None:
+        """Read the step of a step file, in tiles of the stated size.
+
+        None if the source is no step file, or if settings besides tiles are stated.
+        """
+        if self.source is None or not self.is_step_file or self.shape.overrides.keys() - {"tile"}:
+            return None
+        from poetmodel.lowered.io import load_step
+        from poetmodel.tiling.choice import divide_step
+
+        tile = self.shape.tile if isinstance(self.shape, Variant) else None
+        return divide_step(load_step(self.source), tile)
+
+    def load_graph(self) -> Graph:
+        """Build the network of the source, or read its file."""
+        if self.source is None:
+            raise InputError("missing graph: give a network or a file")
+        step = self.load_step() if "tile" in self.shape.overrides else None
+        return read_model_or_file(self.source, self.shape) if step is None else step.graph
+
+    def load_costs(self, graph: Graph, *, default_device: str | None = None) -> Costs:
+        """Return measured costs of the profile, else estimates for the device.
+
+        `default_device` replaces a missing device, also that of a profile.
+        """
+        from poetmodel.device import Costs, Device
+
+        name = default_device if self.device is None else self.device
+        device = None if name is None else Device.load(name)
+        if self.profile is not None:
+            return Costs.load(self.profile, device=device)
+        if device is None:
+            raise InputError(NO_COSTS)
+        return Costs.estimate(graph, device)
+
+    def state_problem(self, graph: Graph) -> Problem:
+        """Return the problem of the limits, and of files of constraints, for a graph."""
+        from poetmodel.problem.io import state_problem
+
+        return state_problem(graph, self.load_costs(graph), self.limits, self.constraint_files)
+
+    def absolute_limits(self) -> Limits:
+        """Return the limits; for a graph in tiles, with a percentage of RAM as a size.
+
+        The percentage is of the keep-all peak without tiles.
+        """
+        ram, shape = self.limits.ram, self.shape
+        if (
+            ram is None
+            or self.source is None
+            or not isinstance(shape, Variant)
+            or shape.tile is None
+        ):
+            return self.limits
+        from poetmodel.budgets import Budget
+        from poetmodel.graph import checkpoint_all_peak_bytes
+
+        budget = Budget.parse(ram)
+        if budget.fraction is None:
+            return self.limits
+        whole = replace(self, shape=replace(shape, tile=None)).load_graph()
+        return replace(self.limits, ram=str(budget.to_size(checkpoint_all_peak_bytes(whole))))
+
+    @property
+    def limit_options(self) -> tuple[str, ...]:
+        """The options of stated limits and constraints, such as ``--ram``."""
+        names = tuple(row.option for row, _ in stated_options(self.limits))
+        return (*names, "--constraints") if self.constraint_files else names
 
     @property
     def is_exportable(self) -> bool:
@@ -46,6 +131,12 @@ class Case:
         """Return the shell command that solves or exports the case; `options` replace its own."""
         return shlex.join(["poetmodel", name, *self._arguments(name, out, options or {})])
 
+    def verification_command(self, file: str) -> str:
+        """Return the shell command that verifies a schedule file of the case."""
+        costs = [word for pair in self._sources() if pair[1] is not None for word in pair]
+        graph = ("--graph", self.source or "", *self.shape.options)
+        return shlex.join(["poetmodel", "verify", file, *graph, *map(str, costs)])
+
     def _arguments(self, name: str, out: str, options: Mapping[str, str]) -> list[str]:
         stated = (*stated_options(self.limits), *stated_options(self.search))
         if name == "export":
@@ -58,7 +149,7 @@ class Case:
         ]
         own = [group for group in groups if group and group[0] not in options]
         return [
-            self.source,
+            self.source or "",
             *(argument for group in own for argument in group),
             *(word for pair in options.items() for word in pair),
             *("--out", out),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from poetmodel.case.case import NO_COSTS
 from poetmodel.cli import options
 from poetmodel.cli.failures import (
     print_device_ram_warnings,
@@ -19,7 +20,7 @@ from poetmodel.cli.failures import (
     print_warnings,
     result_exit_status,
 )
-from poetmodel.cli.inputs import NO_COSTS, check_outputs, device_warnings, read_device
+from poetmodel.cli.inputs import check_outputs, device_warnings, read_device
 from poetmodel.cli.output import fact_table, live_line, print_json, print_written, show
 from poetmodel.errors import InputError
 from poetmodel.problem import Limits

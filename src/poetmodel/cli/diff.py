@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.cli import options
-from poetmodel.cli.failures import print_device_ram_warnings, print_warnings
-from poetmodel.cli.inputs import read_valid_schedule
+from poetmodel.cli.failures import print_device_ram_warnings
+from poetmodel.cli.inputs import print_notes
 from poetmodel.cli.output import listing, live_line, print_json, print_text, show
 from poetmodel.errors import InputError
 from poetmodel.report.presenter import (
@@ -26,8 +26,8 @@ from poetmodel.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from poetmodel.case.opening import Checked
     from poetmodel.graph import Graph
-    from poetmodel.report.subject import VerifiedSchedule
     from poetmodel.schedule.decisions import Decision
 
 MAX_TENSORS: Final = 40
@@ -52,14 +52,17 @@ def diff(
     output: options.OutputOptions,
 ) -> None:
     """Compare two schedules of one graph, for different budgets, devices or methods."""
+    from poetmodel.case.opening import open_schedule
     from poetmodel.schedule.decisions import find_decisions
 
     paths = (files.first, files.second)
     with live_line(enabled=not output.json, activity="verifying"):
-        verified_schedules = [read_valid_schedule(path, source, costing) for path in paths]
-    print_warnings(
-        dict.fromkeys(note for verified in verified_schedules for note in verified.notes)
-    )
+        case = source.case(costing)
+        verified_schedules = [
+            open_schedule(path, case, is_input=True).require_valid().with_file_in_notes()
+            for path in paths
+        ]
+    print_notes(*verified_schedules)
     graph, other_graph = (verified.graph for verified in verified_schedules)
     if graph.sha256 != other_graph.sha256:
         raise InputError(
@@ -113,7 +116,7 @@ def _decision_values(decision: Decision, graph: Graph) -> dict[str, Any]:
     return {key: values[key] for key in keys}
 
 
-def _compared_facts(verified: VerifiedSchedule) -> Iterator[Fact]:
+def _compared_facts(verified: Checked) -> Iterator[Fact]:
     """Yield the facts about one schedule; schedules of one graph have the same facts in one order.
 
     Facts without a name are only in JSON, facts without a key only in the table.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from poetmodel.cli import options
 from poetmodel.cli.failures import print_device_ram_warnings, print_warnings
-from poetmodel.cli.inputs import read_valid_schedule
+from poetmodel.cli.inputs import print_notes
 from poetmodel.cli.output import fact_table, listing, live_line, print_json, print_text, show
 from poetmodel.errors import InputError, suggest_names
 from poetmodel.problem import Quantity
@@ -35,8 +35,8 @@ from poetmodel.units import format_bytes, format_joules, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from poetmodel.case.opening import Checked
     from poetmodel.graph import Graph
-    from poetmodel.report.subject import VerifiedSchedule
     from poetmodel.schedule.decisions import Decision, InPlaceUse
     from poetmodel.schedule.simulation import MemoryPoint
     from poetmodel.solver.sensitivity import Alternative, RamStep
@@ -64,9 +64,12 @@ def explain(
     output: options.OutputOptions,
 ) -> None:
     """Explain the decisions of a schedule, or the cost of the decision on one tensor."""
+    from poetmodel.case.opening import open_schedule
+
     with live_line(enabled=not output.json, activity="verifying"):
-        verified = read_valid_schedule(arguments.schedule, source, costing)
-    print_warnings(verified.notes)
+        opened = open_schedule(arguments.schedule, source.case(costing), is_input=True)
+        verified = opened.require_valid().with_file_in_notes()
+    print_notes(verified)
     summary = summarize_decisions(verified, arguments.tensor)
     if arguments.tensor is not None:
         if verified.document.status != "optimal":
@@ -351,7 +354,7 @@ NOT_PROVEN: Final = (
 class DecisionSummary:
     """Decisions of a schedule, its full steps, and the costs of alternatives to one decision."""
 
-    verified: VerifiedSchedule
+    verified: Checked
     """The schedule and its problem."""
     decisions: Sequence[Decision]
     """The decision on each tensor, by index."""
@@ -386,7 +389,7 @@ class DecisionSummary:
         return max(GAP * objective.overhead_of(simulation), min_gain)
 
 
-def summarize_decisions(verified: VerifiedSchedule, tensor: str | None) -> DecisionSummary:
+def summarize_decisions(verified: Checked, tensor: str | None) -> DecisionSummary:
     """Return a decision per tensor, full steps and in-place uses, without alternatives.
 
     The main decisions are that on `tensor` alone, or the `MAX_DECISIONS` most expensive ones.
@@ -475,7 +478,7 @@ def _fold_decisions(decisions: Sequence[Decision], graph: Graph) -> list[Fold[De
     )[:MAX_DECISIONS]
 
 
-def _tensor_index(verified: VerifiedSchedule, name: str) -> int:
+def _tensor_index(verified: Checked, name: str) -> int:
     index = verified.graph.tensor_index
     if name not in index:
         hint = suggest_names(name, index, max_names=3)

@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from poetmodel.case.case import Case
 from poetmodel.cli import options
-from poetmodel.cli.inputs import is_step_file, read_costs, resolve_sizes
+from poetmodel.cli.inputs import read_costs, resolve_sizes
 from poetmodel.cli.output import print_note, print_text, set_quiet
 from poetmodel.errors import InputError, MissingExtraError
 from poetmodel.files import installed_version
@@ -114,7 +115,7 @@ def initial_state(
             f"MODEL {source.model!r} and --graph {source.graph!r} exclude each other: give only one"
         )
     name, is_built_in = source.graph or source.model or "mobilenetv2", _is_built_in(source)
-    is_step = not is_built_in and is_step_file(name)
+    is_step = not is_built_in and Case(source=name).is_step_file
     catalogue = catalogue_with_files(
         graph=None if is_built_in or is_step else name,
         step=name if is_step else None,
@@ -132,10 +133,9 @@ def initial_state(
         },
         kind="settings",
     )
-    graph = catalogue.load_source(settings).graph
-    costs = (
-        read_costs(graph, costing) if costing.is_given else catalogue.load_costs(graph, settings)
-    )
+    case = catalogue.case(settings)
+    graph = case.load_graph()
+    costs = read_costs(graph, costing) if costing.is_given else case.load_costs(graph)
     # Raise for invalid limits before the server starts.
     problem = Problem.from_limits(graph, costs, limits)
     settings = settings.model_copy(

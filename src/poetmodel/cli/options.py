@@ -26,7 +26,8 @@ import typer
 
 from poetmodel.backends.registry import backend_names
 from poetmodel.baselines.lookup import method
-from poetmodel.case.spelling import LIMIT_ROWS, SEARCH_ROWS, OptionRow, stated_options
+from poetmodel.case.case import Case
+from poetmodel.case.spelling import LIMIT_ROWS, SEARCH_ROWS, OptionRow
 from poetmodel.cli.completion import COMPLETERS
 from poetmodel.cli.output import set_quiet
 from poetmodel.errors import InputError, UserMethodError
@@ -385,6 +386,23 @@ class FileGraphOptions:
         """The option ``--graph``; None without it."""
         return self.graph
 
+    def case(
+        self,
+        costing: CostOptions | None = None,
+        *,
+        limits: Limits | None = None,
+        own: ConstraintOptions | None = None,
+    ) -> Case:
+        """Return the case that the options state."""
+        return Case(
+            source=self.graph_name,
+            shape=self.variant,
+            device=None if costing is None else costing.device,
+            profile=None if costing is None else costing.profile,
+            limits=limits or Limits(),
+            constraint_files=() if own is None else own.files,
+        )
+
     @property
     def variant(self) -> Variant:
         """The options for sizes, state, in-place operators, tiles (unparsed), layers to train."""
@@ -547,12 +565,6 @@ def _row_parameters(group_class: type) -> Iterator[tuple[str, inspect.Parameter]
 def make_limits(**values: Any) -> Limits:
     """Return the limits that the parameters of `LIMIT_ROWS` state."""
     return Limits(**_stated_fields(LIMIT_ROWS, values))
-
-
-def changed_options(limits: Limits, own: ConstraintOptions) -> list[str]:
-    """Return the options of limits that differ from their defaults, such as ``--ram``."""
-    names = [row.option for row, _ in stated_options(limits)]
-    return [*names, "--constraints"] if own.files else names
 
 
 def make_search(**values: Any) -> SearchOptions:

@@ -18,18 +18,12 @@ from poetmodel.cli.failures import (
     print_errors,
     print_warnings,
 )
-from poetmodel.cli.inputs import (
-    MEASURED_COSTS,
-    check_outputs,
-    read_file_costs,
-    resolve_graph,
-    resolve_ram,
-)
+from poetmodel.cli.inputs import check_outputs, print_notes
 from poetmodel.cli.output import fact_table, live_line, print_json, print_text, print_written, show
-from poetmodel.device import Costs, StorageMode
-from poetmodel.errors import BudgetError, InputError, PlanError, ScheduleError, VerificationError
+from poetmodel.device import StorageMode
+from poetmodel.errors import BudgetError, InputError, PlanError, VerificationError
 from poetmodel.plan.alignment import ALIGNMENT
-from poetmodel.problem import Limits, Problem
+from poetmodel.problem import Limits
 from poetmodel.report.presenter import (
     Fact,
     device_ram_facts,
@@ -40,16 +34,14 @@ from poetmodel.report.presenter import (
     text_fact,
 )
 from poetmodel.schedule.metrics import Display, Group
-from poetmodel.units import MAX_BYTES, format_bytes
+from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from poetmodel.budgets import Budget
-    from poetmodel.graph import Graph
+    from poetmodel.case.opening import Checked
     from poetmodel.plan import Arena
     from poetmodel.result import SolveResult
-    from poetmodel.schedule.document import ScheduleDocument
     from poetmodel.solver import Fitted
 
 
@@ -111,8 +103,7 @@ def plan(
     output: options.OutputOptions,
 ) -> None:
     """Make the program that a device executes, from a schedule file."""
-    from poetmodel.schedule import check_identity
-    from poetmodel.schedule.document import load_document
+    from poetmodel.case.opening import open_schedule
 
     if request.alignment is not None and not request.arena:
         raise InputError("--alignment: applies to addresses; give --arena too")
@@ -124,31 +115,32 @@ def plan(
     path = request.schedule
     inputs = (str(path), source.graph, costing.device, costing.profile)
     check_outputs(("--out", request.out), ("--plot", request.plot), inputs=inputs)
-    document = load_document(path)
-    graph = resolve_graph(source, document.schedule.identity, source=path).graph
-    try:
-        check_identity(graph, document.schedule)
-        costs, notes = read_file_costs(document.device, graph, costing)
-        limits = resolve_ram(source, Limits(ram=request.ram))
-        problem, has_budget = _plan_problem(document, graph, costs, limits.ram)
-        print_warnings(
-            [
-                *document.notes,
-                *(note + MEASURED_COSTS for note in notes),
-                *_cost_notes(document, problem),
-                *(blocking_warnings(problem) if request.mode is None else ()),
-            ]
+    case = source.case(costing)
+    checked = open_schedule(path, case, is_input=True)
+    problem = checked.problem
+    if request.ram is not None:
+        asked = replace(checked.case, limits=Limits(ram=request.ram))
+        problem = replace(problem, ram=asked.absolute_limits().ram)
+    if problem.usable_ram_bytes < 1:
+        raise BudgetError(
+            f"ram: {problem.ram_budget_bytes:,} B leave no RAM for tensors: "
+            f"{problem.graph.total_resident_bytes:,} bytes are resident"
         )
+    print_notes(checked)
+    print_warnings(blocking_warnings(problem) if request.mode is None else ())
+    try:
         with live_line(enabled=not output.json, activity="planning"):
             planned = CheckedPlan.of_schedule(
                 problem,
-                document.schedule,
+                checked.document.schedule,
                 mode=request.mode,
-                ram_budget_bytes=problem.usable_ram_bytes if has_budget else None,
+                ram_budget_bytes=problem.usable_ram_bytes
+                if _has_budget(checked, request.ram)
+                else None,
                 alignment=alignment if request.arena else None,
-                may_delay_transfers=document.problem is None or not problem.is_overlapping,
+                may_delay_transfers=checked.document.problem is None or not problem.is_overlapping,
             )
-    except (ScheduleError, PlanError) as error:
+    except PlanError as error:
         raise error.with_prefix(str(path)) from None
     if planned.violations:
         print_errors(planned.violations)
@@ -156,36 +148,10 @@ def plan(
     _save_and_print(planned, request, json=output.json)
 
 
-def _cost_notes(document: ScheduleDocument, problem: Problem) -> list[str]:
-    """Return the notes of `ScheduleDocument.compare_claims`; none if the file has no problem."""
-    from poetmodel.planner import verify
-
-    if document.problem is None or document.costs_sha256 == problem.costs_sha256:
-        return []
-    verdict = verify(problem, document.schedule)
-    return list(document.compare_claims(problem, verdict.simulation, document.claims))
-
-
-def _plan_problem(
-    document: ScheduleDocument, graph: Graph, costs: Costs, ram: str | int | Budget | None
-) -> tuple[Problem, bool]:
-    """Return the problem of a file with another RAM budget, and whether anything states a budget.
-
-    The budget is that of the option, else of the file, else of the device.
-    """
-    stated_problem = document.problem
-    if stated_problem is None:
-        has_budget = ram is not None or costs.device is not None
-        problem = Problem(graph, costs, ram=ram if has_budget else MAX_BYTES)
-    else:
-        has_budget, problem = True, stated_problem.to_problem(graph, costs)
-        problem = problem if ram is None else replace(problem, ram=ram)
-    if problem.usable_ram_bytes < 1:
-        raise BudgetError(
-            f"ram: {problem.ram_budget_bytes:,} B leave no RAM for tensors: "
-            f"{graph.total_resident_bytes:,} bytes are resident"
-        )
-    return problem, has_budget
+def _has_budget(checked: Checked, ram: str | None) -> bool:
+    """Return whether an option, the file or a device states a budget."""
+    stated = (ram, checked.document.problem, checked.problem.costs.device)
+    return any(value is not None for value in stated)
 
 
 def _save_and_print(planned: CheckedPlan, request: PlanOptions, *, json: bool) -> None:

@@ -23,10 +23,8 @@ from poetmodel.cli.inputs import (
     check_outputs,
     device_warnings,
     find_auto_tiles,
-    is_step_file,
     read_costs,
     read_graph,
-    resolve_ram,
 )
 from poetmodel.cli.job import JobOptions, JobResult, make_job_result
 from poetmodel.cli.output import fact_table, live_line, print_json, print_written, show
@@ -116,7 +114,7 @@ def solve(
         raise InputError("--arena: addresses are part of a plan; give --plan FILE too")
     requested_tile = source.tile
     auto_tiles = find_auto_tiles(source, costing, limits, own.files)
-    limits = resolve_ram(source, limits)
+    limits = source.case(limits=limits).absolute_limits()
     graph = read_graph(source) if auto_tiles is None else auto_tiles.candidates[0][1].graph
     _check_nodes(graph)
     job = job_options.to_job(limits)
@@ -258,8 +256,7 @@ def _fit_hints(
     from poetmodel.device.ram import find_whole_step
     from poetmodel.result import Status
 
-    name = source.graph_name
-    if is_step_file(name) and result.status == Status.INFEASIBLE:
+    if source.case().is_step_file and result.status == Status.INFEASIBLE:
         tiles_text = (
             "without tiles" if source.tile in (None, "none") else f"in tiles of {source.tile}"
         )

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from poetmodel.case.case import Case
-from poetmodel.case.checked_plan import CheckedPlan
-from poetmodel.errors import PlanError, VerificationError
+from poetmodel.case.opening import Checked
+from poetmodel.errors import VerificationError
 from poetmodel.explore.tasks import (
     Frame,
     JobContext,
-    PreparedProblem,
     load_job_problem,
     load_prepared_problem,
     to_gzipped_json,
@@ -24,22 +22,17 @@ from poetmodel.problem.infeasibility import infeasibility_reasons
 from poetmodel.report.charts import gauge_chart, map_chart
 from poetmodel.report.facts import decision_rows, reproduction_commands, schedule_facts
 from poetmodel.report.folding import decision_table
-from poetmodel.report.subject import Sources, Subject, make_document
 from poetmodel.report.timeline import timeline_chart
 from poetmodel.report.wording import schedule_answers
 from poetmodel.result import SolveResult, Status, Termination
 
 if TYPE_CHECKING:
-    from poetmodel.explore.settings import Catalogue
     from poetmodel.schedule import Verdict
-
-LABEL: Final = "A"
-"""Label of the schedule of a point in charts and reports."""
 
 
 def draw_point(job: dict[str, Any], context: JobContext) -> Frame:
     """Task: draw the schedule of a point; return the drawing as gzipped JSON."""
-    subject = make_subject(job, context)
+    subject = open_point(job, context)
     report_facts = schedule_facts(subject)
     charts = {
         "timeline": timeline_chart(subject),
@@ -56,34 +49,30 @@ def draw_point(job: dict[str, Any], context: JobContext) -> Frame:
     return Frame(body=to_gzipped_json(values))
 
 
-def point_commands(job: dict[str, Any], context: JobContext, subject: Subject) -> list[str]:
+def point_commands(job: dict[str, Any], context: JobContext, subject: Checked) -> list[str]:
     """Return the shell commands that reproduce a point, or the one that exports its step as C."""
     from poetmodel.export.reserves import parse_stack, reserved_bytes
 
     prepared = load_prepared_problem(job, context)
-    lowered_step, settings = prepared.source.step, prepared.settings
-    device, profile = context.catalogue.cost_options(settings)
-    if lowered_step is None:
+    settings, step = prepared.settings, prepared.step
+    if step is None:
         return list(reproduction_commands(subject))
     reserved_stack_bytes = parse_stack(None, commit=settings.commit is not None)
-    extra_bytes = reserved_bytes(replace(lowered_step, inference=None), reserved_stack_bytes)
-    limits = replace(
-        settings.limits,
-        ram=job["ram_bytes"] + extra_bytes,
-        deadline=job["deadline_s"],
-        minimize=None if settings.minimize == "energy" else settings.minimize,
-    )
-    case = Case(
-        source=prepared.source.name,
+    extra_bytes = reserved_bytes(replace(step, inference=None), reserved_stack_bytes)
+    case = replace(
+        prepared.case,
         shape=replace(settings.variant, tile=None),
-        device=device,
-        profile=profile,
-        limits=limits,
+        limits=replace(
+            settings.limits,
+            ram=job["ram_bytes"] + extra_bytes,
+            deadline=job["deadline_s"],
+            minimize=None if settings.minimize == "energy" else settings.minimize,
+        ),
         search=job["search"],
     )
-    if device is None or not case.is_exportable:
+    if case.device is None or not case.is_exportable:
         return list(reproduction_commands(subject))
-    folder = f"{file_stem(prepared.source.graph.name)}-c"
+    folder = f"{file_stem(prepared.problem.graph.name)}-c"
     return [case.command("export", out=folder, options={"--tile": settings.tile or "none"})]
 
 
@@ -119,50 +108,20 @@ def verified_result(job: dict[str, Any], context: JobContext) -> tuple[SolveResu
     return result, verdict
 
 
-def make_subject(
-    job: dict[str, Any], context: JobContext, *, with_addresses: bool = False
-) -> Subject:
-    """Return the subject of a report: the schedule, and its plan if there is one.
+def open_point(job: dict[str, Any], context: JobContext, *, has_addresses: bool = False) -> Checked:
+    """Return the schedule of a point, with its plan if there is one.
 
     Addresses are chosen only for a plan without violations of a finished point.
     """
     result, verdict = verified_result(job, context)
-    problem, schedule = result.problem, result.require_schedule()
     prepared = load_prepared_problem(job, context)
-    notes, planned = [], None
-    try:
-        planned = CheckedPlan.of_schedule(
-            problem, schedule, ram_budget_bytes=problem.usable_ram_bytes
-        )
-        if with_addresses and job["proof"]["final"]:
-            planned = planned.with_addresses()
-    except PlanError as error:
-        notes.append(f"there is no plan: {error}")
-    return Subject(
-        document=make_document(result),
-        schedule=schedule,
-        problem=problem,
-        costs=problem.costs,
+    checked = Checked.of_result(
+        result,
+        case=prepared.case,
+        file=f"{file_stem(prepared.problem.graph.name)}.schedule.json",
         verdict=verdict,
-        notes=tuple(notes),
-        label=LABEL,
-        sources=command_line_sources(prepared, context.catalogue),
-        plan=None if planned is None else planned.plan,
-        check=None if planned is None else planned.check,
-        arena_check=None if planned is None else planned.arena_check,
     )
-
-
-def command_line_sources(prepared: PreparedProblem, catalogue: Catalogue) -> Sources:
-    """Return the sources for commands that reproduce a prepared problem: names or paths."""
-    device, profile = catalogue.cost_options(prepared.settings)
-    return Sources(
-        schedule=f"{file_stem(prepared.source.graph.name)}.schedule.json",
-        graph=prepared.source.name,
-        shape=prepared.source.shape,
-        device=device,
-        profile=profile,
-    )
+    return checked.with_plan(has_addresses=has_addresses and job["proof"]["final"])
 
 
 def file_stem(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from poetmodel.errors import PlanError
 from poetmodel.explore.answers import (
     file_stem,
-    make_subject,
+    open_point,
     point_commands,
     verified_result,
 )
@@ -34,25 +34,26 @@ def _schedule_file(job: dict[str, Any], context: JobContext) -> Frame:
 
 def _plan_file(job: dict[str, Any], context: JobContext) -> Frame:
     """Return the plan file of a point, without an arena, even if the plan has violations."""
-    subject = make_subject(job, context)
-    if subject.plan is None or subject.check is None:
+    subject = open_point(job, context)
+    planned = subject.planned
+    if planned is None:
         raise PlanError("; ".join(subject.notes) or "this schedule has no plan")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{file_stem(subject.graph.name)}.plan.json"
-        subject.plan.save(path, subject.check, None)
+        planned.plan.save(path, planned.check, None)
         return _file_frame(path.name, "application/json", path.read_bytes())
 
 
 def _report_file(job: dict[str, Any], context: JobContext) -> Frame:
     from poetmodel.report.page import report_page
 
-    subject = make_subject(job, context, with_addresses=True)
+    subject = open_point(job, context, has_addresses=True)
     page = report_page([subject]).encode("utf-8", "replace")
     return _file_frame(f"{file_stem(subject.graph.name)}.html", "text/html; charset=utf-8", page)
 
 
 def _command_file(job: dict[str, Any], context: JobContext) -> Frame:
-    lines = "\n".join(point_commands(job, context, make_subject(job, context)))
+    lines = "\n".join(point_commands(job, context, open_point(job, context)))
     return _file_frame("command.sh", "text/x-shellscript; charset=utf-8", f"{lines}\n".encode())
 
 

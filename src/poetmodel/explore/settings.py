@@ -12,26 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from poetmodel.device import Costs, Device
+from poetmodel.case.case import Case
+from poetmodel.device import Device
 from poetmodel.device.io import device_names
 from poetmodel.errors import InputError, quote
-from poetmodel.graph.catalogue import (
-    DEFAULT_SHAPE,
-    InputShape,
-    Variant,
-    load_file,
-    load_model,
-    model_names,
-)
+from poetmodel.graph.catalogue import Variant, model_names
 from poetmodel.graph.zoo.state import STATES
-from poetmodel.problem import Limits, Problem
+from poetmodel.problem import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Self
 
-    from poetmodel.graph import Graph
-    from poetmodel.lowered.step import LoweredStep
+    from poetmodel.problem import Problem
 
 MAX_TEXT: Final = 200
 """Maximum length of a name or of the value of an option [characters]."""
@@ -91,19 +84,6 @@ class ExplorerSettings(BaseModel):
         return Variant(**values)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphSource:
-    """A graph, with its name and variant on a command line."""
-
-    graph: Graph
-    name: str
-    """Name of a built-in network, or path of a file."""
-    shape: InputShape = DEFAULT_SHAPE
-    """Input sizes and options of the graph, as on a command line."""
-    step: LoweredStep | None = None
-    """Step of a step file, in tiles if the settings state a size; None for other graphs."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Catalogue:
     """Available graphs and devices: everything built in, and the files on the command line.
@@ -146,56 +126,30 @@ class Catalogue:
         names = (*self.profiles, *self.devices, *device_names())
         return [{"name": name, "ram_bytes": self._ram_bytes(name)} for name in names]
 
-    def load_source(self, settings: ExplorerSettings) -> GraphSource:
-        """Read or build the graph of some settings."""
-        name, shape = settings.model, settings.variant
-        if name in self.steps:
-            from poetmodel.lowered.io import load_step
-            from poetmodel.tiling.choice import divide_step
+    def case(self, settings: ExplorerSettings) -> Case:
+        """Return the case of some settings without a deadline, with the device's RAM as budget.
 
-            if shape.overrides.keys() - {"tile"}:
-                raise InputError(
-                    f"{name}: a step file has fixed sizes and state; leave out --batch, --state "
-                    "and similar options"
-                )
-            path = self.steps[name]
-            step = divide_step(load_step(path), settings.tile)
-            return GraphSource(graph=step.graph, name=path, shape=shape, step=step)
-        if name in self.graphs:
-            path = self.graphs[name]
-            return GraphSource(graph=load_file(path, shape), name=path, shape=shape)
-        if name not in model_names():
-            raise InputError(f"model {quote(name)}: expected a listed model")
-        return GraphSource(graph=load_model(name, shape), name=name, shape=shape)
-
-    def cost_options(self, settings: ExplorerSettings) -> tuple[str | None, str | None]:
-        """Return the values of ``--device`` and ``--profile`` for some settings; None to omit one.
-
-        With a profile, ``--device`` is the device that was measured, None if unknown.
+        With a profile, the device is the one that was measured, None if unknown; the budget is then
+        the keep-all peak plus `Problem.resident_bytes`.
         """
+        name = settings.model
+        path = self.steps.get(name, self.graphs.get(name))
+        if path is None and name not in model_names():
+            raise InputError(f"model {quote(name)}: expected a listed model")
+        device: str | None = self.devices.get(settings.device, settings.device)
+        profile = None
         if settings.device in self.profiles:
             profile, device = self.profiles[settings.device]
-            return device, profile
-        return self.devices.get(settings.device, settings.device), None
-
-    def load_costs(self, graph: Graph, settings: ExplorerSettings) -> Costs:
-        """Return the costs of a graph: measured if the device of the settings is a profile."""
-        name = settings.device
-        if name not in {*self.profiles, *self.devices, *device_names()}:
-            raise InputError(f"device {quote(name)}: expected a listed device")
-        device, profile = self.cost_options(settings)
-        loaded_device = None if device is None else Device.load(device)
-        if profile is not None:
-            return Costs.load(profile, device=loaded_device)
-        return Costs.estimate(graph, Device.load(name) if loaded_device is None else loaded_device)
-
-    def build_problem(self, settings: ExplorerSettings, graph: Graph, costs: Costs) -> Problem:
-        """Return the problem of some settings without a deadline, with the device's RAM as budget.
-
-        Without a device, the budget is the keep-all peak plus `Problem.resident_bytes`.
-        """
-        ram = "100%" if costs.device is None else None
-        return Problem.from_limits(graph, costs, replace(settings.limits, ram=ram))
+        elif settings.device not in {*self.devices, *device_names()}:
+            raise InputError(f"device {quote(settings.device)}: expected a listed device")
+        limits = settings.limits
+        return Case(
+            source=path or name,
+            shape=settings.variant,
+            device=device,
+            profile=profile,
+            limits=limits if device is not None else replace(limits, ram="100%"),
+        )
 
     def _ram_bytes(self, name: str) -> int | None:
         device = self.profiles[name][1] if name in self.profiles else self.devices.get(name, name)

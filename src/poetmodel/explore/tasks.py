@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.clock import time_limit
 from poetmodel.device.ram import find_whole_step
-from poetmodel.explore.settings import Catalogue, ExplorerSettings, GraphSource, problem_fingerprint
+from poetmodel.explore.settings import Catalogue, ExplorerSettings, problem_fingerprint
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.heuristics.greedy import construct, keep_all_if_within_budgets, page_everything
 from poetmodel.planner import verify
+from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.report.charts import graph_chart
 from poetmodel.schedule import Schedule, Simulation
@@ -29,7 +30,8 @@ from poetmodel.solver.outcome import is_gap_closed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from poetmodel.problem import Problem
+    from poetmodel.case.case import Case
+    from poetmodel.lowered.step import LoweredStep
     from poetmodel.solver import SolveProgress
     from poetmodel.solver.request import SearchOptions
 
@@ -53,10 +55,11 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class PreparedProblem:
-    """Settings, the source of their graph, and their problem; each job sets RAM and deadline."""
+    """Settings, their case and problem, and the step of a step file; a job sets RAM, deadline."""
 
     settings: ExplorerSettings
-    source: GraphSource
+    case: Case
+    step: LoweredStep | None
     problem: Problem
 
 
@@ -82,16 +85,17 @@ def load_job_problem(job: dict[str, Any], context: JobContext) -> Problem:
 
 @lru_cache(maxsize=MAX_CACHED_GRAPHS)
 def _load_prepared_problem(catalogue: Catalogue, settings: ExplorerSettings) -> PreparedProblem:
-    """Load graph source and problem within `READ_LIMIT_S`."""
+    """Read graph, costs and problem within `READ_LIMIT_S`."""
     with time_limit(READ_LIMIT_S):
-        source = catalogue.load_source(settings)
-        costs = catalogue.load_costs(source.graph, settings)
-        problem = catalogue.build_problem(settings, source.graph, costs)
-    return PreparedProblem(settings, source, problem)
+        case = catalogue.case(settings)
+        step = case.load_step()
+        graph = case.load_graph() if step is None else step.graph
+        problem = Problem.from_limits(graph, case.load_costs(graph), case.limits)
+    return PreparedProblem(settings, case, step, problem)
 
 
 def load_prepared_problem(job: dict[str, Any], context: JobContext) -> PreparedProblem:
-    """Return the settings of a job with their graph source and problem; cached."""
+    """Return the settings of a job with their case and problem; cached."""
     settings = ExplorerSettings.model_validate(job["settings"])
     return _load_prepared_problem(context.catalogue, settings)
 
@@ -113,7 +117,7 @@ def unpack_schedule(body: bytes) -> Schedule:
 def prepare_problem(job: dict[str, Any], context: JobContext) -> Frame:
     """Task: read the graph of a job's settings; return facts about the problem for the page."""
     prepared = load_prepared_problem(job, context)
-    problem, graph = prepared.problem, prepared.source.graph
+    problem, graph = prepared.problem, prepared.problem.graph
     device, resident_bytes = problem.costs.device, problem.resident_bytes
     page_all_schedule = page_everything(problem)
     page_all_s = (

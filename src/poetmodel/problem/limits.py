@@ -38,6 +38,11 @@ class Limits:
     commit: int | None = None
     constraints: tuple[Constraint, ...] = ()
 
+    @property
+    def energy_terms(self) -> tuple[str | None, int | None]:
+        """Limits that the energy of a schedule depends on: counted time, and commits."""
+        return self.deadline_counts, self.commit
+
     def check(self) -> None:
         """Raise `BudgetError` with all errors that need no graph, such as unknown units."""
         parsers: tuple[tuple[Any, Callable[[Any], object]], ...] = (

@@ -32,10 +32,10 @@ from poetmodel.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from poetmodel.case.opening import Checked
     from poetmodel.graph import Graph
     from poetmodel.plan import ArenaCheck, Plan
     from poetmodel.plan.arena_check import Rectangle
-    from poetmodel.report.subject import Subject
     from poetmodel.schedule import Schedule
 
 
@@ -115,20 +115,19 @@ def map_chart(graph: Graph, schedule: Schedule) -> dict[str, Any]:
     }
 
 
-def address_chart(subject: Subject) -> dict[str, Any] | None:
+def address_chart(subject: Checked) -> dict[str, Any] | None:
     """Return the chart of addresses over time of a plan; None without a plan or addresses.
 
     ``boxes``: for each copy or workspace its kind, start, length, lowest address and height in the
     units of the axes, description, and tensor index (None for a workspace). ``end``: the makespan.
     """
-    graph, plan, check, arena_check = (
-        subject.graph,
-        subject.plan,
-        subject.check,
-        subject.arena_check,
-    )
-    if plan is None or check is None or arena_check is None:
+    planned = subject.planned
+    if planned is None or planned.arena_check is None:
         return None
+    graph, plan, check, arena_check = (
+        *(subject.graph, planned.plan),
+        *(planned.check, planned.arena_check),
+    )
     factor, time_unit_name = time_unit(check.makespan_s or 0.0)
     scale, unit_name = size_unit(arena_check.bytes)
     times = [record.issued_s / factor for record in check.records]
@@ -194,7 +193,7 @@ def _rectangles_with_kinds(
             computed_tensors.add(rectangle.index)
 
 
-def gauge_chart(subjects: Sequence[Subject]) -> dict[str, Any] | None:
+def gauge_chart(subjects: Sequence[Checked]) -> dict[str, Any] | None:
     """Return the device RAM used by valid schedules with a device, and by keep-all, or None [B]."""
     gauged_subjects = [
         subject for subject in subjects if subject.device_ram is not None and subject.verdict.valid

@@ -9,7 +9,6 @@ from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.backends.registry import backend_class, backend_names
-from poetmodel.case.case import Case
 from poetmodel.device.ram import device_ram_metrics
 from poetmodel.files import installed_version
 from poetmodel.problem import USER_OBJECTIVE, Problem
@@ -28,8 +27,9 @@ from poetmodel.solver.request import SearchOptions
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from poetmodel.case.case import Case
+    from poetmodel.case.opening import Checked
     from poetmodel.graph import Graph
-    from poetmodel.report.subject import Sources, Subject
     from poetmodel.schedule import Schedule
     from poetmodel.schedule.io import ConstraintEntry, ProblemEntry
 
@@ -41,7 +41,7 @@ TREATMENT_NAMES: Final = {
 """Names of the treatments of tensors in a report."""
 
 
-def schedule_facts(subject: Subject) -> dict[str, Any]:
+def schedule_facts(subject: Checked) -> dict[str, Any]:
     """Return all facts of a report about one schedule as JSON values in SI units.
 
     Metrics are those of the simulator; bounds and times of the solve are those stated in the file.
@@ -57,7 +57,7 @@ def schedule_facts(subject: Subject) -> dict[str, Any]:
 
     return {
         "label": subject.label,
-        "file": subject.sources.schedule,
+        "file": subject.file,
         "status": subject.document.status,
         "valid": subject.verdict.valid,
         "violations": list(subject.verdict.violations),
@@ -102,7 +102,7 @@ def treatment_names(graph: Graph) -> list[str]:
     return [TREATMENT_NAMES[treatment] for treatment in treatments]
 
 
-def graph_facts(subject: Subject) -> dict[str, Any]:
+def graph_facts(subject: Checked) -> dict[str, Any]:
     """Return the facts about the graph, which all schedules of a report share.
 
     Keep-all peak and minimum RAM of a compiled step include reserved bytes. The minimum RAM is that
@@ -127,7 +127,7 @@ def graph_facts(subject: Subject) -> dict[str, Any]:
     }
 
 
-def _bound_facts(subject: Subject) -> dict[str, Any]:
+def _bound_facts(subject: Checked) -> dict[str, Any]:
     """Return bounds, objective, gap tolerance and gaps over time of the file, and the gap.
 
     ``gap`` is that of the minimized quantity. If this is not energy, ``bound_j`` and
@@ -153,7 +153,7 @@ def _bound_facts(subject: Subject) -> dict[str, Any]:
     }
 
 
-def _problem_facts(stated: ProblemEntry, subject: Subject) -> dict[str, Any]:
+def _problem_facts(stated: ProblemEntry, subject: Checked) -> dict[str, Any]:
     """Return the stated problem; the budget of a compiled step includes the reserved bytes."""
     values = stated.model_dump()
     values["ram_budget_bytes"] += subject.reserved_bytes
@@ -164,7 +164,7 @@ def _problem_facts(stated: ProblemEntry, subject: Subject) -> dict[str, Any]:
     }
 
 
-def _peak_facts(subject: Subject) -> dict[str, Any]:
+def _peak_facts(subject: Checked) -> dict[str, Any]:
     """Return the first step with the simulated peak RAM, and its tensors in RAM, largest first.
 
     ``ram_bytes`` includes reserved bytes. ``other_bytes`` is the rest, such as workspace; it is
@@ -186,7 +186,7 @@ def _peak_facts(subject: Subject) -> dict[str, Any]:
     }
 
 
-def _state_facts(subject: Subject) -> dict[str, Any]:
+def _state_facts(subject: Checked) -> dict[str, Any]:
     state_values, values = state_metrics(subject.graph, subject.simulation), {}
     if state_values is not None:
         values["state"] = state_values
@@ -197,11 +197,11 @@ def _state_facts(subject: Subject) -> dict[str, Any]:
     return values
 
 
-def _plan_facts(subject: Subject) -> dict[str, Any] | None:
+def _plan_facts(subject: Checked) -> dict[str, Any] | None:
     """Return the facts about the plan; the peak includes reserved bytes. None without a plan."""
-    plan, check = subject.plan, subject.check
-    if plan is None or check is None:
+    if subject.planned is None:
         return None
+    plan, check = subject.planned.plan, subject.planned.check
     return {
         "mode": str(plan.mode),
         "instructions": len(plan.program),
@@ -213,7 +213,7 @@ def _plan_facts(subject: Subject) -> dict[str, Any] | None:
     }
 
 
-def _decision_counts(subject: Subject) -> dict[str, Any]:
+def _decision_counts(subject: Checked) -> dict[str, Any]:
     counts = Counter(row["choice"] for row in decision_rows(subject.problem, subject.schedule))
     schedule = subject.schedule
     return {
@@ -224,7 +224,7 @@ def _decision_counts(subject: Subject) -> dict[str, Any]:
     }
 
 
-def _device_facts(subject: Subject) -> dict[str, Any] | None:
+def _device_facts(subject: Checked) -> dict[str, Any] | None:
     """Return the source of the costs, and all fields of the device; None without costs.
 
     Without a device, its fields are absent, except ``name``, which is None. ``cycles`` is a text
@@ -243,7 +243,7 @@ def _device_facts(subject: Subject) -> dict[str, Any] | None:
     return {**values, **asdict(device), **texts}
 
 
-def _versions(subject: Subject) -> dict[str, str]:
+def _versions(subject: Checked) -> dict[str, str]:
     stated_problem = subject.document.problem
     backend = (stated_problem and stated_problem.backend) or ""
     packages = (backend_class(backend).package,) if backend in backend_names() else ()
@@ -251,7 +251,7 @@ def _versions(subject: Subject) -> dict[str, str]:
     return {name: version for name in names if (version := installed_version(name))}
 
 
-def reproduction_commands(subject: Subject) -> Iterator[str]:
+def reproduction_commands(subject: Checked) -> Iterator[str]:
     """Yield the POSIX shell commands that solve a problem again and verify the schedule.
 
     Limits have all digits. Without a stated problem or costs, only the verification remains. For a
@@ -260,39 +260,35 @@ def reproduction_commands(subject: Subject) -> Iterator[str]:
     if subject.step is not None:
         yield f"step = {subject.step['call']}\nprint(step.verify().summary())"
         return
-    sources, stated_problem = subject.sources, subject.document.problem
-    device = sources.device if sources.device is not None else subject.document.device
+    case, stated_problem = subject.case, subject.document.problem
+    if case.device is None:
+        case = replace(case, device=subject.document.device)
     if stated_problem is not None and subject.costs is not None:
-        case = _stated_case(sources, stated_problem, device)
+        case = _stated_case(case, stated_problem, subject.file)
         if case.constraint_files:
             lines = "\n".join(_constraint_lines(stated_problem))
             yield f"cat > {shlex.quote(case.constraint_files[0])} <<'TOML'\n{lines}\nTOML"
-        yield case.command("solve", out=sources.schedule)
-    cost_arguments = [*_option("--device", device), *_option("--profile", sources.profile)]
-    verify_arguments = ["poetmodel", "verify", sources.schedule, "--graph", sources.graph]
-    yield shlex.join([*verify_arguments, *sources.shape.options, *cost_arguments])
+        yield case.command("solve", out=subject.file)
+    yield case.verification_command(subject.file)
 
 
-def _stated_case(sources: Sources, stated: ProblemEntry, device: str | None) -> Case:
+def _stated_case(case: Case, stated: ProblemEntry, file: str) -> Case:
     """Return the case of a stated problem; a constraints file has its user-defined sums."""
     search_names = {entry.name for entry in fields(SearchOptions)}
     minimize = None if stated.minimize in ("energy", USER_OBJECTIVE) else stated.minimize
-    return Case(
-        source=sources.graph,
-        shape=sources.shape,
-        device=device,
-        profile=sources.profile,
+    return replace(
+        case,
         limits=replace(stated.limits(), minimize=minimize),
-        constraint_files=(_constraints_file(sources),) if _has_user_sums(stated) else (),
+        constraint_files=(_constraints_file(file),) if _has_user_sums(stated) else (),
         search=SearchOptions(
             **{name: value for name, value in stated if name in search_names and value is not None}
         ),
     )
 
 
-def _constraints_file(sources: Sources) -> str:
+def _constraints_file(file: str) -> str:
     """Return the path of a constraints file next to the schedule file, with the same stem."""
-    return f"{sources.schedule.removesuffix('.json').removesuffix('.schedule')}.constraints.toml"
+    return f"{file.removesuffix('.json').removesuffix('.schedule')}.constraints.toml"
 
 
 def _user_constraints(stated: ProblemEntry) -> list[ConstraintEntry]:
@@ -328,11 +324,6 @@ def _format_toml(value: str | Mapping[str, float]) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return f"{{{', '.join(f'{_format_toml(key)} = {number!r}' for key, number in value.items())}}}"
-
-
-def _option(option: str, value: object) -> tuple[str, ...]:
-    """Return an option and its value as arguments; () if the value is None."""
-    return () if value is None else (option, f"{value}")
 
 
 def decision_rows(problem: Problem, schedule: Schedule) -> Iterator[dict[str, Any]]:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from poetmodel.report.subject import Subject
+    from poetmodel.case.opening import Checked
 
 
 SCRIPTS: Final = (*("gauge", "timeline", "addresses", "map"),)
@@ -50,7 +50,7 @@ def check_report(path: str | Path) -> None:
     check_installed(path, "a report", *LIBRARIES)
 
 
-def report_facts(subjects: Sequence[Subject]) -> dict[str, Any]:
+def report_facts(subjects: Sequence[Checked]) -> dict[str, Any]:
     """Return all facts of a report on schedules of one graph as JSON values."""
     return {
         "graph": graph_facts(subjects[0]),
@@ -58,7 +58,7 @@ def report_facts(subjects: Sequence[Subject]) -> dict[str, Any]:
     }
 
 
-def report_page(subjects: Sequence[Subject]) -> str:
+def report_page(subjects: Sequence[Checked]) -> str:
     """Return a report as the text of an HTML file; equal input gives equal text.
 
     The page loads no other file, which its content security policy enforces.
@@ -90,12 +90,14 @@ def report_page(subjects: Sequence[Subject]) -> str:
         decisions=_decisions(subjects),
         choices=treatment_names(subjects[0].graph),
         gauges=list(_gauge_texts(subjects)),
-        has_plan=[subject.plan is not None for subject in subjects],
-        arena_checks=[subject.arena_check for subject in subjects],
+        has_plan=[subject.planned is not None for subject in subjects],
+        arena_checks=[
+            None if subject.planned is None else subject.planned.arena_check for subject in subjects
+        ],
     )
 
 
-def write_report(path: str | Path, subjects: Sequence[Subject]) -> int:
+def write_report(path: str | Path, subjects: Sequence[Checked]) -> int:
     """Write a report atomically; return its size [B]."""
     check_report(path)
     content = report_page(subjects).encode("utf-8", "replace")
@@ -103,7 +105,7 @@ def write_report(path: str | Path, subjects: Sequence[Subject]) -> int:
     return len(content)
 
 
-def _estimates_note(subjects: Sequence[Subject]) -> str:
+def _estimates_note(subjects: Sequence[Checked]) -> str:
     """Return the note that energies are estimates; empty without energies."""
     has_energies = any(
         subject.costs is not None and subject.problem.uses_energy for subject in subjects
@@ -111,7 +113,7 @@ def _estimates_note(subjects: Sequence[Subject]) -> str:
     return f"{ESTIMATES.capitalize()}." if has_energies else ""
 
 
-def _decisions(subjects: Sequence[Subject]) -> dict[str, Any]:
+def _decisions(subjects: Sequence[Checked]) -> dict[str, Any]:
     has_costs = any(subject.costs is not None for subject in subjects)
     shows_energy = any(subject.problem.uses_energy for subject in subjects)
     costs = [name for name in COSTS if has_costs and (shows_energy or name != "energy")]
@@ -135,7 +137,7 @@ def _step_section(schedule: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _gauge_texts(subjects: Sequence[Subject]) -> Iterator[str]:
+def _gauge_texts(subjects: Sequence[Checked]) -> Iterator[str]:
     """Yield a text per valid schedule with a device, for readers who cannot see `gauge_chart`."""
     for subject in subjects:
         sizes = make_gauge(subject.device_ram)
@@ -145,7 +147,7 @@ def _gauge_texts(subjects: Sequence[Subject]) -> Iterator[str]:
             yield f"{subject.label}: {free_text}: {verdict}; {use_text}"
 
 
-def _title(subjects: Sequence[Subject]) -> str:
+def _title(subjects: Sequence[Checked]) -> str:
     device_names = dict.fromkeys(
         device.name for subject in subjects if (device := subject.problem.costs.device) is not None
     )
@@ -155,7 +157,7 @@ def _title(subjects: Sequence[Subject]) -> str:
     return f"{name} {preposition} {', '.join(device_names)}" if device_names else name
 
 
-def _charts(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
+def _charts(subjects: Sequence[Checked]) -> list[dict[str, Any]]:
     gauge_data = gauge_chart(subjects)
     return [
         *([] if gauge_data is None else [{"type": "gauge", "id": "gauge", **gauge_data}]),

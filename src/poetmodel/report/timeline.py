@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.case.opening import Checked, zero_costs
 from poetmodel.device import StorageMode
 from poetmodel.graph import Graph, checkpoint_all_profile
 from poetmodel.plan import Op, Plan, PlanCheck
 from poetmodel.plan.simulation import check_plan
 from poetmodel.plan.stays import list_stays
 from poetmodel.report.pictures import round_for_chart, size_unit, time_unit
-from poetmodel.report.subject import Subject, zero_costs
 from poetmodel.schedule.machine import Content, Origin, Stay
 from poetmodel.units import format_bytes, format_seconds
 
@@ -37,10 +37,10 @@ DIVIDED_KEEP_ALL: Final = "keep-all in pieces"
 below that of the captured step."""
 
 
-def timeline_chart(subject: Subject) -> dict[str, Any] | None:
+def timeline_chart(subject: Checked) -> dict[str, Any] | None:
     """Return the timeline of a schedule like `plan_chart`; None if it cannot execute."""
-    if subject.plan is not None and subject.check is not None:
-        chart = plan_chart(subject.graph, subject.plan, subject.check)
+    if subject.planned is not None:
+        chart = plan_chart(subject.graph, subject.planned.plan, subject.planned.check)
     elif subject.simulation.valid:
         chart = _make_untimed_chart(subject)
     else:
@@ -48,7 +48,7 @@ def timeline_chart(subject: Subject) -> dict[str, Any] | None:
     return chart if subject.step is None else _add_reserved_bytes(subject, chart)
 
 
-def _add_reserved_bytes(subject: Subject, chart: dict[str, Any]) -> dict[str, Any]:
+def _add_reserved_bytes(subject: Checked, chart: dict[str, Any]) -> dict[str, Any]:
     """Return a compiled step's timeline with all RAM curves raised by its reserved bytes."""
     reserved_bytes, n_instructions = subject.reserved_bytes, len(chart["ops"])
     positions, keep_all_ram = chart["ghost"]
@@ -203,7 +203,7 @@ def _budget_values(budget_bytes: int | None, peak_bytes: int) -> dict[str, Any]:
     }
 
 
-def _make_untimed_chart(subject: Subject) -> dict[str, Any]:
+def _make_untimed_chart(subject: Checked) -> dict[str, Any]:
     """Return the timeline of a schedule over instructions instead of time; costs are ignored."""
     from poetmodel.planner import make_plan
 

@@ -185,6 +185,13 @@ class ProblemEntry(Strict):
             energy_budget=self.energy_budget_j,
         )
 
+    def without_costs(self) -> ProblemEntry:
+        """Return the entry without limits on times and energies, for unknown costs."""
+        rows = [row for row in self.constraints if not row.needs_costs]
+        return self.model_copy(
+            update={"deadline_s": None, "energy_budget_j": None, "constraints": rows}
+        )
+
     def to_problem(self, graph: Graph, costs: Costs) -> Problem:
         """Return the problem for the graph and costs that it was stated for."""
         with convert_errors(ScheduleError, "problem"):

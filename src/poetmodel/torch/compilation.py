@@ -453,14 +453,17 @@ def _write_report(path: str | Path, report: dict[str, Any], compiled: Compiled) 
     if suffix == ".json":
         write_text(path, json.dumps(report, allow_nan=False, ensure_ascii=False) + "\n")
         return
+    from poetmodel.case.case import Case
+    from poetmodel.case.checked_plan import CheckedPlan
+    from poetmodel.case.opening import Checked
     from poetmodel.report.page import check_report, write_report
-    from poetmodel.report.subject import make_subject
 
     check_report(path)
     step_metrics = {key: value for key, value in report.items() if key != "result"}
-    name, plan, check = report["name"], compiled.plan, compiled.check
-    subject = make_subject(compiled.result, name=name, plan=plan, check=check, step=step_metrics)
-    write_report(path, [subject])
+    name, result = report["name"], compiled.result
+    planned = CheckedPlan(problem=result.problem, plan=compiled.plan, check=compiled.check)
+    checked = Checked.of_result(result, case=Case(source=name), file=name)
+    write_report(path, [checked.of_step(step_metrics, planned)])
 
 
 def _format_compile_call(compiled: Compiled, options: CompileOptions) -> str:

@@ -732,10 +732,13 @@ def _find_cached_min_ram(
 
 def write_report_page(path: str | Path, graph_plan: GraphPlan) -> None:
     """Write the page about the schedule of a graph; needs ``poetmodel[report]``."""
+    from poetmodel.case.case import Case
+    from poetmodel.case.checked_plan import CheckedPlan
+    from poetmodel.case.opening import Checked
     from poetmodel.report.page import check_report, write_report
-    from poetmodel.report.subject import make_subject
 
     check_report(path)
-    name, plan, check = graph_plan.record.name, graph_plan.plan, graph_plan.check
-    subject = make_subject(graph_plan.result, name=name, plan=plan, check=check)
-    write_report(path, [subject])
+    name, result = graph_plan.record.name, graph_plan.result
+    planned = CheckedPlan(problem=result.problem, plan=graph_plan.plan, check=graph_plan.check)
+    checked = Checked.of_result(result, case=Case(source=name), file=name)
+    write_report(path, [replace(checked, planned=planned)])
