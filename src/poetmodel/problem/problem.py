@@ -478,7 +478,8 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
         device = self.costs.device
         if device is not None and device.storage is not None:
             return device.storage.mode
-        return StorageMode.DMA if self.is_overlapping else StorageMode.BLOCKING
+        overlaps = self.deadline_counts == DeadlineCounts.OVERLAP
+        return StorageMode.DMA if overlaps else StorageMode.BLOCKING
 
     @property
     def time_sum(self) -> TimeSum:
@@ -493,7 +494,7 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
         that no page-in needs: plans omit these page-outs. Without rewards, schedules with such
         page-outs are not relevant.
         """
-        return not self.is_overlapping or not may_reward_page_outs(self)
+        return self.deadline_counts != DeadlineCounts.OVERLAP or not may_reward_page_outs(self)
 
     @property
     def deadline_sums(self) -> tuple[TimeSum, ...]:
@@ -502,7 +503,8 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
         First `time_sum`. For ``overlap`` also the transfer time alone, since the makespan is at
         least the time of the bus; omitted if plans may omit transfers (`plans_all_transfers`).
         """
-        limits_bus = self.is_overlapping and self.plans_all_transfers
+        # A surrogate with weighted times has this deadline, too, although it is not `is_overlapping`.
+        limits_bus = self.deadline_counts == DeadlineCounts.OVERLAP and self.plans_all_transfers
         return (self.time_sum, TimeSum(0.0, 1.0)) if limits_bus else (self.time_sum,)
 
     def limited_times_s(self, simulation: SimulatedMetrics) -> tuple[float, ...]:

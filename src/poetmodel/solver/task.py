@@ -37,7 +37,7 @@ REFINABLE: Final = frozenset({Termination.PROVED, Termination.STALLED})
 
 
 class StartCheck(NamedTuple):
-    """What a task makes of a first schedule, apart from the limits of its problem."""
+    """Result of a task's check of a first schedule, beyond the limits of the problem."""
 
     is_solution: bool
     """Whether the schedule decides all variables of the task and satisfies all added rows."""
@@ -79,7 +79,7 @@ class Task:
         return describe_reduction(self.problem.graph) or ""
 
     def check_start(self, start: Schedule) -> StartCheck:  # noqa: ARG002 - models have added rows
-        """Check a schedule against what the task adds to its problem: nothing."""
+        """Accept a schedule: only a model adds rows or an objective to its problem."""
         return StartCheck(is_solution=True)
 
     def solve(self, search: Search, start: Schedule | None) -> None:
