@@ -3,6 +3,7 @@
 #ifndef PM_GENERATION_H
 #define PM_GENERATION_H
 
+#include "pm.h"
 #include "pm_checksum.h"
 
 /* PM_RECORD_BYTES. A step writes the record first, at the beginning of the generation. The first generation of an erase
@@ -26,8 +27,8 @@ typedef struct {
 } pm_seal_t;
 
 /* Number of generations that share an erase block, from that of the build for float; 1: each begins a block. */
-#define PM_SHARED_OF(generations) ((generations) > 1u ? (generations) / (uint32_t)(sizeof(pm_real) / 4u) : 1u)
-#define PM_SHARED PM_SHARED_OF(PM_BLOCK_GENERATIONS)
+#define PM_SHARED_HERE(generations) ((generations) > 1u ? (generations) / (uint32_t)(sizeof(pm_real) / 4u) : 1u)
+#define PM_SHARED PM_SHARED_HERE(PM_BLOCK_GENERATIONS)
 
 /* Constants of the mark of a seal; the first generation after pm_init has a different one. Numbers are below
    PM_MOST_COMMITS, so that the two marks, all zeros and all ones can be distinguished. */

@@ -39,7 +39,7 @@ static uint32_t generation_end(uint32_t address)
 static int read_ends(uint32_t address, uint32_t end, pm_record_t *record)
 {
     const uint32_t layout = pm_layout_hash(PM_OLD_LAYOUT_ID, PM_OLD_COMMIT_UNIT, PM_OLD_COMMIT_BLOCK, PM_OLD_STATE_SUMS,
-                                           PM_SHARED_OF(PM_OLD_SHARED), 0);
+                                           PM_SHARED_HERE(PM_OLD_SHARED), 0);
     pm_seal_t seal;
     PM_TRY_PAGE(pm_old_read(address, record, PM_RECORD_BYTES));
     const int is_sound = record->checksum == pm_record_sum(record) && record->instance_id == PM_OLD_INSTANCE_ID &&
