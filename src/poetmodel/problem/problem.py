@@ -503,7 +503,7 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
         First `time_sum`. For ``overlap`` also the transfer time alone, since the makespan is at
         least the time of the bus; omitted if plans may omit transfers (`plans_all_transfers`).
         """
-        # A surrogate with weighted times has this deadline, too, although it is not `is_overlapping`.
+        # Also for a surrogate with weighted times, which is not `is_overlapping`.
         limits_bus = self.deadline_counts == DeadlineCounts.OVERLAP and self.plans_all_transfers
         return (self.time_sum, TimeSum(0.0, 1.0)) if limits_bus else (self.time_sum,)
 
