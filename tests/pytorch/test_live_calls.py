@@ -28,7 +28,7 @@ from kit.worked import skip_graph
 from poetmodel.errors import BudgetError
 from poetmodel.torch.dynamo.frontier import Frontier
 from poetmodel.torch.dynamo.planning import FirstCall, GraphProblem, PassPeaks
-from poetmodel.torch.dynamo.steps import Event, choose_plans
+from poetmodel.torch.dynamo.steps import Moment, choose_plans
 from poetmodel.torch.graph.tensors import heap_peak_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo reads it
@@ -285,8 +285,8 @@ def test_calls_of_other_threads_change_no_choice(monkeypatch):
 
     monkeypatch.setattr(back, "choose_plan", choose_beside)
     tower(x).backward()
-    numbers = [event.number for event in back._live.last_step if not event.is_backward]
-    assert numbers == [event.number for event in step if not event.is_backward]
+    numbers = [moment.number for moment in back._live.last_step if not moment.is_backward]
+    assert numbers == [moment.number for moment in step if not moment.is_backward]
 
 
 def test_plans_after_a_step_have_the_time_of_a_call(monkeypatch):
@@ -747,4 +747,4 @@ def test_plans_that_another_one_dominates_are_no_choice(tight, keep_all, remaini
 @pytest.mark.parametrize("others", [[], [[plan_with(1, 2, 1)]]])
 def test_there_is_no_choice_for_a_call_without_plans(others):
     """Whether the calls beside it have plans or not."""
-    assert choose_plans([Event(None, 0, False, (), 0)], [[], *others], 10) is None
+    assert choose_plans([Moment(None, 0, False, (), 0)], [[], *others], 10) is None

@@ -164,14 +164,14 @@ class Model:
     ) -> Family:
         """Add variables from 0, by default binary, one for each key; return their columns by key.
 
-        `upper` is one bound or a list, not a tuple. Sets the attribute of the family's name.
+        `upper` is one bound, or one per key. Sets the attribute of the family's name.
         """
         first_column = len(self.lower)
         columns = {key: column for column, key in enumerate(keys, start=first_column)}
         count = len(columns)
         self.families[family] = columns
         self.lower += [0.0] * count
-        self.upper += upper if isinstance(upper, list) else [upper] * count  # type: ignore[list-item]
+        self.upper += [upper] * count if isinstance(upper, int | float) else upper
         self.integer += [integer] * count
         setattr(self, family, columns)
         return columns

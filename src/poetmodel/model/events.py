@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Events:
     """The groups of stages at which each tensor and node has a decision.
 
-    Indices are groups; with one stage per group, they are stages. Segment ``(i, a)`` of tensor `i`
+    Indices are groups; with one stage per group, they are stages. Keep ``(i, a)`` of tensor `i`
     ends at ``event_groups[i][a]``, and begins at the event before it or, for ``a = 0``, in the
     group of the first computation.
     """
@@ -49,7 +49,7 @@ class Events:
     """Events at whose beginning a tensor can be in RAM in every solution at no cost, by tensor; an
     empty tuple if unknown."""
     dominated_keeps: frozenset[tuple[int, int]] = frozenset()
-    """Segments ``(i, a)`` that at least one best schedule does not keep: `mark_dominated_keeps`."""
+    """Keeps ``(i, a)`` that at least one best schedule lacks: see `mark_dominated_keeps`."""
 
     @cached_property
     def free_keeps(self) -> frozenset[tuple[int, int]]:

@@ -242,7 +242,7 @@ class ModelProof:
         )
 
     def _report(self, progress: BackendProgress) -> bool:
-        """Store and forward a report of the solver; return whether the solver goes on."""
+        """Store and forward a report of the solver; return whether the solver continues."""
         if self.is_abandoned:
             return False
         previous, self.last_report = self.last_report, progress

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 GRACE_S: Final = 1.0
 """Time after the limit in which a schedule under construction may still be completed [s]."""
 PATIENCE_S: Final = 0.7
-"""Time after the limit at which a solver is abandoned [s]. HiGHS checks no clock in some phases of
+"""Time after the limit at which a solver is abandoned [s]. HiGHS checks no clock in some parts of
 its root node, which take seconds from ten thousand columns on."""
 
 

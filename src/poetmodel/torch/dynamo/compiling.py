@@ -29,7 +29,7 @@ from poetmodel.torch.dynamo.gradients import (
     trained_parameters,
 )
 from poetmodel.torch.dynamo.joint_graph import ARGUMENT_NAME, JointGraph
-from poetmodel.torch.dynamo.live_calls import CallFacts, CountedGraph, find_compiled_node
+from poetmodel.torch.dynamo.live_calls import CallChoice, CountedGraph, find_compiled_node
 from poetmodel.torch.dynamo.outside import LossOnlyGraph, RemeasuredGraph
 from poetmodel.torch.dynamo.planning import (
     MEASURED,
@@ -301,19 +301,18 @@ class Backend(GraphPlanner):
 
     def choose_plan(
         self, frontier: Frontier, *, is_pinned: bool
-    ) -> tuple[GraphPlan | None, CallFacts]:
-        """Return (plan of the next call of a graph, facts); None for the first compiled plan.
+    ) -> tuple[GraphPlan | None, CallChoice]:
+        """Return (plan of the next call of a graph, choice); None for the first compiled plan.
 
-        A call that `is_pinned` has the first compiled plan. Otherwise the first call of a step
-        chooses the budget, and the plans of all calls of the step, if the passes of an earlier step
-        are known (`LiveCalls.last_step`), and that step has several calls with a choice or this
-        call is expected to wait with other calls. A call without a chosen plan has
-        `Frontier.tight_plan` if it is not the first of the step, or is expected to wait, and
-        otherwise the first compiled plan. Raises the errors of `StepPlanner.choose_step_plan` and
-        `Frontier.tight_plan`. Stores the chosen budget in `_live`.
+        - A pinned call has the first compiled plan.
+        - The first call of a step chooses budget and plans of all calls, if the passes of a step
+          are known (`LiveCalls.last_step`) and several calls have a choice, or calls are
+          concurrent. The budget is stored in `_live`.
+        - A call without a chosen plan has `Frontier.tight_plan` if it follows another call of the
+          step or calls are concurrent, otherwise the first compiled plan.
         """
         if is_pinned:
-            return None, CallFacts(is_pinned=True)
+            return None, CallChoice(is_pinned=True)
         number = self._live.next_call_number()
         if number == 0:
             self._steps.step_plan = None
@@ -326,9 +325,9 @@ class Backend(GraphPlanner):
                     self._live.budget_bytes = self._steps.budget_bytes
         graph_plan = self._steps.find_plan(frontier, number)
         if graph_plan is not None:
-            return graph_plan, CallFacts(expected_number=number)
+            return graph_plan, CallChoice(expected_number=number)
         waits = number or frontier.graph_problem.call.has_concurrent_calls
-        return frontier.tight_plan if waits else None, CallFacts()
+        return frontier.tight_plan if waits else None, CallChoice()
 
     def _make_name_suffix(self, module: fx.GraphModule, inputs: Sequence[Any]) -> str:
         """Return a function's name with its first `_MAX_SHAPES` input shapes; sets `names`."""
@@ -429,7 +428,7 @@ class GraphCalls:
             return self._first_variant.execute(*arguments)
         # A checkpoint has such hooks, and must save the same tensors again when it is recomputed.
         has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None  # noqa: FBT003, SLF001 - no other way
-        graph_plan, facts = self._back_end.choose_plan(self.frontier, is_pinned=has_hooks)
+        graph_plan, choice = self._back_end.choose_plan(self.frontier, is_pinned=has_hooks)
         if graph_plan is None:
             variant = self._first_variant
         else:
@@ -437,7 +436,7 @@ class GraphCalls:
                 new_variant = self._back_end.compile_variant(self, graph_plan, arguments)
                 self.variants[id(graph_plan)] = new_variant
             variant = self.variants[id(graph_plan)]
-        variant.counted_graph.announce_call(facts)
+        variant.counted_graph.announce_call(choice)
         return variant.execute(*arguments)
 
 

@@ -179,37 +179,38 @@ class JointGraph(StepGraph):
         for k in sorted(graph.node_of[i] for i in recompute_tensors):
             last_node_of_checkpoint[checkpoint_of[k]] = k
         # (node, whether it is recomputed), in execution order.
-        steps, recomputed_checkpoints = [(k, False) for k in range(backward.start)], set[Any]()
+        computations = [(k, False) for k in range(backward.start)]
+        recomputed_checkpoints = set[Any]()
         for k in backward:
             checkpoints = {
                 checkpoint_of[graph.node_of[i]]
                 for i in graph.inputs_of[k]
                 if i in recompute_tensors
             } - recomputed_checkpoints
-            steps += [
+            computations += [
                 (j, True)
                 for j, checkpoint in checkpoint_of.items()
                 if checkpoint in checkpoints and j <= last_node_of_checkpoint[checkpoint]
             ]
             recomputed_checkpoints |= checkpoints
-            steps.append((k, False))
-        # The key of `last_use` is (tensor, position in `steps` of the computation of this copy).
+            computations.append((k, False))
+        # The key of `last_use` is (tensor, position of the computation of this copy).
         last_computation: dict[int, int] = {}
         last_use: dict[tuple[int, int], int] = {}
-        for step, (k, _) in enumerate(steps):
+        for position, (k, _) in enumerate(computations):
             for i in graph.inputs_of[k]:
-                last_use[i, last_computation[i]] = step
+                last_use[i, last_computation[i]] = position
             for i in graph.outputs_of[k]:
-                last_computation[i] = step
-                last_use[i, step] = step
-        freed_bytes: dict[int, int] = dict.fromkeys(range(len(steps)), 0)
-        for (i, _), step in last_use.items():
-            freed_bytes[step] += graph.tensor_bytes[i]
+                last_computation[i] = position
+                last_use[i, position] = position
+        freed_bytes: dict[int, int] = dict.fromkeys(range(len(computations)), 0)
+        for (i, _), position in last_use.items():
+            freed_bytes[position] += graph.tensor_bytes[i]
         live_bytes = peak_bytes = 0
-        for step, (k, _) in enumerate(steps):
+        for position, (k, _) in enumerate(computations):
             live_bytes += graph.allocated_bytes[k]
             peak_bytes = max(peak_bytes, live_bytes + graph.nodes[k].workspace_bytes)
-            live_bytes -= freed_bytes[step]
+            live_bytes -= freed_bytes[position]
         return peak_bytes
 
     def is_repeatable(self, operation: Operation) -> bool:

@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from poetmodel.errors import BudgetError
 from poetmodel.torch.dynamo.planning import PassPeaks
-from poetmodel.torch.dynamo.steps import Event
+from poetmodel.torch.dynamo.steps import Moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence
@@ -121,8 +121,8 @@ class _LiveCall:
         return self.node() is not None
 
 
-class CallFacts(NamedTuple):
-    """What its caller knows of a call before its forward pass."""
+class CallChoice(NamedTuple):
+    """The choice of a plan for a call, made before its forward pass."""
 
     is_pinned: bool = False
     """Whether the call has no choice of plans."""
@@ -130,7 +130,7 @@ class CallFacts(NamedTuple):
     """Number in its step for which the plan of the call was chosen; None if it was not chosen."""
 
 
-_NO_FACTS: Final = CallFacts()
+_NO_CHOICE: Final = CallChoice()
 
 
 class CountedGraph:
@@ -159,7 +159,7 @@ class CountedGraph:
         """Layout of the outputs; None before the first call."""
         self._thread_state = local()
         """Attributes `call`: the call whose forward pass has ended in this thread, or None; and
-        `facts`: those of the next call in this thread."""
+        `choice`: that for the next call in this thread."""
 
     def set_plan(self, graph_plan: GraphPlan) -> None:
         """Set name, budget, `has_concurrent_calls`, peaks and number of results by a plan."""
@@ -169,9 +169,9 @@ class CountedGraph:
         self.peaks = graph_plan.peaks
         self.results_count = graph_plan.forward_outputs
 
-    def announce_call(self, facts: CallFacts) -> None:
-        """Set the facts of the next call in this thread."""
-        self._thread_state.facts = facts
+    def announce_call(self, choice: CallChoice) -> None:
+        """Set the choice for the next call in this thread."""
+        self._thread_state.choice = choice
 
     @property
     def held_bytes(self) -> int:
@@ -186,9 +186,9 @@ class CountedGraph:
         def forward(arguments: list[Any]) -> Any:
             """Execute and count the forward pass; the graph's first call also sets `_layout`."""
             storages = _storage_references(arguments) if self._layout is None else {}
-            facts = getattr(self._thread_state, "facts", _NO_FACTS)
+            choice = getattr(self._thread_state, "choice", _NO_CHOICE)
             running_pass = self._calls.begin_pass(
-                _Pass(self, self.peaks.forward_bytes, facts=facts)
+                _Pass(self, self.peaks.forward_bytes, choice=choice)
             )
             try:
                 outputs = compiled_pass(arguments)
@@ -318,8 +318,8 @@ class _Pass:
     graph: CountedGraph
     peak_bytes: int
     """Peak of the pass, without other live calls [B]."""
-    facts: CallFacts = _NO_FACTS
-    """Facts of the call of a forward pass."""
+    choice: CallChoice = _NO_CHOICE
+    """Choice of a plan for the call of a forward pass."""
     is_backward: bool = False
     is_inference: bool = False
     """Whether it is the pass of a graph without a backward pass."""
@@ -359,10 +359,10 @@ class LiveCalls:
 
         The back end sets it.
         """
-        self.last_step: tuple[Event, ...] | None = None
+        self.last_step: tuple[Moment, ...] | None = None
         """Passes of the last step that ended and had calls with a choice of plans; None before the
         first one, or if it was not complete."""
-        self._events: list[Event] = []
+        self._moments: list[Moment] = []
         """Passes of the current step."""
         self._next_number = 0
         """Number of the next call with a choice of plans in the current step."""
@@ -490,30 +490,30 @@ class LiveCalls:
 
     def _end_step(self) -> None:
         """Set `last_step` to the passes of the step, or to None if the step is not complete."""
-        backward_numbers = {event.number for event in self._events if event.is_backward}
-        forward_numbers = {event.number for event in self._events if event.number >= 0}
+        backward_numbers = {moment.number for moment in self._moments if moment.is_backward}
+        forward_numbers = {moment.number for moment in self._moments if moment.number >= 0}
         if forward_numbers:
             is_complete = self._is_regular and forward_numbers == backward_numbers
-            self.last_step = tuple(self._events) if is_complete else None
+            self.last_step = tuple(self._moments) if is_complete else None
 
     def _begin_step(self) -> None:
-        self._events.clear()
+        self._moments.clear()
         self._next_number, self._is_regular = 0, True
         self._keep_all_bytes = self._forward_bytes = 0
 
-    def _record_event(
+    def _record_moments(
         self, new_pass: _Pass, other_calls: Sequence[_LiveCall], held_bytes: int
     ) -> None:
-        """Append the `Event` of a pass to those of the step, and set the `number` of the pass.
+        """Append the `Moment` of a pass to the step, and set the `number` of the pass.
 
         `held_bytes` is all RAM that counts besides the peak of the pass. The number is -1 without a
-        choice of plans or a known call. The interval before a backward pass is an event, too.
+        choice of plans or a known call. The interval before a backward pass is a moment, too.
         """
         backward_call = new_pass.backward_call
         if new_pass.is_backward:
             new_pass.number = -1 if backward_call is None else backward_call.number
             self._is_regular = self._is_regular and backward_call is not None
-        elif new_pass.graph.frontier is not None and not new_pass.facts.is_pinned:
+        elif new_pass.graph.frontier is not None and not new_pass.choice.is_pinned:
             new_pass.number = self._next_number
             self._next_number += 1
         self._is_regular = self._is_regular and not self._passes
@@ -524,7 +524,7 @@ class LiveCalls:
         if new_pass.number >= 0:
             peaks = new_pass.graph.peaks
             fixed_bytes -= peaks.backward_bytes if new_pass.is_backward else peaks.forward_bytes
-        if new_pass.is_backward and backward_call is not None and not self._events[-1].is_backward:
+        if new_pass.is_backward and backward_call is not None and not self._moments[-1].is_backward:
             # Results may have been deleted by now.
             other_bytes += self.outside_bytes + sum(
                 result.bytes for result in backward_call.results
@@ -532,9 +532,9 @@ class LiveCalls:
             if new_pass.number < 0:
                 other_bytes += backward_call.saved_bytes
             calls = (*waiting_numbers, *([new_pass.number] if new_pass.number >= 0 else []))
-            self._events.append(Event(None, -1, False, calls, other_bytes))  # noqa: FBT003
-        self._events.append(
-            Event(
+            self._moments.append(Moment(None, -1, False, calls, other_bytes))  # noqa: FBT003
+        self._moments.append(
+            Moment(
                 new_pass.graph.frontier,
                 new_pass.number,
                 new_pass.is_backward,
@@ -610,7 +610,7 @@ class LiveCalls:
                 new_pass.is_backward or is_recomputed
             )
             # Another thread may have begun the call of this number meanwhile.
-            is_expected = new_pass.facts.expected_number == self._next_number
+            is_expected = new_pass.choice.expected_number == self._next_number
             if is_final and not is_expected and has_later_backward:
                 needed_bytes = max(needed_bytes, self._min_backward_bytes(graph, held_bytes))
             if (
@@ -625,7 +625,7 @@ class LiveCalls:
                     self._forward_bytes = max(self._forward_bytes, needed_bytes)
                 if len(graphs) > 1:
                     self.concurrent_bytes = max(self.concurrent_bytes, needed_bytes)
-                self._record_event(new_pass, other_calls, held_bytes)
+                self._record_moments(new_pass, other_calls, held_bytes)
                 self._passes.append(new_pass)
                 return None
         if len(graphs) == 1 and not new_pass.is_backward:
@@ -665,7 +665,7 @@ class LiveCalls:
         return min(peaks)
 
     def _remove_finished(self) -> None:
-        """Remove finished calls; if none is live and no pass runs, forget the returned tensors."""
+        """Remove finished calls; if none is live and no pass runs, discard the returned tensors."""
         self._calls = [call for call in self._calls if not call.is_finished]
         if not self._calls and not self._passes:
             self._returned_storages.clear()

@@ -63,8 +63,8 @@ class PlanRecord:
     """Number of the graph, function, shapes of the first inputs, and number of a further plan."""
     ram_budget_bytes: int
     predicted_peak_bytes: int
-    """Peak of the graph's allocations [B]: at most the budget, unless the plan is for a call that
-    waits together with other calls."""
+    """Peak of the graph's allocations [B]: at most the budget, unless the plan is for a call with
+    concurrent calls."""
     keep_all_bytes: int
     """Peak with every activation kept [B]."""
     status: str
@@ -249,7 +249,7 @@ class FirstCall:
     is_sharded: bool = False
     """Whether FSDP2 shards parameters of the function."""
     show_phase: Callable[[str], None] = lambda _: None
-    """Called with the description of each phase of planning at its beginning."""
+    """Called with a description when another part of planning begins."""
     has_concurrent_calls: bool = False
     """Whether other calls are expected between the forward and backward pass of this one."""
     graph_plan: GraphPlan | None = None

@@ -58,7 +58,7 @@ VERSION: Final = 1
 AUTO: Final = "auto"
 """Value of ``outside=``: the memory between both passes is measured in the first step."""
 SHOW_AFTER_S: Final = 2.0
-"""Time after which a terminal shows the current phase of planning [s]."""
+"""Time after which a terminal shows the progress of planning [s]."""
 
 _LOG: Final = logging.getLogger(__name__)
 _LOSS_REMEDY: Final = (
@@ -353,7 +353,7 @@ class GraphPlanner:
     ) -> GraphPlan:
         """Return the plan of a graph, and set `_frontier`, which counts no outside memory.
 
-        If calls wait together, the plan is the frontier's `tight_plan`, whose peak may exceed the
+        With concurrent calls, the plan is the frontier's `tight_plan`, whose peak may exceed the
         budget.
         """
         self._frontier = None

@@ -37,8 +37,11 @@ _MAX_CHOICES: Final = 4
 plans of a first step."""
 
 
-class Event(NamedTuple):
-    """A pass of a step, or the interval before a backward pass that follows no backward pass."""
+class Moment(NamedTuple):
+    """A moment at which the RAM of a step counts.
+
+    A pass, or the interval before a backward pass that follows no backward pass.
+    """
 
     frontier: Frontier | None
     """The plans of the graph; None for an interval, or for a graph with one plan."""
@@ -72,48 +75,48 @@ class StepPlan:
         )
 
 
-def make_step_key(events: Sequence[Event]) -> Hashable:
+def make_step_key(moments: Sequence[Moment]) -> Hashable:
     """Return a key of the passes of a step, without sizes; steps with equal keys share a choice."""
     return tuple(
-        (id(event.frontier), event.number, event.is_backward, event.waiting_numbers)
-        for event in events
+        (id(moment.frontier), moment.number, moment.is_backward, moment.waiting_numbers)
+        for moment in moments
     )
 
 
 def gather_max_fixed_bytes(
-    events: Sequence[Event], key: str, gather: Callable[[str, Any], list[Any]]
-) -> list[Event]:
-    """Return `events`, each with the maximum of its `fixed_bytes` over all processes."""
-    sizes = zip(*gather(key, [event.fixed_bytes for event in events]), strict=True)
+    moments: Sequence[Moment], key: str, gather: Callable[[str, Any], list[Any]]
+) -> list[Moment]:
+    """Return `moments`, each with the maximum of its `fixed_bytes` over all processes."""
+    sizes = zip(*gather(key, [moment.fixed_bytes for moment in moments]), strict=True)
     return [
-        event._replace(fixed_bytes=max(event_sizes))
-        for event, event_sizes in zip(events, sizes, strict=True)
+        moment._replace(fixed_bytes=max(moment_sizes))
+        for moment, moment_sizes in zip(moments, sizes, strict=True)
     ]
 
 
-def find_frontiers(events: Sequence[Event]) -> list[Frontier]:
+def find_frontiers(moments: Sequence[Moment]) -> list[Frontier]:
     """Return the frontier of each call with a choice of plans, by ascending number of the call."""
     frontier_of = {
-        event.number: event.frontier
-        for event in events
-        if event.number >= 0 and event.frontier is not None
+        moment.number: moment.frontier
+        for moment in moments
+        if moment.number >= 0 and moment.frontier is not None
     }
     return [frontier_of[number] for number in sorted(frontier_of)]
 
 
-def peak_bytes(events: Sequence[Event], plans: Sequence[GraphPlan]) -> int:
-    """Return the peak RAM of a step, with fixed bytes [B]; `plans` are by `Event.number`."""
+def peak_bytes(moments: Sequence[Moment], plans: Sequence[GraphPlan]) -> int:
+    """Return the peak RAM of a step, with fixed bytes [B]; `plans` are by `Moment.number`."""
     peaks = [graph_plan.peaks for graph_plan in plans]
     return max(
-        event.fixed_bytes
-        + sum(peaks[number].saved_bytes for number in event.waiting_numbers)
-        + (0 if event.number < 0 else _pass_bytes(peaks[event.number], event))
-        for event in events
+        moment.fixed_bytes
+        + sum(peaks[number].saved_bytes for number in moment.waiting_numbers)
+        + (0 if moment.number < 0 else _pass_bytes(peaks[moment.number], moment))
+        for moment in moments
     )
 
 
 def choose_plans(
-    events: Sequence[Event], candidates: Sequence[Sequence[GraphPlan]], budget_bytes: int
+    moments: Sequence[Moment], candidates: Sequence[Sequence[GraphPlan]], budget_bytes: int
 ) -> list[GraphPlan] | None:
     """Return one plan for each call, with the shortest total time within a budget, or None.
 
@@ -129,23 +132,23 @@ def choose_plans(
     times = np.array([graph_plan.time_s for call_plans in candidates for graph_plan in call_plans])
     scale_bytes = max(1, budget_bytes)
     # One column per call and plan; one row per pass, then one per call.
-    rows = lil_array((len(events) + n_calls, n_columns))
+    rows = lil_array((len(moments) + n_calls, n_columns))
     upper_bounds, lower_bounds = (
-        np.ones(len(events) + n_calls),
-        np.full(len(events) + n_calls, -np.inf),
+        np.ones(len(moments) + n_calls),
+        np.full(len(moments) + n_calls, -np.inf),
     )
-    for row, event in enumerate(events):
-        for number in event.waiting_numbers:
+    for row, moment in enumerate(moments):
+        for number in moment.waiting_numbers:
             for column, graph_plan in enumerate(candidates[number], first_columns[number]):
                 rows[row, column] += graph_plan.peaks.saved_bytes / scale_bytes
-        if event.number >= 0:
+        if moment.number >= 0:
             for column, graph_plan in enumerate(
-                candidates[event.number], first_columns[event.number]
+                candidates[moment.number], first_columns[moment.number]
             ):
-                rows[row, column] += _pass_bytes(graph_plan.peaks, event) / scale_bytes
-        upper_bounds[row] = (budget_bytes - event.fixed_bytes) / scale_bytes
+                rows[row, column] += _pass_bytes(graph_plan.peaks, moment) / scale_bytes
+        upper_bounds[row] = (budget_bytes - moment.fixed_bytes) / scale_bytes
     for number in range(n_calls):
-        row = len(events) + number
+        row = len(moments) + number
         rows[row, first_columns[number] : first_columns[number + 1]] = 1
         lower_bounds[row] = 1
     solution = milp(
@@ -161,7 +164,7 @@ def choose_plans(
         call_plans[int(np.argmax(solution.x[first_column : first_column + len(call_plans)]))]
         for call_plans, first_column in zip(candidates, first_columns, strict=False)
     ]
-    return plans if peak_bytes(events, plans) <= budget_bytes else None
+    return plans if peak_bytes(moments, plans) <= budget_bytes else None
 
 
 class StepPlanner:
@@ -185,7 +188,7 @@ class StepPlanner:
 
     def choose_step_plan(
         self,
-        events: Sequence[Event],
+        moments: Sequence[Moment],
         share: Callable[[str, Callable[[], Any]], Any],
         gather: Callable[[str, Any], list[Any]],
     ) -> StepPlan | None:
@@ -194,13 +197,13 @@ class StepPlanner:
         None if no choice was found, and for further steps after `_MAX_CHOICES` different ones.
         Choices are cached by `make_step_key`; `share` and `gather` are those of `FirstCall`.
         """
-        key = make_step_key(events)
+        key = make_step_key(moments)
         if key not in self._choices and len(self._choices) < _MAX_CHOICES:
             gather_key = str(
-                [(event.number, event.is_backward, event.waiting_numbers) for event in events]
+                [(moment.number, moment.is_backward, moment.waiting_numbers) for moment in moments]
             )
-            common_events = gather_max_fixed_bytes(events, gather_key, gather)
-            self._choices[key] = self._choose(common_events, share)
+            common_moments = gather_max_fixed_bytes(moments, gather_key, gather)
+            self._choices[key] = self._choose(common_moments, share)
         self.step_plan = self._choices.get(key)
         return self.step_plan
 
@@ -213,11 +216,11 @@ class StepPlanner:
         return graph_plan if frontier.contains(graph_plan) else None
 
     def _choose(
-        self, events: Sequence[Event], share: Callable[[str, Callable[[], Any]], Any]
+        self, moments: Sequence[Moment], share: Callable[[str, Callable[[], Any]], Any]
     ) -> StepPlan | None:
         """Choose and log a plan for each call of a step; the first choice sets `budget_bytes`."""
-        frontiers = find_frontiers(events)
-        keep_all_bytes = peak_bytes(events, [frontier.keep_all_plan for frontier in frontiers])
+        frontiers = find_frontiers(moments)
+        keep_all_bytes = peak_bytes(moments, [frontier.keep_all_plan for frontier in frontiers])
         if self.budget_bytes is None:
             self.budget_bytes = int((self.keep_all_fraction or 1.0) * keep_all_bytes)
         until_s = monotonic() + frontiers[0].graph_problem.settings.time_limit
@@ -231,7 +234,7 @@ class StepPlanner:
 
         def choose_indices() -> list[int] | None:
             """Return indices in `plans_by_call` of the plans of `choose_plans`, or None."""
-            plans = choose_plans(events, plans_by_call, budget_bytes)
+            plans = choose_plans(moments, plans_by_call, budget_bytes)
             if plans is None:
                 return None
             return [
@@ -245,7 +248,7 @@ class StepPlanner:
         plans = [call_plans[i] for i, call_plans in zip(plan_indices, plans_by_call, strict=True)]
         choice = StepPlan(
             plans=tuple(plans),
-            peak_bytes=peak_bytes(events, plans),
+            peak_bytes=peak_bytes(moments, plans),
             budget_bytes=self.budget_bytes,
             keep_all_bytes=keep_all_bytes,
         )
@@ -253,6 +256,6 @@ class StepPlanner:
         return choice
 
 
-def _pass_bytes(peaks: PassPeaks, event: Event) -> int:
-    """Return the peak of the pass of an event, given the peaks of a plan [B]."""
-    return peaks.backward_bytes if event.is_backward else peaks.forward_bytes
+def _pass_bytes(peaks: PassPeaks, moment: Moment) -> int:
+    """Return the peak of the pass of an moment, given the peaks of a plan [B]."""
+    return peaks.backward_bytes if moment.is_backward else peaks.forward_bytes

@@ -1,1 +1,1 @@
-"""What plans of all doors share: budgets, reserves, cached solves, records, messages."""
+"""Budgets, reserves, cached solves and messages of all plans of PyTorch."""

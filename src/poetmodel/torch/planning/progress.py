@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def show_phases(*, after_s: float = 0.0) -> Iterator[Callable[[str], None]]:
-    """Context manager that yields a function to show the current phase in a terminal's stderr."""
+    """Context manager that yields a function to show a text in a terminal's stderr."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -39,7 +39,7 @@ def show_phases(*, after_s: float = 0.0) -> Iterator[Callable[[str], None]]:
 def solve_progress_callback(
     show_phase: Callable[[str], None], time_limit_s: float
 ) -> Callable[[SolveProgress], None]:
-    """Return a progress callback for `solve` that shows gap and limit as the current phase."""
+    """Return a progress callback for `solve` that shows gap and limit."""
     limit_text = f"at most {time_limit_s:g} s"
     show_phase(f"solving, {limit_text}")
 

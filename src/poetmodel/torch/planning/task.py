@@ -55,10 +55,10 @@ class LeastRam(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RamTask:
-    """A problem whose RAM is a budget without its reserves, for all doors to PyTorch."""
+    """A problem whose RAM is a budget without its reserves, as every way into PyTorch states it."""
 
     name: str
-    """What must fit, for messages."""
+    """Name of the step or graph, for messages."""
     problem: Problem
     """Its RAM is `usable_bytes`, or 1 B if the reserves take the whole budget."""
     budget_bytes: int
@@ -94,7 +94,7 @@ class RamTask:
 
     def make_error(self, least: LeastRam, *, is_proved: bool = True) -> BudgetError:
         """Return the error of a budget that is too small, with the least that suffices if known."""
-        size_text = format_bytes(self.budget_bytes) + self._format_share(self.budget_bytes)
+        size_text = format_bytes(self.budget_bytes) + self._format_percentage(self.budget_bytes)
         hint = ""
         if is_proved:
             message = f"ram: {size_text} is too little for {self.name}"
@@ -105,7 +105,7 @@ class RamTask:
             hint = "; a longer time_limit may find it"
         sufficient_bytes, needed_bytes = least
         if sufficient_bytes is not None:
-            ram_text = f"ram={sufficient_bytes}{self._format_share(sufficient_bytes)}"
+            ram_text = f"ram={sufficient_bytes}{self._format_percentage(sufficient_bytes)}"
             if needed_bytes >= sufficient_bytes:
                 message += f": the minimum is {ram_text}"
             else:
@@ -116,7 +116,7 @@ class RamTask:
             sentences.append(f"{self.reserves.bytes:,} B of it are reserved: {self.reserves}")
         return BudgetError("; ".join((*sentences, *self.notes)))
 
-    def _format_share(self, size_bytes: int) -> str:
+    def _format_percentage(self, size_bytes: int) -> str:
         """Return a size as a percentage of `keep_all_bytes`, rounded up, in parentheses."""
         if not self.keep_all_bytes:
             return ""
