@@ -271,10 +271,8 @@ class StagedExecution(Execution):
                 if i in page_ins:
                     self.evict_until_fits(self.sizes[i], k)
                     self.page_in(i)
-            if page_ins:
-                self._used_tensors.update(
-                    graph.outputs_of[k]
-                )  # a schedule keeps these outputs up to this step
+            if page_ins:  # A schedule keeps these outputs up to this step.
+                self._used_tensors.update(graph.outputs_of[k])
             if k in computations:
                 self._evict_for_step(k)
                 self.compute(k)

@@ -194,7 +194,7 @@ class LargeNeighbourhoodSearch:
         return is_best
 
     def iterate(self) -> bool:
-        """Destroy some restorations of a trajectory, repair it, and accept or undo the result."""
+        """Destroy and repair a part of a trajectory; accept or undo it; return if it is best."""
         trajectory = self._select_trajectory()
         has_destroyed = self._destroy_restorations(trajectory.partial)
         is_best = self._accept_or_undo(
@@ -216,7 +216,10 @@ class LargeNeighbourhoodSearch:
         return trajectory
 
     def _destroy_restorations(self, partial: PartialSchedule) -> bool:
-        """Remove random restorations close to each other, and those that serve only them."""
+        """Remove random restorations close to each other, with those that serve only them.
+
+        Returns whether there were any.
+        """
         restorations = partial.restorations()
         if not restorations:
             return False

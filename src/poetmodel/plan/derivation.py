@@ -42,9 +42,8 @@ def add_waits_and_frees(
     ]
     freed_after = last_uses_by_position(homes, given_instructions)
     program: list[Instruction] = []
-    pending_transfers: dict[
-        int, Op
-    ] = {}  # Transfers without a wait, by tensor, in the order of their starts.
+    # Transfers without a wait, by tensor, in the order of their starts.
+    pending_transfers: dict[int, Op] = {}
 
     def insert_wait(i: int, position: int) -> None:
         """Insert a wait for tensor `i` at a position of the program, if a transfer is pending."""

@@ -87,10 +87,10 @@ class Plan:
     def to_dict(self, check: PlanCheck | None = None, arena: Arena | None = None) -> dict[str, Any]:
         """Return the content of a plan file.
 
-        With `check`, the result of `check_plan`, the content includes metrics and, if it had costs,
-        their digest; with `arena`, the
-        arena's sizes and offsets. ``graph``, ``nodes`` and ``tensors`` are None without `identity`.
-        ``resident``, ``memory_mapped`` and ``commit`` are absent if they are None or False.
+        With `check`, the result of `check_plan`, the content includes metrics and, if the check had
+        costs, their digest; with `arena`, the arena's sizes and offsets. ``graph``, ``nodes`` and
+        ``tensors`` are None without `identity`. ``resident``, ``memory_mapped`` and ``commit`` are
+        absent if they are None or False.
         """
         identity = self.identity
         document: dict[str, Any] = {

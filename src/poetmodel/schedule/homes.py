@@ -166,20 +166,20 @@ class Homes:
         """Return `program`; page-ins of state replace the ``compute`` of nodes in `first_reads`."""
         reads = self.first_reads
         return tuple(
-            Instruction(Op.PAGE_IN, reads[step.index])
-            if step.op == Op.COMPUTE and step.index in reads
-            else step
-            for step in program
+            Instruction(Op.PAGE_IN, reads[instruction.index])
+            if instruction.op == Op.COMPUTE and instruction.index in reads
+            else instruction
+            for instruction in program
         )
 
-    def collapse_first_reads(self, steps: Iterable[Instruction]) -> Program:
-        """Return the program of `steps`: the inverse of `expand_first_reads`."""
+    def collapse_first_reads(self, instructions: Iterable[Instruction]) -> Program:
+        """Return the program of `instructions`: the inverse of `expand_first_reads`."""
         unread_state = {i: k for k, i in self.first_reads.items()}
         return tuple(
-            Instruction(Op.COMPUTE, unread_state.pop(step.index))
-            if step.op == Op.PAGE_IN and step.index in unread_state
-            else step
-            for step in steps
+            Instruction(Op.COMPUTE, unread_state.pop(instruction.index))
+            if instruction.op == Op.PAGE_IN and instruction.index in unread_state
+            else instruction
+            for instruction in instructions
         )
 
     def missing_write_backs(self, access: StateAccess) -> list[int]:
