@@ -79,7 +79,7 @@ def pofo(problem: Problem, rule: str = "") -> Schedule:
     the steps once and decides both passes simultaneously: the backward pass is the same kind of
     process with time reversed, in which a page-in corresponds to a page-out.
 
-    The `rule` sets the costs. Without one, the best schedule of three is returned: of the published
+    The `rule` sets the costs. By default the best schedule of three is returned: of the published
     rule, of the rule for the minimized quantity (energy unless time is minimized), and of `rotor`,
     which offloads no step. Homes of state are those of `schedule_with_best_homes`.
 

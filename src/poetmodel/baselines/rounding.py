@@ -70,14 +70,14 @@ def checkmate_rounding(problem: Problem, rule: str = "", *, seed: int = 0) -> Sc
 
     Equal seeds produce equal schedules, unless a time limit stops the method.
 
-    As in section 5 of the paper, the first phase solves the linear relaxation of
+    As in section 5 of the paper, the first part solves the linear relaxation of
     `poetmodel.baselines.running.checkmate` within the budget less an allowance, and rounds its
-    checkpoints: the fraction of each tensor that is in RAM when a stage begins. The second phase
+    checkpoints: the fraction of each tensor that is in RAM when a stage begins. The second part
     adds the fewest computations with which the rounded checkpoints can be executed: a stage
     computes the next stage's checkpoints that are not its own, and all missing inputs, recursively.
     Rounding ignores the budget; the best schedule within the budget is returned.
 
-    The `rule` selects the rounding. Without one, all rules are tried.
+    The `rule` selects the rounding. By default all rules are tried.
 
     - ``published``: deterministic, up from a threshold of 0.5, with an allowance of 10 %.
     - ``deterministic``: nine thresholds from 0.1 to 0.9, the same for all checkpoints, as in the
