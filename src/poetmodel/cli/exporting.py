@@ -269,14 +269,10 @@ def export(
             device=None if parsed is None else parsed.device,
         )
     if request.target == ExportTarget.STEP:
-        from poetmodel.lowered.codes import fuse_byte_quantization
         from poetmodel.lowered.io import save_step
         from poetmodel.lowered.tables import with_byte_inputs
 
-        save_step(
-            fuse_byte_quantization(with_byte_inputs(step, export_keywords["byte_inputs"])),
-            request.out,
-        )
+        save_step(with_byte_inputs(step, export_keywords["byte_inputs"]), request.out)
         print_written(request.out)
         return
     from poetmodel.export.exporting import export_with

@@ -19,7 +19,6 @@ from poetmodel.export.replay import create_replay, order_outputs
 from poetmodel.export.reserves import reserved_bytes
 from poetmodel.export.storage import Program, StorageLayout
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
-from poetmodel.lowered.codes import fuse_byte_quantization
 from poetmodel.lowered.identity import step_identity
 from poetmodel.lowered.step import with_stored_state
 from poetmodel.lowered.tables import with_byte_inputs
@@ -162,7 +161,7 @@ def _prepare(step: LoweredStep, options: ExportOptions) -> LoweredStep:
         evaluation=step.evaluation if options.evaluate else None,
     )
     check_values(step)
-    return fuse_byte_quantization(with_byte_inputs(step, options.byte_inputs))
+    return with_byte_inputs(step, options.byte_inputs)
 
 
 class Trial:

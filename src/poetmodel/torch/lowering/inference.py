@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from poetmodel.graph import Phase
 from poetmodel.lowered.calls import Call, DataType, NamedTensor, Ref
-from poetmodel.lowered.codes import fuse_byte_quantization
+from poetmodel.lowered.tables import fuse_byte_quantization
 from poetmodel.torch.capturing.inputs import copy_inputs, flatten
 from poetmodel.torch.capturing.joint import capture
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint, OutputKind, location_suffix

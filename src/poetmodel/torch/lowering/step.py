@@ -14,10 +14,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from poetmodel.errors import InputError, quote
 from poetmodel.graph import Graph, Node, Phase, Tensor
 from poetmodel.lowered.calls import Buffer, DataType, NamedTensor
-from poetmodel.lowered.codes import fuse_byte_quantization
 from poetmodel.lowered.fusing import fuse_updates
 from poetmodel.lowered.masks import mask_activations
 from poetmodel.lowered.step import LoweredStep
+from poetmodel.lowered.tables import fuse_byte_quantization
 from poetmodel.lowered.unrolled import unroll_weight_gradients
 from poetmodel.lowered.values import require_all_finite
 from poetmodel.torch.capturing.inputs import copy_inputs, empty_input_errors, refuse
