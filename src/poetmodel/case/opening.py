@@ -334,7 +334,7 @@ class CheckedPlanFile:
     """None if they are unknown."""
     check: PlanCheck
     violations: tuple[str, ...]
-    """Of rules, limits, addresses, and false statements."""
+    """Violations of rules, limits and addresses, and false statements."""
     notes: tuple[str, ...]
 
     @property
@@ -411,7 +411,7 @@ def _read_plan(content: bytes, case: Case, *, file: str) -> tuple[PlanDocument, 
 
 
 def _plan_problem(graph: Graph, costs: Costs | None, case: Case, limits: Limits) -> Problem:
-    """Return the problem of a plan, of unlimited RAM without ``--ram``; 0 for unknown costs."""
+    """Return the problem of a plan: RAM is unlimited without ``--ram``, unknown costs are 0."""
     unsupported_options = [name for name in case.limit_options if name not in _PLAN_LIMITS]
     if unsupported_options:
         raise InputError(
@@ -428,10 +428,10 @@ def _plan_problem(graph: Graph, costs: Costs | None, case: Case, limits: Limits)
 
 
 def find_graph(case: Case, identity: GraphIdentity | None, *, file: str) -> tuple[Graph, Case]:
-    """Return the graph of a case, else the built-in one that a file names; and the case of it.
+    """Return the graph of a case, else the built-in one that a file names, and the graph's case.
 
-    Without sizes and state in the case, the variant of the network is found by its hash. A graph of
-    the name, but not of the hash, is refused; one of another name is not compared.
+    Without sizes and state in the case, the variant of the network is found by its hash. A graph
+    with the name in the file, but another hash, is refused; one of another name is not compared.
     """
     name = case.source
     if name is None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from poetmodel.lowered.loops import Loops
 
 Work: TypeAlias = Callable[[Counter[str], Mapping[str, Any]], None]
-"""A counter: adds the units of the arguments of a call, by parameter, to the counts."""
+"""Counter of units: adds those of a call to the counts; receives its arguments by parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +27,12 @@ class Row:
     work: Work
     """Counter of the repeated units of a call."""
     index: str | None = None
-    """The parameter that points to indices, such as labels; None for kernels without."""
+    """The parameter that points to indices, such as labels; None for kernels without indices."""
     fuses: tuple[str, str] | None = None
-    """The kernel of a gradient and the kernel of an update by it that a call replaces; else None.
+    """The kernels of a gradient and of the update by it, both of which a call replaces; else None.
 
-    The parameters have the names of theirs; ``w_row`` is ``out_row``, and ``x_step`` the stride of
-    the input from one sample to the next."""
+    Its parameters have the names of theirs, except ``w_row`` for ``out_row``, and ``x_step``, the
+    stride of the input from one sample to the next."""
 
 
 _ELEMENTWISE: Final = """

@@ -62,7 +62,7 @@ class ProductForm(Form):
     is_valid: Callable[[_Values], bool] = lambda _values: True
     """Whether the form holds for the numbers of a call."""
     derive: Callable[[_Values, Loops], Mapping[str, int]] = lambda _values, _loops: {}
-    """Further numbers of the written call, from the numbers that are solved and the others."""
+    """Further numbers of the written call, from the solved numbers and those of the call."""
     is_merged: bool = False
     """Whether several loops can be written if they are one over contiguous elements."""
 
@@ -133,7 +133,10 @@ def _evaluate(term: Term, values: _Values) -> int:
 def _solve(
     term: Term, number: int, values: _Values, free: frozenset[str], found: dict[str, int]
 ) -> bool:
-    """Add the free name of a term whose value is `number`; return whether that is possible."""
+    """Solve a term with value `number` for its free name; return whether that is possible.
+
+    The solution is added to `found`, unless the term has no free name that is not found.
+    """
     if isinstance(term, int):
         return term == number
     top, _, bottom = term.partition("/")
@@ -343,7 +346,10 @@ def make_convolution_form(
 
 
 def make_depthwise_form(*tensors: str, out_step: str = "out_step") -> ProductForm:
-    """Return the loops of a depthwise convolution, or of its gradient; see `tensors` above."""
+    """Return the loops of a depthwise convolution, or of its gradient.
+
+    `tensors` as for `make_convolution_form`.
+    """
     x, y, w = tensors
     strides: dict[str, tuple[Term, ...]] = {
         x: ("count*shape.plane", "shape.plane", 0, 0, 0),
@@ -404,7 +410,7 @@ def _with_groups(values: _Values, loops: Loops) -> dict[str, int]:
 
 
 def _with_taps(values: _Values, _loops: Loops) -> dict[str, int]:
-    """Return the same, by the solved distance; 0, which is dense, without weights."""
+    """Return the values of `_with_groups`, for a solved distance; dense without weights."""
     count = values["count"]
     tap_step = values.get("tap_step", count)
     return {"shape.groups": count, "shape.filter": 0 if tap_step == count else tap_step}

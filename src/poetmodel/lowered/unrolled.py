@@ -122,7 +122,7 @@ class _DividedCall:
 
 
 def _read_loops(call: Call) -> Loops | None:
-    """Return the loops of a call; None if it has a condition, or its kernel not any strides."""
+    """Return the loops of a call; None with a condition, or if its kernel restricts strides."""
     form = find_form(call)
     can_read = form is not None and form.is_general and call.condition is None
     return form.read(call) if form is not None and can_read else None
