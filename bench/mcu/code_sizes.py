@@ -65,7 +65,7 @@ DIGITS: Final = 4
 """Significant digits of fitted numbers in the table."""
 
 _SECTION: Final = re.compile(
-    r"^ (\.(?:text|rodata|ARM|data)\S*)\s+0x0*([0-9a-f]+)\s+0x([0-9a-f]+) (\S.*)$", re.MULTILINE
+    r"^ (\.(?:text|rodata|data|ARM\.ex)\S*)\s+0x0*([0-9a-f]+)\s+0x([0-9a-f]+) (\S.*)$", re.MULTILINE
 )
 _MEMBER: Final = re.compile(r"\((\S+)\)$")
 

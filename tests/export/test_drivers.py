@@ -10,7 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kit.digits import library
+from kit.digits import STEP, library
+from kit.programs import require_programs, run_command
+from poetmodel.export.exporting import export_step
+from poetmodel.lowered.io import load_step
 
 NO_SUCH_SLOT = 4
 SIZES = (4, 20, 4)
@@ -61,6 +64,60 @@ def test_storage_that_is_too_small_says_so(tmp_path):
     assert small.pm_page_out(0, data, 4) == 0
     assert small.pm_page_out(1, data, 20) == 2
     assert small.pm_page_in(1, data, 20) == 2
+
+
+LOST_STORAGE = """
+#include <stdio.h>
+#include <string.h>
+#include "pm_pages.h"
+
+static _Alignas(16) unsigned char memory[PM_STORED_BYTES];
+static int is_lost;
+
+int pm_storage_read(uint32_t address, void *to, uint32_t bytes)
+{
+    return memcpy(to, memory + address, bytes) ? PM_OK : PM_ERROR_PAGE;
+}
+
+int pm_storage_write(uint32_t address, const void *from, uint32_t bytes)
+{
+    return memcpy(memory + address, from, bytes) ? PM_OK : PM_ERROR_PAGE;
+}
+
+const void *pm_storage_address(uint32_t address)
+{
+    return is_lost ? 0 : memory + address;
+}
+
+int main(void)
+{
+    static pm_real batch[PM_INPUT_BYTES / sizeof(pm_real)], loss;
+    const void *inputs[PM_INPUTS];
+    for (int k = 0; k < PM_INPUTS; k++) inputs[k] = batch;
+    const int begun = pm_init(), trained = pm_step(inputs, (pm_real)0.1, &loss);
+    is_lost = 1;
+    const int lost = pm_step(inputs, (pm_real)0.1, &loss);
+    is_lost = 0;
+    printf("%d %d %d %d", begun, trained, lost, pm_step(inputs, (pm_real)0.1, &loss));
+    return 0;
+}
+"""
+"""A driver of memory-mapped storage without an address in the second of three steps."""
+
+
+def test_a_step_ends_with_an_error_where_storage_has_no_address(tmp_path):
+    """It reads no null pointer, and leaves the state as it was."""
+    require_programs("cc")
+    options = {"device": "nano33ble", "commit": True, "ram": "90%"}
+    made = export_step(load_step(STEP), tmp_path, gap=0.5, **options)
+    assert made.plan.memory_mapped
+    assert made.resident_names < {node.name for node in made.step.graph.nodes if node.is_state}
+    (tmp_path / "lost.c").write_text(LOST_STORAGE)
+    sources = (*sorted(tmp_path.glob("src/*.c")), "lost.c")
+    run_command(
+        ["cc", "-O1", "-Iinclude", "-Iport", "-Isrc", *sources, "-lm", "-o", "lost"], tmp_path
+    )
+    assert run_command(["./lost"], tmp_path).split() == ["0", "0", "2", "0"]
 
 
 # -- the model of a flash chip keeps the rules of real ones; the driver knows them -----------------

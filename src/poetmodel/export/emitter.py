@@ -151,6 +151,8 @@ class ProgramSource:
         stack is too small for an update.
         """
         tensors = {tensor.name for tensor in self.graph.tensors}
+        if self._mapped_state:
+            yield self._try_call("pm_check_addresses()")
         yield from self._index_check_lines()
         yield from self._number_check_lines()
         if self._replay is not None:

@@ -389,8 +389,7 @@ int pm_page_read(uint32_t slot, uint32_t offset, void *to, uint32_t bytes)
 const void *pm_page_address(uint32_t slot)
 {
     uint32_t address;
-    (void)pm_find(slot, 0, 0, &address);
-    return pm_storage_address(address);
+    return pm_find(slot, 0, 0, &address) ? 0 : pm_storage_address(address);
 }
 #endif
 

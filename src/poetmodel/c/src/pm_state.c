@@ -137,6 +137,16 @@ static int change(const change_t *what, const pm_buffer_t *buffer, uint32_t firs
 }
 
 #if PM_SLOTS && PM_MAPPED
+int pm_check_addresses(void)
+{
+    for (uint32_t k = 0; k < PM_BUFFERS; k++) {
+        if (pm_buffers[k].home == PM_MAPPED_STORAGE && !pm_page_address(old_slot(&pm_buffers[k]))) {
+            return PM_ERROR_PAGE;
+        }
+    }
+    return PM_OK;
+}
+
 /* Writes first values, or changed elements, of a buffer on memory-mapped storage, in pieces; with changed elements, all
    elements if each commit writes the buffer. */
 static int write_mapped(const pm_buffer_t *buffer, const change_t *what)

@@ -108,6 +108,9 @@ int pm_replay_take(uint32_t from, uint32_t to, const uint32_t ranges[2][2]);
 
 extern pm_progress_t pm_progress;
 
+/* Returns PM_ERROR_PAGE unless memory-mapped storage has an address for all state there: calls read it unchecked. */
+int pm_check_addresses(void);
+
 /* Generated: executes at most `nodes` nodes from pm_progress.slice on; returns PM_MORE, or the result of the step. */
 int pm_run_nodes(uint32_t nodes);
 
