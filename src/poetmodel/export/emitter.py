@@ -17,7 +17,7 @@ from poetmodel.lowered.calls import (
     Ref,
     ScaledLearningRate,
 )
-from poetmodel.lowered.catalogue import CATALOGUE
+from poetmodel.lowered.catalogue import moving_parameters
 from poetmodel.lowered.kernels import find_kernel
 from poetmodel.lowered.loops import table_columns
 from poetmodel.lowered.ranges import (
@@ -501,8 +501,7 @@ class ProgramSource:
         """Yield a loop that updates memory-mapped state in chunks on the stack.
 
         The driver writes the chunks of `targets`, which are marked as written. Other mapped state,
-        and state in RAM in `preserved_names`, changes in copies only. The first arguments of update
-        kernels are pointers, which advance unless the buffer has one element; the count follows.
+        and state in RAM in `preserved_names`, changes in copies only.
         """
         buffers = self.step.buffers
         refs = {
@@ -554,40 +553,20 @@ class ProgramSource:
 
     def _call_on_chunk(self, call: Call, n_elements: int, chunks: Mapping[str, str]) -> str:
         """Return the C of an update call for one chunk: ``n`` elements from ``first`` on."""
-        expressions: list[str] = []
-        if "first" in call:  # of int8 weights
-            for name, argument in call.named_arguments.items():
-                expressions.append(self._int8_argument(call.kernel, name, argument, chunks))
-            return f"{call.kernel}({', '.join(expressions)});"
-        for name, argument in call.named_arguments.items():
-            if not isinstance(argument, Ref):
-                is_element_count = name == "n" and argument == n_elements
-                expressions.append("n" if is_element_count else self._argument(argument))
-            elif argument.buffer == WORKSPACE:  # the summed or clipped gradient
-                expressions.append(f"(const pm_real *){self._pointer(argument)} + first")
-            elif argument.buffer in chunks:
-                expressions.append(chunks[argument.buffer])
-            else:
-                is_scalar = self.step.buffers[argument.buffer].elements == 1
-                expressions.append(self._pointer(argument) + ("" if is_scalar else " + first"))
-        return f"{call.kernel}({', '.join(expressions)});"
-
-    def _int8_argument(
-        self, kernel: str, name: str, argument: Argument, chunks: Mapping[str, str]
-    ) -> str:
-        """Return the C of the argument `name` of an int8 update call for one chunk."""
-        if name in ("first", "count"):
-            return "first" if name == "first" else "n"
-        if not isinstance(argument, Ref):
-            return self._argument(argument)
-        is_advanced = name in ("w", "residual") or (
-            name == "gradient" and CATALOGUE[kernel].fuses is None
-        )
-        if not is_advanced:
-            return self._argument(argument)
-        if argument.buffer == WORKSPACE:
-            return f"(const pm_real *){self._pointer(argument)} + first"
-        return chunks.get(argument.buffer) or f"{self._pointer(argument)} + first"
+        texts = {name: self._argument(argument) for name, argument in call.named_arguments.items()}
+        if "first" in call:
+            texts |= {"first": "first", "count": "n"}
+        elif call["n"] == n_elements:
+            texts["n"] = "n"
+        moving = moving_parameters(call.kernel)
+        for name, ref in call.pointers.items():
+            if ref.buffer in chunks:
+                texts[name] = chunks[ref.buffer]
+            elif ref.buffer == WORKSPACE and name in moving:  # the summed or clipped gradient
+                texts[name] = f"(const pm_real *){texts[name]} + first"
+            elif name in moving and self.step.buffers[ref.buffer].elements > 1:
+                texts[name] += " + first"
+        return f"{call.kernel}({', '.join(texts.values())});"
 
     def _row_update_lines(self, call: Call) -> Iterator[str]:
         """Yield the update of a mapped matrix by a gradient kernel; mark it as written."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from poetmodel.lowered import forms, work
+from poetmodel.lowered.kernels import find_kernel
 
 if TYPE_CHECKING:
     from poetmodel.lowered.calls import Call
@@ -235,3 +236,16 @@ def write_loops(loops: Loops) -> Call | None:
     """Return the call that executes loops; None if the kernel cannot."""
     form = find_form(loops.call)
     return None if form is None else form.write(loops)
+
+
+def moving_parameters(kernel: str) -> frozenset[str]:
+    """Return the pointers of an update kernel that move from one element of the state to the next.
+
+    Those of a gradient kernel that also updates are the pointers of its update; its gradient is
+    read as a whole.
+    """
+    gradient, update = CATALOGUE[kernel].fuses or (None, kernel)
+    form = CATALOGUE[update].form
+    read_whole = find_kernel(gradient).index_of.keys() if gradient else ()
+    strides = form.strides if isinstance(form, forms.ProductForm) else {}
+    return frozenset(name for name in strides.keys() - read_whole if strides[name][-1] != 0)
