@@ -23,7 +23,7 @@ from poetmodel.export.flash import (
     load_code_sizes,
     table_bytes,
 )
-from poetmodel.export.folder import summarize
+from poetmodel.export.manifest import summarize
 from poetmodel.lowered.io import load_step
 from poetmodel.lowered.kernels import kernel_names
 

@@ -13,7 +13,8 @@ from kit.rotation import mark_seeds_except, parametrize_parts
 from poetmodel.device.generation import GenerationLayout
 from poetmodel.errors import InputError
 from poetmodel.export.exporting import export_step
-from poetmodel.export.migration import describe_samples, match_samples
+from poetmodel.export.manifest import describe_samples
+from poetmodel.export.migration import match_samples
 from poetmodel.export.replay import create_replay
 from poetmodel.lowered.io import load_step
 from poetmodel.lowered.step import LoweredNode
@@ -196,9 +197,9 @@ def test_labels_of_all_samples_are_labels_of_the_new_step(classes, is_taken):
         step = lower(model, nn.functional.cross_entropy, batch, optimizer=optimizer)
         described.append(describe_samples(step, create_replay(step, 4, GenerationLayout())))
     earlier, now = described
-    assert earlier["identity"] == now["identity"]
+    assert earlier.identity == now.identity
     assert match_samples(now, earlier) is is_taken
-    assert not match_samples(now, {**earlier, "identity": "another"})
+    assert not match_samples(now, earlier.model_copy(update={"identity": "another"}))
     assert not match_samples(None, earlier)
     assert not match_samples(now, None)
 

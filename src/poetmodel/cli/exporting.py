@@ -290,7 +290,7 @@ def export(
     print_warnings(filter(None, (ram_warning(deployment), flash_warning(deployment))))
     facts = list(_deployment_facts(deployment))
     if output.json:
-        from poetmodel.export.folder import summarize
+        from poetmodel.export.manifest import summarize
 
         print_json(summarize(deployment))
     else:
@@ -512,7 +512,7 @@ def _deployment_facts(deployment: Deployment) -> Iterator[Fact]:
         migrated, reset = deployment.migration.migrated, deployment.migration.reset
         note = f"{format_items(len(reset), 'tensor')} reset{': ' * bool(reset)}{join_names(reset)}"
         yield text_fact("migrated state", format_items(len(migrated), "tensor"), note)
-        if deployment.migration.source["samples"]:
+        if deployment.migration.source.samples:
             is_taken = deployment.migration.takes_samples
             yield text_fact("migrated samples", "all" if is_taken else "none")
     n_slots = len(deployment.slots)

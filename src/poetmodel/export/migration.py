@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from poetmodel.errors import InputError, convert_errors, join_names
-from poetmodel.export.state import load_manifest
+from poetmodel.export.manifest import MANIFEST, Generation, describe_samples, load_manifest
 from poetmodel.lowered.calls import Ref
-from poetmodel.lowered.ranges import Indices, find_input_indices
+from poetmodel.lowered.ranges import Indices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
+    from poetmodel.export.manifest import GenerationState, StoredSamples
     from poetmodel.export.replay import Replay
     from poetmodel.lowered.calls import NamedTensor
     from poetmodel.lowered.step import LoweredStep
-
-_MANIFEST: Final = "manifest.json"
-_GENERATION_KEYS: Final = (
-    "step_id", "layout_id", "instance_id", "commit_unit", "commit_block", "checksums",
-    "generations", "best", "samples", "page_bytes", "stored_bytes", "in_flash", "tensor_bytes",
-    "states",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +41,8 @@ class MigratedPiece:
 class Migration:
     """The state that a step reads from a generation of another step."""
 
-    source: Mapping[str, Any]
-    """Layout of the generations of the other step: the key ``generation`` of its manifest."""
+    source: Generation
+    """Layout of the generations of the other step."""
     pieces: tuple[MigratedPiece, ...]
     migrated: tuple[str, ...]
     """Updated state tensors with the same name, shape and type in the other step."""
@@ -59,52 +55,24 @@ class Migration:
     """Whether stored samples of the other step are samples of this step."""
 
 
-def list_state_pieces(step: LoweredStep, tensor: NamedTensor) -> Iterator[tuple[str, int, int]]:
-    """Yield (buffer, first element, number of elements) of each piece of a state tensor."""
-    remaining = tensor.elements
-    for ref in tensor.pieces:
-        count = min(remaining, step.buffers[ref.buffer].elements - ref.offset)
-        yield ref.buffer, ref.offset, count
-        remaining -= count
-
-
-def load_generation_layout(folder: str | Path) -> dict[str, Any]:
+def load_generation_layout(folder: str | Path) -> Generation:
     """Load the key ``generation`` of the manifest of an exported folder."""
     with convert_errors(InputError, "migrate_from"):
         document = load_manifest(folder)
-    with convert_errors(InputError, f"migrate_from: {Path(folder) / _MANIFEST}"):
-        source = document.get("generation")
-        if not isinstance(source, dict) or any(key not in source for key in _GENERATION_KEYS):
+    with convert_errors(InputError, f"migrate_from: {Path(folder) / MANIFEST}"):
+        try:
+            return Generation.model_validate(document.get("generation"))
+        except ValidationError:
             reason = "does not describe" if document.get("commit") else "has no commits and no"
             raise InputError(
                 f"{reason} generations on storage; name a folder that was exported with commit, by "
                 "this version: export the earlier step again, its state has the same layout"
-            )
-    return source
+            ) from None
 
 
-def describe_samples(step: LoweredStep, replay: Replay | None) -> dict[str, Any] | None:
-    """Return the identity of stored samples, with the permitted indices in them, for JSON."""
-    if replay is None:
-        return None
-    numbers = {step.inputs[k].pieces[0].buffer: k for k in replay.front.inputs}
-    found = {
-        (numbers[source.ref.buffer], source.ref.offset, source.shape, source.low, source.high,
-         source.ignored)
-        for _, source in find_input_indices(step)
-        if source.ref.buffer in numbers
-    }  # fmt: skip
-    return {
-        "identity": replay.front.identify(step),
-        "count": replay.max_samples,
-        "sample_bytes": replay.sample_bytes,
-        "indices": [[*row[:2], list(row[2]), *row[3:]] for row in sorted(found)],
-    }
-
-
-def match_samples(samples: Mapping[str, Any] | None, earlier: Mapping[str, Any] | None) -> bool:
+def match_samples(samples: StoredSamples | None, earlier: StoredSamples | None) -> bool:
     """Return whether each stored sample of an earlier step is a sample of another step."""
-    if samples is None or earlier is None or samples["identity"] != earlier["identity"]:
+    if samples is None or earlier is None or samples.identity != earlier.identity:
         return False
     rows, earlier_rows = (
         [
@@ -115,20 +83,20 @@ def match_samples(samples: Mapping[str, Any] | None, earlier: Mapping[str, Any] 
                 high=high,
                 ignored=ignored,
             )
-            for number, first, shape, low, high, ignored in described["indices"]
+            for number, first, shape, low, high, ignored in described.indices
         ]
         for described in (samples, earlier)
     )
     return all(any(known.implies(row) for known in earlier_rows) for row in rows)
 
 
-def match_state(step: LoweredStep, source: Mapping[str, Any], replay: Replay | None) -> Migration:
+def match_state(step: LoweredStep, source: Generation, replay: Replay | None) -> Migration:
     """Match the updated state of a step with that of another step by name, shape and type.
 
     `source` is the result of `load_generation_layout` for the other step. Also matches the samples
     of `replay`. Raises `InputError` if no updated state matches.
     """
-    graph, states = step.graph, source["states"]
+    graph, states = step.graph, source.states
     replaced_names = {graph.tensors[old].name for old in graph.replacement_of}
     # Only updated state is in generations; other state is in the exported code.
     updated_states = [
@@ -155,26 +123,26 @@ def match_state(step: LoweredStep, source: Mapping[str, Any], replay: Replay | N
         migrated=tuple(tensor.name for tensor in updated_states if tensor.name in names),
         reset=tuple(tensor.name for tensor in updated_states if tensor.name not in names),
         dropped=tuple(name for name in states if name not in names),
-        takes_samples=match_samples(describe_samples(step, replay), source["samples"]),
+        takes_samples=match_samples(describe_samples(step, replay), source.samples),
     )
 
 
-def _matches(tensor: NamedTensor, earlier_entry: Mapping[str, Any] | None) -> bool:
+def _matches(tensor: NamedTensor, earlier_entry: GenerationState | None) -> bool:
     return earlier_entry is not None and (list(tensor.shape), str(tensor.type)) == (
-        earlier_entry["shape"],
-        earlier_entry["dtype"],
+        earlier_entry.shape,
+        earlier_entry.dtype,
     )
 
 
 def _find_piece_copies(
-    step: LoweredStep, tensor: NamedTensor, earlier_entry: Mapping[str, Any]
+    step: LoweredStep, tensor: NamedTensor, earlier_entry: GenerationState
 ) -> Iterator[MigratedPiece]:
     """Yield the copies for a tensor: one for each pair of overlapping pieces of the two steps."""
     own_pieces = _add_starts(
-        [(buffer, offset, count) for buffer, offset, count in list_state_pieces(step, tensor)]
+        [(buffer, offset, count) for buffer, offset, count in step.list_pieces(tensor)]
     )
     earlier_pieces = _add_starts(
-        [(index, offset, count) for index, offset, count in earlier_entry["pieces"]]
+        [(index, offset, count) for index, offset, count in earlier_entry.pieces]
     )
     for own_start, buffer, own_offset, own_count in own_pieces:
         for earlier_start, index, earlier_offset, earlier_count in earlier_pieces:

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Self, TypedDict
+from typing import TYPE_CHECKING, Final, Self, TypedDict
 
 from poetmodel.budgets import Budget, TileChoice
 from poetmodel.device import Costs, Device
@@ -27,6 +27,7 @@ from poetmodel.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from poetmodel.export.manifest import Generation
     from poetmodel.graph import Graph
     from poetmodel.lowered.step import LoweredStep
     from poetmodel.solver.request import OnProgress
@@ -87,7 +88,7 @@ class ExportOptions:
     evaluate: bool
     samples: int
     """Number of stored samples of latent replay; 0 for none."""
-    migration_source: Mapping[str, Any] | None
+    migration_source: Generation | None
     """Layout of the generations of the earlier export whose state is migrated, if any."""
     byte_inputs: Mapping[str, str]
     prefix: str
@@ -316,12 +317,12 @@ class ExportOptions:
 
 def _load_migration_source(
     folder: str | Path | None, board: Device, *, commit: bool
-) -> dict[str, Any] | None:
+) -> Generation | None:
     """Load the layout of the generations of an earlier export; `InputError` if it cannot move."""
     if folder is None:
         return None
     source = load_generation_layout(folder)
-    if not commit or board.is_volatile or source["in_flash"]:
+    if not commit or board.is_volatile or source.in_flash:
         raise InputError(
             "migrate_from: expected commits to the storage of the device, of both folders; give "
             "commit, or copy state by name if storage is volatile"

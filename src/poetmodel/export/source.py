@@ -12,7 +12,6 @@ import numpy as np
 
 from poetmodel.device.generation import RECORD_BYTES, SEAL_BYTES, WRITE_PADDING_BYTES
 from poetmodel.export.emitter import ProgramSource, comment_text
-from poetmodel.export.migration import list_state_pieces
 from poetmodel.export.packaging import WeightsFormat
 from poetmodel.export.reserves import input_bytes, output_bytes
 from poetmodel.export.storage import gradient_slot_name
@@ -145,23 +144,23 @@ class Source:
         if migration is None:
             return {"MIGRATES": False, "TAKES_SAMPLES": False}
         source = migration.source
-        samples = source["samples"] or {"count": 0, "sample_bytes": 0}
+        samples = source.samples
         return {
             "MIGRATES": True,
-            "OLD_STEP_ID": source["step_id"],
-            "OLD_LAYOUT_ID": source["layout_id"],
-            "OLD_INSTANCE_ID": source["instance_id"],
-            "OLD_TENSORS": len(source["tensor_bytes"]),
-            "OLD_PAGE_SLOTS": len(source["page_bytes"]),
-            "OLD_STATE_SUMS": source["checksums"],
-            "OLD_COMMIT_UNIT": source["commit_unit"],
-            "OLD_COMMIT_BLOCK": source["commit_block"],
-            "OLD_GENERATIONS": source["generations"],
-            "OLD_BEST": source["best"],
-            "OLD_PAGES_TERMS": _storage_terms("PAGE", source["page_bytes"]),
-            "OLD_STATE_TERMS": _storage_terms("OLD_TENSOR", source["tensor_bytes"]),
-            "OLD_REPLAY": samples["count"],
-            "OLD_SAMPLE_BYTES": samples["sample_bytes"],
+            "OLD_STEP_ID": source.step_id,
+            "OLD_LAYOUT_ID": source.layout_id,
+            "OLD_INSTANCE_ID": source.instance_id,
+            "OLD_TENSORS": len(source.tensor_bytes),
+            "OLD_PAGE_SLOTS": len(source.page_bytes),
+            "OLD_STATE_SUMS": source.checksums,
+            "OLD_COMMIT_UNIT": source.commit_unit,
+            "OLD_COMMIT_BLOCK": source.commit_block,
+            "OLD_GENERATIONS": source.generations,
+            "OLD_BEST": source.best,
+            "OLD_PAGES_TERMS": _storage_terms("PAGE", source.page_bytes),
+            "OLD_STATE_TERMS": _storage_terms("OLD_TENSOR", source.tensor_bytes),
+            "OLD_REPLAY": samples.count if samples else 0,
+            "OLD_SAMPLE_BYTES": samples.sample_bytes if samples else 0,
             "TAKES_SAMPLES": migration.takes_samples,
             "MIGRATED_PIECES": len(migration.pieces),
         }
@@ -283,7 +282,7 @@ class Source:
                 map(self._migrated_row, migration.pieces),
             )
             yield _define_table(
-                "const uint32_t pm_old_bytes[]", map(str, migration.source["tensor_bytes"])
+                "const uint32_t pm_old_bytes[]", map(str, migration.source.tensor_bytes)
             )
         yield from self._gradient_table()
 
@@ -317,7 +316,7 @@ class Source:
         first = len(piece_rows)
         piece_rows += (
             f"{{{self._buffers.index(buffer)}, {offset}, {count}}}"
-            for buffer, offset, count in list_state_pieces(self.step, tensor)
+            for buffer, offset, count in self.step.list_pieces(tensor)
         )
         return f"{{{first}, {len(tensor.pieces)}}}"
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from poetmodel.errors import InputError, convert_errors
-from poetmodel.files import parse_json, read_bytes, read_text, write_bytes
-from poetmodel.headers import check_version
+from poetmodel.export.manifest import MANIFEST, load_manifest
+from poetmodel.files import read_bytes, write_bytes
 from poetmodel.lowered.calls import DataType
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 STATE_FILE: Final = "state.bin"
 """Default name of the state file in an exported folder."""
 _FILE_DTYPES: Final = {kind.numpy_name: kind.file_dtype for kind in DataType}
-_MANIFEST: Final = "manifest.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,18 +43,6 @@ class ExportedTensor:
         return math.prod(self.shape) * np.dtype(_FILE_DTYPES[self.dtype]).itemsize
 
 
-def load_manifest(folder: str | Path) -> dict[str, Any]:
-    """Load the manifest of an exported folder; raise `InputError` for another format or version."""
-    path = Path(folder) / _MANIFEST
-    text = read_text(path)
-    with convert_errors(InputError, str(path)):
-        document = parse_json(text, expected="manifest of an export")
-        if not isinstance(document, dict) or document.get("format") != "poetmodel-export":
-            raise InputError("expected the manifest of a folder that poetmodel export made")
-        check_version(document, (1,))
-        return document
-
-
 def load_state_tensors(
     folder: str | Path, *, requires_updates: bool = False
 ) -> tuple[ExportedTensor, ...]:
@@ -64,7 +51,7 @@ def load_state_tensors(
     `requires_updates` refuses a folder whose program updates no state.
     """
     document = load_manifest(folder)
-    with convert_errors(InputError, str(Path(folder) / _MANIFEST)):
+    with convert_errors(InputError, str(Path(folder) / MANIFEST)):
         if requires_updates and not document.get("updates", True):
             raise InputError(
                 "its program hands out gradients and changes no state, so that it has no file of "

@@ -346,7 +346,7 @@ class StorageLayout:
         return (
             used_bytes
             if self.migration is None
-            else max(used_bytes, self.migration.source["stored_bytes"])
+            else max(used_bytes, self.migration.source.stored_bytes)
         )
 
     @property

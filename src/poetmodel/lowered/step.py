@@ -14,7 +14,7 @@ from poetmodel.lowered.calls import DataType
 from poetmodel.lowered.instructions import with_instructions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     import numpy as np
 
@@ -82,6 +82,14 @@ class LoweredStep:
         """The buffers of the loss and the gradients, which the caller reads after the step."""
         gradients = (ref.buffer for tensor in self.gradients for ref in tensor.pieces)
         return frozenset((self.loss.buffer, *gradients))
+
+    def list_pieces(self, tensor: NamedTensor) -> Iterator[tuple[str, int, int]]:
+        """Yield (buffer, first element, number of elements) of each piece of a state tensor."""
+        remaining = tensor.elements
+        for ref in tensor.pieces:
+            count = min(remaining, self.buffers[ref.buffer].elements - ref.offset)
+            yield ref.buffer, ref.offset, count
+            remaining -= count
 
     @property
     def operations(self) -> tuple[LoweredNode, ...]:
