@@ -1,6 +1,7 @@
 """A new back end is one class: registered, it is known everywhere and passes the suite."""
 
 import inspect
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from kit.milp import Milp
 from poetmodel.backends import registry
 from poetmodel.backends.registry import backend, backend_names, register, solver_packages
 from poetmodel.backends.solver import Solver
-from poetmodel.errors import InputError
+from poetmodel.errors import BackendError, InputError
+from poetmodel.sweeps import grid
 
 ROOT = Path(__file__).parents[2]
 LINES = 60
@@ -78,13 +80,92 @@ def test_errors_name_it(milp):
     with pytest.raises(InputError, match=f"expected one of highs, scip, gurobi, {milp.name}"):
         backend("abacus")
     said = invoke("solve", "mlp", "--device", "mkr1000", "--backend", "abacus", status=2).err
-    assert "'gurobi', 'milp'" in said
+    assert "gurobi, milp, or FILE.py:CLASS" in said
 
 
 @pytest.mark.parametrize("name", ["", "highs"])
 def test_a_declaration_is_checked(name):
     """What is not declared is named, and so is a name that is taken."""
     declared = {"name": name, "display_name": "X", "package": "x", "remedy": "pip install x"}
+    declared |= {"run": None, "versions": None}
     with pytest.raises(InputError, match="declares no name" if not name else "'highs'"):
         register(type("X", (Solver,), declared))
     assert backend_names() == ("highs", "scip", "gurobi")
+
+
+# -- a class in a file -----------------------------------------------------------------------------
+FILE = Path(inspect.getfile(Milp))
+SOLVE = ("solve", "mlp", "--device", "mkr1000", "--ram", "80%", "--backend")
+WRONG = """
+from poetmodel.backends.solver import Solver
+
+class Half(Solver):
+    name = display_name = package = remedy = "json"
+
+class Raises(Half):
+    def versions(self): return {}
+    def run(self, call):
+        print("no result of the command")
+        raise ValueError("no luck")
+
+class Returns(Raises):
+    def run(self, call): return 3
+
+def function(): ...
+"""
+
+
+def test_commands_take_a_class_of_a_file(tmp_path):
+    """The file of the schedule names it, and is verified; nothing is registered."""
+    out, name = tmp_path / "mlp.json", f"{FILE}:Milp"
+    found = invoke(*SOLVE, name, "--out", out, "--json", status=0).json
+    assert (found["status"], found["problem"]["backend"]) == ("optimal", name)
+    assert invoke("verify", out, "--graph", "mlp", "--device", "mkr1000", status=0)
+    assert invoke("report", out, "--out", tmp_path / "report.html", "--json", status=0)
+    assert backend_names() == ("highs", "scip", "gurobi")
+
+
+def test_sweeps_run_again_where_a_file_changed(tmp_path):
+    """The file is part of a run's key; a class of this process alone is refused."""
+    file, out = tmp_path / "own.py", tmp_path / "sweep"
+    command = ("sweep", "mlp", "--devices", "mkr1000", "--ram", "80%", "--out", out, "--quiet")
+    for text, count in ((FILE.read_text(), 1), (FILE.read_text() + "\n", 2)):
+        file.write_text(text)
+        invoke(*command, "--backends", f"{file}:Milp", status=0)
+        records = (out / "cells.jsonl").read_text().splitlines()
+        assert len(records) == count
+        assert json.loads(records[-1])["status"] == "optimal"
+
+
+def test_sweeps_refuse_what_other_processes_do_not_know(milp):
+    """And names that nothing has."""
+    for name, said in ((milp.name, "in this process only"), ("abacus", "expected one of highs")):
+        with pytest.raises(InputError, match=said):
+            grid(["mlp"], ["mkr1000"], ram=["80%"], backends=[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "said"),
+    [
+        ("", 2, "own.py': name a class of the file: "),
+        (":Absent", 2, "has no class 'Absent' (it has Half, Raises, Returns)"),
+        (":function", 2, "has no class 'function'"),
+        (":Half", 2, "back end Half: declares no run, versions"),
+        (":Raises", 1, "run raised ValueError: no luck (own.py, line 11)"),
+        (":Returns", 1, "run returned 3, not a RawSolution"),
+    ],
+)
+def test_wrong_classes_are_one_sentence(tmp_path, name, status, said):
+    """With the line where there is one; standard output has results alone."""
+    (tmp_path / "own.py").write_text(WRONG)
+    found = invoke(*SOLVE, f"{tmp_path / 'own.py'}{name}", "--json", status=status)
+    assert said in found.err
+    assert found.out == ""
+
+
+def test_a_file_that_cannot_be_imported_is_said(tmp_path):
+    """With its line."""
+    (tmp_path / "own.py").write_text("1 / 0\n")
+    for name, said in (("own.py:X", "ZeroDivisionError: .*line 1"), ("no.py:X", "No such file")):
+        with pytest.raises((InputError, BackendError), match=said):
+            backend(f"{tmp_path / name}")

@@ -1,7 +1,8 @@
 """Registry of back ends by name.
 
-A back end is a subclass of `Solver`. `register` adds one. Built-in back ends are listed here by
-module and class; the module is imported when the back end is first requested.
+A back end is a subclass of `Solver`. `register` adds one; ``FILE.py:CLASS`` names one in a file.
+Built-in back ends are listed here by module and class; the module is imported when the back end is
+first requested.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.errors import InputError
+from poetmodel.errors import BackendError, InputError
+from poetmodel.user_files import UserObject
 
 if TYPE_CHECKING:
     from poetmodel.backends.solver import Solver
@@ -24,15 +26,25 @@ _registered_solvers: Final[dict[str, type[Solver]]] = {}
 """Back ends that `register` added, by name."""
 
 
+def _is_solver_class(value: object) -> bool:
+    from poetmodel.backends.solver import Solver
+
+    return isinstance(value, type) and issubclass(value, Solver) and value is not Solver
+
+
+_BACKEND: Final = UserObject("backend", "class", _is_solver_class, BackendError)
+
+
 def backend_names() -> tuple[str, ...]:
     """Return the names of built-in and registered back ends, installed or not; default first."""
     return (*_BUILT_IN, *_registered_solvers)
 
 
 def register(solver: type[Solver]) -> type[Solver]:
-    """Register a back end under its name, for `solve`, commands and reports; return its class.
+    """Register a back end under its name, for `solve` and reports; return its class.
 
-    May be used as a class decorator.
+    May be used as a class decorator. It lasts as long as the process: a command names the class
+    instead, ``--backend FILE.py:CLASS``.
 
     Parameters
     ----------
@@ -42,28 +54,38 @@ def register(solver: type[Solver]) -> type[Solver]:
     Raises
     ------
     InputError
-        If a declaration is missing or empty, or another back end has the same name.
+        If a declaration or a method is missing, or another back end has the same name.
     """
-    missing_names = [
-        name
-        for name in ("name", "display_name", "package", "remedy")
-        if not getattr(solver, name, "")
-    ]
-    if missing_names:
-        raise InputError(f"back end {solver.__name__}: declares no {', '.join(missing_names)}")
+    _check_declarations(solver)
     if solver.name in _BUILT_IN or _registered_solvers.get(solver.name, solver) is not solver:
         raise InputError(f"back end {solver.__name__}: the name {solver.name!r} is already taken")
     _registered_solvers[solver.name] = solver
     return solver
 
 
+def _check_declarations(solver: type[Solver]) -> None:
+    """Raise `InputError` if a back end declares no name, package and so on, or lacks a method."""
+    missing_names = [
+        name
+        for name in ("name", "display_name", "package", "remedy")
+        if not getattr(solver, name, "")
+    ]
+    missing_names += sorted(getattr(solver, "__abstractmethods__", ()))
+    if missing_names:
+        raise InputError(f"back end {solver.__name__}: declares no {', '.join(missing_names)}")
+
+
 def backend_class(name: str) -> type[Solver]:
     """Return the class of a back end by its name; import its module, but not the solver's package.
+
+    The file of ``FILE.py:CLASS`` is imported, and its folder is appended to ``sys.path``.
 
     Raises
     ------
     InputError
-        If no back end has that name.
+        If no back end has that name, or a file lacks the class, or a class lacks a declaration.
+    BackendError
+        If the file raises an exception when it is imported.
 
     Examples
     --------
@@ -73,7 +95,12 @@ def backend_class(name: str) -> type[Solver]:
     if name in _registered_solvers:
         return _registered_solvers[name]
     if name not in _BUILT_IN:
-        raise InputError(f"backend {name!r}: expected one of {', '.join(backend_names())}")
+        user_solver: type[Solver] | None = _BACKEND.load(name)
+        if user_solver is None:
+            names = ", ".join(backend_names())
+            raise InputError(f"backend {name!r}: expected one of {names}, or FILE.py:CLASS")
+        _check_declarations(user_solver)
+        return user_solver
     module, _, class_name = _BUILT_IN[name].partition(":")
     solver: type[Solver] = getattr(import_module(module), class_name)
     return solver
@@ -85,12 +112,12 @@ def backend(name: str) -> Solver:
     Parameters
     ----------
     name : str
-        One of `backend_names`.
+        One of `backend_names`, or ``FILE.py:CLASS``.
 
     Raises
     ------
-    InputError
-        If no back end has that name.
+    InputError, BackendError
+        As for `backend_class`.
 
     Examples
     --------

@@ -22,7 +22,14 @@ from poetmodel.backends.protocol import (
     SolverStatus,
 )
 from poetmodel.backends.standard_form import StandardForm, round_integers
-from poetmodel.errors import BackendError, BackendUnavailableError, InputError, quote
+from poetmodel.errors import (
+    BackendError,
+    BackendUnavailableError,
+    InputError,
+    PoetModelError,
+    quote,
+)
+from poetmodel.user_files import convert_user_errors, is_in_user_file
 
 if TYPE_CHECKING:
     import threading
@@ -67,6 +74,18 @@ class Solver(ABC):
     """Solver option for the relative gap at which it stops; empty if there is none."""
     options_page: ClassVar[str] = ""
     """URL of the list of the solver's options."""
+
+    def __init_subclass__(cls) -> None:
+        """Report exceptions of a class in a user's file with their lines."""
+        super().__init_subclass__()
+        for name in ("run", "versions"):
+            function = vars(cls).get(name)
+            if function is not None and is_in_user_file(cls):
+                context = f"backend {cls.__name__}: {name} raised"
+                wrapper = convert_user_errors(
+                    function, BackendError, context, passed=(PoetModelError,)
+                )
+                setattr(cls, name, wrapper)
 
     def check_options(self, options: Mapping[Any, Any]) -> None:
         """Check solver options by solving a trivial model with them; do nothing without options.
@@ -201,6 +220,10 @@ class Solver(ABC):
         if is_start_feasible and start_values is not None:
             call.report_solution(form.objective_value(start_values), lambda: start_values)
         raw_solution = _solve_trivially(call) or self.run(call)
+        if not isinstance(raw_solution, RawSolution):
+            raise BackendError(
+                f"backend {self.name!r}: run returned {quote(raw_solution)}, not a RawSolution"
+            )
         if (
             _start_disproves_infeasibility(
                 raw_solution, form, limits, start_values if is_start_feasible else None

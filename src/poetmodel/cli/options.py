@@ -24,13 +24,13 @@ from typing import (
 
 import typer
 
-from poetmodel.backends.registry import backend_names
+from poetmodel.backends.registry import backend_class, backend_names
 from poetmodel.baselines.lookup import method
 from poetmodel.case.case import Case
 from poetmodel.case.spelling import LIMIT_ROWS, SEARCH_ROWS, OptionRow
 from poetmodel.cli.completion import COMPLETERS
 from poetmodel.cli.output import set_quiet
-from poetmodel.errors import InputError, UserMethodError
+from poetmodel.errors import BackendError, InputError, UserMethodError
 from poetmodel.graph.catalogue import Variant
 from poetmodel.problem import DeadlineCounts, Limits, Quantity
 from poetmodel.solver.request import SearchOptions
@@ -260,11 +260,13 @@ def _parse_method(text: str) -> str:
 
 
 def parse_backend_name(text: str) -> str:
-    """Return the name of a back end; raise `typer.BadParameter` for an unknown name."""
-    backends = backend_names()
-    if text not in backends:
-        names = ", ".join(map(repr, backends))
-        raise typer.BadParameter(f"{text!r} is not one of {names}.")
+    """Return `text` if it names a back end; import the file of ``FILE.py:CLASS``."""
+    if text in backend_names():  # without an import of its module
+        return text
+    try:
+        backend_class(text)
+    except (InputError, BackendError) as error:
+        raise typer.BadParameter(str(error)) from error
     return text
 
 
@@ -554,7 +556,7 @@ def _row_parameters(group_class: type) -> Iterator[tuple[str, inspect.Parameter]
         if row.option in _PARSERS:
             more["parser"] = _PARSERS[row.option]
         if row.option == "--backend":
-            spelling = f"--backend <{'|'.join(backend_names())}>"
+            spelling = f"--backend <{'|'.join(backend_names())}|FILE.py:CLASS>"
             more["autocompletion"] = _complete_backend
         entry = make_option(default, spelling, row.text, **more)
         hint = _TYPES.get(row.option, hint)

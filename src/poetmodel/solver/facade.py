@@ -52,7 +52,8 @@ def solve(
         Formulation of a problem, by default ``lazy``. A model is solved as it was built; another
         formulation than that of the model is refused.
     backend : {'highs', 'scip', 'gurobi'}
-        Name of the solver; also a name that `poetmodel.backends.register` added.
+        Name of the solver; also a name that `poetmodel.backends.register` added, or
+        ``FILE.py:CLASS``.
     time_limit : float
         Wall time for the whole call, building included [s].
     gap : float

@@ -9,14 +9,16 @@ from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.backends.registry import backend_class, backend_names
 from poetmodel.baselines.lookup import method as find_method
 from poetmodel.baselines.own import hash_method_files, is_found_by_other_processes
 from poetmodel.budgets import Budget
 from poetmodel.device import Costs, Device
-from poetmodel.errors import InputError, UserMethodError
+from poetmodel.errors import BackendError, InputError, UserMethodError
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import DEFAULT_SHAPE, InputShape, Variant, read_model_or_file
 from poetmodel.problem import USER_OBJECTIVE, Problem
+from poetmodel.user_files import hash_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,7 +88,8 @@ class Run:
     settings: Settings = Settings()
     """Settings that all runs of the sweep share."""
     inputs: str = ""
-    """Hash of graph and device, then of the files of a user-defined method; part of the key."""
+    """Hash of graph and device, then of the files of a user-defined method and of a user-defined
+    back end; part of the key."""
 
     @property
     def key(self) -> str:
@@ -205,6 +208,11 @@ def grid(
             methods_by_name[name] = _find_shareable_method(name)
         except (InputError, UserMethodError) as error:
             faults.update(dict.fromkeys(getattr(error, "faults", (str(error),))))
+    for name in backends:
+        try:
+            _check_shareable_backend(name)
+        except (InputError, BackendError) as error:
+            faults.update(dict.fromkeys(getattr(error, "faults", (str(error),))))
     runs_by_problem = []
     for model, shape, device, deadline in product(models, shapes, devices, deadlines):
         budgets_and_runs = []
@@ -233,7 +241,7 @@ def grid(
             method=name,
             backend=backend,
             formulation=formulation,
-            inputs=run.inputs + hash_method_files(found_method),
+            inputs=run.inputs + hash_method_files(found_method) + _hash_backend_files(backend),
         )
         for formulation, runs, (name, found_method) in product(
             formulations, runs_by_problem, methods_by_name.items()
@@ -254,6 +262,21 @@ def _find_shareable_method(name: str) -> Method:
             "processes; name it FILE.py:FUNCTION"
         )
     return found_method
+
+
+def _check_shareable_backend(name: str) -> None:
+    """Raise `InputError` for an unknown back end, or one of this process only."""
+    solver = backend_class(name)
+    if name in backend_names() and not solver.__module__.startswith("poetmodel."):
+        raise InputError(
+            f"backend {name!r}: it is registered in this process only, and a sweep uses other "
+            "processes; name it FILE.py:CLASS"
+        )
+
+
+def _hash_backend_files(name: str | None) -> str:
+    """Return the hash of the files of ``FILE.py:CLASS``; "" for a shipped back end or None."""
+    return "" if name is None or name in backend_names() else hash_files(backend_class(name))
 
 
 @cache

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.backends.registry import backend_class, backend_names
 from poetmodel.baselines.lookup import method
 from poetmodel.baselines.own import list_method_files
 from poetmodel.device.io import device_names
@@ -21,16 +22,17 @@ from poetmodel.errors import InputError, TimeLimitError
 from poetmodel.files import read_bytes, write_bytes
 from poetmodel.graph.catalogue import model_names
 from poetmodel.process import WorkerJob, WorkerProcess
+from poetmodel.user_files import list_files
 from poetmodel.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from poetmodel.sweeps.measurement import Record
 
 Files = dict[str, bytes]
 """Contents of files of one folder, by name."""
-_MODEL, _DEVICE, _METHOD = "model", "device", "method"
+_MODEL, _DEVICE, _METHOD, _BACKEND = "model", "device", "method", "backend"
 """Fields of a run that may name a file."""
 
 
@@ -127,25 +129,32 @@ class ShippingPool(Executor):
 
 
 def read_run_files(run_fields: dict[str, Any]) -> dict[str, Files]:
-    """Read the files that a run names as model, device and method; return them by field.
+    """Read the files that a run names as model, device, method and back end; return them by field.
 
-    Imports the file of a method; its files include the imported modules of its folder.
+    Imports the files of method and back end, which include the imported modules of their folders.
     """
     files_by_field: dict[str, Files] = {}
     for field, names in ((_MODEL, model_names()), (_DEVICE, device_names())):
         name = run_fields.get(field)
         if name is not None and name not in names and Path(name).is_file():
             files_by_field[field] = {Path(name).name: read_bytes(name)}
+    backend = run_fields.get(_BACKEND)
+    if backend is not None and backend not in backend_names():
+        files_by_field[_BACKEND] = _read_user_files(list_files(backend_class(backend)), backend)
     try:
         found_method = method(run_fields[_METHOD])
     except (KeyError, InputError):  # runs of bench may have no or an unknown method
         return files_by_field
     if method_paths := list_method_files(found_method):
-        content_by_name = {path.name: path.read_bytes() for path in method_paths}
-        # The caller may name a link to the file.
-        method_file = Path(run_fields[_METHOD].rpartition(":")[0])
-        files_by_field[_METHOD] = {**content_by_name, method_file.name: method_file.read_bytes()}
+        files_by_field[_METHOD] = _read_user_files(method_paths, run_fields[_METHOD])
     return files_by_field
+
+
+def _read_user_files(paths: Iterable[Path], name: str) -> Files:
+    """Read the files of ``FILE.py:NAME``, which may be a link to one of them."""
+    content_by_name = {path.name: path.read_bytes() for path in paths}
+    file = Path(name.rpartition(":")[0])
+    return {**content_by_name, file.name: file.read_bytes()}
 
 
 def execute_shipped_run(
@@ -165,7 +174,7 @@ def execute_shipped_run(
     if version != __version__:
         raise InputError(f"the worker has poetmodel {__version__}, expected {version}")
     folders = {field: _write_files(contents) for field, contents in files_by_field.items()}
-    # The base name of a method contains its :FUNCTION.
+    # The base name of a method or back end contains its :NAME.
     local_paths = {
         field: f"{folders[field]}/{Path(run_fields[field]).name}" for field in files_by_field
     }
@@ -173,7 +182,8 @@ def execute_shipped_run(
     if isolation is None:
         record = measure(*arguments[1:])
     elif isolation.grace_s is None:
-        record = _reused_processes(folders.get(_METHOD)).submit(*arguments).result()
+        user_folders = (folders.get(_METHOD), folders.get(_BACKEND))
+        record = _reused_processes(*user_folders).submit(*arguments).result()
     else:
         limit_s = run_fields["limit_s"] + isolation.grace_s
         with LocalProcesses() as new_processes:
@@ -219,6 +229,6 @@ its object."""
 
 
 @cache
-def _reused_processes(_method_folder: str | None) -> LocalProcesses:
-    """Return the processes that this worker reuses for the files of one user-defined method."""
+def _reused_processes(_method_folder: str | None, _backend_folder: str | None) -> LocalProcesses:
+    """Return the processes that this worker reuses for files of users, by their folders."""
     return LocalProcesses()
