@@ -26,7 +26,7 @@ from torch.utils.checkpoint import (
 )
 
 import poetmodel.torch as pmt
-from poetmodel.errors import InputError
+from poetmodel.errors import BudgetError, InputError
 from poetmodel.torch.dynamo import backend as backends
 from poetmodel.torch.dynamo import planning, rewriting
 from poetmodel.torch.graph.tensors import heap_peak_bytes
@@ -551,6 +551,47 @@ def test_regions_keep_budgets_of_their_own():
         assert record.status == "optimal"
         assert (record.recomputed > 0) == bool(record.regions)
     assert results["both"] < min(results["modules"], results["block"]) < results["none"]
+
+
+def annotated(**budget):
+    return lambda: torch.fx.traceback.annotate(budget)
+
+
+PYTORCH_BUDGETS = {"annotated": annotated(memory_budget=0.5)}
+if hasattr(torch.autograd.graph, "region_activation_memory_budget"):
+    PYTORCH_BUDGETS["stated"] = lambda: torch.autograd.graph.region_activation_memory_budget(0.5)
+
+
+@pytest.mark.parametrize("block", PYTORCH_BUDGETS.values(), ids=PYTORCH_BUDGETS)
+def test_memory_budgets_of_pytorch_are_regions(block):
+    """A fraction keeps what `region` keeps with the percentage."""
+    x = torch.randn(256, 32)
+    plain = TwoParts()
+    records = []
+    for given in (block, lambda: pmt.region(ram="50%")):
+        torch._dynamo.reset()
+        marked = TwoParts(given)
+        marked.load_state_dict(plain.state_dict())
+        back = pmt.backend("100%", cache=False, device="rpi4b")
+        run = torch.compile(marked, backend=back, fullgraph=True, dynamic=False)
+        run(x).backward()
+        records += back.plans
+    torch._dynamo.reset()
+    named, ours = (record.regions for record in records)
+    assert named == (ours[0].replace("region", "memory_budget 0.5"),)
+    assert records[0].recomputed == records[1].recomputed > 0
+
+
+@pytest.mark.parametrize("value", [1.5, -0.1, True, "50%"])
+def test_memory_budgets_that_are_no_fraction_are_refused(value):
+    """With what a fraction is of, and how a size is stated."""
+    torch._dynamo.reset()
+    model = TwoParts(annotated(memory_budget=value))
+    run = torch.compile(model, backend=pmt.backend("100%"), fullgraph=True, dynamic=False)
+    words = "memory_budget: expected a fraction from 0 to 1"
+    with pytest.raises(BackendCompilerFailed, match=words) as refused:
+        run(torch.randn(256, 32))
+    assert isinstance(refused.value.inner_exception, BudgetError)
 
 
 def test_a_large_graph_has_a_bound_of_what_is_computed_again():

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from math import inf
+from numbers import Real
 from operator import itemgetter
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.fx import traceback
 
 from poetmodel.budgets import Budget
-from poetmodel.errors import InputError, VerificationError, quote
+from poetmodel.errors import BudgetError, InputError, VerificationError, quote
 from poetmodel.graph import Phase
 from poetmodel.heuristics.execution import recompute_once
 from poetmodel.model import build
@@ -54,6 +55,13 @@ if TYPE_CHECKING:
 
 _ANNOTATION_PREFIX: Final = "poetmodel.region "
 """Prefix of keys under a node's ``custom`` annotations: the `region` blocks around the node."""
+BUDGET_KEY: Final = "memory_budget"
+"""Key under a node's ``custom`` annotations: the fraction that PyTorch calls a memory budget."""
+_BUDGET_KEYS: Final = (
+    BUDGET_KEY,
+    # of torch.autograd.graph.region_activation_memory_budget, since PyTorch 2.13
+    getattr(traceback, "MEMORY_BUDGET_ANNOTATION_KEY", BUDGET_KEY),
+)
 _MAX_NAMES: Final = 8
 """Maximum number of module names in an error message."""
 _TRIAL_S: Final = 3.0
@@ -142,7 +150,8 @@ def find_regions(
 ) -> tuple[Region, ...]:
     """Return the regions of a graph: modules, ``with`` blocks, and `_POLICY`, in this order.
 
-    `module_budgets` has budgets by module name or pattern. `_POLICY` allows 0 B of the tensors that
+    `module_budgets` has budgets by module name or pattern. Blocks are those of `region` and of
+    PyTorch's memory budgets; of the latter, equal budgets are one region. `_POLICY` allows 0 B of the tensors that
     must be recomputed. Only forward operations count.
     """
     phases = [operation.phase for operation in joint.operations]
@@ -161,9 +170,8 @@ def find_regions(
         for (name, _), tensors in tensors_of_budget.items():
             if any(fnmatchcase(path, name) for path in paths):
                 tensors.update(operation.storages)
-        for key, annotation in (meta.get("custom") or {}).items():
-            if str(key).startswith(_ANNOTATION_PREFIX):
-                tensors_of_budget.setdefault(tuple(annotation), set()).update(operation.storages)
+        for budget in _annotated_budgets(meta.get("custom") or {}):
+            tensors_of_budget.setdefault(budget, set()).update(operation.storages)
     empty_names = [name for (name, _), tensors in tensors_of_budget.items() if not tensors]
     if empty_names:
         raise InputError(
@@ -181,6 +189,22 @@ def find_regions(
         )
         regions.append(policy_region)
     return tuple(regions)
+
+
+def _annotated_budgets(annotations: Mapping[str, Any]) -> Iterator[tuple[str, str | int]]:
+    """Yield name and RAM of each region that a node's annotations state, ours or PyTorch's."""
+    for key, value in annotations.items():
+        if str(key).startswith(_ANNOTATION_PREFIX):
+            name, ram = value
+            yield name, ram
+        elif key in _BUDGET_KEYS:
+            is_fraction = isinstance(value, Real) and not isinstance(value, bool)
+            if not is_fraction or not 0 <= value <= 1:
+                raise BudgetError(
+                    f"{BUDGET_KEY}: expected a fraction from 0 to 1 of the tensors that are saved, "
+                    f"got {quote(value)}; a size needs poetmodel.torch.region"
+                )
+            yield f"{BUDGET_KEY} {value:g}", f"{100 * value:.9g}%"
 
 
 def _make_region(
