@@ -1,4 +1,4 @@
-"""What every test starts from: how Hypothesis searches, and what may not be passed over."""
+"""Options of all tests: the search of Hypothesis, seeds, and skips that are failures."""
 
 import gc
 import os
@@ -79,7 +79,7 @@ SKIPPED = os.environ.get("POETMODEL_SKIPPED")
 
 
 def pytest_addoption(parser):
-    """Let a run write what people are told now (`kit.messages`)."""
+    """Add the option that writes the present messages (`kit.messages`)."""
     parser.addoption("--update-messages", action="store_true", help="write what people are told")
 
 
@@ -124,7 +124,7 @@ def pytest_collection_finish():
 
 
 def pytest_report_header():
-    """Say which seeds are tried, so that the run can be repeated, and what is left out."""
+    """Print the seeds, so that a run can be repeated, and the tests that are omitted."""
     seeds = f"seeds: POETMODEL_SEEDS={os.environ['POETMODEL_SEEDS']}"
     return [seeds, *(f"without PyTorch: {path} is left out" for path in LEFT_OUT)]
 
@@ -142,7 +142,7 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item):
-    """Fail tests that lack what their environment is made to have, where nobody would notice."""
+    """Fail skipped tests whose requirements the environment should have."""
     report = yield
     if not report.skipped or hasattr(report, "wasxfail"):
         return report
@@ -162,7 +162,7 @@ def pytest_runtest_makereport(item):
 
 @pytest.fixture
 def told(request, tmp_path_factory):
-    """Compare what people are told with the test's entry in the catalogue of its module."""
+    """Compare messages with the entry of the test in the catalogue of its module."""
     name = f"{request.path.stem.removeprefix('test_')}.txt"
     return MessageCatalogue(
         path=request.path.parent / "messages" / name,

@@ -37,9 +37,9 @@ def test_a_row_of_fixed_columns_holds_within_rounding_errors(model):
 
 
 def test_columns_rows_and_costs(model):
-    """Columns and rows come in the model's order, with names, bounds, sides, kinds and costs.
+    """Columns and rows are in the order of the model, with names, bounds, kinds and costs.
 
-    Variables that nothing mentions are left out, and known to be.
+    Unused variables are omitted and listed as unused.
     """
     model.le = pyo.Constraint(expr=model.x[0] + 2 * model.x[1] <= 5)
     model.ge = pyo.Constraint(expr=model.x[1] - model.b >= -1)
@@ -142,7 +142,7 @@ def test_row_without_variables(model, *, cancel):
 
 @pytest.mark.parametrize("formulation", ["compact", "paper"])
 def test_rows_are_those_of_pyomos_own_compiler(formulation):
-    """Columns, rows, coefficients and sides are what Pyomo's standard form gives."""
+    """Columns, rows, coefficients and bounds equal those of Pyomo's standard form."""
     from pyomo.repn.plugins.standard_form import LinearStandardFormCompiler
 
     graph = training_chain([3] * 5)
@@ -246,7 +246,7 @@ def _gapped(domain):
     ],
 )
 def test_refused(model, spoil, said):
-    """What no linear solver can take is refused by name, with the way out."""
+    """Expressions that no linear solver supports are refused; the error names them and a remedy."""
     spoil(model)
     with pytest.raises(ModelError, match=said):
         compile_model(model)
@@ -282,9 +282,9 @@ def test_integer_domains(model):
 
 
 def test_load_values_writes_back(model):
-    """Values go to their variables, integers as integers; what is not whole is not loaded.
+    """Values are assigned to their variables, integers as integers; fractions of them are refused.
 
-    A form of arrays has no variables to load.
+    A form of arrays has no variables.
     """
     form = compile_model(model)
     load_values(form, [1.5, 0.0, 0.9999999])

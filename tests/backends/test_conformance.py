@@ -1,8 +1,8 @@
-"""One suite for every back end: whatever the solver, the promises are the same.
+"""One suite for all back ends.
 
-Instances are random with fixed seeds. *Hard* ones cannot be finished in minutes by any solver at
-hand, so that what stops them is what the test wants to stop them; a time limit of a minute is the
-safety net, and a test in which it strikes fails by its termination.
+Instances are random with fixed seeds. *Hard* ones cannot be finished within minutes by any
+available solver, so that only the tested limit stops the solver. A time limit of a minute prevents
+endless tests; a test that reaches it fails, because its termination is wrong.
 """
 
 import signal
@@ -52,14 +52,14 @@ def solver(request):
 
 
 def needs(solver, *capabilities):
-    """Skip a test of what a back end declares that it cannot do."""
+    """Skip a test that needs a capability that a back end does not declare."""
     for name in capabilities:
         if not getattr(solver.capabilities, name):
             pytest.skip(f"{solver.display_name} declares no {name}")
 
 
 def knapsack(items, rows, **changes):
-    """Return a maximisation in which taking nothing is feasible."""
+    """Return a maximisation for which the empty selection is feasible."""
     rng = np.random.default_rng(0)
     weights = rng.integers(1, 100, (rows, items))
     fields = {"upper": 1.0, "row_upper": weights.sum(1) // 2, "integer": True, "sense": MAXIMIZE}
@@ -79,7 +79,7 @@ def covering(items=40, rows=5, **changes):
 
 
 def hard():
-    """Return a knapsack whose last percent of gap nobody closes within minutes."""
+    """Return a knapsack whose gap no solver reduces below a percent within minutes."""
     return knapsack(400, 40)
 
 
@@ -111,9 +111,9 @@ def test_matrix_holds_every_registered_back_end():
 
 
 def test_name_and_versions(solver, monkeypatch):
-    """A back end knows its name, that it is installed, and the versions of solver and wrapper.
+    """A back end states its name, whether it is installed, and the versions of solver and wrapper.
 
-    Without its package it says what to install, and no other one steps in.
+    Without its package, the error states how to install it, and no other back end replaces it.
     """
     versions = solver.versions()
     assert solver.is_available()
@@ -145,10 +145,10 @@ def test_optimal(solver, sense, offset, best):
 
 
 def test_optimal_after_search(solver):
-    """A model that takes some search ends at its known optimum, with whole numbers.
+    """A model that requires a search ends at its known optimum, with whole numbers.
 
-    The bound of the root is no better than the last one, and the relaxation proves no more. A stop
-    that no solution reaches changes nothing.
+    The bound of the root is at most the final one, and the relaxation proves no more. A
+    stopping value that no solution reaches has no effect.
     """
     result = solver.solve(covering(), SAFE)
     assert (result.status, result.objective) == (SolverStatus.OPTIMAL, 503.0)
@@ -228,7 +228,7 @@ def test_infeasible_only_as_integers(solver):
 
 @pytest.mark.parametrize("integer", [[True, True], [True, False], [False, False]])
 def test_unbounded(solver, integer):
-    """Without a best solution there is none, and the reason says so."""
+    """An unbounded model has no best solution, and the reason states this."""
     form = StandardForm.from_arrays([[1.0, -2.0]], [-1.0, 1.0], row_upper=1.0, integer=integer)
     result = solver.solve(form, SAFE)
     assert result.status is SolverStatus.UNBOUNDED
@@ -246,7 +246,7 @@ def test_time_limit_with_incumbent(solver):
 
 
 def test_limits_before_anything_is_found(solver):
-    """With nothing in hand, absent is None; a feasible start is never lost; a stop is heard."""
+    """Without a result, values are None; a feasible start is never lost; a stop has effect."""
     result = solver.solve(hopeless(), Limits(time_s=0.2))
     assert result.status is SolverStatus.TIME_LIMIT
     assert (result.is_infeasible, result.x, result.objective) == (False, None, None)
@@ -290,7 +290,7 @@ def test_objective_stop(solver, form, good):
 @pytest.mark.parametrize("sense", [MINIMIZE, MAXIMIZE])
 @pytest.mark.parametrize("offset", [0.0, 1000.0])
 def test_objective_cutoff(solver, sense, offset):
-    """A cutoff beyond the optimum changes nothing; one short of it is proved, with its bound."""
+    """A cutoff beyond the optimum has no effect; one below it is proven, with its bound."""
     form, seen = covering(sense=sense, offset=offset), []
     best = sense * 503.0 + offset
     found = solver.solve(form, Limits(time_s=60.0, rel_gap=0.0, objective_cutoff=best + 5 * sense))
@@ -320,7 +320,7 @@ def test_start_accepted(solver):
     ("start", "accepted"), [((0.0, 0.0), False), ((1.0, np.nan), None), ((0.0, np.nan), None)]
 )
 def test_start_does_no_harm(solver, start, accepted):
-    """One that breaks the model is said to, and one with gaps may be extensible or not."""
+    """An infeasible start is reported; an incomplete one may be extended or not."""
     result = solver.solve(covering(), SAFE, start=np.repeat(start, 20))
     assert result.start_accepted is accepted
     assert (result.status, result.objective) == (SolverStatus.OPTIMAL, 503.0)
@@ -352,7 +352,7 @@ def test_refused_option_value(solver, value):
 
 
 def test_options_of_users_are_checked(solver):
-    """Those that parameters of `solve` set are refused by name, and so is what is no option."""
+    """Options that parameters of `solve` set, and unknown options, are refused by name."""
     solver.check_options({})
     solver.check_options({solver.node_limit_option: 100})
     for name, parameter in solver.managed_options.items():
@@ -370,7 +370,7 @@ def test_options_of_users_are_checked(solver):
 
 @FIRST_QUICKLY
 def test_stop_from_another_thread(solver):
-    """Any thread can stop a running solve, which keeps what it has found."""
+    """Any thread can stop a running solve, which retains its solution."""
     needs(solver, "callbacks")
     stop, found = threading.Event(), threading.Event()
     thread = threading.Thread(target=lambda: (found.wait(60.0), stop.set()))
@@ -389,7 +389,7 @@ def test_stop_from_another_thread(solver):
 
 @FIRST_QUICKLY
 def test_stop_without_progress(solver):
-    """The event works where nobody listens; returning False stops, anything else does not."""
+    """The event stops a solve without a callback; only a callback that returns False stops it."""
     needs(solver, "callbacks")
     stop = threading.Event()
     threading.Timer(0.3, stop.set).start()
@@ -522,7 +522,7 @@ def test_empty_model(solver):
 
 @pytest.mark.parametrize(("least", "best"), [(-np.inf, None), (-4.75, -13.5)])
 def test_general_bounds(solver, least, best):
-    """Negative, absent and fractional bounds of integers and reals are respected.
+    """Negative, missing and fractional bounds of integers and reals are respected.
 
     As x >= -2, x + y >= -6.5, z >= y - 2.5, the sum is (x + y) + z, and z falls with y. With y
     bounded, x = -2 and y = -4.5 meet the first row; z = -7 is the least whole number >= y - 2.5

@@ -40,7 +40,7 @@ def test_too_large_for_the_licence():
     ],
 )
 def test_other_errors(name, error_class, words):
-    """Licence troubles leave the back end unavailable; what is not its fault is a failure."""
+    """Licence errors make the back end unavailable; other errors are failures of the solve."""
     ours = _translate_error(gurobipy, error(name), MODEL)
     assert type(ours) is error_class
     assert words in str(ours)
@@ -64,7 +64,7 @@ def test_option_overrides_the_time_limit(name):
 
 
 def test_no_licence_at_the_start():
-    """Without any licence the environment does not start, which is said so."""
+    """Without any licence, the environment does not start, and the error states this."""
 
     def refuse(**_):
         raise error("NO_LICENSE")

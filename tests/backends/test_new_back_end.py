@@ -30,7 +30,7 @@ def milp(monkeypatch):
 
 @pytest.mark.slow
 def test_the_suite_runs_on_a_registered_back_end():
-    """All that it declares it keeps; what it declares not to do is skipped, and said."""
+    """A registered back end has all declared capabilities; tests of the rest are skipped."""
     path = os.pathsep.join((str(ROOT / "tests"), str(ROOT / "src")))
     suite = str(ROOT / "tests" / "backends" / "test_conformance.py")
     done = subprocess.run(
@@ -76,7 +76,7 @@ def test_commands_know_it(milp, tmp_path):
 
 
 def test_errors_name_it(milp):
-    """Where another name is given, what it may be."""
+    """The error for an unknown name lists the valid ones."""
     with pytest.raises(InputError, match=f"expected one of highs, scip, gurobi, {milp.name}"):
         backend("abacus")
     said = invoke("solve", "mlp", "--device", "mkr1000", "--backend", "abacus", status=2).err
@@ -85,7 +85,7 @@ def test_errors_name_it(milp):
 
 @pytest.mark.parametrize("name", ["", "highs"])
 def test_a_declaration_is_checked(name):
-    """What is not declared is named, and so is a name that is taken."""
+    """A declaration with an unknown capability or a used name is refused by name."""
     declared = {"name": name, "display_name": "X", "package": "x", "remedy": "pip install x"}
     declared |= {"run": None, "versions": None}
     with pytest.raises(InputError, match="declares no name" if not name else "'highs'"):

@@ -1,4 +1,4 @@
-"""Which back ends there are, and what HiGHS alone needs."""
+"""The registered back ends, and tests of HiGHS only."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def printed(script):
-    """Return what a script prints in a process of its own."""
+    """Return the output of a script that runs in a separate process."""
     process = subprocess.run(
         [sys.executable, "-W", "error", "-c", script],
         capture_output=True,
@@ -141,9 +141,10 @@ def test_a_basis_changes_no_value(seed):
 
 
 def test_only_a_linear_optimum_has_a_basis():
-    """Neither branch and bound nor what is infeasible has one; another model's is refused.
+    """Only an optimal linear model has a basis; the basis of another model is refused.
 
-    Coefficients below 1e-9, which HiGHS drops by default, count; one that it refuses is an error.
+    Coefficients below 1e-9, which HiGHS drops by default, count; one that it refuses is an
+    error.
     """
     basis = Highs().solve(PAIR, Limits()).basis
     with pytest.raises(BackendError, match="'highs': refused the basis"):
@@ -222,7 +223,7 @@ def test_a_second_run_begins_with_nothing_of_the_first(monkeypatch, misled_by):
 
 @pytest.fixture
 def scripted(monkeypatch):
-    """Let runs return what a test says, if anything; note presolve and start of each."""
+    """Replace the results of runs by those of a test, if any; record presolve and start of each."""
     run, runs = Highs._solve_once, []
 
     def script(answer):
@@ -271,7 +272,7 @@ def test_proofs_of_small_models_are_confirmed(scripted, wrong):
 
 @pytest.mark.parametrize("is_late", [True, False])
 def test_what_was_not_confirmed_is_not_called_optimal(scripted, is_late):
-    """Without presolve a few models take minutes; what such a solve proves itself still holds."""
+    """An optimum whose confirmation without presolve fails or ends early is not called optimal."""
 
     def unfinished(call):
         if "presolve" not in call.options:
@@ -289,7 +290,7 @@ def test_what_was_not_confirmed_is_not_called_optimal(scripted, is_late):
 
 
 def test_rounding_errors_are_no_misfit():
-    """HiGHS tells of small violations too. Who asks for presolve gets what it gives."""
+    """Violations by rounding errors, which HiGHS also reports, do not count; options are obeyed."""
     text = "WARNING: Solution with objective 6 has untransformed violations: "
     assert _reports_violation(f"{text}bound = 0; integrality = 0; row = 2 (row 7)")
     assert _reports_violation(f"{text}bound = 1.073 (col 1533); integrality = 1.386e-14; row = 0")

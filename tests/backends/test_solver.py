@@ -1,4 +1,4 @@
-"""The common course of a solve, around a solver that says whatever a test wants it to."""
+"""The common part of a solve, with a solver whose results a test defines."""
 
 import math
 import signal
@@ -31,11 +31,11 @@ class Puppet(Solver):
         self._during = during
 
     def versions(self):
-        """Return nothing."""
+        """Return no versions."""
         return {}
 
     def run(self, call):
-        """Do what the test wants and return the next outcome."""
+        """Execute the action of the test, and return the next outcome."""
         self._during(call)
         return next(self._outcomes)
 
@@ -46,7 +46,7 @@ def form(**changes):
 
 
 def endless():
-    """Return the same as a maximisation, which nothing bounds."""
+    """Return the same model as an unbounded maximisation."""
     return form(sense=MAXIMIZE)
 
 
@@ -56,7 +56,7 @@ OPEN = RawSolution(status=SolverStatus.INFEASIBLE_OR_UNBOUNDED)
 
 @pytest.mark.parametrize("status", [SolverStatus.OTHER_LIMIT, SolverStatus.FAILED])
 def test_proof_counts_only_if_its_confirmation_ends(status, monkeypatch):
-    """A second search that ends at a limit of its options, or fails, confirms nothing."""
+    """A second search that stops at a limit of its options, or fails, confirms no proof."""
     highs = Highs()
     proof = RawSolution(status=SolverStatus.OPTIMAL, x=np.array([2.0]), bound=2.0)
     second = RawSolution(status=status, bound=1.0)
@@ -67,7 +67,7 @@ def test_proof_counts_only_if_its_confirmation_ends(status, monkeypatch):
 
 
 def test_exceptions_of_the_log_in_a_second_solve_are_raised():
-    """The solve that tells infeasible from unbounded passes its log on."""
+    """The solve that distinguishes infeasible from unbounded passes log exceptions on."""
 
     def fail_later(call):
         if not call.form.objective.any():
@@ -82,7 +82,7 @@ def test_exceptions_of_the_log_in_a_second_solve_are_raised():
 
 
 def test_ctrl_c_while_a_solver_is_loaded_is_no_missing_package(monkeypatch, tmp_path):
-    """What is made with pybind11 says of it that its initialization failed."""
+    """pybind11 reports an interrupted initialization of a module as an ImportError."""
     text = "try:\n    raise KeyboardInterrupt\nexcept KeyboardInterrupt as error:\n"
     text += "    raise ImportError('initialization failed') from error\n"
     (tmp_path / "interrupted_solver.py").write_text(text)
@@ -130,11 +130,12 @@ def test_no_result_is_an_error(outcome, words):
 
 
 def test_start_disproves_infeasibility():
-    """A solver that calls a model infeasible which the start satisfies is asked again.
+    """If a solver reports that a model with a feasible start is infeasible, it solves it again.
 
-    Without presolve; where it says so again the start is what is known, and nothing is proved. One
-    that is off by the tolerance proves nothing. A solver that fails because it was stopped was
-    interrupted; where bounds keep the objective finite, the open answer means infeasible.
+    The second solve is without presolve; with the same answer, the start is the result, and
+    nothing is proven. A start that is off by the tolerance proves nothing. A solver that fails
+    because it was stopped counts as interrupted. If bounds limit the objective, the ambiguous
+    answer means infeasible.
     """
     asked = []
     puppet = Puppet(INFEASIBLE, INFEASIBLE, during=lambda call: asked.append(call.limits.presolve))
@@ -162,7 +163,7 @@ def test_start_disproves_infeasibility():
     ],
 )
 def test_any_solution_settles_infeasible_or_unbounded(found, status, *, infeasible):
-    """Otherwise a solve for any solution tells which it is."""
+    """Otherwise, a solve without objective distinguishes the two."""
     result = Puppet(OPEN, RawSolution(status=found)).solve(endless(), Limits())
     assert (result.status, result.is_infeasible) == (status, infeasible)
     assert (result.x, result.bound) == (None, None)
@@ -194,7 +195,7 @@ def at(value):
     [(1.5, 1.5), (-1e19, -1e19), (1e20, None), (-1e100, None), (np.inf, None), (np.nan, None)],
 )
 def test_finite(value, kept):
-    """Solvers' ways to say none all become None."""
+    """All representations of a missing value in solvers become None."""
     assert finite_or_none(value) == kept
 
 
@@ -232,7 +233,7 @@ def test_bounds_never_slacken():
 
 @pytest.mark.parametrize(("sense", "bound"), [(MINIMIZE, 7.0), (MAXIMIZE, 3.0)])
 def test_bounds_beyond_the_cutoff_prove_the_cutoff(sense, bound):
-    """With a cutoff, no bound says more than that nothing is better than it."""
+    """With a cutoff, a bound beyond it only proves that no solution is better than the cutoff."""
     seen = []
     call = SolverCall(unlimited(sense), Limits(objective_cutoff=5.0), seen.append)
     call.report_solution(9.0, lambda: at(0.0), bound)
@@ -269,10 +270,10 @@ def test_limits_gather_faults():
 
 # -- in a thread of its own ----------------------------------------------------------------------
 def test_result_comes_back():
-    """From a thread of its own, Python's handler of Ctrl-C is the same; also in other threads.
+    """In a separate thread, Python's handler of Ctrl-C is unchanged; also in other threads.
 
-    What the solve raises is raised; a limit that is open ends it. One that ends too late is told to
-    stop, and nobody waits for it.
+    Exceptions of the solve are raised again; an open time limit ends it. A solve that ends too
+    late is stopped, and not waited for.
     """
     stop, before = threading.Event(), signal.getsignal(signal.SIGINT)
 
@@ -354,7 +355,7 @@ os._exit(0)
     ids=["obeys", "stubborn"],
 )
 def test_ctrl_c(*, obedient, end):
-    """The first Ctrl-C asks the solver to stop and waits for it; a second one does not wait."""
+    """The first Ctrl-C stops the solver and waits for its end; a second one does not wait."""
     child = subprocess.Popen(
         [sys.executable, "-c", STUBBORN.format(obedient=obedient)],
         stdout=subprocess.PIPE,
@@ -410,7 +411,7 @@ assert set(ends[:begun]) == {"not begun"} and set(ends[begun:]) == {True}, ends
 
 
 def test_ctrl_c_may_strike_anywhere():
-    """Wherever the waiting thread is, it asks the solver to stop and returns its answer."""
+    """At any point of the waiting thread, Ctrl-C stops the solver, and its answer is returned."""
     done = subprocess.run(
         [sys.executable, "-c", STRUCK], capture_output=True, text=True, check=False, timeout=120
     )

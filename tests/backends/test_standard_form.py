@@ -23,9 +23,9 @@ def form(**changes):
 
 
 def test_sizes_and_defaults():
-    """Sizes follow the matrix; single values stand for all; columns and rows may be named.
+    """Sizes follow the matrix; single values apply to all; columns and rows may have names.
 
-    Duplicates are added up, zeros dropped, indices sorted; nobody can change a form.
+    Duplicates are summed, zeros dropped, indices sorted; a form is immutable.
     """
     made = StandardForm.from_arrays(np.ones((3, 2)), [1.0, 2.0])
     assert (made.n_rows, made.n_columns, made.is_mip) == (3, 2, False)
@@ -51,10 +51,10 @@ def test_sizes_and_defaults():
 
 
 def test_value_and_violation():
-    """The objective includes the constant; the violation is that of the worst part.
+    """The objective includes the constant; the violation is the maximum of all parts.
 
-    Fractional bounds of integers are tightened, rounding errors forgiven, reals kept. The
-    relaxation differs in integrality and nothing else.
+    Fractional bounds of integers are tightened, rounding errors tolerated, reals unchanged. The
+    relaxation differs only in integrality.
     """
     made = form()
     assert made.objective_value([1.0, 0.5]) == 5.0
@@ -86,7 +86,7 @@ def test_value_and_violation():
     ],
 )
 def test_contradiction_is_named(changes, said):
-    """A column or row that nothing satisfies is found without a solver."""
+    """A column or row without a feasible value is found without a solver."""
     assert form(**changes).describe_contradiction() == said
 
 
@@ -115,7 +115,7 @@ def test_contradiction_of_an_empty_row():
     ],
 )
 def test_is_bounded(changes, *, bounded):
-    """Column bounds in the direction of the costs tell whether the objective can run away."""
+    """Whether the objective is bounded follows from column bounds in the direction of the costs."""
     assert form(**changes).is_bounded() is bounded
 
 
@@ -173,6 +173,6 @@ def test_round_binaries_rounds_integers_only():
     ],
 )
 def test_round_binaries_refuses(x, said):
-    """What is not near a whole number is an error, never rounded away."""
+    """A value that is not near a whole number is an error and never rounded."""
     with pytest.raises(BackendError, match=said):
         round_integers(x, form())

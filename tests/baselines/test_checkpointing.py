@@ -66,7 +66,7 @@ def least_steps(length, slots):
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
 def test_closed_form_is_the_least_number_of_steps(slots):
-    """No order of advancing and storing takes fewer forward steps than the closed form says."""
+    """No order of forward steps and checkpoints has fewer forward steps than the closed form."""
     found = [min_forward_steps(length, slots) for length in LENGTHS]
     assert found == [least_steps(length, slots) for length in LENGTHS]
 
@@ -167,7 +167,7 @@ def persistent(chain):
     steps = chain.steps
 
     def parts(s, held):
-        """Yield what is held as parts ``s, s-1, ...`` begin, given what is held of each step."""
+        """Yield the tensors stored at parts ``s, s-1, ...``, from those stored of each step."""
         if s < 0:
             yield {}
             return
@@ -197,7 +197,7 @@ def outcomes(costs, chain):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_no_persistent_schedule_is_quicker(seed):
-    """At every budget the compute time is that of an exhaustive search, or both find nothing."""
+    """At each budget, the compute time is the minimum of all persistent schedules, if any."""
     rng = make_rng(f"rotor/{seed}")
     graph = training_chain(
         [rng.randint(1, 5) for _ in range(5)],

@@ -1,4 +1,4 @@
-"""DTR: who is evicted by which score, what can be had again, and the budget."""
+"""DTR: evictions by score, restorations, and the budget."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -73,12 +73,12 @@ def _recomputed(problem, heuristic):
     ],
 )
 def test_scores_pick_the_victim_worked_by_hand(heuristic, again):
-    """Each score evicts the tensor that its formula names; it and what it needs are recomputed."""
+    """Each score evicts the tensor that its formula selects; it and its inputs are recomputed."""
     assert _recomputed(_two_victims(a_s=16), heuristic) == again
 
 
 def test_liveness_knows_what_nobody_reads_and_what_comes_anyway():
-    """With liveness `z`, a result made from `b`, costs nothing when `b` is evicted.
+    """With liveness, a result `z` of `b` that is not read later costs nothing if `b` is evicted.
 
     When `d` is computed, `a` was used 23 s ago and `b` 21 s: 30 / (4 * 23) = 0.33 against (2 + 2) /
     (2 * 21) = 0.10, with the 20 s of `z`, which the paper's runtime counts, 0.57. In the pair,
@@ -173,7 +173,7 @@ def test_pages_where_recomputing_does_not_fit_into_its_stage():
 
 
 def test_variants_have_names():
-    """``dtr:local`` is `dtr` by that score, by its name; names that are none say what there is."""
+    """``dtr:local`` is `dtr` with that score, under this name; unknown names are refused."""
     problem = _two_victims(a_s=16)
     result = run(problem, "dtr:local")
     assert result.method == "dtr:local"
@@ -201,7 +201,7 @@ def test_true_resnet_takes_what_the_authors_simulator_takes(heuristic, passes):
 
 
 def _clocks(problem, heuristic):
-    """Return what the runtime and the transcription take, None where they give up [s]."""
+    """Return the times of the runtime and of the transcription, None if they give up [s]."""
     times = problem.table.compute_time_s
     reference = Simrd(
         problem.graph, times, problem.usable_ram_bytes, uses_classes=heuristic == "eq"
@@ -243,7 +243,7 @@ def test_runtime_is_the_authors_on_random_graphs(heuristic, seeds):
 
 
 def test_run_that_thrashes_is_given_up(monkeypatch):
-    """A chain of 60 layers in 9 B takes 13 passes; with fewer allowed the reason says so."""
+    """A chain of 60 layers in 9 B needs 13 passes; with fewer allowed, the reason states this."""
     graph = training_chain([2] + [2] * 60, reads_own=False)
     problem = Problem(graph, chain_costs(graph), ram=9)
     assert len(dtr(problem).R) > 13 * len(graph.nodes)

@@ -52,7 +52,7 @@ def problems():
 
 
 def describe(problem, name):
-    """Return what a method finds: four numbers and a digest of its schedule, or a refusal."""
+    """Return the result of a method: four numbers and a digest of its schedule, or a refusal."""
     try:
         result = run(problem, name)
     except MethodNotApplicableError:
@@ -71,7 +71,7 @@ def describe(problem, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_schedules_are_those_recorded(name):
-    """The digest covers all decisions; the numbers tell what changed."""
+    """The digest covers all decisions; the numbers locate a change."""
     found = {label: describe(problem, name) for label, problem in problems().items()}
     recorded = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
     if os.environ.get("POETMODEL_WRITE_GOLDEN"):

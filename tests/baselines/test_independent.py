@@ -70,7 +70,7 @@ class TensorAccesses:
         return any(i == j and a < t < b for j, a, b in self.out)
 
     def swap_overhead(self, i, a, b):
-        """Return what a swap holds up: where that is negative, it is minus the free time."""
+        """Return the delay of a swap; if negative, it is minus the free time."""
         written = self.rule != "published" and any(
             i == j and how == "swap" for (j, *_), how in self.out.items()
         )
@@ -79,7 +79,7 @@ class TensorAccesses:
         return moves - (hidden if self.rule == "published" else 0.0)
 
     def recomputation(self, i, t, met):
-        """Return what it takes to recompute a tensor in step `t`, all that is gone included."""
+        """Return the time to recompute a tensor in step `t`, with all of its missing inputs."""
         graph = self.problem.graph
         k = graph.node_of[i]
         if not graph.nodes[k].recomputable:
@@ -105,7 +105,7 @@ class TensorAccesses:
                     yield i, a, b
 
     def plan(self):
-        """Return the schedule; None where what is recomputed does not fit, which is not planned."""
+        """Return the schedule; None if the recomputed tensors do not fit, which is not planned."""
         order = sorted(self.candidates(), key=lambda gap: self.swap_overhead(*gap))
         for gap in order:
             if self.swap_overhead(*gap) <= 0 and gap in set(self.candidates()):
@@ -222,7 +222,7 @@ class OneActionEach:
         return 1 if s <= self.last else 0
 
     def part(self, s):
-        """Return what part `s` takes beside the state before it: its tape and two gradients."""
+        """Return the memory of part `s` besides the state before it: tape and two gradients."""
         return self.sizes[s] + self.gradient(s + 1) + 1
 
     def _again(self, s, t, room, has):
@@ -250,7 +250,7 @@ class OneActionEach:
         return best
 
     def least(self, ram):
-        """Return the least time beyond a single pass, infinite where nothing fits."""
+        """Return the minimum time in addition to a single pass; infinite if no choice fits."""
         return min(map(self.cost_within(ram), itertools.product("KORE", repeat=self.last - 1)))
 
     def cost_within(self, ram):

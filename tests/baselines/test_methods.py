@@ -210,7 +210,7 @@ def test_minimum_ram_is_enough(method, graph):
 @pytest.mark.parametrize("method", [rotor, pofo])
 @pytest.mark.parametrize("seed", range(8))
 def test_chains_of_steps_keep_the_budget(method, seed):
-    """Networks with skips are cut into steps of several nodes; what comes out is valid and fits."""
+    """Networks with skips are divided into steps of several nodes; schedules are valid and fit."""
     graph = random_training_graph(make_rng(f"{method.__name__} steps/{seed}"), 7)
     for share in (100, 85, 70):
         problem = Problem(graph, chain_costs(graph), ram=f"{share}%", deadline_counts="overlap")
@@ -234,7 +234,7 @@ def test_chains_of_steps_keep_the_budget(method, seed):
     ],
 )
 def test_refusal_names_what_is_in_the_way(method, limits, words):
-    """The step that does not fit and what it lacks, or what the problem does not allow."""
+    """The reason names the step that does not fit with the missing bytes, or a forbidden action."""
     with pytest.raises(MethodNotApplicableError, match=words):
         method(skip_problem(**limits))
 
@@ -272,7 +272,7 @@ def test_peak_grows_with_the_root_of_the_length(length):
 
 
 def test_greedy_keeps_what_fits():
-    """Nothing is recomputed at 100 %; less RAM costs more computations, up to the refusal."""
+    """At 100 %, no node is recomputed; less RAM costs more computations, down to the refusal."""
     graph = training_chain([2, 1, 3, 1, 2, 4, 1, 1, 3, 1])
     extra = []
     for share in (100, 80, 70):
@@ -350,7 +350,7 @@ def test_nothing_to_save_is_no_error():
 
 
 def test_less_ram_recomputes_more():
-    """Nothing at 100 %, the cheap layers first below, and a reason where nothing fits."""
+    """No recomputation at 100 %, cheap layers first below, and a reason if no schedule fits."""
     graph = training_chain([2] * 9)
     seconds = [1] * len(graph.nodes)
     seconds[graph.node_index["f4"]] = 50

@@ -1,4 +1,4 @@
-"""Methods of one's own: where they come from, and that nothing they do is trusted."""
+"""User-defined methods: how they are found, and that their results are verified."""
 
 import sys
 
@@ -123,10 +123,10 @@ def test_name_that_means_something_else_is_refused(name):
 
 
 def test_function_of_a_file_is_a_method(mine):
-    """The file may import what lies beside it, and is read again where it has changed.
+    """The file may import modules of its folder, and is read again after a change.
 
-    Other methods of its folder are no part of it: a sweep that names another one, too, does not
-    repeat the runs of the first.
+    Other methods of its folder do not count: a sweep with a second method does not repeat the
+    runs of the first.
     """
     name = f"{mine}:half"
     problem = problem_of("100%")
@@ -146,9 +146,9 @@ def test_function_of_a_file_is_a_method(mine):
 
 
 def test_unknown_name_lists_own_methods():
-    """The message has what was registered, and how a file is named.
+    """The error lists the registered methods, and the syntax of files.
 
-    ``@pm.method`` alone says what it needs.
+    ``@pm.method`` without arguments is refused with its syntax.
     """
     pm.method("mine")(lambda problem: checkpoint_all(problem.graph))
     with pytest.raises(InputError, match=r"swap-advisor, mine, or FILE\.py:FUNCTION"):
@@ -180,7 +180,7 @@ def test_fault_is_one_sentence_with_its_place(mine, function, refused, said):
 
 
 def test_limit_and_reason_are_those_of_any_method(mine):
-    """A schedule above the budget does not apply, and the function may say so itself."""
+    """A schedule above the budget does not apply, and the function may raise this itself."""
     with pytest.raises(MethodNotApplicableError, match="full moon"):
         run(problem_of(), f"{mine}:reason")
     pm.method("all")(lambda problem: checkpoint_all(problem.graph))
@@ -198,7 +198,7 @@ def test_limit_and_reason_are_those_of_any_method(mine):
     ],
 )
 def test_file_that_cannot_be_used(tmp_path, text, function, said):
-    """What is wrong with a file is said with its line."""
+    """Errors in a file are reported with their line."""
     path = tmp_path / "bad.py"
     path.write_text(text, encoding="utf-8")
     with pytest.raises((InputError, UserMethodError), match=said):

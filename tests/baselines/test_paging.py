@@ -49,7 +49,7 @@ from poetmodel.schedule import checkpoint_all, simulate
 
 @pytest.mark.parametrize("page", [True, False])
 def test_a_gap_is_paged_or_recomputed(page):
-    """The tensor is out of RAM in the gap, and comes back in the way that the plan says."""
+    """The tensor is out of RAM in the gap, and is restored as in the plan."""
     (gap,) = find_idle_intervals(skip_graph())
     assert gap == IdleInterval(0, 1, 3)
     schedule = execute_evictions(skip_problem(), {gap: page})
@@ -76,7 +76,7 @@ def test_without_gaps_every_stage_holds_its_working_set():
 
 # -- demand paging ---------------------------------------------------------------------------------
 def test_lru_hand_trace():
-    """What was used longest ago goes, comes back when read, and the peak is the budget.
+    """The tensor with the oldest use is evicted, and restored when read; the peak is the budget.
 
     ====  =====  =======  ===================================================================
     node  bytes  reads    in 8 bytes
@@ -104,9 +104,10 @@ def test_lru_hand_trace():
 
 # -- offloading ------------------------------------------------------------------------------------
 def test_offload_hand_trace():
-    """Of three forward tensors two wait for their backward node, on storage; peak 4 + 4.
+    """Two of three forward tensors wait on storage for their backward node; peak 4 + 4.
 
-    What the forward pass itself holds is not moved: where that is too much, it says how much.
+    Tensors of the forward pass itself are not moved: if they exceed the budget, the reason
+    states their bytes.
     """
     graph = comb_graph(3)
     schedule = offload_all(Problem(graph, even_costs(graph), ram=8))
@@ -267,9 +268,9 @@ def _either(transfer_j, **limits):
 
 
 def test_hidden_transfers_are_free_by_hand():
-    """The gap of `a` hides both of its transfers, 1.5 s each way in 3 s; that of `b` 1 s of 2 s.
+    """The gap of `a` hides both of its transfers, 1.5 s each in 3 s; that of `b` 1 s of 2 s.
 
-    So `a` goes where only the time counts that nothing hides, and `b` where transfers add up.
+    So `a` is paged if only unhidden time counts, and `b` if all transfers count.
     """
     graph = gap_graph()
     ones = [1.0] * 5
@@ -339,7 +340,7 @@ def test_storage_limit_is_heeded_where_it_can_be():
 
 @pytest.mark.parametrize("minimize", ["time", "writes", "ram"])
 def test_every_quantity_can_be_minimized(minimize):
-    """The search follows what the problem minimizes, and keeps the budget."""
+    """The search minimizes the objective of the problem, within the budget."""
     assert swap_advisor(_either((1, 10), minimize=minimize)).M_in
     assert swap_advisor(_either((1, 10), minimize=minimize, deadline_counts="compute")).M_in
 
@@ -428,9 +429,9 @@ def test_schedules_are_valid_with_the_stated_homes_or_refused(entry):
 
 
 def test_with_all_state_in_ram_a_method_sees_the_rest():
-    """The budget less the state is left, nothing waits for state, and updates weigh nothing.
+    """The budget without the state is left, no transfer waits for state, and updates have no bytes.
 
-    On storage its bytes are gone from a limit there.
+    If state is on storage, its bytes reduce a limit there.
     """
     seen = []
 
@@ -489,13 +490,13 @@ def test_ram_is_filled_with_the_state_that_fits(name):
     ids=["storage", "no paging", "one home", "RAM", "resident"],
 )
 def test_homes_without_room_are_refused(method, limits, words):
-    """The reason says what the state takes, or what is left of one home."""
+    """The reason states the bytes of the state, or the bytes that remain of one home."""
     with pytest.raises(MethodNotApplicableError, match=words):
         method(layers(**limits))
 
 
 def test_what_is_needed_after_its_state_was_replaced_is_refused():
-    """A method that recomputes `a` after the update of what `a` reads is told why that is wrong."""
+    """A method that recomputes `a` after an update of its input is refused with the reason."""
     graph = Graph(
         name="late",
         nodes=(

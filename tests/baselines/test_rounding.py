@@ -1,4 +1,4 @@
-"""Checkmate's rounding: which computations rounded checkpoints need, and what it may find."""
+"""Checkmate's rounding: computations that rounded checkpoints need, and possible results."""
 
 import itertools
 
@@ -31,7 +31,7 @@ def closed_sets(graph, t, checkpoints):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_checkpoints_are_completed_by_the_fewest_computations(seed, monkeypatch):
-    """Each stage computes what every other choice computes as well, whatever is rounded up."""
+    """Each stage computes only nodes that every completion computes, for any rounding."""
     monkeypatch.setattr(rounding, "PartialSchedule", _Untouched)
     rng = make_rng(f"complete/{seed}")
     problem = random_instance(rng, (3, 7))
@@ -113,7 +113,7 @@ def test_no_rounding_is_quicker_than_the_program_and_all_are_no_slower_than_one(
 @pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize("rule", ["", *ROUNDING_RULES])
 def test_schedules_keep_the_budget_or_are_refused(rule):
-    """Whatever the graph, the schedule is valid within RAM and pages nothing, or has a reason."""
+    """For any graph, the schedule is valid within RAM and pages nothing, or has a reason."""
     again = 0
     drawn = random_instances(12, (3, 9), resident=True, below_floor=True, seed=83)
     for problem in itertools.chain(drawn, problems()):

@@ -1,4 +1,4 @@
-"""What `run` makes of a schedule, and that whatever a method executes becomes a valid one."""
+"""The result that `run` makes of a schedule, and that all executions give valid schedules."""
 
 from dataclasses import replace
 from functools import partial
@@ -31,9 +31,9 @@ def problem_of(ram, **limits):
 
 
 def test_schedule_without_overhead_is_optimal():
-    """Where a method pays no more than every schedule pays, that is a proof.
+    """A schedule of a method without overhead is optimal.
 
-    Else nothing is proven but the baseline; the file names the method and no solver.
+    Otherwise, only the baseline is proven; the file names the method and no solver.
     """
     result = run(problem_of("100%"), "checkpoint-all")
     assert (result.status, result.gap, result.method) == (Status.OPTIMAL, 0.0, "checkpoint-all")
@@ -48,7 +48,7 @@ def test_schedule_without_overhead_is_optimal():
 
 
 def test_impossible_limits_are_infeasible_for_every_method():
-    """Below the minimum RAM no method is blamed: it is proved that there is nothing."""
+    """Below the minimum RAM, all methods report that the problem is infeasible."""
     problem = problem_of("10%")
     for name in ("checkpoint-all", "rotor", "checkmate", "optimal"):
         assert run(problem, name).status == Status.INFEASIBLE
@@ -81,9 +81,9 @@ def test_broken_schedule_is_a_bug_and_said_so(monkeypatch):
 
 
 def test_options_of_the_solver_are_refused_where_there_is_none():
-    """A formulation or a start means nothing to a heuristic; unknown names are listed.
+    """Formulations and starts are refused for heuristics; the error for unknown names lists all.
 
-    The field of a request is no option; what is one is listed.
+    A field of a request is no option; the error lists the options.
     """
     with pytest.raises(InputError, match=r"^formulation: "):
         run(problem_of("100%"), "rotor", formulation="compact")
@@ -114,7 +114,7 @@ HEURISTICS = tuple(name for name in method_names() if not METHODS[name].uses_sol
 
 @pytest.mark.parametrize("name", HEURISTICS)
 def test_time_limit_ends_every_method_with_its_reason(name):
-    """Where the time is over there is no schedule, and the result says which method and limit."""
+    """After the time limit, there is no schedule, and the reason names the method and the limit."""
     result = run(problem_of("75%"), name, time_limit=1e-6)
     assert (result.status, result.termination) == (Status.UNKNOWN, Termination.TIME_LIMIT)
     assert result.reason.startswith(f"{name}: it did not finish within the time limit of ")
@@ -171,7 +171,7 @@ def test_every_method_looks_at_the_clock_as_it_goes(name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["optimal", "paging-only", "recompute-only", "checkmate"])
 def test_limit_of_a_program_leaves_no_error(name):
-    """A method that solves a program ends with what it has, or with no schedule, not by itself."""
+    """A method that solves a program raises no error at its time limit."""
     result = run(problem_of("75%"), name, time_limit=1e-3)
     assert result.status in (Status.FEASIBLE, Status.UNKNOWN, Status.OPTIMAL)
     if result.schedule is None:
@@ -180,7 +180,7 @@ def test_limit_of_a_program_leaves_no_error(name):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_checkmate_is_the_quickest_recomputation(seed):
-    """Its compute time is that of an exhaustive search without paging, or both find nothing."""
+    """Its compute time is that of an exhaustive search without paging, or both are infeasible."""
     graph = random_training_graph(make_rng(f"checkmate/{seed}"), 4)
     ram = (floor(graph).bytes + checkpoint_all_peak_bytes(graph)) // 2
     problem = Problem(graph, chain_costs(graph), ram=ram, deadline_counts="serial")
@@ -195,7 +195,7 @@ def test_checkmate_is_the_quickest_recomputation(seed):
 
 
 def test_bound_of_a_restriction_is_not_claimed():
-    """What is proved without paging is no bound of the problem: the baseline is."""
+    """A bound that is proven without paging is none for the problem: the bound is the baseline."""
     graph = training_chain([3] * 6)
     problem = Problem(graph, chain_costs(graph), ram="80%", deadline_counts="serial")
     result = run(problem, "recompute-only")
@@ -220,7 +220,7 @@ class Wanderer(Execution):
             self.lose_some(frozenset(), 0.2)
 
     def supply(self, k, needed):
-        """Compute a node, whatever it takes; what is needed stays."""
+        """Compute a node and its missing inputs; its inputs stay."""
         pinned = needed | set(self.graph.inputs_of[k])
         for i in self.graph.inputs_of[k]:
             if i not in self.ram:
@@ -353,7 +353,10 @@ def test_cheapest_keeps_what_was_found_before_the_time_limit(monkeypatch):
     ],
 )
 def test_method_whose_rules_were_cut_short_met_its_time_limit(ram, rules, status, termination):
-    """It says so beside the schedule of an earlier rule; one that breaks a limit is no answer."""
+    """After an interrupted variant, the method ends by time limit, unless a schedule is optimal.
+
+    A schedule of an earlier variant is returned.
+    """
     known = {"keep_all": keep_all, "chen_sqrt": chen_sqrt, "endless": lambda _: endless()}
 
     @own.method("cut-short")
@@ -367,7 +370,7 @@ def test_method_whose_rules_were_cut_short_met_its_time_limit(ram, rules, status
 
 
 def test_inputs_are_overwritten_as_a_last_resort():
-    """A method that asks whether it may, and has no schedule, runs again; others do not."""
+    """A method without a schedule that may overwrite inputs runs again; others do not."""
     graph = Graph(
         name="in place",
         nodes=(

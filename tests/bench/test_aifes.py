@@ -53,7 +53,7 @@ def torch_losses(made):
 # -- the source that is asked for ------------------------------------------------------------------
 @pytest.mark.parametrize("given", ["another folder", "no header"])
 def test_a_folder_without_aifes_is_refused_in_a_sentence(given, tmp_path, told):
-    """The sentence says what is needed and where it is from."""
+    """The error states the missing folder and its source."""
     if given == "no header":
         (tmp_path / "library.properties").write_text("name=AIfES for Arduino\n")
     with pytest.raises(InputError) as raised:
@@ -95,7 +95,7 @@ def test_a_layer_that_is_unknown_is_refused(told):
 
 # -- programs --------------------------------------------------------------------------------------
 def test_the_loop_trains_as_pytorch_does(tmp_path, tiny):
-    """Weights, batches and rate reach the library; memory and stack are what it asked for."""
+    """Weights, batches and rate reach the library; memory and stack are those that it requested."""
     require_programs(Target.M4)
     model, loss_fn, inputs = tiny
     optimizer = torch.optim.SGD(model.parameters(), lr=aifes.LEARNING_RATE)
@@ -167,7 +167,7 @@ def test_networks_are_those_of_the_zoo(name):
     ],
 )
 def test_published_parameters(name, count):
-    """Networks that the zoo has not got have as many parameters as published, or as layers say."""
+    """Networks outside of the zoo have as many parameters as published, or as in their layers."""
     assert count_parameters(networks.NETWORKS[name]()) == count
 
 

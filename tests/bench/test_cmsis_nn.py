@@ -59,7 +59,7 @@ def clone(tmp_path):
 
 
 def test_what_is_no_clone_is_refused_in_a_sentence(tmp_path, told):
-    """The sentence says what is needed and where it is from."""
+    """The error states the missing clone and its source."""
     with pytest.raises(InputError) as raised:
         list(cmsis_nn.runs(source=str(tmp_path)))
     told(str(raised.value).replace(str(tmp_path), "FOLDER"))
@@ -74,7 +74,7 @@ def test_scales_are_31_bits_and_a_power_of_two(factor):
 
 
 def test_both_compute_the_same(tmp_path):
-    """Every number reaches the library. Instructions are of the layers that they are said to be."""
+    """All numbers reach the library, and each row has the instructions of its layers."""
     require_programs(Target.M4)
     found = cmsis_nn.execute_layers(STUB, tmp_path, SOME)
     figures = cmsis_nn.check_results(found)
@@ -89,7 +89,7 @@ def test_both_compute_the_same(tmp_path):
 
 
 def test_a_layer_that_the_library_refuses_is_named(tmp_path):
-    """Nothing is said of the others then."""
+    """The other layers are then not listed."""
     require_programs(Target.M4)
     with pytest.raises(ToolchainError, match="CMSIS-NN refuses layer 1"):
         cmsis_nn.execute_layers(STUB, tmp_path, (*SOME[:1], REFUSED, *SOME[1:]))

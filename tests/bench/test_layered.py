@@ -13,7 +13,7 @@ PUBLISHED = {100: 236, 250: 944, 500: 2461, 1000: 5875}
 @pytest.mark.parametrize("n", [4, 5, 30, 100])
 @pytest.mark.parametrize("seed", range(5))
 def test_every_node_is_between_source_and_sink(n, seed):
-    """One node reads nothing, one is read by nothing, and an edge goes forward."""
+    """The source has no inputs, the sink no readers, and edges go forward."""
     graph = make_random_layered(n, seed)
     assert len(graph.nodes) == n
     assert [k for k in range(n) if not graph.inputs_of[k]] == [0]

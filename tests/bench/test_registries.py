@@ -1,4 +1,4 @@
-"""What the studies run: complete, distinct, and in an order that is fair when cut short."""
+"""The runs of studies: complete, distinct, and in a fair order if a study is interrupted."""
 
 import json
 from collections import Counter
@@ -70,7 +70,7 @@ def test_large_and_captured_graphs_have_their_own_limits():
 
 
 def test_comparison_solves_each_instance_by_every_method():
-    """What is compared are the same instances."""
+    """All methods solve the same instances."""
     met = {}
     for each in instances((5,)):
         same = replace(each, method="default", limit_s=0.0)
@@ -113,7 +113,7 @@ def test_course_notes_the_first_schedule_and_each_fall_of_the_gap():
 
 
 def test_measurement_is_plain_data_and_ends_where_the_solve_ended():
-    """A proved instance has its gap, its course down to it, and nothing that JSON refuses."""
+    """A proven instance has a gap, the history down to it, and only values that JSON supports."""
     facts = measure(SMALL.to_dict())
     json.dumps(facts, allow_nan=False)
     assert (facts["cell"], facts["status"]) == (SMALL.to_dict(), "optimal")
@@ -287,7 +287,7 @@ def forward(graph):
 
 
 def test_nodes_have_one_output_and_nothing_special(graph):
-    """The family is the paper's case: one tensor per node, no workspace, nothing on storage.
+    """As in the paper: one tensor per node, no workspace, no tensor on storage.
 
     Walking back, each gradient reads its layer, the layer after it and the gradient before.
     """
@@ -413,12 +413,12 @@ def test_batch_scales_images_but_not_linear_layers():
     ],
 )
 def test_wrong_sizes_are_refused(make, size, words):
-    """A size that makes no network is named with what would be accepted."""
+    """A size without a network is refused with the valid sizes."""
     with pytest.raises(GraphError, match=f"{next(iter(size))}: expected {words}"):
         make(**size)
 
 
 def test_unknown_kinds_are_named():
-    """A setting that slipped into the kinds is told, with the kinds that there are."""
+    """An unknown kind, such as a setting in its place, is refused with a list of the kinds."""
     with pytest.raises(InputError, match=rf"no kind is called own=F.py:f; known are {MAIN[0]}, "):
         next(compared.runs((MAIN[0], "own=F.py:f")))

@@ -130,7 +130,7 @@ def test_run_that_never_ends_is_ended(tmp_path):
 
 
 def test_interrupted_run_records_nothing_more(tmp_path, capsys):
-    """What is in flight when the run is stopped is dropped, without waiting for it."""
+    """Runs in progress are dropped at once if the study is interrupted."""
     path = tmp_path / "run.jsonl"
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
     study = two_instances(measure=wait_forever, start_of=lambda *_: timer.start())
@@ -141,7 +141,10 @@ def test_interrupted_run_records_nothing_more(tmp_path, capsys):
 
 
 def test_run_resumes_after_a_line_that_was_cut_off(tmp_path):
-    """What failed or has other limits is run; without --resume an existing file is left alone."""
+    """A resumed study repeats failed runs and adds those with new limits.
+
+    Without --resume, an existing file is refused.
+    """
     path = tmp_path / "run-grid.jsonl"
     done = {"cell": SMALL.to_dict(), "status": "feasible"}
     failed = {"cell": HOPELESS.to_dict(), "status": FAILED}
@@ -196,7 +199,7 @@ def test_refusal_is_recorded_with_its_reason(monkeypatch):
 
 
 def test_peak_memory_of_another_process_is_told_apart():
-    """What a process took that was started and has ended counts for itself."""
+    """The peak memory of an ended child process is measured."""
     took = 300_000_000
     command = (sys.executable, "-c", f"bytearray({took})[::4096] = bytes(-(-{took} // 4096))")
     subprocess.run(command, check=True)

@@ -54,7 +54,7 @@ def test_kind_is_the_whole_name_after_the_day(records):
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.jsonl")), ids=lambda path: path.stem)
 def test_records_say_what_when_and_where(path):
-    """Each line has a kind, a name, a day, a machine and what was measured; no name is empty."""
+    """Each line has a kind, a nonempty name, a day, a machine and measurements."""
     for line in path.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
         assert record["name"]
@@ -170,10 +170,10 @@ def test_distribution_counts_problems_by_factors_of_the_least(records):
 
 
 def test_what_does_not_count(records):
-    """A run that was cut short, and a problem that nothing solves, are left out.
+    """Interrupted runs, and problems without any schedule, are omitted.
 
-    A schedule that the published program began with is not its own: it counts where its solver has
-    a solution, which the gap of its model tells.
+    A schedule that the published program started with is not counted as its own; it counts if
+    the solver has a solution, as the gap of its model shows.
     """
     unsolved = (optimum(None, 1.0, ram="20%"), method("dtr", None, ram="20%"))
     records("compared", optimum(1.0, 1.0), method("dtr", 1.0, ram="30%"), *unsolved)
@@ -272,9 +272,9 @@ def test_duel_is_with_the_best_peer_at_no_larger_peak(records):
 
 # -- boards ----------------------------------------------------------------------------------------
 def test_flash_of_the_board_has_the_last_word():
-    """A program that exceeds it does not run; state that is read in place there needs commits.
+    """A program above the flash does not run; state that is read in place there needs commits.
 
-    A refusal names the node that needs most, with what inputs, stack and runtime leave.
+    A refusal names the node with the maximum, and the RAM that inputs, stack and runtime leave.
     """
     program = {"part": "board", "status": "yes", "flash_bytes": 0, "written_bytes": 1}
     assert "needs `--commit`" in steps.describe_flash_fault(program | {"board": "nano33ble"})
@@ -309,7 +309,7 @@ def test_flash_of_the_board_has_the_last_word():
 
 # -- pages -----------------------------------------------------------------------------------------
 def test_blocks_are_filled_and_nothing_else(monkeypatch):
-    """A second time changes nothing; a table that there is not is an error."""
+    """A second update has no effect; an unknown table is an error."""
     monkeypatch.setattr(make_pages, "TABLES", {"x": lambda: "| a |"})
     page = "words\n<!-- begin table x -->\nold\n<!-- end table -->\nmore\n"
     filled = make_pages.fill_tables(page)
@@ -338,7 +338,7 @@ def test_charts_and_quotes_are_current():
 
 
 def test_stale_parts_are_noticed(monkeypatch, tmp_path, capsys):
-    """A page, a picture and a quoted number that are stale are named, and nothing is written."""
+    """A stale page, picture or quoted number is named, and nothing is written."""
     page = tmp_path / "index.md"
     page.write_text("<!-- begin table x -->\n<!-- end table -->\nof 9 problems\n")
     (tmp_path / "README.md").write_text("")
@@ -428,7 +428,7 @@ def test_run_ends_with_a_table_for_each_problem():
     ("status", "words"), [("refused", "refused by the licence"), ("not-installed", "not installed")]
 )
 def test_refused_runs_have_no_figures(status, words):
-    """What the licence refuses, or no solver took, has its reason alone, gap or not."""
+    """Runs that the licence refuses, or whose solver is not installed, have only a reason."""
     refused = make_row(
         formulation="compact", backend="gurobi", status=status, termination=None, gap=0.0
     )

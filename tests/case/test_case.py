@@ -89,7 +89,7 @@ def test_commands_state_what_they_were_made_from():
 
 
 def test_defaults_are_not_stated():
-    """But for what an export has another default of."""
+    """Except options that have another default in an export."""
     words = shlex.split(Case(source="mlp").command("solve", out="x.json"))
     assert words[3:-2] == ["--backend", "highs", "--time-limit", "60.0", "--gap", "0.0001"]
     assert parse([]) == [Limits(), SearchOptions()]

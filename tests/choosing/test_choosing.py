@@ -172,7 +172,7 @@ def test_padded_graphs_have_the_same_stages(name):
 
 @pytest.mark.parametrize("name", ["chain", "norms", "shortcut"])
 def test_pebbles_bound_the_least_peak(name):
-    """No schedule without paging has a lower peak than state and what recomputing takes."""
+    """Without paging, no peak is below the state and the minimum memory of recomputation."""
     step = freezable(name)
     for parameter in step.parameters:
         graph = step.graph_for([parameter])
@@ -305,10 +305,10 @@ def test_tensors_are_chosen_alone():
 @pytest.mark.parametrize("counted", ["time", "energy"])
 @pytest.mark.parametrize("name", ["norms", "settled norms", "pooled", "feed forward"])
 def test_limits_that_a_set_just_keeps_allow_it(name, counted):
-    """The proof counts no more than a set needs: not what layers of score 0 would take.
+    """The proof counts no more than a set needs, and excludes layers of score 0.
 
-    Nor gradients that nothing reads in it, nor what updates of buffers read before. The limits are
-    the RAM that keeping all takes, and the time or energy of one pass.
+    It also excludes unread gradients, and buffers that are read before their update. The limits
+    are the RAM of keep-all, and time or energy of one pass.
     """
     step = freezable(name)
     names = list(step.parameters)
@@ -399,7 +399,7 @@ SCORES = {"0": 1.0, "1": 0.5, "3": 4.0, "7": 2.0}
 
 
 def chosen(**options):
-    """Return what of the convolutions is trained."""
+    """Return the trained parts of the convolutions."""
     model, inputs = images()
     given = {"scores": SCORES, "device": "nrf52840", "gap": 0.3, "time_limit": 12}
     return model, inputs, pmt.choose(model, functional.cross_entropy, inputs, **given | options)
@@ -431,7 +431,7 @@ def test_gradient_norms_are_those_of_a_returned_loss(by_name):
 
 @pytest.mark.slow
 def test_tiles_let_more_layers_train():
-    """In RAM that is too little for the whole step; what is trained then is what PyTorch trains."""
+    """In RAM below that of the whole step, tiles let more layers train, with PyTorch's results."""
     *_, whole = chosen(ram="12KiB")
     model, inputs, choice = chosen(ram="12KiB", tile="2KiB")
     assert choice.score > whole.score

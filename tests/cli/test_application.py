@@ -60,7 +60,7 @@ def python(code):
 
 
 def test_no_arguments_show_what_to_type_next():
-    """A first run says which command to try, and that command names a shipped model and device."""
+    """Without arguments, the output recommends a command with a shipped model and device."""
     assert [command.name for command in app.registered_commands] == list(COMMANDS)
     outcome = invoke(status=0)
     assert "poetmodel solve mobilenetv2 --device rpi4b --ram 40%" in outcome.out
@@ -157,7 +157,7 @@ def examples(command):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_gives_an_example_of_its_command(command):
-    """Help ends with one example, on one line; every command can be quiet, and says the same."""
+    """Help ends with one example on one line; all commands have ``--quiet`` with the same text."""
     outcome = invoke(command, "--help", status=0)
     assert [line.split()[0] for line in examples(command)] == [command]
     assert ("--json" in outcome.out) == (command not in SERVING)
@@ -168,7 +168,7 @@ def test_help_gives_an_example_of_its_command(command):
 
 
 def run_example(line):
-    """Type an example, which must succeed and say something."""
+    """Execute an example, which must succeed and print some output."""
     outcome = invoke(*line.split())
     assert outcome.status == 0, (line, outcome.err)
     assert outcome.out
@@ -209,7 +209,7 @@ def test_example_with_a_training_step_works(command, tmp_path, monkeypatch):
     ],
 )
 def test_usage_errors_are_one_sentence(arguments, fragments):
-    """Wrong usage exits 2 with one line that names what is wrong and where help is."""
+    """Wrong usage exits with 2, and one line names the fault and the way to the help."""
     outcome = invoke(*arguments)
     assert (outcome.status, outcome.out) == (2, "")
     assert len(outcome.err.splitlines()) == 1
@@ -240,7 +240,7 @@ def test_failures_have_their_exit_status(error, status, monkeypatch, told):
 
 
 def test_programming_errors_are_not_hidden(monkeypatch):
-    """An error that nobody raised on purpose comes through, to be reported."""
+    """Unexpected exceptions are not caught."""
 
     def fail(*_):
         msg = "a bug"
@@ -253,7 +253,7 @@ def test_programming_errors_are_not_hidden(monkeypatch):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
 def test_full_disk_behind_stdout_is_told():
-    """When stdout takes no more, the command says so and fails."""
+    """A full disk behind stdout is reported, and the command fails."""
     with open("/dev/full", "w") as full:  # noqa: PTH123
         process = subprocess.run(
             [sys.executable, "-m", "poetmodel", "models"],

@@ -16,7 +16,7 @@ CHOOSE = ("choose", "own.py:step", "--device", "nrf52840", "--scores")
 
 @pytest.fixture(autouse=True)
 def own(tmp_path, monkeypatch):
-    """Write a step that tells when it is called, and files that are no profile and no scores."""
+    """Write a step that reports its calls, and files that are neither profiles nor scores."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(RAISES)
     (tmp_path / "scores.csv").write_text("layer,value\na,1\n")
@@ -62,7 +62,7 @@ def own(tmp_path, monkeypatch):
     ],
 )
 def test_options_are_checked_before_the_module_is_called(arguments, told):
-    """Each is one sentence with the option; the function was not called, nothing was written."""
+    """Each error names the option; the function was not called, and nothing was written."""
     outcome = invoke(*arguments, status=2)
     assert "it was called" not in outcome.err
     told(outcome.err, " ".join(arguments[2:]))
@@ -70,7 +70,7 @@ def test_options_are_checked_before_the_module_is_called(arguments, told):
 
 @pytest.mark.torch
 def test_right_options_reach_the_module():
-    """The step of these tests tells when it is called."""
+    """The step of these tests reports its calls."""
     for arguments in (EXPORT, (*CHOOSE, "good.csv"), ("trace", "own.py:step")):
         assert "it was called" in invoke(*arguments, status=2).err
 

@@ -121,7 +121,7 @@ def test_verify_holds_a_file_to_its_rows(schedule_file, told):
 
 @pytest.mark.parametrize("claim", [{"value": 1.0}, {"bound": 1e9}])
 def test_verify_holds_a_file_to_its_own_objective(claim, told):
-    """What the file claims of the sum that was minimized is compared with the simulation."""
+    """The stated value of a user-defined objective is compared with the simulation."""
     path = Path("own.schedule.json")
     text = '[objective]\nsum = {"energy_j" = 1, "bytes_written" = 1e-6}\n'
     assert solve(text, "--ram", "350", "--out", path).status == 0
@@ -139,7 +139,7 @@ def test_verify_holds_a_file_to_its_own_objective(claim, told):
 
 @pytest.mark.parametrize("changed", [{"terms": {"page_ins:h9": 1}}, {"name": "constraint 2[h1]"}])
 def test_faulty_rows_of_a_file_are_named(changed, schedule_file, told):
-    """The file, the row, and what is wrong with it: exit 2."""
+    """Faults are reported with file and row: exit 2."""
     rewrite(schedule_file, **changed)
     for command in ("verify", "explain"):
         told(invoke_refused(command, schedule_file, "--graph", CHAIN), command)
@@ -207,7 +207,7 @@ def test_limits_keep_the_rows():
 
 
 def test_infeasible_rows_are_named_with_the_nearest_limit():
-    """As hints on stderr and in JSON, exit 3; the limit that is said to work does."""
+    """Hints on stderr and in JSON name the rows, exit 3; the recommended limit is feasible."""
     strict = WEAR.replace("0.1kB", "0.05kB")
     outcome = solve(strict, "--ram", "350", "--no-recompute", "--json", status=3)
     first, *hints = outcome.err.splitlines()

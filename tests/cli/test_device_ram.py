@@ -29,7 +29,7 @@ def solve(*arguments, graph=CHAIN, **due):
 
 
 def test_solve_warns_of_a_peak_above_the_boards_ram(told):
-    """The table and stderr say it, and the exit status stays that of a schedule that was found."""
+    """The table and stderr warn of a peak above the RAM; the exit status stays 0."""
     outcome = solve(status=0)
     assert "does not fit" in outcome.out
     assert WARNING in outcome.err
@@ -78,7 +78,7 @@ def test_file_states_the_figures_and_is_read_again():
 
 @pytest.mark.parametrize("command", ["verify", "explain", "plan", "report", "diff"])
 def test_commands_on_a_schedule_file_warn(command):
-    """Each says that the board is too small: in its table, on stderr and in JSON."""
+    """Commands on a schedule file warn that the board is too small: table, stderr and JSON."""
     page = Path("page.html")
     more = {"diff": [SCHEDULE], "report": ["--out", page]}.get(command, [])
     arguments = (command, SCHEDULE, *more, "--graph", CHAIN)
@@ -115,7 +115,10 @@ def test_sweep_names_the_cells_that_do_not_fit(told):
 
 
 def test_gauge_says_what_takes_the_ram_and_whether_the_step_trains():
-    """The kinds add up to the peak, table and JSON say what is left; each false figure is found."""
+    """The parts of the gauge sum to the peak, and false numbers are violations.
+
+    Table and JSON state the free RAM.
+    """
     document = solve("--json").json
     found = document["device_ram"]
     kinds = ("state_bytes", "activation_bytes", "gradient_bytes", "workspace_bytes")
@@ -136,7 +139,7 @@ def test_gauge_says_what_takes_the_ram_and_whether_the_step_trains():
 
 
 def test_wear_is_told_where_the_board_states_its_endurance():
-    """The steps until the storage is worn: its size times its cycles over what a step writes."""
+    """The steps until the storage is worn: its size times its cycles over the bytes of a step."""
     plain = solve("--no-recompute", status=0)
     assert "storage worn" not in plain.out
     assert "steps_until_worn" not in solve("--json").json

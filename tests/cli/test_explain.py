@@ -1,4 +1,4 @@
-"""``poetmodel explain`` and ``diff``: what schedules decided, and what a decision costs."""
+"""``poetmodel explain`` and ``diff``: decisions of schedules, and the cost of a decision."""
 
 import json
 from dataclasses import replace
@@ -73,7 +73,7 @@ def test_costs_of_one_tensor_are_told(told):
 
 
 def test_ctrl_c_leaves_the_decision(monkeypatch):
-    """It is printed without what it costs."""
+    """The decision is printed without its cost."""
 
     def interrupt(*_, **__):
         raise KeyboardInterrupt
@@ -97,7 +97,7 @@ def test_ctrl_c_leaves_the_decision(monkeypatch):
     ],
 )
 def test_what_is_not_proven_is_told(monkeypatch, told, change, name):
-    """A range from what is proven to what was found; noise below the gap is 0 J."""
+    """An unproven cost is a range from bound to value; noise below the gap is 0 J."""
     found = Alternative(
         tensor=0,
         forbidden=Forbidden.PAGING,
@@ -124,7 +124,7 @@ def test_what_is_not_proven_is_told(monkeypatch, told, change, name):
     ],
 )
 def test_step_of_ram_that_is_not_proven_is_told(monkeypatch, told, step, name):
-    """What was found, and below which RAM nothing better exists."""
+    """An unproven step of RAM is printed with the result and the RAM below which none is better."""
     saved = 0.004 if "ram_bytes" in step else None
     found = RamStep(**step, saved=saved, max_saved=saved)
     monkeypatch.setattr(sensitivity, "find_alternatives", lambda *_, **__: ())
@@ -143,7 +143,7 @@ def test_tables_fit(told):
 
 
 def test_each_kind_of_answer_is_told(told):
-    """What is kept, recomputed, or unknown is told in a sentence of its own."""
+    """Kept, recomputed and unknown tensors have a sentence each."""
     told(explain(tensor="h1").out)
     told(explain(tensor="x", limits=("--no-paging",)).out, "x")
     told(explain(ram="404").out.split("\n\n")[-1], "nothing")
@@ -151,7 +151,10 @@ def test_each_kind_of_answer_is_told(told):
 
 
 def test_file_of_bare_relations_is_explained(told):
-    """Without a stated problem the device's limits hold, which is said; without a device none."""
+    """Without a stated problem, the limits of the device hold, and a note states this.
+
+    Without a device, the file is refused.
+    """
     explain()
     path = Path("chain.schedule.json")
     document = json.loads(path.read_text())
@@ -171,7 +174,7 @@ def test_file_of_bare_relations_is_explained(told):
     "change", [{"S_RAM": []}, {"graph": {"name": "other", "sha256": "0" * 64}}]
 )
 def test_schedule_that_does_not_hold_is_refused(change, told):
-    """What the verifier rejects, or another graph's, is not explained: exit 2 names the file."""
+    """An invalid schedule, or one of another graph, is refused: exit 2 names the file."""
     explain()
     path = Path("chain.schedule.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
@@ -233,7 +236,7 @@ def test_schedules_of_two_graphs_are_not_compared(tmp_path):
 
 
 def test_table_fits_and_shows_the_change(told, monkeypatch):
-    """Figures stand side by side in 80 columns; equal ones say so, and long lists are cut."""
+    """The table has at most 80 columns; long lists of changed tensors are shortened."""
     outcome = diff("--ram", "350", "--no-paging")
     assert (outcome.status, outcome.err) == (0, "")
     assert max(map(len, outcome.out.splitlines())) <= 80
@@ -245,7 +248,7 @@ def test_table_fits_and_shows_the_change(told, monkeypatch):
 
 
 def test_stages_are_shown_where_words_are_the_same():
-    """A tensor that is recomputed at another stage differs; how often is said with the word."""
+    """A tensor that is recomputed at another stage differs; the word has the number of times."""
     decision = Decision(
         tensor=0,
         treatment=Treatment.RECOMPUTED,

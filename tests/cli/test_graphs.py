@@ -1,4 +1,4 @@
-"""Which graph a command is about, and what it says of wrong input: nothing is written then."""
+"""Graph arguments of commands, and errors for wrong inputs, after which nothing is written."""
 
 import json
 import shlex
@@ -122,7 +122,7 @@ def test_files_of_other_sizes_say_what_to_give(name, files, told):
 
 
 def test_wrong_size_is_refused(files, told):
-    """The file's fingerprint decides; what would do is named."""
+    """The hash of the file decides; the error names the options with which it matches."""
     for sizes in (("--graph", "mlp"), ("--batch", "4"), ("--graph", "mlp", "--batch", "4")):
         told(invoke_refused("verify", files["batch"], *sizes), " ".join(sizes))
 
@@ -201,7 +201,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_bad_file_exits_2_and_names_file_and_field(kind, out, told):
-    """A file that breaks a rule is refused with its name, the place and what is accepted."""
+    """An invalid file is refused with its name, the place and the accepted values."""
     step = write_graph(Path("step.graph.json"), training_step())
     graph = step if kind == "state" else CHAIN
     checkpoint_all(Graph.load(graph)).save("good.schedule.json")
@@ -225,13 +225,16 @@ def test_options_that_state_does_not_allow_exit_2(options, out, told):
 
 
 def test_one_node_is_nothing_to_decide(out, told):
-    """A graph with nothing to keep, recompute or page is no problem."""
+    """A graph without decisions is no problem."""
     path = write_graph(Path("one.graph.json"), chain() | {"nodes": [node("x")]})
     told(refusal(out, "--graph", path, "--device", BOARD_FILE))
 
 
 def test_many_faults_of_a_graph_come_one_a_line_and_the_rest_counted(out, told):
-    """Of many faults the first eight are told, then how many more; resident bytes leave no RAM."""
+    """Of many faults, the first eight are printed, then the number of the rest.
+
+    Resident bytes that leave no RAM are an error, too.
+    """
     document = chain()
     document["nodes"] += [node(f"bad{k}", size=-1) for k in range(20)]
     path = write_graph(Path("bad.graph.json"), document)
@@ -263,7 +266,7 @@ INFEASIBLE = (
     ids=[*OPTIONS, *INFEASIBLE],
 )
 def test_bad_option_exits_with_its_status_and_is_named(options, status, out, told):
-    """An option that cannot be used is named with what is accepted; proven infeasible exits 3."""
+    """An unusable option is refused with the accepted values; proven infeasible exits 3."""
     about = ("--graph", CHAIN, "--device", BOARD_FILE)
     told(refusal(out, *about, *shlex.split(options), status=status))
 
@@ -293,7 +296,7 @@ TARGETS = ("missing/x.json", "", "chain.graph.json", "board.toml", "chain.graph.
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_bad_output_exits_2_before_solving(target, tmp_path, told):
-    """An output that cannot be written, or is an input, is refused and nothing is changed."""
+    """An output that cannot be written, or is an input, is refused, and nothing is changed."""
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     about = (CHAIN, "--device", BOARD_FILE, "--time-limit", "1")
     told(invoke_refused("solve", *about, "--out", tmp_path / target))

@@ -25,7 +25,7 @@ def test_table_fits_and_says_what_binds(told):
 
 
 def test_budget_below_the_floor_is_answered_all_the_same(told):
-    """No deadline will do then, with the reason; what RAM it takes is still said."""
+    """No deadline is feasible then, with the reason; the required RAM is still printed."""
     document = limits("--ram", "200", "--json").json
     assert document["ram"]["both"]["value"] == 304
     assert document["time"]["status"] == "infeasible"
@@ -36,7 +36,7 @@ def test_budget_below_the_floor_is_answered_all_the_same(told):
 
 
 def test_unproven_amounts_come_with_their_gap(monkeypatch, told):
-    """What a time limit left open is said with gap and bound, and how to get closer."""
+    """Limits that a time limit left unproven are printed with gap, bound, and a remedy."""
     real = module.find_limits
 
     def unproved(status, bound):
@@ -97,7 +97,7 @@ def test_table_says_time_energy_and_limits():
 
 
 def test_impossible_job_says_which_limit_is_too_little(told):
-    """A pass takes 6 s; 5 s are too few, and the energy is not what is in the way: exit 3."""
+    """A pass takes 6 s; 5 s are too few, and the energy is not the reason: exit 3."""
     options = ("--samples", 10, "--within", "50s", "--battery", "80J")
     outcome = invoke("solve", "--graph", CHAIN, "--device", BOARD_FILE, *options)
     assert (outcome.status, outcome.out) == (3, "")
@@ -106,7 +106,7 @@ def test_impossible_job_says_which_limit_is_too_little(told):
 
 
 def test_file_of_a_job_is_a_plain_schedule():
-    """The answer on the job is printed, not written: the file is what `verify` reads."""
+    """The result for the job is printed, not written: the file is that which `verify` reads."""
     out = Path("s.json")
     where = ("--graph", CHAIN, "--device", BOARD_FILE)
     assert invoke("solve", *where, "--samples", 3, "--within", "1h", "--out", out).status == 0

@@ -1,4 +1,4 @@
-"""``poetmodel models``, ``devices``, ``inspect``: what there is and what it takes."""
+"""``poetmodel models``, ``devices``, ``inspect``: available models and their requirements."""
 
 import copy
 import json
@@ -240,7 +240,7 @@ at `dw` where state is read on storage."""
     ],
 )
 def test_device_shows_whether_a_step_trains_there(ram_bytes, told, *, mapped, keep_all, lowest):
-    """Gauges of keep-all and of the floor of its storage; a floor that fits proves nothing."""
+    """Gauges of keep-all and of the minimum RAM; a minimum that fits proves nothing."""
     STEP.save(Path("step.graph.json"))
     text = BOARD.replace("ram_bytes = 1_000_000", f"ram_bytes = {ram_bytes}")
     if mapped:
@@ -272,7 +272,7 @@ def test_resident_bytes_are_in_the_gauges_of_a_device():
 
 
 def test_state_options_make_the_graph_of_the_zoo(told):
-    """With its state inside, nothing of a built-in network is resident outside."""
+    """With state in the graph, a built-in network has no resident bytes."""
     options = ("--state", "momentum", "--in-place", "--tile", "32KiB", "--train", "last-2")
     facts = invoke("inspect", "resnet8", *options, "--json").json
     graph = zoo.resnet8(state="momentum", in_place=True, tile="32KiB", train="last-2")

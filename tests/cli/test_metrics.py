@@ -82,7 +82,7 @@ def test_a_new_metric_is_a_claim_that_verify_checks(monkeypatch):
 
 
 def test_a_metric_that_is_no_entry_is_an_unknown_key(monkeypatch):
-    """What the registry does not have is ignored, with a warning, in a file that states it."""
+    """An unknown metric in a file is ignored with a warning."""
     with monkeypatch.context() as patched:
         added(patched, "executed_steps", lambda simulation: len(simulation.curve))
         solved(A, "--ram", "100%")

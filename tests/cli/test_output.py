@@ -1,4 +1,4 @@
-"""What is printed for people: tables of any width, names of any kind, and nothing when quiet."""
+"""Printed text: tables of all widths, all kinds of names, and no output with ``--quiet``."""
 
 import json
 import re
@@ -43,9 +43,9 @@ def test_columns_share_the_room(bounds, room):
 @pytest.mark.parametrize("width", [200, 80, 60, 40])
 @pytest.mark.parametrize("command", LISTS)
 def test_no_word_breaks_at_any_width(command, width, monkeypatch):
-    """Words of the table without an edge are in the wrapped one; in 80 columns nothing sticks out.
+    """A wrapped table has all words of the unwrapped one; no line is longer than 80 columns.
 
-    Only names and paths may go on in the next line, after a point, a slash or an underscore.
+    Only names and paths continue on the next line, after a point, a slash or an underscore.
     """
     monkeypatch.delenv("COLUMNS", raising=False)
     words = set(invoke(*command.split()).out.split())
@@ -80,7 +80,7 @@ def test_help_says_all_of_what_is_written(command, monkeypatch):
 
 @pytest.mark.slow
 def test_quiet_commands_print_nothing(told):
-    """No table, no warning and no note; files are written, JSON is printed, errors are told."""
+    """No tables, warnings or notes; files are written, JSON is printed, errors are reported."""
     schedule = Path("chain.schedule.json")
     given = ("--graph", CHAIN)
     solve = ("solve", *given, "--device", BOARD_FILE, "--ram", 350, "--out", schedule)

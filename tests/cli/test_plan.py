@@ -116,7 +116,7 @@ def test_default_mode_is_the_devices_or_the_schedules():
 
 
 def test_blocking_device_is_told_to_an_overlap_schedule(told):
-    """A plan that does not keep the meaning of the schedule's time says so."""
+    """A blocking plan of a schedule whose counted time has overlap causes a warning."""
     restated(SCHEDULE, problem={"deadline_counts": "overlap"}, makespan_s=None)
     done = plan(SCHEDULE, CHAIN, "--json")
     assert done.json["mode"] == "blocking"
@@ -125,7 +125,7 @@ def test_blocking_device_is_told_to_an_overlap_schedule(told):
 
 
 def test_budget_is_a_limit(told):
-    """A plan that does not fit, or not at multiples of 256 B, is told, and not written."""
+    """A plan that does not fit, or not with an alignment of 256 B, is reported and not written."""
     out = Path("x.plan.json")
     told(plan(SCHEDULE, CHAIN, "--ram", "303B", "--out", out, status=3).err)
     assert not out.exists()
@@ -149,7 +149,7 @@ def test_resident_bytes_are_left_out_of_the_budget(told):
 
 
 def test_files_must_differ(told):
-    """No output takes the place of an input; what cannot be planned is told: exit 2."""
+    """Outputs must differ from inputs; a schedule that cannot be planned is reported: exit 2."""
     assert plan(SCHEDULE, CHAIN, "--out", SCHEDULE).status == 2
     picture = Path("x.html")
     told(plan(SCHEDULE, CHAIN, "--out", picture, "--plot", picture, status=2).err)
@@ -186,7 +186,7 @@ def test_still_pictures_are_drawn_for_papers(form):
 
 
 def test_solve_writes_plan_and_map():
-    """``solve --plan`` and ``--plot`` write what ``plan`` would, and the map."""
+    """``solve --plan`` and ``--plot`` write the same files as ``plan``, and the map."""
     pytest.importorskip("plotly")
     schedule, made, picture = (Path(name) for name in ("s.json", "p.json", "m.html"))
     done = invoke(
@@ -205,7 +205,10 @@ def test_solve_writes_plan_and_map():
 
 
 def test_solve_checks_its_targets_first(told):
-    """What cannot be written ends it before it solves; an infeasible problem leaves no files."""
+    """An unwritable output ends the command before the solve.
+
+    An infeasible problem leaves no files.
+    """
     command = ("solve", "--graph", CHAIN, "--device", BOARD_FILE, "--ram", "304B")
     assert invoke(*command, "--plot", "x.bmp").status == 2
     assert invoke(*command, "--plan", "none/x.json").status == 2
@@ -219,7 +222,7 @@ def test_solve_checks_its_targets_first(told):
 
 
 def test_plan_of_a_rejected_schedule_is_not_written(capsys, told):
-    """Where the verifier rejects the schedule there is no program; the map shows what it holds."""
+    """For a rejected schedule, no program is written; the map has its content."""
     pytest.importorskip("plotly")
     result = replace(solve(skip_problem()), violations=("R[1,1]: made up",))
     made, picture = Path("p.json"), Path("m.html")
@@ -255,7 +258,7 @@ def test_addresses_are_part_of_the_plan_file(told):
     "arguments", [("--alignment", 8), ("--arena", "--alignment", 12), ("--arena", "--alignment", 0)]
 )
 def test_options_of_addresses_are_checked(arguments, told):
-    """What says nothing together is told."""
+    """Invalid alignments, and those without ``--arena``, are refused."""
     told(plan(SCHEDULE, CHAIN, *arguments, status=2).err)
 
 
@@ -274,7 +277,7 @@ def test_solve_finds_a_schedule_whose_addresses_fit(told):
 
 
 def test_a_solve_that_was_cut_short_goes_on_from_what_fits(monkeypatch):
-    """What is left of the time goes into a better schedule."""
+    """The rest of the time is used to improve the schedule."""
     starts = []
 
     def hurried(problem, *, start, **stated):

@@ -29,7 +29,7 @@ def report(graph, out, *arguments, **due):
 
 
 def test_page_and_json_agree(told):
-    """``--json`` prints every figure of the page, alone; the file is told on stderr."""
+    """``--json`` prints each number of the page, and only these; stderr names the file."""
     out = Path("r.html")
     done = report(CHAIN, out, SCHEDULE, "--json", status=0)
     told(done.err)
@@ -66,7 +66,7 @@ def test_schedules_stand_side_by_side():
 
 
 def test_bad_input_is_told(told):
-    """No graph, another graph, an input as target: status 2, and nothing is written."""
+    """No graph, another graph, an input as output: status 2, and nothing is written."""
     out = Path("r.html")
     told(invoke("report", SCHEDULE, "--out", out).err)
     told(report("mlp", out, SCHEDULE, status=2).err, "other")

@@ -1,4 +1,4 @@
-"""``poetmodel solve``: what it prints, writes and exits with; counts of its table."""
+"""``poetmodel solve``: outputs, files, exit status, and counts of the table."""
 
 import json
 import os
@@ -39,9 +39,9 @@ def test_neither_paging_nor_recomputing_is_proven_infeasible(told):
 
 
 def test_infeasible_says_what_would_do():
-    """After what is in the way come the changes that work, one a line, in words and in JSON.
+    """Feasible changes follow the reason, one per line, in words and in JSON.
 
-    With 350 B the sample x must leave RAM, for 4 ms of paging; all kept takes 404 B.
+    With 350 B, the sample x must leave RAM, for 4 ms of paging; keep-all needs 404 B.
     """
     outcome = solve("--ram", "350", "--deadline", "100%", "--json", status=3)
     first, *more = outcome.err.splitlines()
@@ -61,7 +61,7 @@ def test_infeasible_says_what_would_do():
 
 
 def test_interrupted_explanation_leaves_the_answer(monkeypatch):
-    """Ctrl-C while it is looked for ends with what is known: exit 3 and the reason."""
+    """Ctrl-C during the explanation ends with the known reason: exit 3."""
     from poetmodel.solver.sensitivity import explanation
 
     def interrupted(*_, **__):
@@ -73,7 +73,7 @@ def test_interrupted_explanation_leaves_the_answer(monkeypatch):
 
 
 def test_json_on_stdout_is_the_object_in_the_file():
-    """--json prints the object that --out writes, and nothing else; the log goes to stderr."""
+    """--json prints the object that --out writes, and only that; the log goes to stderr."""
     out = Path("x.schedule.json")
     outcome = solve("--ram", "350", "--out", out, "--json", status=0)
     assert outcome.json == json.loads(out.read_text())
@@ -152,7 +152,7 @@ def test_every_limit_reaches_the_problem():
 
 @pytest.mark.parametrize("minimize", ["energy", "time", "ram", "writes"])
 def test_table_fits_for_every_quantity(minimize):
-    """Whatever is minimized, the table says its value and bound in 80 columns."""
+    """The table states value and bound of any objective in 80 columns."""
     limits = ("--ram", "350", "--energy-budget", "200%", "--time-limit", "5")
     outcome = solve(*limits, "--minimize", minimize, status=0)
     assert max(map(len, outcome.out.splitlines())) <= 80
@@ -192,7 +192,7 @@ def test_schedule_that_the_judge_rejects_exits_6_and_is_written(told):
 
 
 def test_reduction_of_the_papers_model_is_reported(told):
-    """Nodes with several outputs or none are no reason to refuse; stderr, JSON and file say so."""
+    """Nodes with several outputs, or without any, are merged: stderr, JSON and file state this."""
     out = Path("x.schedule.json")
     arguments = ("solve", "mlp", "--device", "rpi4b", "--ram", "100%", "--formulation", "paper")
     outcome = invoke(*arguments, "--out", out, "--json")
@@ -205,7 +205,7 @@ def test_reduction_of_the_papers_model_is_reported(told):
 
 
 def test_implausible_device_is_warned_about_once():
-    """What looks wrong in a device is one warning line on stderr; --quiet keeps it away."""
+    """Implausible values of a device are one warning line on stderr; --quiet suppresses it."""
     path = Path("odd.toml")
     path.write_text(BOARD.replace("[storage]", "flops_per_j = 10\n[storage]"))
     arguments = ("solve", CHAIN, "--device", path, "--ram", "350")
@@ -226,7 +226,7 @@ def test_implausible_device_is_warned_about_once():
     ids=["time limit", "interrupted", "Ctrl-C", "no back end"],
 )
 def test_endings_without_a_schedule_have_their_status(ending, status, monkeypatch, told):
-    """The reason is told, whatever the solver's; --json prints the object, no file is written."""
+    """The reason is printed, for any solver; --json prints the object, and no file is written."""
 
     def find_nothing(problem, **_options):
         if isinstance(ending, BaseException):
@@ -304,7 +304,7 @@ def test_result_is_shown_even_if_the_file_cannot_be_written(monkeypatch, told):
 
 @pytest.mark.parametrize("formulation", ["lazy", "compact"])
 def test_ctrl_c_keeps_and_writes_the_best_schedule(formulation):
-    """On a terminal the live line runs; Ctrl-C ends the solve with what it has, exit 0."""
+    """On a terminal, the progress line runs; Ctrl-C ends the solve with its schedule, exit 0."""
     out = Path("x.schedule.json")
     terminal, stderr = pty.openpty()
     command = ("solve", "resnet18-cifar", "--device", "rpi4b", "--ram", "40%", "--gap", "0")
@@ -367,14 +367,14 @@ def graph():
 
 
 def told(schedule, of=None):
-    """Return the rows about what a schedule does, by name."""
+    """Return the rows about the executions of a schedule, by name."""
     known = of or graph()
     facts = decision_facts(known, schedule, simulate(known, None, schedule))
     return {fact.name: (fact.text, fact.note) for fact in facts}
 
 
 def test_everything_kept_counts_tensors_with_readers():
-    """Kept to the last use: a, pair, mask, b, 22 B; not a tensor that nobody reads."""
+    """Kept up to the last use: a, pair, mask, b, 22 B; not tensors without readers."""
     found = told(checkpoint_all(graph()))
     kept, size = found.pop("kept")
     assert kept == "4 tensors"

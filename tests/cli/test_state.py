@@ -53,7 +53,7 @@ def words(text):
 
 
 def test_solve_and_verify_say_where_state_is(solved):
-    """How much is resident, how much on storage, and what that reads and writes each step."""
+    """Bytes of state in RAM and on storage, and transfers of state per step."""
     file, graph = solved(900)
     outcome = invoke("solve", "--graph", graph, "--device", BOARD_FILE, "--ram", 900)
     out = words(outcome.out)
@@ -102,7 +102,7 @@ def test_diff_names_the_homes_that_differ(solved, told):
 
 
 def test_least_ram_is_that_in_which_the_network_trains(solved):
-    """The floor has no state resident; without paging all of it is, and other limits are said."""
+    """The minimum has no resident state; without paging, all of it; other limits are printed."""
     _, graph = solved(1140)
     board = ("--graph", graph, "--device", BOARD_FILE)
     out = words(invoke("solve", *board, "--minimize", "ram").out)
@@ -134,7 +134,7 @@ def test_plan_tells_what_is_read_and_written_back(step, path, told):
 
 
 def test_too_little_ram_is_explained(solved, told):
-    """What would do is said: RAM, paging, storage; and that a gradient could be in parts."""
+    """The output recommends RAM, paging or storage; and that a gradient could be divided."""
     _, graph = solved(1140)
     board = ("solve", "--graph", graph, "--device", BOARD_FILE)
     told(invoke(*board, "--ram", 599, status=3).err)

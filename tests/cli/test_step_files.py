@@ -1,4 +1,4 @@
-"""Step files as graphs and as C: what commands say is said of the exported kernels."""
+"""Step files as graphs and as C: commands report about the exported kernels."""
 
 import json
 from importlib.metadata import PackageNotFoundError
@@ -69,7 +69,7 @@ def schedule(step):
 
 @pytest.mark.parametrize("way", ["argument", "option"])
 def test_inspect_speaks_of_the_exported_kernels(step, way):
-    """Its minimum RAM is that of their graph; what C takes beside is told."""
+    """The minimum RAM is that of their graph; further RAM of C is printed."""
     given = (step,) if way == "argument" else ("--graph", step)
     found = json.loads(invoke("inspect", *given, "--json").out)
     assert found["sha256"] == linear_step().graph.sha256
@@ -79,7 +79,7 @@ def test_inspect_speaks_of_the_exported_kernels(step, way):
 
 
 def test_other_sizes_are_refused(step, told):
-    """The kernels are those of one size; a file without a graph is told in a sentence."""
+    """The kernels have one size; a file without a graph is reported in a sentence."""
     told(invoke_refused("inspect", step, "--batch", "2"))
     path = Path("broken.step.json")
     path.write_text(json.dumps({"format": "poetmodel-step", "version": 1}))
@@ -200,10 +200,10 @@ def test_limits_and_infeasible_budgets_speak_of_one_graph(step):
     "more", [(), pytest.param(("--no-paging",), marks=pytest.mark.slow)], ids=["paged", "in RAM"]
 )
 def test_one_model_has_one_least_ram_from_trace_to_board(more, train, tmp_path, told):
-    """What ``limits`` proves of the step file is where exported C begins to train, to the byte.
+    """The minimum RAM of ``limits`` for a step file is that of exported C, to the byte.
 
-    What it says of the traced graph is of PyTorch's kernels, and it says so. The file has an
-    inference too, which exports leave out unless it is asked for.
+    For the traced graph, it is that of PyTorch's kernels, which the output states. The file has
+    an inference, too, which exports omit unless requested.
     """
     train, graph, step = f"{train}:images", "net.graph.json", "net.step.json"
     sgd, folder = ("--optimizer", "sgd"), tmp_path / "firmware"
@@ -261,7 +261,7 @@ STEP = Path(__file__).parents[2] / "docs" / "digits.step.json"
     ],
 )
 def test_missing_torch_is_said(arguments, tmp_path, monkeypatch, told):
-    """To capture a step needs PyTorch: one sentence with how to get it, and nothing is written."""
+    """Without PyTorch, one sentence states how to install it, and nothing is written."""
 
     def missing(name):
         raise PackageNotFoundError(name)
@@ -343,7 +343,7 @@ def test_files_of_a_project_are_not_replaced(tmp_path):
     ],
 )
 def test_other_targets_are_made_by_few_options(target, options, field, tmp_path):
-    """What they cannot have, as tiles of kernels, is refused before anything runs."""
+    """Options that another target does not support, such as tiles, are refused at the start."""
     out = tmp_path / "made"
     outcome = invoke("export", *options, "--target", target, "--out", out, status=2)
     assert outcome.err.startswith(f"error: {field}: ")

@@ -1,4 +1,4 @@
-"""Streams that are closed, pipes that nobody reads, and the line that tells of progress."""
+"""Closed streams, pipes without readers, and the line that shows progress."""
 
 import io
 import os
@@ -42,7 +42,7 @@ def run(redirection, *arguments, **settings):
     ("arguments", "status"), [("models", 0), ("inspect nothing", 2), ("solve --nonsense", 2)]
 )
 def test_closed_streams_are_read_and_written_as_nothing(redirection, arguments, status):
-    """The exit status is the same, and what is still open gets no traceback."""
+    """The exit status is the same, and open streams get no traceback."""
     found = run(redirection, *arguments.split())
     assert found.returncode == status
     assert "Traceback" not in found.stdout + found.stderr
@@ -52,7 +52,7 @@ def test_closed_streams_are_read_and_written_as_nothing(redirection, arguments, 
 
 @pytest.mark.slow
 def test_files_are_written_with_closed_streams():
-    """A file that is opened takes the number of no closed stream: nothing else gets into it."""
+    """An opened file never has the number of a closed stream: it contains only its own text."""
     files = [Path("open.schedule.json"), Path("closed.schedule.json")]
     given = ("solve", "--graph", CHAIN, "--device", BOARD_FILE, "--ram", 350)
     assert run("", *given, "--out", files[0]).returncode == 0
@@ -73,7 +73,7 @@ def test_files_are_written_with_closed_streams():
     ),
 )
 def test_closed_pipe_ends_as_by_its_signal(arguments, streams):
-    """Where nobody reads what is written, the status is 128 + SIGPIPE, and nothing is said."""
+    """If the reader of a pipe has ended, the status is 128 + SIGPIPE, without output."""
     read, write = os.pipe()
     os.close(read)
     targets = {
@@ -94,7 +94,7 @@ def test_closed_pipe_ends_as_by_its_signal(arguments, streams):
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["1", "2"])
 def test_docstrings_are_not_needed(level):
-    """With PYTHONOPTIMIZE=2 the same is found, and help still says what commands do."""
+    """With PYTHONOPTIMIZE=2, results are the same, and help still describes the commands."""
     given = ("solve", "--graph", CHAIN, "--device", BOARD_FILE, "--ram", 350)
     found = run("", *given, PYTHONOPTIMIZE=level)
     assert (found.returncode, found.stderr) == (0, "")
@@ -151,7 +151,7 @@ def progress(incumbent, bound):
     ],
 )
 def test_line_says_incumbent_bound_gap_and_seconds(minimize, state, fragments):
-    """Energies and times are fractions of one pass, bytes are bytes; what is missing is said."""
+    """Energies and times are fractions of one pass, bytes are bytes; unknown values are marked."""
     line = LiveLine(problem(minimize))
     assert "solving" in line.text()
     line.update(state)
@@ -174,7 +174,7 @@ def test_line_says_what_is_done_where_there_is_no_problem():
     [(Terminal, True, True), (Terminal, False, False), (io.StringIO, True, False)],
 )
 def test_line_is_shown_only_where_someone_sees_it(stream, wanted, shown, monkeypatch):
-    """It needs a terminal and somebody who wants it; it leaves nothing on stdout."""
+    """The line requires a terminal and no ``--quiet``; it never goes to stdout."""
     stderr, stdout = stream(), io.StringIO()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", stderr)
@@ -189,7 +189,7 @@ def test_line_is_shown_only_where_someone_sees_it(stream, wanted, shown, monkeyp
 
 @pytest.mark.parametrize("json", [False, True])
 def test_commands_that_take_long_say_what_they_do(json, monkeypatch):
-    """On a terminal they show a line on stderr; with --json, and in a pipe, nothing of it."""
+    """On a terminal, they show a line on stderr; with --json, and in a pipe, none."""
     monkeypatch.setenv("TERM", "xterm")
     invoke("solve", "mlp", "--device", "mkr1000", "--ram", "70%", "--out", "a.json", status=0)
     for words, doing in (

@@ -69,7 +69,7 @@ def test_faults_are_said_before_anything_runs(told):
 
 @pytest.mark.slow
 def test_own_constraints_hold_for_every_run():
-    """They are part of what identifies a run; a method that breaks one is not applicable."""
+    """User-defined constraints identify a run; a method that breaks one does not apply."""
     rows, out = Path("rows.toml"), Path("sweep")
     rows.write_text('[[constraint]]\nname = "wear"\nsum = {bytes_written = 1}\nat_most = "1kB"\n')
     command = ("sweep", "mlp", *ARGUMENTS, "--out", out, "--json")
@@ -106,9 +106,10 @@ def test_faults_of_constraints_are_said_before_anything_runs(text, sentence):
 @pytest.mark.slow
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
 def test_ended_sweep_is_resumed(blow):
-    """After a kill or Ctrl-C the finished cells stay as they are and the rest is run.
+    """After a kill or Ctrl-C, completed cells stay as they are, and the rest is run.
 
-    No process of the ended sweep lives on: each can write to its stderr, which is read to the end.
+    No process of the ended sweep survives: each can write to its stderr, which is read to the
+    end.
     """
     out = Path("sweep")
     arguments = ["sweep", "resnet18-cifar", "--devices", "rpi4b"]
@@ -175,7 +176,7 @@ SMALL = Figure(
 
 
 def here(runs, folder, **_):
-    """Measure runs in this process, and record nothing."""
+    """Measure runs in this process, without records."""
     folder.mkdir(exist_ok=True)
     return [measure_run(run.to_dict()) for run in runs]
 
@@ -191,7 +192,7 @@ def _small_figure(monkeypatch):
 
 @pytest.mark.slow
 def test_bench_writes_records_table_and_picture():
-    """A quick run, then the whole one: what was done is not done again."""
+    """A quick run, then the whole one, without repetitions."""
     pytest.importorskip("matplotlib")
     out = Path("runs") / "small"
     done = invoke("bench", "small", "--quick", "--out", out, status=0)
@@ -211,7 +212,7 @@ def test_bench_writes_records_table_and_picture():
 
 
 def test_missing_matplotlib_leaves_the_picture_out(tmp_path, monkeypatch):
-    """Records and table are there, and a note says what brings the picture."""
+    """Records and table are written, and a note states how to install matplotlib."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(sweeps, "sweep", here)
     done = invoke("bench", "small", "--quick", "--out", tmp_path, status=0)
@@ -242,7 +243,7 @@ def test_time_limit_is_passed_on(tmp_path, monkeypatch):
 
 
 def test_help_and_page_name_every_figure(monkeypatch):
-    """What can be asked for is in the help."""
+    """The help lists the available studies."""
     monkeypatch.setenv("COLUMNS", "200")
     text = invoke("bench", "--help").out
     assert [name for name in FIGURES if name not in text] == []
@@ -308,7 +309,7 @@ def _small_library(monkeypatch):
 
 @pytest.mark.usefixtures("_small_library")
 def test_instances_and_solutions_are_tables(told):
-    """What is written, by kind; each solution beside the best one; status 3 for one not valid."""
+    """The written tables by kind; each solution beside the best one; status 3 if one is invalid."""
     out = Path("solutions")
     out.mkdir()
     written = invoke("bench", "instances", "library", status=0)
@@ -337,7 +338,7 @@ def test_folders_of_bench_are_counted(told):
 
 
 def test_library_needs_a_checkout(monkeypatch, told):
-    """An installed package has no records: the message says where they are."""
+    """An installed package has no records: the message states where they are."""
     monkeypatch.setattr(instances, "files", lambda _: "/nowhere/site-packages/poetmodel")
     told(invoke_refused("bench", "instances", "library"))
 

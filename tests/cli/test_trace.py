@@ -106,7 +106,7 @@ def test_trace_shows_tables_and_says_that_nothing_was_written(user, told):
 
 @pytest.mark.torch
 def test_profile_measures_what_trace_wrote(user):
-    """The profile has a row for every node of the graph, and says how it was measured."""
+    """The profile has a row for each node of the graph, and states how it was measured."""
     invoke("trace", "user_train.py:step", "--out", "g.json")
     outcome = invoke("profile", "user_train.py:step", "--out", "p.csv", "--repeats", "1")
     assert outcome.status == 0, outcome.err
@@ -156,7 +156,7 @@ def test_what_is_written_is_no_other_file_of_the_command():
 @pytest.mark.torch
 @pytest.mark.usefixtures("user")
 def test_a_module_that_cannot_be_captured_is_no_traceback():
-    """The sentence names operation, line and way out; nothing is written."""
+    """The error names operation, line and remedy; nothing is written."""
     outcome = invoke("trace", "user_train.py:branch", "--out", "g.json", status=2)
     assert outcome.out == ""
     last = outcome.err.splitlines()[-1]
@@ -307,7 +307,7 @@ def test_nothing_can_be_trained(told):
 @pytest.mark.torch
 @pytest.mark.parametrize("what", WRONG)
 def test_wrong_files_of_scores_are_one_sentence(what, told):
-    """What is wrong, where, and what is expected."""
+    """The error states the fault, its place, and the expected values."""
     Path("wrong.csv").write_text(WRONG[what])
     done = invoke(*choose("--ram", "8KiB", "--scores", "wrong.csv"), status=2)
     assert done.out == ""

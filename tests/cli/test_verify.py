@@ -42,7 +42,7 @@ def verify(*options, status=None, **keys):
 
 
 def test_solved_schedule_is_valid(told):
-    """What solve writes, verify accepts, with the same figures, by default of the device named."""
+    """`verify` accepts the file of `solve` with equal numbers; the default device is the file's."""
     outcome = verify("--device", BOARD_FILE, "--json", status=0)
     assert outcome.err == ""
     assert outcome.json["valid"] is True
@@ -58,7 +58,7 @@ def test_solved_schedule_is_valid(told):
 
 
 def test_without_costs_the_rest_is_checked(told):
-    """With no costs to be found, rules and bytes are judged, and it says what was not."""
+    """Without costs, rules and bytes are checked, and the output lists the unchecked properties."""
     outcome = verify("--json", device="gone.toml", status=0)
     told(outcome.err)
     assert outcome.json["energy_j"] is None
@@ -95,7 +95,7 @@ def test_what_is_broken_is_named_and_exits_3(keys, told):
     ],
 )
 def test_given_limits_replace_those_of_the_file(limits, words):
-    """What breaks them is named; where nothing does, a solve that finds nothing is wrong."""
+    """Violations of the given limits are named; without any, the stated ``infeasible`` is a bug."""
     options = ("--device", BOARD_FILE, *limits)
     # Under limits of its own the file is no answer, nor are its bound and its gap.
     keys = {"problem": {"ram_budget_bytes": 1, "deadline_s": 0.1}, "objective": {"bound": 99.0}}
@@ -140,7 +140,7 @@ def test_measured_costs_are_checked_with_the_profile(told):
 
 
 def test_bare_relations_are_judged_by_the_rules_alone(told):
-    """A file without a problem has no limits, which is said; one of another graph is refused."""
+    """A file without a problem has no limits, which is printed; one of another graph is refused."""
     path = Path("bare.schedule.json")
     checkpoint_all(Graph.load(CHAIN)).save(path)
     outcome = invoke("verify", path, "--graph", CHAIN, "--json", status=0)
@@ -205,7 +205,7 @@ def test_metrics_of_other_costs_are_reported():
 
 
 def test_forged_metrics_of_equal_costs_are_violations():
-    """The digest of today excuses nothing; without one, costs may have changed, which is said."""
+    """False metrics are violations; if the file has no hash of its costs, a note is added."""
     remark = "costs may have changed"
     forged = verify("--device", BOARD_FILE, energy_j=5.0, status=3)
     assert "energy_j: the file says 5.0" in forged.out
@@ -220,7 +220,7 @@ def test_forged_metrics_of_equal_costs_are_violations():
 
 
 def test_a_file_of_other_costs_proves_nothing(tmp_path):
-    """Explain, diff, report and plan say so, and show no status or bound of the file."""
+    """Explain, diff, report and plan print this, and show no status or bound of the file."""
     slow = ("--device", slow_board())
     page = tmp_path / "r.html"
     commands = {
@@ -238,7 +238,7 @@ def test_a_file_of_other_costs_proves_nothing(tmp_path):
 
 
 def test_keys_of_later_versions_are_noted(plan_file):
-    """Each command reads such files and says what it ignored, graph files included."""
+    """Each command reads such files, graph files included, and lists the ignored keys."""
     later = {"colour": 1, "written_by": "poetmodel 0.3.0"}
     note = "unknown key 'colour' ignored: the file was written by poetmodel 0.3.0"
     for path, words in (
@@ -355,7 +355,7 @@ def test_binary_plan_is_checked_as_its_file():
     "change", [{"ram_budget_bytes": 303}, {"makespan_s": 6.0}, {"program": 12}]
 )
 def test_broken_programs_limits_and_figures_are_named(plan_file, change, told):
-    """The budget holds, what a file claims must be so, and no wait may be left out."""
+    """The budget is checked, all stated values are compared, and no wait may be missing."""
     if "program" in change:
         program = json.loads(plan_file.read_text())["program"]
         change = {"program": program[:12] + program[13:]}
@@ -364,7 +364,7 @@ def test_broken_programs_limits_and_figures_are_named(plan_file, change, told):
 
 
 def test_without_costs_memory_is_checked(plan_file, told):
-    """Without costs times are not checked, which is said; metrics of other costs are reported."""
+    """Without costs, times are not checked, with a note; metrics of other costs are reported."""
     changed_plan(plan_file, device="elsewhere", makespan_s=1.0)
     done = verify_plan(plan_file, CHAIN, "--json", status=0)
     assert done.json["makespan_s"] is None

@@ -1,4 +1,4 @@
-"""Instructions as time: cycles of the core, and what memory adds to them."""
+"""Times of instructions: cycles of the core, and the additional cycles of memory."""
 
 from dataclasses import replace
 

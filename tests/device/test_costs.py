@@ -107,7 +107,7 @@ def test_a_tensor_may_share_its_name_with_another_node(board):
 
 @given(st.data())
 def test_arrays_come_back_as_a_table(data):
-    """What is given in a graph's order is the table in that order."""
+    """Costs that are given in the order of a graph are the table in that order."""
     graph = data.draw(graphs())
     n, m = len(graph.nodes), len(graph.tensors)
     times = list(map(float, range(n)))
@@ -205,7 +205,7 @@ GRAPH = Graph(
     ],
 )
 def test_peak_and_resident_bytes_count_together(ram, peak, resident, blamed):
-    """They fit if their sum is at most the RAM, to the byte; what is too much is named."""
+    """They fit if their sum is at most the RAM, to the byte; the error names the excess."""
     found = DeviceRam(device="board", ram_bytes=ram, peak_bytes=peak, resident_bytes=resident)
     fits, warning = blamed is None, found.format_warning()
     assert found.fits is (warning is None) is fits
@@ -220,9 +220,9 @@ def test_peak_and_resident_bytes_count_together(ram, peak, resident, blamed):
 
 
 def test_graph_and_device_give_the_figures():
-    """Resident bytes are the graph's, RAM is the device's; without a device nothing is said.
+    """Resident bytes are the graph's, RAM is the device's; without a device there is no result.
 
-    Gradients that are resident are gradients, the other kinds are state, and all count.
+    Resident gradients count as gradients, the other kinds as state, and all count.
     """
     device = Device.load("paper-m4")
     graph = replace(GRAPH, resident_bytes={"parameters": 5})

@@ -119,7 +119,7 @@ def test_each_figure_has_its_range(board, key, value, fault):
 
 
 def test_storage_may_be_memory_mapped_and_wear_out(board):
-    """What is stated of it is checked; what is not stated is not known."""
+    """Stated values of storage are checked; others are unknown."""
     storage = board.storage
     assert not board.is_memory_mapped
     assert (storage.endurance_cycles, storage.erase_block_bytes) == (None, None)
@@ -152,7 +152,7 @@ def plausible():
 
 
 def test_plausible_figures_pass(plausible):
-    """Nothing is said of figures that hold together, nor of those that are not given."""
+    """Consistent values, and missing ones, cause no warning."""
     assert sanity_warnings(plausible) == ()
     bare = Device(name="b", ram_bytes=2**20, compute=Compute(flops_per_s=1e9, power_w=2.0))
     assert sanity_warnings(bare) == ()
@@ -302,9 +302,9 @@ LAYER = Graph(name="layer", nodes=(operation("fc", output_bytes=SIZE_BYTES, flop
 def test_shipped_devices_are_those_of_the_paper_and_of_data_sheets():
     """Boards of table 2, the published constants of three, current boards, graphics cards.
 
-    Boards with flash or RAM behind their address bus are memory-mapped, SD cards are not.
-    Some boards and all cards have DMA to their storage. The rates of the published A72 imply 49.9 W
-    against 3 W, and the sanity check says so; the others agree.
+    Boards with flash or RAM behind their address bus are memory-mapped, SD cards are not. Some
+    boards and all cards have DMA to their storage. The rates of the published A72 imply 49.9 W
+    instead of 3 W, and the check warns of this; the others agree.
     """
     assert set(device_names()) == TABLE_2.keys() | PAPER.keys() | BOARDS.keys() | CARDS.keys()
     mapped = {name for name in device_names() if Device.load(name).is_memory_mapped}
@@ -358,7 +358,7 @@ def test_flash_wears_and_what_it_wears_by_is_stated():
 
 @pytest.mark.parametrize("name", device_names())
 def test_every_figure_has_a_source(name):
-    """The source text of a device speaks of every figure in its file."""
+    """The source text of a device mentions each value in its file."""
     source = Device.load(name).source
     text = (shipped_folder("devices") / f"{name}.toml").read_text(encoding="utf-8")
     keys = set(FIGURES.findall(text.replace(source, "")))
@@ -410,7 +410,7 @@ def test_our_own_devices_raise_no_eyebrow(name):
 def test_published_constants_give_the_published_costs(
     name, compute_s, compute_j, page_in_s, page_in_j, page_out_s, page_out_j
 ):
-    """Costs of a layer are what the published code's rules give for it, by hand to seven digits."""
+    """Costs of a layer equal those of the published code's formulas by hand, to seven digits."""
     table = Costs.estimate(LAYER, Device.load(name)).table(LAYER)
     assert table.compute_time_s[0] == pytest.approx(compute_s, rel=1e-7)
     assert table.compute_energy_j[0] == pytest.approx(compute_j, rel=1e-7)

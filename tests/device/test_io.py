@@ -98,7 +98,7 @@ def test_a_device_file_is_read(board):
 
 
 def test_a_device_needs_little(tmp_path):
-    """Only name, RAM and a core with a power; nothing can be paged then."""
+    """Only name, RAM and a core with a power are required; paging is then impossible."""
     path = tmp_path / "small.toml"
     path.write_text('name = "s"\nram_bytes = 8\n[compute]\nflops_per_s = 1\nflops_per_j = 2\n')
     device = Device.load(str(path))
@@ -125,7 +125,7 @@ def test_shipped_devices_go_by_their_name(board, monkeypatch):
 
 
 def test_an_unknown_device_is_answered_with_the_known_ones(told):
-    """The message lists what is shipped, and what is close."""
+    """The message lists the shipped devices and those with similar names."""
     with pytest.raises(DeviceError) as caught:
         Device.load("RPI4")
     (fault,) = caught.value.faults
@@ -169,7 +169,7 @@ def test_an_unknown_device_is_answered_with_the_known_ones(told):
     ],
 )
 def test_each_fault_of_a_device_names_its_place(board, old, new, message):
-    """One wrong key is one fault that names table and key, and what is accepted."""
+    """One wrong key is one fault that names table, key, and the accepted values."""
     assert BOARD.count(old) == 1
     (fault,) = device_faults(board, BOARD.replace(old, new))
     assert fault.startswith(message)
@@ -210,9 +210,10 @@ storage_bytes = 4_096
 
 
 def test_storage_in_flash_takes_what_the_flash_states(board, tmp_path):
-    """Size, erase block and endurance of storage are those of the flash that it lies in.
+    """Size, erase block and endurance of storage are those of its flash.
 
-    Of volatile storage the flash says nothing. What is missing, unknown or no table is named.
+    The flash of volatile storage is not used. A missing or unknown flash, or one that is no
+    table, is an error.
     """
     board.write_text(BOARD.replace("aux_bytes = 4_096\n", "") + FLASH)
     device = Device.load(board)

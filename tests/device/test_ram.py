@@ -19,6 +19,6 @@ def test_state_in_the_graph_is_offered_where_it_fits():
 
 
 def test_wrong_option_is_an_error():
-    """It is no reason to offer nothing: the user learns of it."""
+    """The wrong option is reported; it is not ignored."""
     with pytest.raises(InputError, match="tile"):
         find_whole_step("mlp", Variant(tile="much"), Device.load("rpi4b"), paging=True)
