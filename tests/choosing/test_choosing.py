@@ -26,6 +26,7 @@ from poetmodel.errors import InputError
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.lowered.calls import Ref
 from poetmodel.result import Status
+from poetmodel.solver.facade import execute
 from poetmodel.solver.request import Request
 from poetmodel.torch.lowering.step import lower
 
@@ -330,7 +331,7 @@ def test_limits_that_a_set_just_keeps_allow_it(name, counted):
             layers={each: (each,) for each in chosen},
             scores=dict.fromkeys(chosen, 1.0),
         )
-        assert relaxation.selected_layers(relaxation.solve("highs", 30)) == chosen
+        assert relaxation.selected_layers(relaxation.solve(Request(time_limit_s=30.0))) == chosen
 
 
 @pytest.mark.parametrize("limit", ["deadline", "energy_budget"])
@@ -349,7 +350,7 @@ def test_commits_of_layers_of_score_0_are_not_counted(device, limit):
         layers={last: names},
         scores={last: 1.0},
     )
-    assert relaxation.selected_layers(relaxation.solve("highs", 30)) == (last,)
+    assert relaxation.selected_layers(relaxation.solve(Request(time_limit_s=30.0))) == (last,)
 
 
 def test_what_is_not_known_stays_in_the_bound(monkeypatch):
@@ -357,15 +358,14 @@ def test_what_is_not_known_stays_in_the_bound(monkeypatch):
     step = freezable("chain")
     problem = problem_of(step, "nrf52840", ram="100%", paging=False)
     scores = dict.fromkeys(group_by_layer(step.parameters, "layer"), 1.0)
-    real = pm.solve
 
-    def open_for_all(stated, **options):
-        result = real(stated, **options)
+    def open_for_all(stated, request):
+        result = execute(stated, request)
         if len(stated.graph.nodes) == len(step.graph.nodes):
             return replace(result, schedule=None, simulation=None, status=Status.UNKNOWN)
         return result
 
-    monkeypatch.setattr("poetmodel.choosing.search.solve", open_for_all)
+    monkeypatch.setattr("poetmodel.choosing.search.execute", open_for_all)
     found = selected(step, problem, scores)
     assert found.status == Status.FEASIBLE
     assert found.score == 3

@@ -17,6 +17,7 @@ from poetmodel.plan import Arena, Plan, check_arena, check_plan, decode
 from poetmodel.result import Status, Termination
 from poetmodel.schedule import Schedule, simulate
 from poetmodel.solver import solve
+from poetmodel.solver.facade import execute
 
 SCHEDULE = Path("chain.schedule.json")
 """File of a schedule of `chain` that pages one tensor, in 304 B."""
@@ -280,14 +281,14 @@ def test_a_solve_that_was_cut_short_goes_on_from_what_fits(monkeypatch):
     """The rest of the time is used to improve the schedule."""
     starts = []
 
-    def hurried(problem, *, start, **stated):
+    def hurried(problem, request, start):
         starts.append(start)
-        result = solve(problem, start=start, **stated)
+        result = execute(problem, request, start)
         if start is not None:
             return result
         return replace(result, status=Status.FEASIBLE, termination=Termination.TIME_LIMIT)
 
-    monkeypatch.setattr("poetmodel.solver.solve", hurried)
+    monkeypatch.setattr("poetmodel.solver.facade.execute", hurried)
     path = Path("chain.plan.json")
     invoke("solve", "--graph", CHAIN, "--device", BOARD_FILE, "--plan", path, "--arena", status=0)
     assert [start is not None for start in starts] == [False, True]

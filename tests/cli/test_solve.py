@@ -228,7 +228,7 @@ def test_implausible_device_is_warned_about_once():
 def test_endings_without_a_schedule_have_their_status(ending, status, monkeypatch, told):
     """The reason is printed, for any solver; --json prints the object, and no file is written."""
 
-    def find_nothing(problem, **_options):
+    def find_nothing(problem, *_options):
         if isinstance(ending, BaseException):
             raise ending
         reason = "no schedule was found within 1 s"
@@ -236,7 +236,7 @@ def test_endings_without_a_schedule_have_their_status(ending, status, monkeypatc
             problem=problem, status=Status.UNKNOWN, termination=ending, reason=reason
         )
 
-    monkeypatch.setattr("poetmodel.solver.solve", find_nothing)
+    monkeypatch.setattr("poetmodel.solver.facade.execute", find_nothing)
     outcome = solve("--out", Path("x.json"), status=status)
     assert outcome.out == ""
     told(outcome.err)

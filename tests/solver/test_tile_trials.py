@@ -8,6 +8,7 @@ import pytest
 from kit.worked import comb_problem
 from poetmodel.result import Termination
 from poetmodel.solver import solve
+from poetmodel.solver.facade import execute
 from poetmodel.solver.request import Request, SolveProgress
 from poetmodel.solver.tile_trials import find_cheapest_tiles
 
@@ -89,15 +90,16 @@ def test_a_stop_by_the_observer_counts_also_at_the_cutoff():
         reports.append(progress)
         return len(reports) < 2
 
-    def solve_once(problem, *, on_progress, **keywords):
+    def solve_once(problem, request):
+        on_progress, alone = request.on_progress, replace(request, on_progress=None)
         if not reports:
             assert on_progress(SolveProgress(seconds=0.0, overhead=None, overhead_bound=None))
-            return solve(problem, **keywords)
-        first_value = solve(problem, **keywords).value
+            return execute(problem, alone)
+        first_value = execute(problem, alone).value
         assert not on_progress(
             SolveProgress(seconds=0.0, overhead=None, overhead_bound=2 * first_value)
         )
-        return replace(solve(problem, **keywords), termination=Termination.INTERRUPTED)
+        return replace(execute(problem, alone), termination=Termination.INTERRUPTED)
 
     chosen = find_cheapest_tiles(
         [(size, problem) for size in SIZES],

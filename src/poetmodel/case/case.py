@@ -15,7 +15,7 @@ from poetmodel.solver.request import SearchOptions
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from poetmodel.device import Costs
+    from poetmodel.device import Costs, Device
     from poetmodel.graph import Graph
     from poetmodel.lowered.step import LoweredStep
     from poetmodel.problem import Problem
@@ -46,6 +46,17 @@ class Case:
         """Whether the source has the suffix of step files, whose graphs have exported kernels."""
         return self.source is not None and self.source.endswith(".step.json")
 
+    @property
+    def tile(self) -> str | None:
+        """The stated tile size, as ``--tile`` accepts it."""
+        return self.shape.tile if isinstance(self.shape, Variant) else None
+
+    def load_device(self) -> Device | None:
+        """Return the built-in device of this name, or read its file; None without a device."""
+        from poetmodel.device import Device
+
+        return None if self.device is None else Device.load(self.device)
+
     def load_step(self) -> LoweredStep | None:
         """Read the step of a step file, in tiles of the stated size.
 
@@ -56,8 +67,7 @@ class Case:
         from poetmodel.lowered.io import load_step
         from poetmodel.tiling.choice import divide_step
 
-        tile = self.shape.tile if isinstance(self.shape, Variant) else None
-        return divide_step(load_step(self.source), tile)
+        return divide_step(load_step(self.source), self.tile)
 
     def load_graph(self) -> Graph:
         """Build the network of the source, or read its file."""

@@ -21,12 +21,13 @@ from poetmodel.graph import Graph, Phase, floor
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from poetmodel.backends.protocol import OptionValue, RawSolution
+    from poetmodel.backends.protocol import RawSolution
     from poetmodel.backends.standard_form import StandardForm
     from poetmodel.choosing.freezing import Freezable
     from poetmodel.device import Device
     from poetmodel.device.cost import Cost
     from poetmodel.problem import Problem
+    from poetmodel.solver.request import Request
 
 LIMIT_TOLERANCE: Final = 1e-8
 """Relative tolerance of limits, so that rounding excludes no set."""
@@ -83,20 +84,18 @@ class ChoiceRelaxation:
     cuts: list[SetCut] = field(default_factory=list)
     """The cuts so far; the search adds to them."""
 
-    def solve(
-        self,
-        backend: str,
-        time_limit_s: float,
-        *,
-        seed: int = 0,
-        solver_options: Mapping[str, OptionValue] | None = None,
-    ) -> RawSolution:
-        """Solve the relaxation; scores in the result are divided by `unit`."""
+    def solve(self, request: Request) -> RawSolution:
+        """Solve the relaxation in the remaining time; scores in the result are in `unit`."""
         from poetmodel.backends.protocol import Limits
         from poetmodel.backends.registry import backend as find_backend
 
-        limits = Limits(time_s=time_limit_s, rel_gap=1e-9, seed=seed, options=solver_options or {})
-        return find_backend(backend).solve(_Program(self).to_standard_form(), limits)
+        limits = Limits(
+            time_s=max(request.remaining_s(), 1e-3),
+            rel_gap=1e-9,
+            seed=request.seed,
+            options=request.solver_options,
+        )
+        return find_backend(request.backend).solve(_Program(self).to_standard_form(), limits)
 
     def selected_layers(self, solution: RawSolution) -> tuple[str, ...]:
         """Return the layers that a solution trains; empty if `solution.x` is None."""

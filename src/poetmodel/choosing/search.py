@@ -21,7 +21,7 @@ from poetmodel.choosing.relaxation import ChoiceRelaxation, SetCut, costs_for
 from poetmodel.errors import InputError, join_names, quote
 from poetmodel.problem.infeasibility import describe_limits
 from poetmodel.result import Status, Termination
-from poetmodel.solver import solve
+from poetmodel.solver.facade import execute
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -170,12 +170,7 @@ class _LayerSearch:
 
         `bound` stays at least the score of `best` and of each undecided proposed set.
         """
-        solution = self.relaxation.solve(
-            self.request.backend,
-            max(self.request.remaining_s(), 1e-3),
-            seed=self.request.seed,
-            solver_options=self.request.solver_options,
-        )
+        solution = self.relaxation.solve(self.request)
         best_known_score = max((self._score(self.best), *self.open_scores.values()), default=0.0)
         if solution.is_infeasible:
             self.bound = best_known_score
@@ -340,15 +335,7 @@ class _LayerSearch:
     ) -> SolveResult:
         """Solve a problem within a fraction of the remaining time, by default to any schedule."""
         limit_s = max(time_fraction * self.request.remaining_s(), 1e-2)
-        result = solve(
-            problem,
-            backend=self.request.backend,
-            time_limit=limit_s,
-            gap=gap,
-            threads=self.request.threads,
-            seed=self.request.seed,
-            solver_options=self.request.solver_options,
-        )
+        result = execute(problem, replace(self.request.restart(limit_s), gap=gap))
         if result.termination == Termination.INTERRUPTED:
             raise KeyboardInterrupt
         return result

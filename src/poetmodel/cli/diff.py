@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.cli import options
-from poetmodel.cli.failures import print_device_ram_warnings
 from poetmodel.cli.inputs import print_notes
-from poetmodel.cli.output import listing, live_line, print_json, print_text, show
+from poetmodel.cli.output import listing, live_line
+from poetmodel.cli.reply import Reply
 from poetmodel.errors import InputError
 from poetmodel.report.presenter import (
     Fact,
@@ -25,6 +25,8 @@ from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from rich.table import Table
 
     from poetmodel.case.opening import Checked
     from poetmodel.graph import Graph
@@ -50,7 +52,7 @@ def diff(
     source: options.FileGraphOptions,
     costing: options.CostOptions,
     output: options.OutputOptions,
-) -> None:
+) -> Reply:
     """Compare two schedules of one graph, for different budgets, devices or methods."""
     from poetmodel.case.opening import open_schedule
     from poetmodel.schedule.decisions import find_decisions
@@ -78,36 +80,37 @@ def diff(
         for decision, second_decision in decisions
         if _decision_key(decision) != _decision_key(second_decision)
     ]
-    print_device_ram_warnings(*(verified.device_ram for verified in verified_schedules))
     facts = [list(_compared_facts(verified)) for verified in verified_schedules]
-    if output.json:
-        print_json(
+    document = {
+        "graph": {"name": graph.name, "sha256": graph.sha256},
+        "schedules": [
+            {"file": str(path)} | to_json_object(verified)
+            for path, verified in zip(paths, facts, strict=True)
+        ],
+        "changed": [
             {
-                "graph": {"name": graph.name, "sha256": graph.sha256},
-                "schedules": [
-                    {"file": str(path)} | to_json_object(verified)
-                    for path, verified in zip(paths, facts, strict=True)
-                ],
-                "changed": [
-                    {
-                        "tensor": graph.tensors[decision.tensor].name,
-                        "bytes": graph.tensor_bytes[decision.tensor],
-                        "a": _decision_values(decision, graph),
-                        "b": _decision_values(second_decision, graph),
-                    }
-                    for decision, second_decision in changed_pairs
-                ],
+                "tensor": graph.tensors[decision.tensor].name,
+                "bytes": graph.tensor_bytes[decision.tensor],
+                "a": _decision_values(decision, graph),
+                "b": _decision_values(second_decision, graph),
             }
-        )
-        return
+            for decision, second_decision in changed_pairs
+        ],
+    }
     names = [path.name if files.first.name != files.second.name else str(path) for path in paths]
     lines = [_table_row(*pair) for pair in zip(*facts, strict=True) if pair[0].name is not None]
     lines += [
         _table_row(*pair)
         for pair in constraint_rows([verified.constraints for verified in verified_schedules])
     ]
-    show(listing(f"Schedules for {graph.name}", ("", *names, "change"), lines))
-    _print_changed_decisions(graph, names, changed_pairs)
+    return Reply(
+        document=document,
+        text=(
+            listing(f"Schedules for {graph.name}", ("", *names, "change"), lines),
+            *_changed_decision_lines(graph, names, changed_pairs),
+        ),
+        device_rams=[verified.device_ram for verified in verified_schedules],
+    )
 
 
 def _decision_values(decision: Decision, graph: Graph) -> dict[str, Any]:
@@ -171,11 +174,11 @@ def _decision_key(decision: Decision) -> tuple[object, ...]:
     return decision.treatment, decision.recomputed, decision.paged_out, decision.paged_in
 
 
-def _print_changed_decisions(
+def _changed_decision_lines(
     graph: Graph, names: Sequence[str], changed_pairs: Sequence[tuple[Decision, Decision]]
-) -> None:
+) -> Iterator[str | Table]:
     if not changed_pairs:
-        print_text("The schedules have the same decisions for all tensors.")
+        yield "The schedules have the same decisions for all tensors."
         return
     sizes = graph.tensor_bytes
     lines = [
@@ -189,9 +192,9 @@ def _print_changed_decisions(
         )[:MAX_TENSORS]
     ]
     title = f"Different decisions: {format_items(len(changed_pairs), 'tensor')}"
-    show(listing(title, ("tensor", *names, "bytes"), lines, n_text_columns=3))
+    yield listing(title, ("tensor", *names, "bytes"), lines, n_text_columns=3)
     if len(changed_pairs) > MAX_TENSORS:
-        print_text(f"and {len(changed_pairs) - MAX_TENSORS} more; --json lists all")
+        yield (f"and {len(changed_pairs) - MAX_TENSORS} more; --json lists all")
 
 
 def _decision_texts(*decisions: Decision) -> tuple[str, ...]:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from poetmodel.cli import options
-from poetmodel.cli.failures import print_device_ram_warnings, print_warnings
+from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import print_notes
-from poetmodel.cli.output import fact_table, listing, live_line, print_json, print_text, show
+from poetmodel.cli.output import fact_table, listing, live_line
+from poetmodel.cli.reply import Reply
 from poetmodel.errors import InputError, suggest_names
 from poetmodel.problem import Quantity
 from poetmodel.report.folding import DIGITS, Fold, fold
@@ -34,6 +35,8 @@ from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from rich.table import Table
 
     from poetmodel.case.opening import Checked
     from poetmodel.graph import Graph
@@ -62,7 +65,7 @@ def explain(
         options.without("method", "formulation", "backend", "gap", "solver_options"),
     ],
     output: options.OutputOptions,
-) -> None:
+) -> Reply:
     """Explain the decisions of a schedule, or the cost of the decision on one tensor."""
     from poetmodel.case.opening import open_schedule
 
@@ -79,26 +82,25 @@ def explain(
             suppress(KeyboardInterrupt),  # Ctrl-C: the costs of changes are left out
         ):
             summary = _solve_for_alternatives(summary, search)
-    print_device_ram_warnings(verified.device_ram)
-    if output.json:
-        print_json(to_json_object(_explanation_facts(summary)))
-    elif arguments.tensor is not None:
-        _print_tensor(summary)
-    else:
-        _print_schedule(summary)
+    lines = _schedule_lines if arguments.tensor is None else _tensor_lines
+    return Reply(
+        document=to_json_object(_explanation_facts(summary)),
+        text=lines(summary),
+        device_rams=(verified.device_ram,),
+    )
 
 
-def _print_tensor(summary: DecisionSummary) -> None:
+def _tensor_lines(summary: DecisionSummary) -> Iterator[str | Table]:
     (decision,) = summary.main_decisions
     graph = summary.verified.graph
     tensor = graph.tensors[decision.tensor]
-    show(fact_table(f"{tensor.name} in {graph.name}", _decision_facts(summary, decision)))
+    yield fact_table(f"{tensor.name} in {graph.name}", _decision_facts(summary, decision))
     changes = [_alternative_fact(summary, alternative) for alternative in summary.alternatives]
     if summary.ram_step is not None:
         changes.append(_ram_step_fact(summary, summary.ram_step))
     if changes:
-        print_text("")
-        show(fact_table("What a change costs", changes))
+        yield ""
+        yield fact_table("What a change costs", changes)
 
 
 def _alternative_fact(summary: DecisionSummary, alternative: Alternative) -> Fact:
@@ -240,14 +242,15 @@ def _spans_text(spans: Sequence[tuple[int, int]]) -> str:
     )
 
 
-def _print_schedule(summary: DecisionSummary) -> None:
-    show(fact_table(f"Schedule for {summary.verified.graph.name}", _explanation_facts(summary)))
+def _schedule_lines(summary: DecisionSummary) -> Iterator[str | Table]:
+    yield fact_table(f"Schedule for {summary.verified.graph.name}", _explanation_facts(summary))
+    yield ""
     if not summary.groups:
-        print_text("", "No tensor is recomputed or paged: all decisions are free.")
+        yield "No tensor is recomputed or paged: all decisions are free."
         return
     heads = ("tensor", "decision", "energy", "time")
-    show("", listing("Most expensive decisions", heads, _decision_rows(summary), n_text_columns=2))
-    print_text("'poetmodel explain SCHEDULE TENSOR' explains one tensor.")
+    yield listing("Most expensive decisions", heads, _decision_rows(summary), n_text_columns=2)
+    yield "'poetmodel explain SCHEDULE TENSOR' explains one tensor."
 
 
 def _explanation_facts(summary: DecisionSummary) -> Iterator[Fact]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import socket
 import sys
 import webbrowser
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from poetmodel.case.case import Case
 from poetmodel.cli import options
-from poetmodel.cli.inputs import read_costs, resolve_sizes
+from poetmodel.cli.failures import print_warnings
+from poetmodel.cli.inputs import read_costs
 from poetmodel.cli.output import print_note, print_text, set_quiet
 from poetmodel.errors import InputError, MissingExtraError
 from poetmodel.files import installed_version
-from poetmodel.graph.catalogue import Variant
 from poetmodel.problem import Limits, Problem
 from poetmodel.solver.request import SearchOptions
 
@@ -106,10 +106,13 @@ def initial_state(
     The positions are ``ram_bytes`` [B] and ``deadline_s`` [s], None without the option. For a step
     file and a device, prints the size that ``--tile auto`` chooses.
     """
+    from poetmodel.case.tiles import resolve_sizes
     from poetmodel.explore.settings import ExplorerSettings, catalogue_with_files
     from poetmodel.schedule.io import validate_model
 
-    source, limits = resolve_sizes(source, costing, limits)
+    case, hints = resolve_sizes(source.case(costing, limits=limits))
+    print_warnings(hints, kind="hint")
+    limits = case.limits
     if source.model is not None and source.graph is not None:
         raise InputError(
             f"MODEL {source.model!r} and --graph {source.graph!r} exclude each other: give only one"
@@ -128,7 +131,7 @@ def initial_state(
         {
             "model": name if is_built_in else next(iter((*catalogue.graphs, *catalogue.steps))),
             "device": next(iter((*catalogue.profiles, *catalogue.devices)), device),
-            **{key: getattr(source.variant, key) for key in Variant.__dataclass_fields__},
+            **asdict(case.shape),
             **ExplorerSettings.of_limits(replace(limits, aux_bytes=None)),
         },
         kind="settings",

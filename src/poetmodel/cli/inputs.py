@@ -5,7 +5,7 @@ Also checks that output files can be written, before a command starts to compute
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from os.path import realpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -14,17 +14,13 @@ from poetmodel.case.case import Case
 from poetmodel.cli.failures import print_warnings
 from poetmodel.errors import InputError
 from poetmodel.graph.catalogue import load_file
-from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from poetmodel.case.opening import Checked
     from poetmodel.cli.options import CostOptions, GraphOptions
     from poetmodel.device import Costs, Device
     from poetmodel.graph import Graph
     from poetmodel.lowered.step import LoweredStep
-    from poetmodel.problem import Limits
 
 MIN_PYTORCH_BYTES: Final = 2**26
 """RAM below which a device cannot run PyTorch [B]."""
@@ -33,95 +29,10 @@ MIN_PYTORCH_BYTES: Final = 2**26
 # -- graphs ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AutoTiles:
-    """Tile sizes of a step file to try for ``--tile auto``."""
-
-    candidates: Sequence[tuple[int | None, LoweredStep]]
-    """(tile size [B], step in tiles), from one to four, in the order of `candidate_tiles`.
-
-    Only the step without tiles, with size None, if it fits; otherwise the largest sizes that fit,
-    largest first, or only the first of these if a profile or constraints name nodes. If none fits,
-    only the pair with the smallest minimum RAM."""
-    ram_bytes: int
-    """RAM budget of tensors [B]."""
-    device: Device
-    paging: bool
-    """Whether tensors may be paged."""
-
-    def print_choice(self, tile_bytes: int | None, step: LoweredStep) -> str:
-        """Print the chosen ``--tile`` on stderr, unless quiet, and return its value as text."""
-        from poetmodel.budgets import TileChoice
-        from poetmodel.tiling.choice import needed_bytes
-
-        tile = str(TileChoice(size_bytes=tile_bytes))
-        hint = f"auto chooses --tile {tile} for {format_bytes(self.ram_bytes)} of tensors"
-        needed_ram_bytes = needed_bytes(step, self.device, paging=self.paging)
-        if needed_ram_bytes > self.ram_bytes:
-            hint += "; no tile size fits, and this one needs the least RAM: " + format_bytes(
-                needed_ram_bytes
-            )
-        print_warnings([hint], kind="hint")
-        return tile
-
-
-def find_auto_tiles(
-    source: GraphOptions, costing: CostOptions, limits: Limits, constraint_files: Sequence[str]
-) -> AutoTiles | None:
-    """Return the tile sizes to try for ``--tile auto`` of a step file, largest first.
-
-    None for all other graphs and tile options, and without ``--device``. The budget is ``--ram`` or
-    the device's RAM; a percentage is of the keep-all peak without tiles.
-    """
-    from poetmodel.budgets import Budget, TileChoice
-    from poetmodel.graph import checkpoint_all_peak_bytes
-    from poetmodel.lowered.io import load_step
-    from poetmodel.tiling.choice import candidate_tiles
-
-    name = source.graph_name
-    if name is None or not source.case().is_step_file:
-        return None
-    if not TileChoice.parse(source.tile).is_auto:
-        return None
-    device = read_device(costing.device)
-    if device is None:
-        return None
-    step = load_step(name)
-    ram_budget = Budget.parse(device.ram_bytes if limits.ram is None else limits.ram)
-    ram_bytes = ram_budget.resolve(checkpoint_all_peak_bytes(step.graph))
-    paging = limits.paging and device.storage is not None
-    candidates = candidate_tiles(
-        step,
-        TileChoice.AUTO,
-        device,
-        ram_bytes=ram_bytes,
-        paging=paging,
-        names_nodes=costing.profile is not None or bool(constraint_files),
-    )
-    return AutoTiles(candidates=candidates, ram_bytes=ram_bytes, device=device, paging=paging)
-
-
-def resolve_sizes(
-    source: GraphOptions,
-    costing: CostOptions,
-    limits: Limits,
-    constraint_files: Sequence[str] = (),
-) -> tuple[GraphOptions, Limits]:
-    """Return the options with ``--tile auto`` and a percentage of RAM replaced by sizes.
-
-    ``auto`` is replaced for a step file and a device, with a hint on stderr; a percentage only with
-    ``--tile``, since it refers to the keep-all peak without tiles.
-    """
-    tiles = find_auto_tiles(source, costing, limits, constraint_files)
-    if tiles is not None:
-        source = replace(source, tile=tiles.print_choice(*tiles.candidates[0]))
-    return source, source.case(limits=limits).absolute_limits()
-
-
-def read_given_step(graph_options: GraphOptions) -> LoweredStep | None:
+def read_given_step(graph_options: GraphOptions, case: Case | None = None) -> LoweredStep | None:
     """Return the step of a MODEL argument or ``--graph`` option that is a step file, else None."""
     names = [name for name in (graph_options.model, graph_options.graph) if name is not None]
-    return graph_options.case().load_step() if len(names) == 1 else None
+    return (case or graph_options.case()).load_step() if len(names) == 1 else None
 
 
 def extra_ram_bytes(step: LoweredStep, *, commit: bool = False) -> int:

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from poetmodel.solver.sensitivity import UsedLimit
 
 
-LIMITS_TIME_RATIO: Final = 0.25
-"""Time to decide which limits bind, as a fraction of the time limit of the step's solve."""
-
 _job_option = partial(option, rich_help_panel="The whole job")
 
 
@@ -68,19 +65,6 @@ class JobOptions:
         if self.samples is None:
             return None
         return Job(samples=self.samples, within=self.within, battery=self.battery)
-
-
-def make_job_result(job: Job, result: SolveResult, *, threads: int) -> JobResult:
-    """Return the result of a job from the result of one step.
-
-    Solves again without one limit at a time, within `LIMITS_TIME_RATIO` of the time limit, to
-    decide whether RAM budget, deadline and energy budget bind. An undecided limit is OPEN.
-    """
-    from poetmodel.solver.sensitivity import find_used_limits
-
-    limit_s = LIMITS_TIME_RATIO * (result.time_limit_s or 1.0)
-    limits = find_used_limits(result, time_limit=limit_s, threads=threads)
-    return JobResult(job=job, result=result, limits=limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

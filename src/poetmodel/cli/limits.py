@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from poetmodel.cli import options
-from poetmodel.cli.failures import print_device_ram_warnings
+from poetmodel.cli.failures import print_device_ram_warnings, print_warnings
 from poetmodel.cli.inputs import (
     extra_ram_bytes,
-    read_costs,
     read_given_step,
     read_graph,
-    resolve_sizes,
+    warn_about_kernels,
 )
 from poetmodel.cli.output import fact_table, live_line, print_json, print_text, show
 from poetmodel.problem import Limits, Problem, Quantity
@@ -71,15 +70,17 @@ def limits(
     and user-defined constraints and, if any of the three is given, also within them. All are within
     the storage limit.
     """
+    from poetmodel.case.tiles import resolve_sizes
     from poetmodel.plan.alignment import device_alignment
-    from poetmodel.problem.io import state_problem
     from poetmodel.result import Status
     from poetmodel.solver.sensitivity import find_limits
 
-    source, limits = resolve_sizes(source, costing, limits, own.files)
-    step = read_given_step(source)
+    case, hints = resolve_sizes(source.case(costing, limits=limits, own=own))
+    print_warnings(hints, kind="hint")
+    step = read_given_step(source, case)
     graph = read_graph(source) if step is None else step.graph
-    problem = state_problem(graph, read_costs(graph, costing), limits, own.files)
+    problem = case.state_problem(graph)
+    warn_about_kernels(graph, problem.costs.device)
     with live_line(enabled=not output.json, activity="finding limits"):
         found_limits = find_limits(
             problem,
@@ -91,7 +92,7 @@ def limits(
             alignment=None if step is None else device_alignment(problem.costs.device),
         )
     extra_bytes = None if step is None else extra_ram_bytes(step, commit=limits.commit is not None)
-    min_ram_tiling = None if step is None or source.tile else _min_ram_tiles(step, problem)
+    min_ram_tiling = None if step is None or case.tile else _min_ram_tiles(step, problem)
     evaluation_bytes = None if step is None else _evaluation_bytes(step, problem)
     device_rams = [
         limit.result.device_ram for limit in found_limits if limit.result.device_ram is not None

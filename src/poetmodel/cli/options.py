@@ -39,6 +39,7 @@ from poetmodel.units import parse_time
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from poetmodel.cli.reply import Reply
     from poetmodel.torch.target import OnnxStep
 
 _Group = TypeVar("_Group")
@@ -62,7 +63,7 @@ class Command(NamedTuple):
     """Last line of the help: an example."""
 
 
-def command(example: str) -> Callable[[Callable[..., None]], Command]:
+def command(example: str) -> Callable[[Callable[..., Reply | None]], Command]:
     """Return a decorator that turns a function into a command with the name of the function.
 
     The parameters are groups of options, which become separate options on the command line.
@@ -70,7 +71,7 @@ def command(example: str) -> Callable[[Callable[..., None]], Command]:
     ``only("field")`` excludes all others. `example` ends the help.
     """
 
-    def decorate(function: Callable[..., None]) -> Command:
+    def decorate(function: Callable[..., Reply | None]) -> Command:
         """Return the command of a function, with the options of all its groups."""
         groups: dict[str, tuple[Callable[..., object], list[str]]] = {}
         parameters: list[inspect.Parameter] = []
@@ -92,7 +93,9 @@ def command(example: str) -> Callable[[Callable[..., None]], Command]:
         def run(**values: Any) -> None:
             for name, (make_group, names) in groups.items():
                 values[name] = make_group(**{key: values.pop(key) for key in names})
-            function(**values)
+            reply = function(**values)
+            if reply is not None:
+                reply.print(json=any(getattr(value, "json", False) for value in values.values()))
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -394,6 +397,7 @@ class FileGraphOptions:
         *,
         limits: Limits | None = None,
         own: ConstraintOptions | None = None,
+        search: SearchOptions | None = None,
     ) -> Case:
         """Return the case that the options state."""
         return Case(
@@ -403,6 +407,7 @@ class FileGraphOptions:
             profile=None if costing is None else costing.profile,
             limits=limits or Limits(),
             constraint_files=() if own is None else own.files,
+            search=search or SearchOptions(),
         )
 
     @property

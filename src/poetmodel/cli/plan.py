@@ -14,12 +14,12 @@ from poetmodel.case.checked_plan import CheckedPlan, blocking_warnings
 from poetmodel.cli import options
 from poetmodel.cli.failures import (
     ExitStatus,
-    print_device_ram_warnings,
     print_errors,
     print_warnings,
 )
 from poetmodel.cli.inputs import check_outputs, print_notes
-from poetmodel.cli.output import fact_table, live_line, print_json, print_text, print_written, show
+from poetmodel.cli.output import fact_table, live_line
+from poetmodel.cli.reply import Reply
 from poetmodel.device import StorageMode
 from poetmodel.errors import BudgetError, InputError, PlanError, VerificationError
 from poetmodel.plan.alignment import ALIGNMENT
@@ -38,6 +38,8 @@ from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from rich.table import Table
 
     from poetmodel.case.opening import Checked
     from poetmodel.plan import Arena
@@ -101,7 +103,7 @@ def plan(
     costing: options.CostOptions,
     request: PlanOptions,
     output: options.OutputOptions,
-) -> None:
+) -> Reply:
     """Make the program that a device executes, from a schedule file."""
     from poetmodel.case.opening import open_schedule
 
@@ -145,7 +147,12 @@ def plan(
     if planned.violations:
         print_errors(planned.violations)
         raise typer.Exit(ExitStatus.INFEASIBLE)
-    _save_and_print(planned, request, json=output.json)
+    return Reply(
+        document=planned.plan.to_dict(planned.check, planned.arena),
+        text=_plan_lines(planned, request),
+        device_rams=(planned.device_ram,),
+        written=_write_files(planned, request),
+    )
 
 
 def _has_budget(checked: Checked, ram: str | None) -> bool:
@@ -154,23 +161,23 @@ def _has_budget(checked: Checked, ram: str | None) -> bool:
     return any(value is not None for value in stated)
 
 
-def _save_and_print(planned: CheckedPlan, request: PlanOptions, *, json: bool) -> None:
+def _write_files(planned: CheckedPlan, request: PlanOptions) -> Iterator[Path]:
     if request.out is not None:
         _save_plan(planned, request.out, request.plan_format)
-        print_written(request.out)
+        yield request.out
     if request.plot is not None:
         from poetmodel.report.drawing import draw_plan
 
         draw_plan(planned.graph, planned.plan, planned.check, request.plot)
-        print_written(request.plot)
-    if json:
-        print_json(planned.plan.to_dict(planned.check, planned.arena))
-    elif request.plan_format in {PlanFormat.TEXT, PlanFormat.TRACE} and request.out is None:
-        print_text(*_format_lines(planned, request.plan_format))
+        yield request.plot
+
+
+def _plan_lines(planned: CheckedPlan, request: PlanOptions) -> Iterator[str | Table]:
+    if request.plan_format in {PlanFormat.TEXT, PlanFormat.TRACE} and request.out is None:
+        yield from _format_lines(planned, request.plan_format)
     else:
         facts = (*_plan_facts(planned), *device_ram_facts(planned.device_ram))
-        show(fact_table(f"Plan for {planned.graph.name}", facts))
-    print_device_ram_warnings(planned.device_ram)
+        yield fact_table(f"Plan for {planned.graph.name}", facts)
 
 
 def _plan_facts(planned: CheckedPlan) -> Iterator[Fact]:

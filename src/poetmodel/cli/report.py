@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.cli import options
-from poetmodel.cli.failures import print_device_ram_warnings
 from poetmodel.cli.inputs import check_outputs, print_notes
-from poetmodel.cli.output import fact_table, live_line, print_json, print_written, show
+from poetmodel.cli.output import fact_table, live_line
+from poetmodel.cli.reply import Reply
 from poetmodel.errors import InputError
 from poetmodel.report.presenter import Fact, text_fact
 from poetmodel.units import format_bytes
@@ -42,7 +42,7 @@ def report(
     source: options.FileGraphOptions,
     costing: options.CostOptions,
     output: options.OutputOptions,
-) -> None:
+) -> Reply:
     """Write an HTML page with verdict, charts and decisions of schedules, usable offline."""
     from poetmodel.report.page import check_report, report_facts, write_report
 
@@ -55,16 +55,16 @@ def report(
     with live_line(enabled=not output.json, activity="verifying"):
         subjects = read_schedules(paths, source.case(costing))
     print_notes(*subjects)
-    print_device_ram_warnings(*(subject.device_ram for subject in subjects))
     with live_line(enabled=not output.json, activity="drawing"):
         size_bytes = write_report(page_options.out, subjects)
-    print_written(page_options.out)
     facts = report_facts(subjects)
-    if output.json:
-        print_json({"out": str(page_options.out), "size_bytes": size_bytes, **facts})
-        return
     title = f"Report on {subjects[0].graph.name}, {format_bytes(size_bytes)}"
-    show(fact_table(title, _answer_facts(facts)))
+    return Reply(
+        document={"out": str(page_options.out), "size_bytes": size_bytes, **facts},
+        text=(fact_table(title, _answer_facts(facts)),),
+        device_rams=[subject.device_ram for subject in subjects],
+        written=(page_options.out,),
+    )
 
 
 def _answer_facts(report_values: dict[str, Any]) -> Iterator[Fact]:

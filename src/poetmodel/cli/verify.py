@@ -7,13 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
-
 from poetmodel.cli import options
-from poetmodel.cli.failures import ExitStatus, print_device_ram_warnings, print_warnings
+from poetmodel.cli.failures import ExitStatus, print_warnings
 from poetmodel.cli.inputs import warn_about_kernels
-from poetmodel.cli.output import fact_table, live_line, print_json, print_text, show
+from poetmodel.cli.output import fact_table, live_line
 from poetmodel.cli.plan import arena_facts
+from poetmodel.cli.reply import Reply
 from poetmodel.device import Costs, StorageMode
 from poetmodel.files import read_bytes
 from poetmodel.problem import Limits
@@ -60,7 +59,7 @@ def verify(
     limits: Annotated[Limits, options.without("minimize")],
     own: options.ConstraintOptions,
     output: options.OutputOptions,
-) -> None:
+) -> Reply:
     """Simulate a schedule or a plan; check rules of execution, limits, and stated metrics.
 
     A limit on the command line replaces all limits of a schedule file; omitted limits then have
@@ -87,35 +86,38 @@ def verify(
     print_warnings(notes)
     if costs is not None:
         warn_about_kernels(graph, costs.device)
-    if output.json:
-        print_json(values)
-    else:
-        _print_verdict(kind, violations, case.limit_options)
-        show(fact_table(f"{kind.capitalize()} for {graph.name}", facts))
-    print_device_ram_warnings(device_ram)
-    raise typer.Exit(ExitStatus.INFEASIBLE if violations else ExitStatus.SUCCESS)
+    table = fact_table(f"{kind.capitalize()} for {graph.name}", facts)
+    return Reply(
+        document=values,
+        text=(*_verdict_lines(kind, violations, case.limit_options), table),
+        device_rams=(device_ram,),
+        status=ExitStatus.INFEASIBLE if violations else ExitStatus.SUCCESS,
+    )
 
 
-def _print_verdict(
+def _verdict_lines(
     document_kind: str, violations: Sequence[str], limit_options: Sequence[str]
-) -> None:
-    """Print on stdout whether the file is valid, else the number of violations and the first ones.
+) -> Iterator[str]:
+    """Yield whether the file is valid, else the number of violations and the first ones.
 
     A file that is valid within `limit_options` shows that an infeasible result with them is a bug.
     """
     if not violations:
-        print_text(f"valid: the {document_kind} meets every rule and limit that was checked", "")
+        yield f"valid: the {document_kind} meets every rule and limit that was checked"
+        yield ""
         if limit_options:
-            print_text(
+            yield (
                 "If 'poetmodel solve' reports infeasible with these limits, it has a bug. Please "
-                "report this bug with the graph, this file and both commands.",
-                "",
+                "report this bug with the graph, this file and both commands."
             )
+            yield ""
         return
     n_omitted = len(violations) - MAX_VIOLATIONS
-    omitted_lines = (f"and {n_omitted:,} more; --json lists all",) if n_omitted > 0 else ()
-    count_text = format_items(len(violations), "violation")
-    print_text(f"not valid: {count_text}", *violations[:MAX_VIOLATIONS], *omitted_lines, "")
+    yield f"not valid: {format_items(len(violations), 'violation')}"
+    yield from violations[:MAX_VIOLATIONS]
+    if n_omitted > 0:
+        yield f"and {n_omitted:,} more; --json lists all"
+    yield ""
 
 
 def _verdict_facts(

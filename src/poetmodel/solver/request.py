@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Final, TypedDict
 
 from poetmodel.clock import now_s, wall_end_s
@@ -137,6 +137,16 @@ class Request(SearchOptions):
     of this object."""
     wall_end_s: float | None = field(default_factory=wall_end_s)
     """Latest end on the monotonic clock if the limit is processor time [s]; None otherwise."""
+
+    def restart(self, time_limit_s: float, on_progress: OnProgress | None = None) -> Request:
+        """Return the same options with another limit and callback; the clock starts now."""
+        return replace(
+            self,
+            time_limit_s=time_limit_s,
+            on_progress=on_progress,
+            started_s=now_s(),
+            wall_end_s=wall_end_s(),
+        )
 
     def elapsed_s(self) -> float:
         """Return the time since the solve was requested, on the clock of the limit [s]."""

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.result import Termination
-from poetmodel.solver.facade import solve as solve_by_default
+from poetmodel.solver.facade import execute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,7 +62,7 @@ def find_cheapest_tiles(
     request: Request,
     *,
     excess_bytes: Callable[[LoweredStep, SolveResult], int] = lambda _step, _result: 0,
-    solve: Callable[..., SolveResult] = solve_by_default,
+    solve: Callable[[Problem, Request], SolveResult] = execute,
     time_ratio: float = TRIAL_RATIO,
 ) -> ChosenTiles:
     """Solve each tile size for a fraction of the time, and return the size with the smallest value.
@@ -85,14 +85,7 @@ def find_cheapest_tiles(
             break
         cutoff = _Cutoff(request, math.inf if best[0] else best[1])
         result = solve(
-            make_problem(step),
-            time_limit=limit_s,
-            gap=request.gap,
-            backend=request.backend,
-            threads=request.threads,
-            seed=request.seed,
-            solver_options=request.solver_options,
-            on_progress=cutoff.handle_report,
+            make_problem(step), request.restart(limit_s, on_progress=cutoff.handle_report)
         )
         value, bound = result.value, result.proven_bound
         known_bound = bound if math.isfinite(bound) else None

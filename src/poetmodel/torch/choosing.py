@@ -31,7 +31,7 @@ from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem import Limits, Problem
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity
-from poetmodel.solver import solve
+from poetmodel.solver.facade import execute
 from poetmodel.solver.request import Request, SearchOptions
 from poetmodel.solver.tile_trials import ChosenTiles, TileTrial, find_cheapest_tiles
 from poetmodel.tiling.choice import candidate_tiles, choose_tiles, needed_bytes, parse_tile
@@ -589,16 +589,10 @@ def _solve_chosen_step(
     chosen_problem = replace(
         problem, graph=step.graph, costs=rename_costs(costs, compared_graph, step.graph)
     )
-    result = solve(
+    result = execute(
         chosen_problem,
-        backend=request.backend,
-        time_limit=max(request.remaining_s(), 1e-2),
-        gap=request.gap,
-        threads=request.threads,
-        seed=request.seed,
-        solver_options=request.solver_options,
-        start=start_schedule
-        and replace(start_schedule, identity=GraphIdentity.from_graph(step.graph)),
+        request.restart(max(request.remaining_s(), 1e-2)),
+        start_schedule and replace(start_schedule, identity=GraphIdentity.from_graph(step.graph)),
     )
     return replace(result, time_limit_s=request.time_limit_s)
 
