@@ -1,5 +1,6 @@
 """The runtime around a step: pm_run, page drivers, faults, boards."""
 
+import subprocess
 import zlib
 
 import numpy as np
@@ -136,6 +137,26 @@ def test_objects_are_made_again_where_flags_or_texts_differ(toys, name, old, new
     text = (folder / name).read_text(encoding="utf-8")
     (folder / name).write_text(text.replace(old, new), encoding="utf-8")
     assert built() != plain
+
+
+def test_program_of_the_user_takes_the_place_of_pm_run(toys):
+    """MAIN=FILE builds it, also where an object of another one is left."""
+    require_programs(Target.HOST)
+    folder = toys.sources()
+    includes = '#include "pm_platform.h"\n#include "pm.h"\n'
+    for name in ("first", "second"):
+        (toys.folder / f"{name}.c").write_text(
+            f'{includes}int main(void) {{ pm_say("{name}"); return pm_init(); }}\n',
+            encoding="utf-8",
+        )
+    for name in ("second", "first"):
+        program = build_program(folder, Target.HOST, settings=(f"MAIN=../{name}.c",))
+        done = subprocess.run(
+            [program], capture_output=True, text=True, check=True, cwd=toys.folder
+        )
+        assert done.stdout == name
+    done = board.execute([build_program(folder, Target.HOST)], folder, time_limit_s=60)
+    assert "usage: pm_run" in done.stderr
 
 
 def test_linker_refuses_too_little_ram(toys):
