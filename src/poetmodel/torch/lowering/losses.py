@@ -13,6 +13,7 @@ from poetmodel.torch.lowering.operands import (
     aten_name,
     convert_operand,
     fill,
+    lower_pointwise,
     lowers,
     remove_dimensions,
     shape_table,
@@ -62,14 +63,10 @@ def _lower_loss_gradient(
     """Add the call of a kernel for the gradient of a loss with respect to each element.
 
     The gradient of the loss is the first operand. `reduction` is PyTorch's number; `constants` are
-    the kernel's arguments between the shape table and the factor of the gradient. Sets
-    `op.can_overwrite_operand`.
+    the kernel's arguments between the shape table and the factor of the gradient.
     """
-    out = op.output()
-    views = [convert_operand(op, argument).broadcast(out.shape) for argument in operands]
-    factor = 1.0 / max(1, out.elements) if reduction == _MEAN_REDUCTION else 1.0
-    op.call(kernel, out, *views, shape_table(op, out, *views), *constants, factor)
-    op.can_overwrite_operand = True
+    factor = 1.0 / max(1, op.output().elements) if reduction == _MEAN_REDUCTION else 1.0
+    lower_pointwise(op, kernel, *operands, *constants, factor)
 
 
 @lowers(aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default)

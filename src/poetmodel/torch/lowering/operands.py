@@ -26,6 +26,8 @@ from poetmodel.torch.errors import CaptureError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from poetmodel.lowered.kernels import Parameter
+
     Lower = Callable[["Lowering"], None]
 
 _DATA_TYPES: Final = {
@@ -37,6 +39,8 @@ _DATA_TYPES: Final = {
     torch.int8: DataType.INT8,
 }
 
+NO_KERNEL: Final = "has no kernel for elements of this type"
+"""Why an operator is refused."""
 _LOWERINGS: Final[dict[Any, Lower]] = {}
 """The function that lowers each operator or custom operation."""
 
@@ -200,7 +204,7 @@ class Lowering:
         `index_range` is (minimum, maximum + 1) of valid numbers in the kernel's index tensors.
         """
         if kernel not in kernel_names():
-            self.refuse("has no kernel for elements of this type")
+            self.refuse(NO_KERNEL)
         for argument, (_, c_type) in zip(arguments, find_kernel(kernel).parameters, strict=True):
             if isinstance(argument, StridedView) and argument.type.c_name not in c_type:
                 type_texts = (kind.text for kind in DataType if kind.c_name in c_type)
@@ -329,6 +333,35 @@ def convert_operand(op: Lowering, argument: Any, kind: DataType = DataType.REAL)
     converted_view = allocate_workspace(op, view.shape, kind)
     copy(op, converted_view, view)
     return converted_view
+
+
+def _element_type(parameter: Parameter) -> DataType:
+    """Return the type of a number, or of the elements of a tensor, that a kernel takes."""
+    return next(kind for kind in DataType if kind.c_name in parameter.type.split())
+
+
+def lower_pointwise(op: Lowering, kernel: str, *arguments: Any) -> None:
+    """Add the call of a kernel for all elements of the output; set `op.can_overwrite_operand`.
+
+    Arguments are the kernel's operands, then its constants, of the types that its prototype states;
+    operands are broadcast, and further arguments ignored. An output of another type is refused.
+    """
+    if kernel not in kernel_names():
+        op.refuse(NO_KERNEL)
+    out, parameters = op.output(), find_kernel(kernel).parameters
+    shape_position = find_kernel(kernel).index_of["shape"]
+    views = [
+        convert_operand(op, argument, _element_type(parameter)).broadcast(out.shape)
+        for argument, parameter in zip(arguments, parameters[1:shape_position], strict=False)
+    ]
+    constants = (
+        float(argument) if _element_type(parameter) is DataType.REAL else int(argument)
+        for argument, parameter in zip(
+            arguments[len(views) :], parameters[shape_position + 1 :], strict=False
+        )
+    )
+    op.call(kernel, out, *views, shape_table(op, out, *views), *constants)
+    op.can_overwrite_operand = True
 
 
 def random_site(node: fx.Node) -> int:

@@ -20,6 +20,7 @@ from poetmodel.torch.lowering.operands import (
     convert_operand,
     copy,
     fill,
+    lower_pointwise,
     lowers,
     positive_dimension,
     random_site,
@@ -30,135 +31,113 @@ from poetmodel.torch.lowering.operands import (
 aten: Final = torch.ops.aten
 
 
-def lower_pointwise(
-    op: Lowering, kernel: str, *operands: Any, constants: tuple[float, ...] = ()
-) -> None:
-    """Add the call of a kernel of reals for all elements of the output.
-
-    Operands become reals, and are broadcast; an output of another type is refused. Sets
-    `op.can_overwrite_operand`. `constants` are the arguments of the kernel after the shape table.
-    """
-    out = op.output()
-    views = [convert_operand(op, argument).broadcast(out.shape) for argument in operands]
-    op.call(kernel, out, *views, shape_table(op, out, *views), *constants)
-    op.can_overwrite_operand = True
-
-
-_ELEMENTWISE_KERNELS: Final[dict[Any, tuple[str, int, tuple[float, ...]]]] = {
-    aten.abs.default: ("pm_abs", 1, ()),
-    aten.sqrt.default: ("pm_sqrt", 1, ()),
-    aten.rsqrt.default: ("pm_rsqrt", 1, ()),
-    aten.reciprocal.default: ("pm_reciprocal", 1, ()),
-    aten.exp.default: ("pm_exp", 1, ()),
-    aten.expm1.default: ("pm_expm1", 1, ()),
-    aten.log.default: ("pm_log", 1, ()),
-    aten.log1p.default: ("pm_log1p", 1, ()),
-    aten.sin.default: ("pm_sin", 1, ()),
-    aten.cos.default: ("pm_cos", 1, ()),
-    aten.erf.default: ("pm_erf", 1, ()),
-    aten.tanh.default: ("pm_tanh", 1, ()),
-    aten.floor.default: ("pm_floor", 1, ()),
-    aten.ceil.default: ("pm_ceil", 1, ()),
-    aten.round.default: ("pm_round", 1, ()),
-    aten.sgn.default: ("pm_sign", 1, ()),
-    aten.sign.default: ("pm_sign", 1, ()),
-    aten.neg.default: ("pm_affine", 1, (-1.0, 0.0)),
-    aten.sigmoid.default: ("pm_sigmoid", 1, ()),
-    aten.relu.default: ("pm_threshold", 1, (0.0, 0.0)),
-    aten.relu6.default: ("pm_clamp", 1, (0.0, 6.0)),
-    aten.silu.default: ("pm_silu", 1, ()),
-    aten.mish.default: ("pm_mish", 1, ()),
-    aten.hardswish.default: ("pm_hardswish", 1, ()),
-    aten.hardsigmoid.default: ("pm_hardsigmoid", 1, ()),
-    aten.log_sigmoid_forward.default: ("pm_log_sigmoid", 1, ()),
-    aten.mul.Tensor: ("pm_mul", 2, ()),
-    aten.mul.Scalar: ("pm_mul", 2, ()),
-    aten.div.Tensor: ("pm_div", 2, ()),
-    aten.div.Scalar: ("pm_div", 2, ()),
-    aten.maximum.default: ("pm_maximum", 2, ()),
-    aten.minimum.default: ("pm_minimum", 2, ()),
-    aten.clamp_min.Tensor: ("pm_maximum", 2, ()),
-    aten.clamp_max.Tensor: ("pm_minimum", 2, ()),
-    aten.xlogy.Tensor: ("pm_xlogy", 2, ()),
-    aten.sigmoid_backward.default: ("pm_sigmoid_backward", 2, ()),
-    aten.tanh_backward.default: ("pm_tanh_backward", 2, ()),
-    aten.silu_backward.default: ("pm_silu_backward", 2, ()),
-    aten.mish_backward.default: ("pm_mish_backward", 2, ()),
-    aten.hardswish_backward.default: ("pm_hardswish_backward", 2, ()),
-    aten.hardsigmoid_backward.default: ("pm_hardsigmoid_backward", 2, ()),
-    aten.log_sigmoid_backward.default: ("pm_log_sigmoid_backward", 2, ()),
-    aten._prelu_kernel.default: ("pm_prelu", 2, ()),
-    aten.lerp.Scalar: ("pm_lerp", 3, ()),
-    aten.lerp.Tensor: ("pm_lerp", 3, ()),
+_KERNELS: Final[dict[Any, str]] = {
+    aten.abs.default: "pm_abs",
+    aten.sqrt.default: "pm_sqrt",
+    aten.rsqrt.default: "pm_rsqrt",
+    aten.reciprocal.default: "pm_reciprocal",
+    aten.exp.default: "pm_exp",
+    aten.expm1.default: "pm_expm1",
+    aten.log.default: "pm_log",
+    aten.log1p.default: "pm_log1p",
+    aten.sin.default: "pm_sin",
+    aten.cos.default: "pm_cos",
+    aten.erf.default: "pm_erf",
+    aten.tanh.default: "pm_tanh",
+    aten.floor.default: "pm_floor",
+    aten.ceil.default: "pm_ceil",
+    aten.round.default: "pm_round",
+    aten.sgn.default: "pm_sign",
+    aten.sign.default: "pm_sign",
+    aten.sigmoid.default: "pm_sigmoid",
+    aten.silu.default: "pm_silu",
+    aten.mish.default: "pm_mish",
+    aten.hardswish.default: "pm_hardswish",
+    aten.hardsigmoid.default: "pm_hardsigmoid",
+    aten.log_sigmoid_forward.default: "pm_log_sigmoid",
+    aten.maximum.default: "pm_maximum",
+    aten.minimum.default: "pm_minimum",
+    aten.clamp_min.Tensor: "pm_maximum",
+    aten.clamp_max.Tensor: "pm_minimum",
+    aten.xlogy.Tensor: "pm_xlogy",
+    aten.sigmoid_backward.default: "pm_sigmoid_backward",
+    aten.tanh_backward.default: "pm_tanh_backward",
+    aten.silu_backward.default: "pm_silu_backward",
+    aten.mish_backward.default: "pm_mish_backward",
+    aten.hardswish_backward.default: "pm_hardswish_backward",
+    aten.hardsigmoid_backward.default: "pm_hardsigmoid_backward",
+    aten.log_sigmoid_backward.default: "pm_log_sigmoid_backward",
+    aten._prelu_kernel.default: "pm_prelu",
+    aten.lerp.Scalar: "pm_lerp",
+    aten.lerp.Tensor: "pm_lerp",
+    aten.threshold.default: "pm_threshold",
+    aten.threshold_backward.default: "pm_threshold_backward",
+    aten.hardtanh.default: "pm_clamp",
+    aten.hardtanh_backward.default: "pm_hardtanh_backward",
+    aten.leaky_relu.default: "pm_leaky_relu",
+    aten.softplus.default: "pm_softplus",
+    aten.softplus_backward.default: "pm_softplus_backward",
+    aten.hardshrink.default: "pm_hardshrink",
+    aten.softshrink.default: "pm_softshrink",
+    aten.hardshrink_backward.default: "pm_shrink_backward",
+    aten.softshrink_backward.default: "pm_shrink_backward",
+    aten.addcmul.default: "pm_addcmul",
+    aten.addcdiv.default: "pm_addcdiv",
+    aten.leaky_relu_backward.default: "pm_leaky_relu_backward",
+    aten.native_dropout_backward.default: "pm_mask_scale",
 }
-"""Kernel, number of operands, and constant arguments of each operator."""
+"""Kernel of each operator whose arguments are operands and constants of the kernel, in order."""
 
 
-@lowers(*_ELEMENTWISE_KERNELS)
-def _lower_elementwise(op: Lowering) -> None:
-    """Lower an operator by `_ELEMENTWISE_KERNELS`; set `op.can_overwrite_operand`."""
-    kernel, operand_count, constants = _ELEMENTWISE_KERNELS[op.node.target]
-    arguments = op.args[:operand_count]
-    if kernel in ("pm_mul", "pm_div") and not isinstance(arguments[1], fx.Node):
-        x, number = arguments
-        if kernel == "pm_mul":
-            return _lower_affine(op, x, number, 0)
-        return lower_pointwise(op, "pm_div_by", x, constants=(float(number),))
-    if kernel == "pm_mul" and op.output().type is DataType.INT32:
-        return _lower_integer_pointwise(op, "pm_mul_int", *arguments)
-    if kernel == "pm_affine" and op.output().type is DataType.INT32:
-        return _lower_affine(op, arguments[0], -1, 0)
-    return lower_pointwise(op, kernel, *arguments, constants=constants)
+@lowers(*_KERNELS)
+def _lower_by_table(op: Lowering) -> None:
+    lower_pointwise(op, _KERNELS[op.node.target], *op.args)
 
 
-_KERNELS_WITH_CONSTANTS: Final[dict[Any, tuple[str, int]]] = {
-    aten.threshold.default: ("pm_threshold", 1),
-    aten.threshold_backward.default: ("pm_threshold_backward", 2),
-    aten.hardtanh.default: ("pm_clamp", 1),
-    aten.hardtanh_backward.default: ("pm_hardtanh_backward", 2),
-    aten.leaky_relu.default: ("pm_leaky_relu", 1),
-    aten.softplus.default: ("pm_softplus", 1),
-    aten.softplus_backward.default: ("pm_softplus_backward", 2),
-    aten.hardshrink.default: ("pm_hardshrink", 1),
-    aten.softshrink.default: ("pm_softshrink", 1),
-    aten.hardshrink_backward.default: ("pm_shrink_backward", 2),
-    aten.softshrink_backward.default: ("pm_shrink_backward", 2),
-    aten.addcmul.default: ("pm_addcmul", 3),
-    aten.addcdiv.default: ("pm_addcdiv", 3),
+_KERNELS_WITH_CONSTANTS: Final[dict[Any, tuple[str, tuple[float, ...]]]] = {
+    aten.relu.default: ("pm_threshold", (0.0, 0.0)),
+    aten.relu6.default: ("pm_clamp", (0.0, 6.0)),
 }
-"""Kernel and number of operands of each operator; its other arguments are constants."""
+"""Kernel and constants of each operator of one operand."""
 
 
 @lowers(*_KERNELS_WITH_CONSTANTS)
 def _lower_with_constants(op: Lowering) -> None:
-    kernel, operand_count = _KERNELS_WITH_CONSTANTS[op.node.target]
-    constants = tuple(map(float, op.args[operand_count:]))
-    lower_pointwise(op, kernel, *op.args[:operand_count], constants=constants)
+    kernel, constants = _KERNELS_WITH_CONSTANTS[op.node.target]
+    lower_pointwise(op, kernel, op.args[0], *constants)
 
 
 # -- sums and products with numbers -----------------------------------------------------------
 
 
 def _lower_affine(op: Lowering, x: Any, factor: float, shift: float) -> None:
-    if op.output().type is DataType.REAL:
-        return lower_pointwise(op, "pm_affine", x, constants=(float(factor), float(shift)))
-    return _lower_integer_pointwise(op, "pm_affine_int", x, constants=(int(factor), int(shift)))
+    lower_pointwise(op, f"pm_affine{_number_suffix(op)}", x, factor, shift)
 
 
-def _lower_integer_pointwise(
-    op: Lowering, kernel: str, *operands: Any, constants: tuple[int, ...] = ()
-) -> None:
-    """Add the call of a kernel of integers for all elements; set `op.can_overwrite_operand`.
+def _number_suffix(op: Lowering) -> str:
+    """Return the suffix of kernels for an output of reals, or of integers."""
+    return "" if op.output().type is DataType.REAL else DataType.INT32.suffix
 
-    Operands become integers, and are broadcast; an output of another type is refused. `constants`
-    are the arguments of the kernel after the shape table.
-    """
-    out = op.output()
-    views = [
-        convert_operand(op, argument, DataType.INT32).broadcast(out.shape) for argument in operands
-    ]
-    op.call(kernel, out, *views, shape_table(op, out, *views), *constants)
-    op.can_overwrite_operand = True
+
+@lowers(aten.neg.default)
+def _lower_neg(op: Lowering) -> None:
+    _lower_affine(op, op.args[0], -1, 0)
+
+
+@lowers(aten.mul.Tensor, aten.mul.Scalar)
+def _lower_mul(op: Lowering) -> None:
+    x, y = op.args
+    if isinstance(y, fx.Node):
+        suffix = DataType.INT32.suffix if op.output().type is DataType.INT32 else ""
+        lower_pointwise(op, f"pm_mul{suffix}", x, y)
+    else:
+        _lower_affine(op, x, y, 0)
+
+
+@lowers(aten.div.Tensor, aten.div.Scalar)
+def _lower_div(op: Lowering) -> None:
+    kernel = "pm_div" if isinstance(op.args[1], fx.Node) else "pm_div_by"
+    lower_pointwise(op, kernel, *op.args)
 
 
 @lowers(aten.add.Tensor, aten.sub.Tensor, aten.add.Scalar, aten.sub.Scalar)
@@ -169,10 +148,9 @@ def _lower_add(op: Lowering) -> None:
         alpha = -alpha
     if not isinstance(y, fx.Node):
         _lower_affine(op, x, 1, alpha * y)
-    elif op.output().type is DataType.INT32:
-        _lower_integer_pointwise(op, "pm_add_int", x, y, constants=(int(alpha),))
     else:
-        lower_pointwise(op, "pm_add", x, y, constants=(float(alpha),))
+        suffix = DataType.INT32.suffix if op.output().type is DataType.INT32 else ""
+        lower_pointwise(op, f"pm_add{suffix}", x, y, alpha)
 
 
 @lowers(aten.rsub.Scalar)
@@ -189,9 +167,9 @@ def _lower_pow(op: Lowering) -> None:
         lower_pointwise(op, "pm_mul", x, x)
     elif exponent in _POWER_KERNELS:
         kernel, constants = _POWER_KERNELS[exponent]
-        lower_pointwise(op, kernel, x, constants=constants)
+        lower_pointwise(op, kernel, x, *constants)
     else:
-        lower_pointwise(op, "pm_pow", x, constants=(float(exponent),))
+        lower_pointwise(op, "pm_pow", x, exponent)
 
 
 _POWER_KERNELS: Final[dict[float, tuple[str, tuple[float, ...]]]] = {
@@ -223,22 +201,14 @@ def _lower_elu(op: Lowering) -> None:
         scale, input_scale = 1.0, 1.0 / alpha
     else:
         x, alpha, scale, input_scale = op.args
-    lower_pointwise(
-        op, "pm_elu", x, constants=(float(alpha * scale), float(scale), float(input_scale))
-    )
+    lower_pointwise(op, "pm_elu", x, alpha * scale, scale, input_scale)
 
 
 @lowers(aten.elu_backward.default)
 def _lower_elu_backward(op: Lowering) -> None:
     gradient, alpha, scale, input_scale, is_result, x = op.args
-    constants = (int(is_result), float(alpha * scale), float(scale), float(input_scale))
-    lower_pointwise(op, "pm_elu_backward", gradient, x, constants=constants)
-
-
-@lowers(aten.leaky_relu_backward.default)
-def _lower_leaky_relu_backward(op: Lowering) -> None:
-    gradient, x, slope, _ = op.args
-    lower_pointwise(op, "pm_leaky_relu_backward", gradient, x, constants=(float(slope),))
+    constants = (is_result, alpha * scale, scale, input_scale)
+    lower_pointwise(op, "pm_elu_backward", gradient, x, *constants)
 
 
 @lowers(aten._prelu_kernel_backward.default)
@@ -294,13 +264,10 @@ def _lower_clamp(op: Lowering) -> None:
     """Lower a clamp to constant limits; refuse integers. Sets `op.can_overwrite_operand`."""
     low = None if op.node.target is aten.clamp_max.default else op.args[1]
     high = None if op.node.target is aten.clamp_min.default else op.args[-1]
-    constants = (
-        -math.inf if low is None else float(low),
-        math.inf if high is None else float(high),
-    )
     if op.output().type is not DataType.REAL:
         op.refuse("expected real numbers, got integers")
-    lower_pointwise(op, "pm_clamp", op.args[0], constants=constants)
+    constants = (-math.inf if low is None else low, math.inf if high is None else high)
+    lower_pointwise(op, "pm_clamp", op.args[0], *constants)
 
 
 # -- truth values -------------------------------------------------------------------------------
@@ -325,21 +292,16 @@ def _lower_comparison(op: Lowering, x: Any, y: Any, relations: int) -> None:
     An element is true if one of the relations in the bits of `relations`, such as `_LESS`, holds.
     Integers and truth values are compared as integers, unless the other operand is real.
     """
-    out = op.output()
     operand_types = [
         op.value(argument).type for argument in (x, y) if isinstance(argument, fx.Node)
     ]
     is_real = DataType.REAL in operand_types or isinstance(y, float)
-    kind = DataType.REAL if is_real else DataType.INT32
-    kernel = f"pm_compare{kind.suffix}"
-    views = [convert_operand(op, x, kind).broadcast(out.shape)]
-    constants: tuple[float, ...] = ()
+    suffix = (DataType.REAL if is_real else DataType.INT32).suffix
     if isinstance(y, fx.Node):
-        views.append(convert_operand(op, y, kind).broadcast(out.shape))
+        lower_pointwise(op, f"pm_compare{suffix}", x, y, relations)
     else:
-        kernel += "_to"
-        constants = (float(y) if is_real else int(y),)
-    op.call(kernel, out, *views, shape_table(op, out, *views), relations, *constants)
+        lower_pointwise(op, f"pm_compare{suffix}_to", x, relations, y)
+    op.can_overwrite_operand = False  # elements of operands are larger
 
 
 @lowers(
@@ -376,12 +338,7 @@ def _lower_logical(op: Lowering) -> None:
     out = op.output()
     if out.type is not DataType.UINT8 or op.returns_bytes:
         op.refuse("expected truth values, got integers")
-    x, y = op.args[0], op.args[-1]
-    views = [
-        convert_operand(op, argument, DataType.UINT8).broadcast(out.shape) for argument in (x, y)
-    ]
-    op.call("pm_logical", out, *views, shape_table(op, out, *views), _TRUTH_TABLES[op.node.target])
-    op.can_overwrite_operand = True
+    lower_pointwise(op, "pm_logical", op.args[0], op.args[-1], _TRUTH_TABLES[op.node.target])
 
 
 @lowers(aten.where.self)
@@ -397,36 +354,16 @@ def _lower_masked_fill(op: Lowering) -> None:
 
 def _lower_selection(op: Lowering, condition: Any, x: Any, y: Any) -> None:
     """Lower a selection of elements: of `x` where `condition` is true, otherwise of `y`."""
-    out = op.output()
-    views = [
-        convert_operand(op, condition, DataType.UINT8),
-        *(convert_operand(op, argument, out.type) for argument in (x, y)),
-    ]
-    views = [view.broadcast(out.shape) for view in views]
-    op.call(f"pm_where{out.type.suffix}", out, *views, shape_table(op, out, *views))
-    op.can_overwrite_operand = True
+    lower_pointwise(op, f"pm_where{op.output().type.suffix}", condition, x, y)
 
 
 @lowers(aten.masked_fill.Scalar)
 def _lower_masked_fill_scalar(op: Lowering) -> None:
     x, mask, value = op.args
-    if op.output().type is not DataType.REAL:
-        return _lower_selection(op, mask, value, x)
-    return _lower_with_mask(op, "pm_masked_fill", x, mask, value)
-
-
-@lowers(aten.native_dropout_backward.default)
-def _lower_native_dropout_backward(op: Lowering) -> None:
-    _lower_with_mask(op, "pm_mask_scale", *op.args)
-
-
-def _lower_with_mask(op: Lowering, kernel: str, x: Any, mask: Any, number: float) -> None:
-    """Lower an operator of a tensor, a mask and a number, the kernel's last argument."""
-    out = op.output()
-    views = [convert_operand(op, x), convert_operand(op, mask, DataType.UINT8)]
-    views = [view.broadcast(out.shape) for view in views]
-    op.call(kernel, out, *views, shape_table(op, out, *views), float(number))
-    op.can_overwrite_operand = True
+    if op.output().type is DataType.REAL:
+        lower_pointwise(op, "pm_masked_fill", x, mask, value)
+    else:
+        _lower_selection(op, mask, value, x)
 
 
 # -- copies -------------------------------------------------------------------------------------
