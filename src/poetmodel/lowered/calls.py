@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, TypeAlias
 
 from poetmodel.lowered.kernels import find_kernel
 
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 WORKSPACE: Final = "@workspace"
 """The buffer name that represents the workspace of the calling node."""
+
+
+_OBJECT_OF_FILES: Final = {"strict": True, "extra": "forbid"}
+"""How pydantic reads a class of step files: exact types, and no unknown keys."""
 
 
 class DataType(StrEnum):
@@ -62,6 +66,8 @@ class DataType(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Ref:
     """A pointer to an element of a buffer."""
+
+    __pydantic_config__: ClassVar = _OBJECT_OF_FILES
 
     buffer: str
     offset: int = 0
@@ -145,6 +151,8 @@ class ConvolutionSizes(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Condition:
     """The condition that an integer counter equals a value."""
+
+    __pydantic_config__: ClassVar = _OBJECT_OF_FILES
 
     counter: Ref
     value: int
@@ -232,6 +240,8 @@ class Call:
 class Buffer:
     """Contiguous elements of one type."""
 
+    __pydantic_config__: ClassVar = _OBJECT_OF_FILES
+
     elements: int
     type: DataType
 
@@ -244,6 +254,8 @@ class Buffer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedTensor:
     """A tensor that users access by name: an input, a state tensor, a gradient, an output."""
+
+    __pydantic_config__: ClassVar = _OBJECT_OF_FILES
 
     name: str
     shape: tuple[int, ...]

@@ -9,7 +9,8 @@ import math
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import numpy as np
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, PlainValidator, TypeAdapter
+from pydantic_core import PydanticCustomError
 
 from poetmodel.errors import InputError, convert_errors
 from poetmodel.files import read_text, write_text
@@ -30,7 +31,7 @@ from poetmodel.lowered.calls import (
 from poetmodel.lowered.catalogue import CATALOGUE
 from poetmodel.lowered.kernels import find_kernel, kernel_names
 from poetmodel.lowered.step import LoweredStep
-from poetmodel.schedule.io import Index, JsonFile, Strict, log_notes, parse_file
+from poetmodel.schedule.io import JsonFile, Strict, log_notes, parse_file
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -38,49 +39,35 @@ if TYPE_CHECKING:
 
 VERSION: Final = 1
 """Format version of step files."""
+_OBJECTS: Final = TypeAdapter[Any](Ref | Condition | Buffer | NamedTensor)
+"""Dataclasses that files contain as objects."""
 
 
-class _RefEntry(Strict):
-    buffer: str
-    offset: Index = 0
-
-
-class _RateEntry(Strict):
-    learning_rate: float
-
-
-class _RealEntry(Strict):
-    real: Literal["inf", "-inf", "nan"]
-
-
-_ArgumentEntry = Annotated[
-    int | float | list[int] | _RefEntry | _RateEntry | _RealEntry, Field(union_mode="smart")
-]
-
-
-class _ConditionEntry(Strict):
-    counter: _RefEntry
-    value: Index
+def _parse_argument(value: Any) -> Argument:
+    """Convert an argument of a call in a file."""
+    match value:
+        case int() | float() if not isinstance(value, bool):
+            return value
+        case list() if all(type(number) is int for number in value):
+            return tuple(value)
+        case {"learning_rate": int() | float() as factor, **others} if not others:
+            return ScaledLearningRate(float(factor))
+        case {"real": "inf" | "-inf" | "nan" as number, **others} if not others:
+            return float(number)
+        case {"buffer": str(buffer), **others} if others.keys() <= {"offset"}:
+            offset = others.get("offset", 0)
+            if type(offset) is int and offset >= 0:
+                return Ref(buffer, offset)
+    raise PydanticCustomError(
+        "argument", "expected a number, a list of integers, a buffer or a learning rate"
+    )
 
 
 class _CallEntry(Strict):
     kernel: str
-    arguments: list[_ArgumentEntry]
-    where: _ConditionEntry | None = None
-    within: Annotated[list[int], Field(min_length=2, max_length=2)] | None = None
-
-
-class _BufferEntry(Strict):
-    elements: Index
-    type: Literal["real", "int32", "uint8", "int8"]
-
-
-class _TensorEntry(Strict):
-    name: str
-    shape: list[Index]
-    type: Literal["real", "int32", "uint8", "int8"]
-    pieces: Annotated[list[_RefEntry], Field(min_length=1)]
-    strides: list[Index] | None = None
+    arguments: tuple[Annotated[Any, PlainValidator(_parse_argument)], ...]
+    where: Condition | None = None
+    within: tuple[int, int] | None = None
 
 
 class _StepFile(JsonFile):
@@ -89,16 +76,16 @@ class _StepFile(JsonFile):
     format: Literal["poetmodel-step"]
     graph: dict[str, Any]
     calls: list[list[_CallEntry]]
-    buffers: dict[str, _BufferEntry]
-    inputs: list[_TensorEntry]
-    states: list[_TensorEntry]
-    gradients: list[_TensorEntry]
-    loss: _RefEntry
+    buffers: dict[str, Buffer]
+    inputs: tuple[NamedTensor, ...]
+    states: tuple[NamedTensor, ...]
+    gradients: tuple[NamedTensor, ...]
+    loss: Ref
     values: dict[str, str]
     learning_rate: float | None = None
     accumulate: Annotated[int, Field(ge=1)] = 1
     versions: dict[str, str] = Field(default_factory=dict)
-    output: _TensorEntry | None = None
+    output: NamedTensor | None = None
     inference: _PassEntry | None = None
     evaluation: _PassEntry | None = None
 
@@ -122,12 +109,9 @@ def _make_document(step: LoweredStep) -> dict[str, object]:
         "version": VERSION,
         "graph": step.graph.to_dict(),
         "calls": [list(map(_call_to_json, calls)) for calls in step.calls],
-        "buffers": {
-            name: {"elements": buffer.elements, "type": str(buffer.type)}
-            for name, buffer in step.buffers.items()
-        },
-        **{key: [_tensor_to_json(value) for value in getattr(step, key)] for key in _TENSOR_LISTS},
-        "loss": _argument_to_json(step.loss),
+        "buffers": {name: _to_json(buffer) for name, buffer in step.buffers.items()},
+        **{key: [_to_json(tensor) for tensor in getattr(step, key)] for key in _TENSOR_LISTS},
+        "loss": _to_json(step.loss),
         "values": {
             name: base64.b64encode(
                 values.astype(step.buffers[name].type.file_dtype).tobytes()
@@ -140,7 +124,7 @@ def _make_document(step: LoweredStep) -> dict[str, object]:
     if step.accumulate > 1:
         document["accumulate"] = step.accumulate
     if step.output is not None:
-        document["output"] = _tensor_to_json(step.output)
+        document["output"] = _to_json(step.output)
     for key, forward_pass in (("inference", step.inference), ("evaluation", step.evaluation)):
         if forward_pass is not None:
             document[key] = _make_document(forward_pass)
@@ -151,6 +135,11 @@ _TENSOR_LISTS: Final = ("inputs", "states", "gradients")
 """Keys of lists of tensors in a step file, and attributes of a step."""
 
 
+def _to_json(value: Ref | Condition | Buffer | NamedTensor) -> object:
+    """Return an object of JSON, without fields that are None."""
+    return _OBJECTS.dump_python(value, mode="json", exclude_none=True)
+
+
 def _call_to_json(call: Call) -> dict[str, object]:
     entry: dict[str, object] = {
         "kernel": call.kernel,
@@ -158,33 +147,17 @@ def _call_to_json(call: Call) -> dict[str, object]:
     }
     if call.index_range is not None:
         entry["within"] = list(call.index_range)
-    if call.condition is None:
-        return entry
-    condition_entry = {
-        "counter": _argument_to_json(call.condition.counter),
-        "value": call.condition.value,
-    }
-    return entry | {"where": condition_entry}
+    if call.condition is not None:
+        entry["where"] = _to_json(call.condition)
+    return entry
 
 
 def _argument_to_json(argument: Argument) -> object:
-    if isinstance(argument, Ref):
-        return {"buffer": argument.buffer, "offset": argument.offset}
     if isinstance(argument, ScaledLearningRate):
         return {"learning_rate": argument.factor}
-    if isinstance(argument, float) and not math.isfinite(argument):
-        return {"real": str(argument)}
-    return list(argument) if isinstance(argument, tuple) else argument
-
-
-def _tensor_to_json(tensor: NamedTensor) -> dict[str, object]:
-    entry: dict[str, object] = {
-        "name": tensor.name,
-        "shape": list(tensor.shape),
-        "type": str(tensor.type),
-        "pieces": [_argument_to_json(ref) for ref in tensor.pieces],
-    }
-    return entry if tensor.strides is None else entry | {"strides": list(tensor.strides)}
+    if isinstance(argument, float):
+        return argument if math.isfinite(argument) else {"real": str(argument)}
+    return _to_json(argument) if isinstance(argument, Ref) else argument
 
 
 def load_step(path: str | Path) -> LoweredStep:
@@ -194,7 +167,7 @@ def load_step(path: str | Path) -> LoweredStep:
     """
     text = read_text(path)
     with convert_errors(InputError, str(path)):
-        file = parse_file(_StepFile, text, kind="step")
+        file = parse_file(_StepFile, text, kind="step", as_json=True)
         log_notes(file, path)
         file.graph = cast("dict[str, Any]", graph_of_step(vars(file)))
         return _step_from_json(file)
@@ -204,20 +177,22 @@ def _step_from_json(document: _StepFile, outer_values: Collection[str] = ()) -> 
     """Convert a document; `outer_values` are the buffers with values in enclosing steps."""
     step = LoweredStep(
         graph=Graph.from_dict(document.graph, source="graph"),
-        calls=tuple(tuple(map(_call_from_json, calls)) for calls in document.calls),
-        buffers={
-            name: Buffer(elements=entry.elements, type=DataType(entry.type))
-            for name, entry in document.buffers.items()
-        },
-        inputs=tuple(map(_tensor_from_json, document.inputs)),
-        states=tuple(map(_tensor_from_json, document.states)),
-        gradients=tuple(map(_tensor_from_json, document.gradients)),
-        loss=Ref(document.loss.buffer, document.loss.offset),
+        calls=tuple(
+            tuple(
+                Call(entry.kernel, entry.arguments, entry.where, entry.within) for entry in entries
+            )
+            for entries in document.calls
+        ),
+        buffers=document.buffers,
+        inputs=document.inputs,
+        states=document.states,
+        gradients=document.gradients,
+        loss=document.loss,
         values={},
         learning_rate=document.learning_rate,
         accumulate=document.accumulate,
         versions=document.versions,
-        output=None if document.output is None else _tensor_from_json(document.output),
+        output=document.output,
     )
     errors = list(_find_step_errors(step, document.values, outer_values))
     if errors:
@@ -239,43 +214,6 @@ def _step_from_json(document: _StepFile, outer_values: Collection[str] = ()) -> 
     return step.edit({}, values=values, **forward_passes)
 
 
-def _call_from_json(entry: _CallEntry) -> Call:
-    """Convert a parsed call; raise `InputError` for an argument of a type that no call has."""
-    condition = None
-    if entry.where is not None:
-        counter = entry.where.counter
-        condition = Condition(Ref(counter.buffer, counter.offset), entry.where.value)
-    index_range = None if entry.within is None else (entry.within[0], entry.within[1])
-    return Call(
-        entry.kernel, tuple(map(_argument_from_json, entry.arguments)), condition, index_range
-    )
-
-
-def _argument_from_json(argument: object) -> Argument:
-    """Convert a parsed argument of a call; raise `InputError` for a type that no argument has."""
-    if isinstance(argument, _RefEntry):
-        return Ref(argument.buffer, argument.offset)
-    if isinstance(argument, _RateEntry):
-        return ScaledLearningRate(argument.learning_rate)
-    if isinstance(argument, _RealEntry):
-        return float(argument.real)
-    if isinstance(argument, list):
-        return tuple(argument)
-    if isinstance(argument, int | float):
-        return argument
-    raise InputError(f"expected an argument of a kernel, got {argument!r}")
-
-
-def _tensor_from_json(entry: _TensorEntry) -> NamedTensor:
-    return NamedTensor(
-        name=entry.name,
-        shape=tuple(entry.shape),
-        type=DataType(entry.type),
-        pieces=tuple(Ref(ref.buffer, ref.offset) for ref in entry.pieces),
-        strides=None if entry.strides is None else tuple(entry.strides),
-    )
-
-
 def _find_step_errors(
     step: LoweredStep, values: Collection[str], outer_values: Collection[str]
 ) -> Iterator[str]:
@@ -289,6 +227,9 @@ def _find_step_errors(
             yield f"buffers: tensor {name!r} of the graph is missing"
         elif step.buffers[name].bytes != tensor.bytes:
             yield f"buffers: {name!r} has {step.buffers[name].bytes} B, its tensor {tensor.bytes} B"
+    for name, buffer in step.buffers.items():
+        if buffer.elements < 0:
+            yield f"buffers: {name!r} has {buffer.elements} elements"
     yield from _find_tensor_errors(step)
     state_buffers = {ref.buffer for value in step.states for ref in value.pieces}
     state_buffers.update(
@@ -298,7 +239,8 @@ def _find_step_errors(
         yield f"values: state {name!r} has no values"
     for name in sorted(set(values) - step.buffers.keys()):
         yield f"values: {name!r} is no buffer"
-    constant_names = {tensor.pieces[0].buffer for tensor in step.inputs} | {*values, *outer_values}
+    constant_names = {ref.buffer for tensor in step.inputs for ref in tensor.pieces}
+    constant_names |= {*values, *outer_values}
     constant_names.difference_update(tensor.name for tensor in step.graph.tensors)
     yield from _find_call_errors(step, constant_names)
 
@@ -309,7 +251,7 @@ def _find_call_errors(step: LoweredStep, constant_names: Collection[str]) -> Ite
         yield f"calls: expected {len(step.graph.nodes)} lists, one a node, got {len(step.calls)}"
     for node, calls in zip(step.graph.nodes, step.calls, strict=False):
         writable_names = {tensor.replaces or tensor.name for tensor in node.outputs}
-        writable_names.update([] if step.output is None else [step.output.pieces[0].buffer])
+        writable_names.update(ref.buffer for ref in (step.output.pieces if step.output else ()))
         for call in calls:
             for error in _find_argument_errors(
                 step, call, writable_names, {*constant_names, *writable_names, *node.inputs}
@@ -333,6 +275,9 @@ def _find_named_tensor_errors(step: LoweredStep, tensor: NamedTensor) -> Iterato
     A buffer's size counts from the offset of the piece. A single buffer may be larger than the
     tensor; several must add up to its size.
     """
+    if not tensor.pieces or min((*tensor.shape, *(tensor.strides or ())), default=0) < 0:
+        yield "expected pieces, and no negative sizes"
+        return
     errors = [error for ref in tensor.pieces for error in _find_ref_errors(step, ref)]
     yield from errors
     if errors:
@@ -367,7 +312,7 @@ def _find_ref_errors(step: LoweredStep, ref: Ref) -> Iterator[str]:
     """
     if ref.buffer not in step.buffers:
         yield f"buffer {ref.buffer!r} is missing"
-    elif ref.offset > max(0, step.buffers[ref.buffer].elements - 1):
+    elif not 0 <= ref.offset <= max(0, step.buffers[ref.buffer].elements - 1):
         n_elements = step.buffers[ref.buffer].elements
         yield f"element {ref.offset} of {ref.buffer!r}, which has {n_elements}"
 

@@ -337,20 +337,28 @@ def validate_schedule(values: object, *, source: str) -> ScheduleFile:
     return file
 
 
-def parse_file(model: type[File], text: str, *, kind: str) -> File:
-    """Parse the text of a `kind` of file (``schedule``) as `model`; `InputError` if invalid."""
-    return validate_model(model, parse_json(text, expected=f"poetmodel-{kind}"), kind=kind)
+def parse_file(model: type[File], text: str, *, kind: str, as_json: bool = False) -> File:
+    """Parse the text of a `kind` of file (``schedule``) as `model`; `InputError` if invalid.
+
+    With `as_json`, fields may have types that JSON lacks, such as tuples.
+    """
+    values = parse_json(text, expected=f"poetmodel-{kind}")
+    return validate_model(model, values, kind=kind, text=text if as_json else None)
 
 
-def validate_model(model: type[File], values: object, *, kind: str) -> File:
+def validate_model(
+    model: type[File], values: object, *, kind: str, text: str | None = None
+) -> File:
     """Validate the JSON content of a file as `model`; `kind` is a word for it in messages.
+
+    `text` is the JSON, for a model of types that JSON lacks.
 
     Raises `InputError`; for a `JsonFile` of a later version with this error only.
     """
     if issubclass(model, JsonFile):
         check_version(values, model.format_versions)
     try:
-        return model.model_validate(values)
+        return model.model_validate(values) if text is None else model.model_validate_json(text)
     except ValidationError as error:
         writer = ""
         if isinstance(values, dict) and WRITTEN_BY in values:
@@ -367,10 +375,9 @@ def validation_messages(error: ValidationError, *, kind: str, writer: str = "") 
     errors = error.errors(include_url=False, include_context=False)
     for details in errors[:MAX_FAULTS]:
         expected = details["msg"].replace("Input should be", "expected")
+        unknown = filter(None, (f"unknown key; accepted are the keys of a {kind} file", writer))
         message = {
-            "extra_forbidden": "; ".join(
-                filter(None, (f"unknown key; accepted are the keys of a {kind} file", writer))
-            ),
+            **dict.fromkeys(("extra_forbidden", "unexpected_keyword_argument"), "; ".join(unknown)),
             "model_type": f"expected an object, got {quote(details['input'])}",
             "missing": "missing",
         }.get(details["type"], f"{expected}, got {quote(details['input'])}")
