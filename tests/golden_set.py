@@ -1,4 +1,4 @@
-"""The golden set: what a change of structure must leave as it is.
+"""The golden set: results that a refactoring must not change.
 
 ``python tests/golden_set.py check`` solves, plans, exports and compiles what the files in
 ``tests/golden`` record, and prints each difference. A change that is meant to change an entry
@@ -71,7 +71,7 @@ def called(*arguments):
 
 
 def digest(content):
-    """Return what stands for bytes in a record."""
+    """Return a hash of bytes for a record."""
     return hashlib.sha256(content).hexdigest()[:16]
 
 
@@ -86,7 +86,7 @@ def rounded(value):
 
 
 def stable(document):
-    """Return JSON without what no two runs share."""
+    """Return JSON without values that differ between runs."""
     if isinstance(document, dict):
         return {key: stable(value) for key, value in document.items() if key not in VOLATILE}
     if isinstance(document, list):
@@ -168,7 +168,7 @@ def plans():
 
 
 def _planned(network, device):
-    """Return the exit status of planning a schedule, and what stands for the file."""
+    """Return the exit status of planning a schedule, and a hash of the file."""
     out = Path("golden.plan")
     out.unlink(missing_ok=True)
     how = ("--graph", network, "--device", device, "--arena", "--quiet")
@@ -214,7 +214,7 @@ def steps():
 
 
 def calls():
-    """Yield what stands for lowered steps, whole and in tiles, and for the C of some."""
+    """Yield hashes of lowered steps, whole and in tiles, and of the C of some."""
     from kit import networks
     from kit.export_agreement import OPTIMIZERS, lower_training
     from tiling import test_tiles
@@ -236,7 +236,7 @@ def calls():
 
 
 def _recorded(name, step, *, is_exported):
-    """Yield what stands for a step, for its tiles, and if `is_exported` for its C."""
+    """Yield hashes of a step, of its tiles, and if `is_exported` of its C."""
     file = Path("golden.step.json")
     save_step(replace(step, versions={}), file)
     document = json.loads(file.read_bytes())

@@ -1,4 +1,4 @@
-"""The page of the architecture: what it names is there."""
+"""The page of the architecture names only existing files and definitions."""
 
 import re
 import tomllib
@@ -23,7 +23,7 @@ REFERENCE = re.compile(r"`((?:[\w.-]+/)+[\w.-]*|[\w-]+\.(?:py|h))(?:: ([^`]*))?`
 
 
 def missing(path, names):
-    """Return what of a path and the names in its file is not there."""
+    """Return the path, or the names in its file, that do not exist."""
     found = [ROOT / folder / path for folder in FOLDERS if (ROOT / folder / path).exists()]
     if not found:
         return [] if path in GENERATED else [path]

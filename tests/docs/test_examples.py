@@ -1,4 +1,4 @@
-"""The code blocks of the pages and the tutorial run, and print what the pages say."""
+"""The code blocks of the pages and the tutorial run, and print the stated output."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def marks(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in RUNNING])
 def test_blocks_run(name, tmp_path, monkeypatch):
-    """Every block that can run does, after those before it, and prints what the page says."""
+    """Each runnable block runs after those before it, and prints the stated output."""
     monkeypatch.chdir(tmp_path)
     missing = run_page(parse_blocks(TEXTS[name]), tmp_path)
     if missing:
@@ -50,9 +50,9 @@ def test_blocks_run(name, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_marks_are_known(name):
-    """What stands before a block is understood, and a block that is not run says why.
+    """The marks before blocks are valid, and a block that does not run has a reason.
 
-    A command line that a reader would copy is in a shell block, not in one of plain text.
+    A command line for readers is in a shell block, not in one of plain text.
     """
     text = TEXTS[name]
     assert len(parse_blocks(text)) == len(re.findall(r"^ *```", text, re.MULTILINE)) / 2
@@ -147,7 +147,7 @@ CODE = [cell for cell in STORED["cells"] if cell["cell_type"] == "code"]
 
 @pytest.mark.slow
 def test_it_runs_and_its_outputs_are_current():
-    """No cell fails, not even an assertion, and each prints what the file has."""
+    """All cells succeed, and print the outputs in the file."""
     for package in ("IPython", "nbformat", "matplotlib"):
         pytest.importorskip(package)
     command = [sys.executable, str(ROOT / "scripts" / "make_tutorial.py"), "--check"]

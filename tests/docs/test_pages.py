@@ -45,14 +45,14 @@ def test_links_lead_somewhere(page):
 
 
 def test_generated_parts_are_current():
-    """Nobody edited a generated part, or changed what it is generated from and forgot it."""
+    """Generated parts equal their sources."""
     assert main(["--check"]) == 0
 
 
 def test_pages_and_project_name_what_is_shipped():
     """Relations are in the notation, version and models in the changelog, back ends are extras.
 
-    This version is also what one cites; the models are those of the zoo.
+    The citation has this version; the models are those of the zoo.
     """
     text = (ROOT / "docs" / "concepts" / "glossary.md").read_text(encoding="utf-8")
     for name in RELATIONS:
@@ -72,7 +72,7 @@ def test_pages_and_project_name_what_is_shipped():
 
 # -- generated blocks ------------------------------------------------------------------------------
 def test_block_is_replaced_and_nothing_else():
-    """Text around a block stays; a second run changes nothing."""
+    """The text around a block is unchanged; a second run changes nothing."""
     text = "a\n<!-- begin x -->\nold\n<!-- end x -->\nb\n"
     once = replace_block(text, "x", "new \\1")
     assert once == "a\n<!-- begin x -->\n\nnew \\1\n\n<!-- end x -->\nb\n"
@@ -107,7 +107,7 @@ def test_literal_blocks_become_code():
 
 
 def test_every_component_is_on_the_page_and_in_the_reference():
-    """The components of what users can build by name are listed, and stated in the reference."""
+    """All components that users can combine by name are listed, and stated in the reference."""
     named = {part for part in BY_NAME.values() if isinstance(part, Formulation)}
     assert named <= set(FORMULATIONS)
     text, reference = (

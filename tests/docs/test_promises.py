@@ -1,4 +1,4 @@
-"""Pages name all that a version keeps, answer questions, and what the README promises happens."""
+"""Pages list what a version keeps stable, answer questions, and the README is true."""
 
 import json
 import re
@@ -308,7 +308,7 @@ def test_commands_are_one_line_each(words):
 
 
 def test_ci_calls_the_readme_command():
-    """What runs on a clean clone is what the README says, to the letter."""
+    """The commands for a clean clone are literally those of the README."""
     command = code_block("sh", "tox p").strip()
     assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 

@@ -17,9 +17,10 @@ def _luminance(colour):
 
 
 def test_colours_of_dark_pages_are_rules_of_the_picture():
-    """Paper and lines that occur have their dark colours, text is light; what it was stays.
+    """All paper and line colours of a picture have dark versions, and text is light there.
 
-    Ink has a contrast of more than 7 to the paper, as accessibility guides want at best.
+    Ink has a contrast of more than 7 to the paper, the strict limit of accessibility
+    guidelines.
     """
     text = add_dark_colours(LIGHT)
     style = re.search(r"<style>@media \(prefers-color-scheme:dark\)(.*)</style>", text)

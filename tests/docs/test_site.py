@@ -33,7 +33,7 @@ FETCHED = re.compile(r"""(?:url\(|@import)\s*["']?(?:https?:)?//""")
 
 
 class Loads(HTMLParser):
-    """Collects what a page loads, and the anchors that it has."""
+    """Collects the loaded files and the anchors of a page."""
 
     def __init__(self, text):
         super().__init__()
@@ -103,7 +103,7 @@ def whole(built):
 
 
 def pages_of(site):
-    """Return what is in each page of the site."""
+    """Return the content of each page of the site."""
     found = {page: Loads(page.read_text(encoding="utf-8")) for page in site.rglob("*.html")}
     sources = {page.relative_to(ROOT / "docs") for page in ROOT.glob("docs/**/*.md")}
     whole = (site / "reference").exists()
@@ -112,7 +112,7 @@ def pages_of(site):
 
 
 def test_pages_and_styles_load_what_the_site_has(site):
-    """Whether script, style, font or picture: nothing is of another host, nothing is missing."""
+    """All scripts, styles, fonts and pictures are in the site itself."""
     sheets = list(site.rglob("*.css"))
     assert sheets
     for path in (*sheets, *site.rglob("*.html")):
@@ -182,7 +182,7 @@ def test_links_of_the_repository_become_links_of_the_site(page, text, expected):
 
 
 def test_notebooks_become_pages_with_what_their_cells_print():
-    """Text stays, code and what is printed are blocks, a picture is part of the page."""
+    """Text stays, code and outputs become blocks, a picture is part of the page."""
     cells = [
         {"cell_type": "markdown", "source": ["# Title\n", "\n", "Words."]},
         {
@@ -206,7 +206,7 @@ def test_notebooks_become_pages_with_what_their_cells_print():
 
 
 def test_bars_in_code_are_plain_in_tables_only():
-    """A bar within code in a table needs no backslash in the site; elsewhere nothing changes."""
+    """A bar in code in a table needs no backslash in the site; other text is unchanged."""
     text = "| `a\\|b` | c\\|d |\n`e\\|f`\n"
     assert convert_tables(text) == "| `a|b` | c\\|d |\n`e\\|f`\n"
 
@@ -230,7 +230,7 @@ def test_pages_from_outside_docs_exist():
 
 # -- in a browser ----------------------------------------------------------------------------------
 def faults_of(page):
-    """Return a list that gets what a page complains of, and what it asks for from elsewhere."""
+    """Return a list that collects a page's errors, and its requests to other hosts."""
     found, left = [], "net::ERR_ABORTED"  # of a page that was left
     page.on("console", lambda said: found.extend([said.text] * (said.type == "error")))
     page.on("pageerror", lambda error: found.append(str(error)))
@@ -252,7 +252,7 @@ def test_pages_open_from_a_folder_without_a_complaint(whole, browser):
 
 @pytest.mark.browser
 def test_search_finds_pages_from_a_folder(whole, browser):
-    """What is typed into the search is found, and the result leads to its page."""
+    """The search finds a word, and the result leads to its page."""
     page = browser.new_page()
     faults = faults_of(page)
     page.goto((whole / "index.html").as_uri())

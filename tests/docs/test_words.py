@@ -49,7 +49,7 @@ def texts():
 
 
 def test_texts_use_no_vague_phrases():
-    """Amounts have a number or a name, and code does not tell anybody anything."""
+    """No vague phrases: amounts have numbers or names."""
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in texts()
@@ -79,12 +79,12 @@ def test_private_functions_are_named_by_verb_and_object():
      ("_merge_rows", True), ("_padding", True), ("__init__", True), ("_of_step", True)],
 )  # fmt: skip
 def test_names_without_a_noun_are_noticed(name, named):
-    """Numbers, prepositions and participles do not name a thing; nouns that look alike do."""
+    """Numbers, prepositions and participles are no nouns; similar nouns are."""
     assert has_object(name) == named
 
 
 def test_docstrings_name_their_objects():
-    """Few docstrings of the package use a pronoun for a thing that has a name."""
+    """Few docstrings of the package use a pronoun for an object that has a name."""
     counts = sample_functions.count_vague_words()
     assert counts.pop("what", 0) <= 60
     assert counts.total() <= 60

@@ -100,7 +100,7 @@ def test_page_is_small(opened):
 
 
 def test_figures_and_timeline_are_those_of_the_answer(page):
-    """What is shown is what the server said of the point, to the last digit."""
+    """The page shows the values of the server's reply, to the last digit."""
     page.type("ram", "75%")
     point = page.json(f"/api/points/{page.wait_until_settled()['point']}")
     assert point["status"] == "optimal"
@@ -117,7 +117,7 @@ def test_figures_and_timeline_are_those_of_the_answer(page):
 
 
 def test_dragging_changes_the_timeline(opened):
-    """The timeline follows the slider, which keeps the focus; what is left is the last stop."""
+    """The timeline follows the slider, which keeps the focus; the last stop is shown in the end."""
     page = opened(model="ds-cnn", device="nano33ble", ram="80%")
     page.wait_until_settled()
     before, seen = page.page.evaluate(PEAK), set()
@@ -172,7 +172,7 @@ def test_reload_in_the_middle_of_a_solve(opened):
 
 
 def test_killed_server_loses_nothing(browser, tmp_path):
-    """The page says quietly that it reconnects; then it has all answers again."""
+    """The page reports that it reconnects; then it has all results again."""
     with run_explorer(tmp_path, *SMALL) as explorer:
         page = open_visit(browser, explorer, ram="80%")
         before = page.wait_until_settled()
@@ -233,7 +233,7 @@ def test_address_has_the_whole_view(opened):
 
 
 def test_what_is_typed_outlives_a_new_problem(opened):
-    """A field that somebody types in keeps the text while the limits get a new range."""
+    """A field with focus keeps its text while its limits change."""
     page = opened(ram="90%")
     page.wait_until_settled()
     held = []
@@ -248,7 +248,7 @@ def test_what_is_typed_outlives_a_new_problem(opened):
 
 
 def test_below_the_minimum_the_page_says_why(page):
-    """Less than the minimum is explained by what one step holds, and there is a way back."""
+    """Below the minimum, the page lists the tensors of one step, and offers a larger RAM."""
     page.page.locator("#ram").focus()
     page.page.keyboard.press("Home")
     page.until(state="below")
@@ -310,7 +310,7 @@ def test_impossible_deadline_has_a_reason(page):
 
 
 def test_fields_take_sizes_and_shares(page):
-    """Sizes and shares are understood; what is not is marked and said, and nothing is asked."""
+    """Sizes and percentages are valid; other text is marked as an error, without a request."""
     before = page.wait_until_settled()["point"]
     field = page.page.locator("#ram-text")
     for wrong in ("lots", "1e400", "0"):

@@ -1,4 +1,4 @@
-"""What one point tells another, and what a store keeps of them."""
+"""Bounds and schedules of neighbouring points, and merged records of a store."""
 
 import math
 import sqlite3
@@ -26,7 +26,7 @@ def point(ram_bytes=100, deadline_s=None, **known):
 
 
 def found(value, *, needs_bytes=50, time_s=1.0):
-    """Return what a worker says of a schedule."""
+    """Return a worker's report of a schedule."""
     return {
         "value": value,
         "energy_j": 10 + value,
@@ -78,7 +78,7 @@ def test_neighbour_keeps_the_limits_and_is_the_best(at, others):
     [(100, None, True), (120, None, True), (80, None, False), (120, 5.0, False)],
 )
 def test_bound_holds_only_where_less_is_allowed(ram_bytes, deadline_s, holds):
-    """One that was proved with less RAM, or for a deadline, says nothing."""
+    """A bound holds for points with at most the RAM and the deadline, not for others."""
     proved = point(ram_bytes, deadline_s, bound=3.0)
     assert inherited_bound(point(100), [proved]) == (3.0 if holds else 0.0)
     assert inherited_bound(point(100, 4.0), [proved]) == (3.0 if ram_bytes >= 100 else 0.0)

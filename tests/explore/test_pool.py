@@ -14,7 +14,7 @@ class DeadProcess:
     is_alive = False
 
     def end(self):
-        """Release nothing."""
+        """Do nothing."""
 
 
 def test_requests_fail_where_no_process_can_be_started(monkeypatch):

@@ -92,7 +92,7 @@ def test_ctrl_c_ends_it_while_it_starts(tmp_path, asked, delay_s):
     "solves", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["idle", "solving"]
 )
 def test_signals_while_it_ends_change_nothing(tmp_path, solves):
-    """Who asks again and again gets the same clean end, idle or while something is solved."""
+    """Repeated signals end the server as one does, idle or during a solve."""
     with run_explorer(tmp_path, *SMALL, errors=subprocess.PIPE) as explorer:
         if solves:
             visitor = explorer.visitor()
@@ -122,7 +122,7 @@ def test_server_listens_on_this_machine_alone(tmp_path):
 
 @pytest.mark.slow
 def test_killed_server_loses_nothing(tmp_path):
-    """Known answers come at once from the store, and what was being solved goes on from there."""
+    """Known results come at once from the store, and a running solve continues from there."""
     with run_explorer(tmp_path, *SMALL) as explorer:
         visitor = explorer.visitor()
         known = visitor.wait_for_end(visitor.request_point(visitor.open(MLP), 0.5)["id"])
@@ -161,7 +161,7 @@ def stored(store, point):
 
 @pytest.mark.slow
 def test_drag_cancels_what_nobody_wants(tmp_path):
-    """Of all stops only the last one is solved, and what was found before is kept."""
+    """Of all slider positions, only the last one is solved; earlier results are kept."""
     with run_explorer(tmp_path, *SMALL) as explorer:
         visitor = explorer.visitor()
         visitor.listen()
@@ -176,7 +176,7 @@ def test_drag_cancels_what_nobody_wants(tmp_path):
 
 @pytest.mark.slow
 def test_two_sessions_share_a_solve(tmp_path):
-    """It goes on while one of them wants it, and both hear of it; the last one ends it."""
+    """A shared solve runs until no session requests it, and both are notified."""
     with run_explorer(tmp_path, *SMALL) as explorer:
         one, two = explorer.visitor("one"), explorer.visitor("two")
         for visitor in (one, two):
@@ -194,7 +194,7 @@ def test_two_sessions_share_a_solve(tmp_path):
 
 @pytest.mark.slow
 def test_wish_of_a_closed_page_lapses(tmp_path):
-    """Nothing is solved for nobody."""
+    """A closed page's request expires, and its solve ends."""
     with run_explorer(tmp_path, *SMALL) as explorer:
         visitor = explorer.visitor()
         visitor.listen()
@@ -229,7 +229,7 @@ def test_worker_that_dies_is_replaced(tmp_path):
 
 @pytest.mark.slow
 def test_two_servers_share_a_store(tmp_path):
-    """Each sees what the other has solved, and the file stays whole."""
+    """Each server reads the other's results, and the file stays valid."""
     with run_explorer(tmp_path, *SMALL) as first, run_explorer(tmp_path, *SMALL) as second:
         one, two = first.visitor(), second.visitor()
         problem = one.open(MLP)

@@ -1,4 +1,4 @@
-"""What a page asks of the explorer, what it gets, and who gets nothing."""
+"""Requests of a page to the explorer, its replies, and refusals."""
 
 import json
 import shlex
@@ -27,9 +27,9 @@ def solved(visitor, share=0.3, **more):
 
 
 def test_choices_name_networks_and_devices(visitor):
-    """All that is built in may be chosen; the page begins with what the command line says.
+    """All built-in networks and devices are listed, and the command line's are selected.
 
-    Of a problem minimum RAM and keep-all peak are the marks of its sliders; charts get the graph.
+    Minimum RAM and keep-all peak of the problem are marks of its sliders; charts get the graph.
     """
     found = visitor.client.get("/api/choices").json()
     assert {"name": "mlp", "group": "network"} in found["models"]
@@ -133,7 +133,7 @@ def test_makespan_of_more_ram_is_not_lent_to_less(visitor):
 
 
 def test_bound_of_more_ram_holds_for_less(visitor):
-    """Where it reaches a neighbour's schedule, nothing is left to solve."""
+    """If the bound equals the value of a neighbour's schedule, no solve is needed."""
     problem = visitor.open({**MLP, "batch": 5})
     low, high = (
         visitor.wait_for_end(visitor.request_point(problem, share)["id"]) for share in (0.5, 0.6)
@@ -147,7 +147,7 @@ def test_bound_of_more_ram_holds_for_less(visitor):
 
 
 def test_less_than_the_minimum_is_infeasible_and_says_why(visitor):
-    """The node of the largest working set and what it holds are named, and they add up."""
+    """The node of the largest working set and its tensors are listed, and their bytes sum up."""
     problem = visitor.open(MLP)
     point = visitor.wait_for_end(visitor.request_point(problem, -0.5)["id"])
     assert (point["state"], point["status"], point["revision"] > 0) == ("done", "infeasible", True)
@@ -253,7 +253,7 @@ def test_command_of_a_step_file_makes_its_c(visitor, tmp_path, monkeypatch):
     ],
 )
 def test_choice_that_cannot_be_is_a_sentence(visitor, choice, sentence):
-    """Only what the catalogue names is read, never a path from the visitor."""
+    """Only files in the catalogue are read, never a path in a request."""
     reply = visitor.client.post("/api/problems", json=choice)
     assert reply.status_code == 409
     assert sentence in reply.json()["detail"]
@@ -280,7 +280,7 @@ def test_request_that_makes_no_sense_is_refused(visitor, path, given):
 
 
 def test_what_is_not_known_is_gone(visitor):
-    """A page that is older than its server is told to choose again."""
+    """A page that is older than its server is asked to choose again."""
     for reply in (
         visitor.client.get("/api/points/none"),
         visitor.client.get("/api/problems/none/why?ram_bytes=5"),
@@ -296,7 +296,7 @@ def test_what_is_not_known_is_gone(visitor):
 
 @pytest.mark.parametrize("batch", [7, 9])
 def test_first_schedule_is_valid(visitor, batch, tmp_path):
-    """What is shown while nothing is proved keeps all limits, too."""
+    """A schedule without a proof is within all limits, too."""
     problem = visitor.open({**MLP, "batch": batch})
     point = visitor.wait_for_schedule(visitor.request_point(problem, 0.2)["id"])
     path = tmp_path / "first.schedule.json"
@@ -307,7 +307,7 @@ def test_first_schedule_is_valid(visitor, batch, tmp_path):
 # -- who it talks to ---------------------------------------------------------------------------
 @pytest.mark.parametrize("path", ["/", "/api/choices", "/api/events?session=s", "/?token=wrong"])
 def test_nothing_is_told_without_the_token(visitor, path):
-    """A sentence says which address to open."""
+    """The refusal names the address to open."""
     with httpx.Client(base_url=visitor.client.base_url) as client:
         reply = client.get(path)
     assert reply.status_code == 403
@@ -315,9 +315,9 @@ def test_nothing_is_told_without_the_token(visitor, path):
 
 
 def test_token_goes_into_a_cookie_and_out_of_the_address(visitor):
-    """Scripts cannot read it, and other sites cannot send it.
+    """Scripts cannot read the cookie, and other sites cannot send it.
 
-    Replies may not be framed, sniffed or stored: each one carries the headers that say so.
+    Replies may not be framed, sniffed or stored, by their headers.
     """
     token = next(iter(visitor.client.cookies.values()))
     with httpx.Client(base_url=visitor.client.base_url) as client:

@@ -47,7 +47,7 @@ def exported(folder, name, batches, *, clip=None, norms=True, **options):
 
 
 def looped(given, name, every, steps, batches, *, clip=None):
-    """Train as PyTorch's users do, in the type of the batches; return losses and what is left."""
+    """Train as users of PyTorch do, in the type of the batches; return losses and state."""
     model, loss_fn, _ = given
     model = copy.deepcopy(model).to(every[0][0].dtype)
     optimizer, losses = OPTIMIZERS[name](model.parameters()), []
@@ -165,7 +165,7 @@ def test_a_model_has_the_sums_as_its_gradients(tmp_path):
 
 
 def test_step_files_have_what_depends_on_the_count(tmp_path):
-    """A step that is read is the step that was written; what cannot be is refused."""
+    """A step that is read equals the written one; files that cannot be valid are refused."""
     model, loss_fn, inputs = training()
     optimizer = OPTIMIZERS["adam"](model.parameters())
     step = lower(model, loss_fn, inputs, optimizer=optimizer, accumulate=3)
@@ -188,7 +188,7 @@ def test_step_files_have_what_depends_on_the_count(tmp_path):
     ],
 )
 def test_what_cannot_be_summed(given, message, tmp_path):
-    """The sentence says what is expected."""
+    """The error states the expected values."""
     model, loss_fn, inputs = training()
     with pytest.raises(InputError, match=message):
         pmt.export(model, loss_fn, inputs, folder=tmp_path / "firmware", **given)

@@ -45,11 +45,11 @@ NOISE = 200
 
 
 def compare(name, optimizer, folder, **options):
-    """Export a network, run steps, and return it with the worst of their differences from PyTorch.
+    """Export a network, run steps, and return it with the largest differences from PyTorch.
 
-    In PyTorch each step begins with what the C held after the one before: some networks multiply
-    rounding errors in each step by a hundred. The differences are those beyond what rounding
-    errors grow to in PyTorch itself, in that one step.
+    In PyTorch, each step begins with the state of the C after the step before: some networks
+    multiply rounding errors in each step by a hundred. Differences are counted beyond those to
+    which rounding errors grow in PyTorch itself, in that one step.
     """
     torch.manual_seed(0)
     training = NETWORKS[name](*BATCH.get(name, ()))
@@ -152,7 +152,7 @@ def test_schedules_train_as_torch(name, schedule, tmp_path):
     ),
 )
 def test_training_goes_on_after_a_reset_as_if_there_were_none(target, optimizer, tmp_path):
-    """What `pm_resume` loads has the next masks of dropout, and constants of double builds, too."""
+    """After `pm_resume`, masks of dropout continue, also with constants of double builds."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(6, 32), nn.Dropout(0.5), nn.Linear(32, 4))
     training = (module, functional.mse_loss, (torch.randn(8, 6), torch.randn(8, 4)))
@@ -211,7 +211,7 @@ def prepared(name, optimizer, *batch):
 
 
 def on_board(name, optimizer, folder, target=Target.M4, **options):
-    """Export a network, run three steps on a board, and return what they leave."""
+    """Export a network, run three steps on a board, and return the results."""
     _, step, batches = prepared(name, optimizer)
     exported = Exported(step, folder, **options)
     return exported.outcome(batches, 3, target=target, settings=("POISON=1",))
@@ -268,9 +268,9 @@ def test_boards_give_the_same_bits(name, target, tmp_path):
     ],
 )
 def test_floats_are_near_torch(name, tmp_path):
-    """In float, loss and gradients are within 1e-5, or as near as the problem allows.
+    """In float, loss and gradients are within 1e-5, or within the error that the problem permits.
 
-    What it allows is how far rounding the parameters moves what PyTorch finds in double.
+    That is the change of PyTorch's results in double if parameters are rounded.
     """
     training, step, batches = prepared(name, "gradients", *BATCH.get(name, ()))
     found = Exported(step, tmp_path, share=0.5).outcome(batches, 1, target=Target.M4)
@@ -295,7 +295,7 @@ def paged(tmp_path_factory):
 
 
 def test_missing_waits_are_noticed(paged):
-    """Without its waits, a step on the late driver fails, or computes from what is not there."""
+    """Without its waits, a step on the late driver fails, or computes from missing data."""
     exported, batches = paged
     source = exported.folder / "src" / "pm_step.c"
     text = source.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a commit writes, wears and survives: programs in C++ over NOR flash that counts."""
+"""Bytes, wear and recovery of commits: programs in C++ over NOR flash that counts."""
 
 import os
 import re
@@ -59,11 +59,11 @@ class Program(NamedTuple):
 
     @property
     def flash(self):
-        """What the flash holds."""
+        """Return the content of the flash."""
         return self.folder / "flash.bin"
 
     def run(self, steps=STEPS, **faults):
-        """Train to a step; return the status and what was said."""
+        """Train to a step; return status and output."""
         done = subprocess.run(
             [self.path, self.flash, str(steps), self.path.with_name("batches"), "state"],
             cwd=self.folder, env=os.environ | {k: str(v) for k, v in faults.items()},
@@ -79,7 +79,7 @@ class Program(NamedTuple):
         return (self.folder / "state").read_bytes()
 
     def resumed(self, **faults):
-        """Return what ``pm_resume`` says, and after how many steps."""
+        """Return the status of ``pm_resume``, and the number of steps after which it was called."""
         said = self.run(0, ONLY_RESUME=1, **faults)[1]
         error, steps = re.findall(r"resume (-?\d+) steps (\d+)", said)[0]
         return int(error), int(steps)
@@ -93,7 +93,7 @@ class Program(NamedTuple):
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
-    """Return programs by what their plans do with storage, each on new flash."""
+    """Return programs for each use of storage, each on new flash."""
     require_programs(Target.HOST, "c++")
     made = {}
 
@@ -126,7 +126,7 @@ def whole(programs):
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_said_is_what_the_flash_counts(programs, plan):
-    """Bytes and erases of a step: never more than said, and at most an erase less a page."""
+    """Written bytes of each step are within the stated limits, and erases are as stated."""
     program = programs(plan)
     made = program.deployment
     status, said = program.run()
@@ -236,9 +236,9 @@ def test_small_generations_share_a_large_block(programs):
 
 @pytest.mark.parametrize("plan", ["on storage", "in RAM", "read in place", *FORGETS])
 def test_damaged_state_is_noticed(programs, whole, plan):
-    """A wrong bit of the newest generation: the one before is taken, and that is said.
+    """With a wrong bit in the newest generation, the one before is loaded, with a status.
 
-    One in the seal does no harm: the rest is known to be whole.
+    A wrong bit in the seal has no effect, because the checksums of the rest hold.
     """
     program, random = programs(plan), np.random.default_rng(5)
     made = program.deployment
@@ -328,7 +328,7 @@ def test_written_state_is_whole_or_as_before(programs, plan):
 
 @pytest.mark.parametrize("plan", ["each third", "forgets, each third"])
 def test_each_third_step_commits(programs, whole, plan):
-    """A restart takes back what came after the last commit, and no step is torn."""
+    """A restart loses the steps after the last commit, and no step is torn."""
     program = programs(plan)
     assert program.state() == whole
     assert program.resumed() == (0, STEPS)
@@ -342,7 +342,7 @@ def test_each_third_step_commits(programs, whole, plan):
 @pytest.mark.parametrize("plan", ["each third", "forgets, each third"])
 @pytest.mark.parametrize("step", [1, 2, 3, 5, 8])
 def test_commit_between_two_others(programs, whole, plan, step):
-    """It writes a generation where the last step wrote none; where it fails nothing is torn."""
+    """A commit after a step without one writes a generation; a failed commit tears no step."""
     program = programs(plan)
     made = program.deployment
     said = program.run(step, COMMIT_NOW=step)[1]
@@ -359,7 +359,7 @@ def test_commit_between_two_others(programs, whole, plan, step):
 
 
 def test_state_on_storage_that_forgets_goes_to_flash(programs):
-    """Of state in memory beside RAM too, in every third step; what wears is the flash alone."""
+    """State in volatile memory is committed, too, in every third step; only the flash wears."""
     made = programs("forgets, each third").deployment
     homes = {made.step.graph.tensors[i].name for i in made.step.graph.state_tensors}
     assert homes - made.resident_names

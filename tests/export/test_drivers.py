@@ -57,7 +57,7 @@ def test_mapped_storage_is_read_where_it_lies(pages):
 
 
 def test_storage_that_is_too_small_says_so(tmp_path):
-    """A RAM disk refuses what lies beyond it."""
+    """A RAM disk refuses addresses beyond its end."""
     flags = ("-DPM_STORAGE_BLOCK=64u", "-DPM_STORAGE_BYTES=80u")
     small = library(tmp_path, "port/driver_ram.c", "src/pm_step.c", flags=flags)
     data = ctypes.create_string_buffer(20)
@@ -137,7 +137,7 @@ class Chip:
         )
 
     def send(self, code, address=None, out=b"", count=0):
-        """Send a command with what belongs to it; return what the chip says."""
+        """Send a command with its arguments; return the reply of the chip."""
         command = bytes([code]) + (b"" if address is None else address.to_bytes(3, "big"))
         into = ctypes.create_string_buffer(max(count, 1))
         error = self.library.pm_spi_transfer(
@@ -168,9 +168,9 @@ def chip(tmp_path):
 
 
 def test_the_chip_keeps_the_rules_of_flash(chip):
-    """Without the latch nothing changes, nor by a second program; while it is busy it is deaf.
+    """Without the latch, no command has an effect, and a busy chip ignores commands.
 
-    Programming clears bits only, and goes on at the begin of its page.
+    Programming only clears bits, and continues at the beginning of its page.
     """
     chip.send(PROGRAM, 0, b"\x00")
     chip.ready()
@@ -225,7 +225,7 @@ class Text:
         return self._of_real(value, ctypes.create_string_buffer(32)).decode()
 
     def read(self, text):
-        """Return what C reads; None where it refuses."""
+        """Return the number that C reads; None if it refuses the text."""
         found = self._kind()
         return found.value if self._read(text.encode(), ctypes.byref(found)) else None
 
@@ -289,5 +289,5 @@ NO_NUMBERS = ("", "-", ".", "1e", "0.1x", "1..2", "nan", "1e999")
 
 @pytest.mark.parametrize("text", [*SHORT, *NO_NUMBERS])
 def test_short_numbers_are_read_exactly_and_other_text_is_none(single, text):
-    """What people write becomes the float that PyTorch would take; nothing is guessed."""
+    """Decimal text becomes the float that PyTorch would use; other text is refused."""
     assert single.read(text) == (float(np.float32(float(text))) if text in SHORT else None)

@@ -77,7 +77,7 @@ def captured(model, loss, inputs):
 
 
 def expected(model, loss, inputs):
-    """Return what PyTorch says in double: the loss, and correct samples where there are classes."""
+    """Return PyTorch's loss in double, and the number of correct samples if there are classes."""
     twin = copy.deepcopy(model).double().eval()
     loss = copy.deepcopy(loss).double() if isinstance(loss, nn.Module) else loss
     reals = [x.double() if x.is_floating_point() else x for x in inputs]
@@ -105,7 +105,7 @@ def test_evaluation_computes_what_torch_does(name):
 
 
 def computed(step, inputs):
-    """Return what the calls of an evaluation make, one after the other, in double."""
+    """Return the results of the calls of an evaluation, in order, in double."""
     part = step.evaluation
     memory = Memory(part.buffers)
     for name in memory.buffers.keys() & (step.values.keys() | part.values.keys()):

@@ -1,4 +1,4 @@
-"""Export as a whole: what fits into a device, and what the folder holds."""
+"""Whole exports: fit in a device, and content of the folder."""
 
 import json
 import re
@@ -63,7 +63,7 @@ def sums():
     ("optimizer", "device"), [("gradients", "nrf52840"), ("clipped", "nano33ble")]
 )
 def test_rare_layouts_and_types(tmp_path, optimizer, device):
-    """The compiler accepts the code, and what it computes is what PyTorch does."""
+    """The compiler accepts the code, and its results are those of PyTorch."""
     torch.manual_seed(0)
     training = (sums(), None, (torch.randn(2, 4),))
     batches = make_batches_like(training[2], 2)
@@ -74,7 +74,7 @@ def test_rare_layouts_and_types(tmp_path, optimizer, device):
 
 
 def test_earlier_export_leaves_no_kernels(tmp_path):
-    """A folder that is written again holds, and compiles, what the new step calls."""
+    """A folder that is written again has, and compiles, the kernels of the new step."""
     nn = torch.nn
     for activation in (nn.Tanh(), nn.ReLU()):
         model = nn.Sequential(nn.Linear(4, 4), activation)
@@ -86,7 +86,7 @@ def test_earlier_export_leaves_no_kernels(tmp_path):
 
 
 def test_folder_that_cannot_be_written_is_left_alone(tmp_path):
-    """It is refused before anything is solved, and nothing is made; what is not ours stays."""
+    """An unwritable folder is refused before the solve, unchanged; foreign files stay."""
     training = (torch.nn.Linear(2, 2), torch.nn.MSELoss(), (torch.randn(1, 2), torch.randn(1, 2)))
     (tmp_path / "file").write_text("kept")
     with pytest.raises(InputError, match="expected a folder"):
@@ -120,7 +120,7 @@ def test_folder_that_cannot_be_written_is_left_alone(tmp_path):
 
 
 def test_any_names_compile(tmp_path):
-    """Whatever a step, its modules and parameters are called, the compiler says nothing."""
+    """For any names of a step, its modules and parameters, the compiler has no warning."""
     require_programs(Target.HOST)
     names = ("h", "slots", "gr\u00f6\u00dfe", "gr\u00fc\u00dfe", "H", "class", "int", "pm_h")
     parameters = {name: torch.nn.Parameter(torch.ones(2)) for name in names}
@@ -226,7 +226,7 @@ TAMPERED = {
 
 @pytest.mark.parametrize("expected", TAMPERED)
 def test_tampered_step_files_are_refused(tmp_path, expected):
-    """What could read or write elsewhere, or not compile, is refused in a sentence."""
+    """Files that could cause wrong accesses, or do not compile, are refused in a sentence."""
     nn = torch.nn
     step = lower(nn.Linear(2, 2), nn.MSELoss(), (torch.randn(1, 2), torch.randn(1, 2)))
     save_step(step, tmp_path / "x.step.json")
@@ -275,7 +275,7 @@ def test_refused_operators_name_module_and_line(name, place):
 
 
 def test_refused_gradients_name_the_module_of_their_operator():
-    """What only the backward pass has is that of the line of the forward pass."""
+    """An operator that only the backward pass has is named with its forward module."""
     model = FunctionModule(
         lambda own, x: own.layer(x).as_strided((2, 4), (4, 1)) * 2, layer=torch.nn.Linear(8, 4)
     )

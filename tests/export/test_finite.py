@@ -191,7 +191,7 @@ def test_a_refused_batch_commits_nothing(tmp_path, target):
 
 
 def test_a_kernel_that_replaces_state_before_the_loss_is_torn(tmp_path):
-    """Where the loss is made of what the same node makes, the step cannot take that back."""
+    """If the node of the loss also replaces state, that cannot be undone, and the step is torn."""
     real, y = DataType.REAL, Tensor(name="y", bytes=4)
     new = Tensor(name="s+", bytes=4, replaces="s")
     seen = replace(make_update_node("seen", "w", s=4), inputs=("s",), outputs=(y, new))
@@ -321,7 +321,7 @@ int node(void)
 
 
 def test_the_check_is_three_instructions_at_most(tmp_path):
-    """On a Cortex-M4, beside the two that return, as the guide says."""
+    """On a Cortex-M4, in addition to the two that return, as in the guide."""
     require_programs("arm-none-eabi-gcc", "arm-none-eabi-objdump")
     export_step(load_step(STEP), tmp_path, gap=0.5, ram="100%", paging=False)
     board = ("-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16")

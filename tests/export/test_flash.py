@@ -1,4 +1,4 @@
-"""What an exported step takes of flash: estimated, printed, refused where it does not fit."""
+"""Flash of an exported step: estimates, output, and refusal if it does not fit."""
 
 import json
 import re
@@ -52,7 +52,7 @@ def exported(folder, device, **given):
 
 
 def test_the_table_has_all_kernels():
-    """Each with its bytes and what it needs of the library, which is there too."""
+    """Each kernel has its bytes and its functions of the library, which are listed, too."""
     sizes = load_code_sizes()
     assert sizes["kernels"].keys() == kernel_names()
     for kernel in (*sizes["kernels"].values(), sizes["runtime"], sizes["other"]):
@@ -128,7 +128,7 @@ def test_state_may_be_zeros_throughout(weights, tmp_path):
 
 
 def test_what_does_not_fit_is_refused(tmp_path):
-    """To the byte, with what takes what and what helps; nothing is written."""
+    """The refusal is exact to the byte, and lists the parts and remedies; nothing is written."""
     fits = exported(tmp_path / "fits", "nano33ble", commit=True)
     known = fits.flash_map() | {"storage": fits.min_stored_bytes}
     used = sum(size for what, size in known.items() if what != "free")
@@ -176,7 +176,7 @@ def test_what_no_schedule_fits_is_refused_before_a_solve(plan, tmp_path):
 
 
 def test_generations_leave_a_tenth_of_the_flash(tmp_path):
-    """Generations take what the program leaves but a tenth; above that a warning is said."""
+    """Generations use the free flash except a tenth; above that, there is a warning."""
     made = exported(tmp_path, device_of(2**17, storage_bytes=2**17), commit=True)
     assert made.generations > 2
     block = made.commit_erases * 4096
@@ -192,7 +192,7 @@ def test_generations_leave_a_tenth_of_the_flash(tmp_path):
 
 
 def test_the_command_says_so(tmp_path):
-    """A row for each part; the status of what is too large is that of what is infeasible."""
+    """The command prints a row for each part; a program that is too large has status 3."""
     options = ("--time-limit", "20", "--gap", "0.5", "--out", tmp_path / "c")
     said = invoke("export", STEP, "--device", "nano33ble", *options, status=0)
     for part in ("flash", "  code", "  constants", "  first weights", "  storage"):
@@ -212,7 +212,7 @@ def test_the_command_says_so(tmp_path):
 
 # -- estimates -----------------------------------------------------------------------------------
 def test_programs_are_counted_by_what_they_repeat(tmp_path):
-    """Calls, their arguments by what they are, and those that are on the stack."""
+    """Calls, their arguments by kind, and arguments on the stack are counted."""
     made = exported(tmp_path, "nrf52840")
     lines = (
         "PM_SLICE(2):",
@@ -231,7 +231,7 @@ def test_programs_are_counted_by_what_they_repeat(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", mark_seeds_except(PLANS, ("read in place",)))
 def test_estimates_are_near_what_is_linked(tmp_path, plan):
-    """Within a tenth of what GCC makes of the step and its runtime, kernels and library."""
+    """Estimates are within a tenth of the linked step, runtime, kernels and library."""
     require_programs(*board.list_required_programs(Target.M4, emulate=False))
     from mcu.code_sizes import measure_step_bytes
 

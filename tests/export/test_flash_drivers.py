@@ -53,7 +53,7 @@ class Trainer:
         return done.returncode, int(calls[1]) if calls else 0
 
     def finish(self, steps):
-        """Go on from what the last whole step left, for so many steps; return the status."""
+        """Continue from the last whole step, for some steps; return the status."""
         command = [self.program, str(steps), RATE, INPUTS_FILE, STATE_FILE, "resume"]
         return subprocess.run(command, cwd=self.folder, capture_output=True, check=False).returncode
 
@@ -72,7 +72,7 @@ class Trainer:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Return exported folders by what their plans do with storage."""
+    """Return exported folders for each use of storage."""
     require_programs(Target.HOST)
     return exporter(tmp_path_factory, PLANS)
 
@@ -126,7 +126,7 @@ def test_flash_holds_what_the_step_pages(trainers, whole, plan, driver, unit):
 
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_failing_flash_is_noticed(trainers, driver):
-    """Whichever call fails, the step says so, and the program that begins anew is well."""
+    """If any call fails, the step reports it, and the restarted program succeeds."""
     trainer = trainers("commits", driver)
     status, calls = trainer.train()
     assert status == 0
@@ -200,7 +200,7 @@ def worn(folder, target, steps, *settings):
     ),
 )
 def test_storage_like_the_flash_of_the_device(plan, target, tmp_path):
-    """It counts the bytes and erases that are said, trains as RAM does, and wears out."""
+    """The driver counts the stated bytes and erases, trains as RAM does, and wears out."""
     require_programs(target)
     made = export_step(load_step(STEP), tmp_path, ram="90%", device=plan, commit=True, gap=0.5)
     few, more = (worn(tmp_path, target, steps).require_success() for steps in (1, 4))

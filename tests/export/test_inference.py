@@ -1,4 +1,4 @@
-"""Inference on a device: what `pm_infer` writes is what PyTorch says in evaluation mode."""
+"""Inference on a device: `pm_infer` writes the result of PyTorch in evaluation mode."""
 
 import copy
 import json
@@ -160,7 +160,7 @@ def test_inference_after_steps_is_that_of_torch(network, place, tmp_path):
 @pytest.mark.parametrize("tile_bytes", [None, 200])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_inference_computes_what_torch_does(network, tile_bytes):
-    """Its calls, in order, make what the model returns in evaluation mode, in double."""
+    """Its calls, in order, compute the model's result in evaluation mode, in double."""
     torch.manual_seed(0)
     model = NETWORKS[network]()
     step = captured(model)
@@ -172,7 +172,7 @@ def test_inference_computes_what_torch_does(network, tile_bytes):
 
 
 def computed(step, inputs):
-    """Return what the calls of an inference make, one after the other, in double."""
+    """Return the results of the calls of an inference, in order, in double."""
     inference = step.inference
     assert inference is not None
     assert inference.output is not None
@@ -189,7 +189,7 @@ def computed(step, inputs):
 @pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_inference_without_optimizer_reads_flash(network, tmp_path):
-    """Where nothing updates, all state is constant, and the inference is that of the export."""
+    """Without an optimizer, all state is in flash, and the inference is as in PyTorch."""
     torch.manual_seed(0)
     model = NETWORKS[network]()
     deployment = export_step(captured(model, trains=False), tmp_path, infer=True)
@@ -227,7 +227,7 @@ def wide():
 
 @pytest.mark.slow
 def test_inference_pages_tensors_of_its_own(tmp_path):
-    """What does not fit goes to slots of its own, in storage's driver of a step."""
+    """Tensors that do not fit use slots of their own, with the step's storage driver."""
     torch.manual_seed(0)
     model = wide()
     step = captured(model)
@@ -294,7 +294,7 @@ def test_step_file_keeps_the_inference(tmp_path):
 
 
 def test_folder_says_what_inference_writes(tmp_path):
-    """Manifest, README, header; without `infer` none of them knows of it."""
+    """Manifest, README and header mention it; without `infer`, none of them does."""
     step = captured(perceptron())
     for infer in (True, False):
         folder = tmp_path / str(infer)
@@ -309,7 +309,7 @@ def test_folder_says_what_inference_writes(tmp_path):
 
 
 def test_infer_needs_a_step_captured_for_it(tmp_path):
-    """Which step has none is said, and what to do; and how much room is missing."""
+    """A step that was captured without it is refused with a remedy; missing RAM is stated."""
     step = lower(nn.Linear(6, 4), functional.cross_entropy, (torch.randn(2, 6), LABELS))
     with pytest.raises(InputError, match="infer: Linear was captured without its forward pass"):
         export_step(step, tmp_path, infer=True)

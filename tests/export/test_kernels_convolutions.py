@@ -161,7 +161,7 @@ def test_any_convolution_is_pytorchs(data):
 
 
 def test_gradients_of_a_layer_are_computed_once():
-    """Of each layer every gradient is made by one call, and nothing is made that nobody wants."""
+    """Each gradient of a layer is computed by one call, and none that is not read."""
     model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Conv2d(4, 2, 3))
     inputs = (torch.randn(2, 1, 8, 8), torch.ones(()))
     step = lower(model, lambda y, t: (y * t).sum(), inputs)
@@ -179,7 +179,7 @@ def test_filters_of_every_layer_have_the_bits_of_two_nodes(part, tmp_path, monke
     layers = list(part.select(LAYERS.values()))
 
     def squares(weights, x):
-        """Apply each layer to the first elements of the input; what is added is 0."""
+        """Apply each layer to the first elements of the input; padding is 0."""
         total = 0 * x.sum()
         for weight, (image, _, *rest) in zip(weights, layers, strict=True):
             convolution = functional.conv1d if len(image) == 3 else functional.conv2d

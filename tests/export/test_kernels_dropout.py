@@ -22,7 +22,7 @@ def ones(*shape):
 
 
 def executed(operation, *, step=0):
-    """Return what an operation makes in a step."""
+    """Return the result of an operation in a step."""
     build_kernel("pm_dropout").random_step.value = step
     return operation.execute()
 
@@ -133,7 +133,7 @@ def test_a_second_start_draws_the_masks_of_the_first(tmp_path):
 
 
 def test_all_or_nothing():
-    """Ratio 1 drops all, ratio 0 and evaluation nothing; permuted, or drawn as numbers."""
+    """Ratio 1 drops all, ratio 0 and evaluation none; permuted, or drawn as numbers."""
     for ratio, train, value in ((1.0, True, 0), (0.0, True, 1), (0.5, False, 1)):
         out, mask = executed(
             lower_operation(aten.native_dropout.default, ones(9), ratio, train)

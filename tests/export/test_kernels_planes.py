@@ -112,7 +112,7 @@ def test_larger_and_smaller_planes_are_pytorchs(two, one, aligned, shape, size):
 
 
 def test_factors_count_where_they_are_given():
-    """A factor that is no ratio of the sizes is what PyTorch goes by."""
+    """A factor that is no ratio of the sizes is used as in PyTorch."""
     x = torch.randn((1, 2, 5, 6), dtype=torch.float64)
     check(aten.upsample_bilinear2d.default, x, (11, 13), False, 2.3, 2.2)
     check(aten.upsample_nearest2d.default, x, (11, 13), 2.3, 2.2)

@@ -156,7 +156,7 @@ def test_many_dimensions():
 
 
 def test_log_sigmoid():
-    """The log of a sigmoid, and its gradient; what PyTorch keeps for that is not needed."""
+    """The log of a sigmoid, and its gradient; the value that PyTorch saves for it is not needed."""
     x, gradient = real(3, 5), torch.randn(3, 5, dtype=torch.float64)
     found = lower_operation(aten.log_sigmoid_forward.default, x).execute()[0]
     torch.testing.assert_close(found, torch.nn.functional.logsigmoid(x), rtol=1e-12, atol=1e-12)
@@ -167,7 +167,7 @@ def test_log_sigmoid():
     "name", ["relu", "clamp", "threshold", "maximum", "minimum", "ne", "eq", "sgn"]
 )
 def test_nan(name):
-    """What is no number stays none, and is unequal to all."""
+    """NaN stays NaN, and is unequal to all numbers."""
     x = torch.tensor([float("nan"), 1.0, -1.0, float("inf"), -float("inf")], dtype=torch.float64)
     if name in BINARY:
         check(BINARY[name], x, x.flip(0))

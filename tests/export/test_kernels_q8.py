@@ -1,4 +1,4 @@
-"""Kernels of quantized layers against a statement of what they are, in NumPy."""
+"""Kernels of quantized layers, compared with definitions in NumPy."""
 
 from dataclasses import replace
 from itertools import product
@@ -39,7 +39,7 @@ def element(y, zero, low=INT8[0], high=INT8[1]):
 
 
 def seen(x, sizes):
-    """Yield what each place sees of images of [batch, rows, columns, channels], tap by tap."""
+    """Yield the inputs of each output of images of [batch, rows, columns, channels], tap by tap."""
     (_, rows, height, down, top, far), (_, columns, width, across, left, wide) = sizes.directions
     images = x.reshape(-1, sizes.height, sizes.width, sizes.channels)
     after = (rows * down + height * far, columns * across + width * wide)
@@ -80,7 +80,7 @@ def depthwise(*, w, shape, **others):
 
 
 def pointwise(*, x, w, start, pixels, results, out_step, **last):
-    """Return a linear layer of pixels; of what it begins with the zero of x follows."""
+    """Return a linear layer of pixels; its initial sums follow from the zero of x."""
     channels = last.pop("in")
     assert out_step == results
     total = x.reshape(pixels, channels).astype(np.int64) @ w.reshape(results, -1).T + start
@@ -95,7 +95,7 @@ def add(*, a, a_zero, a_scale, b, b_zero, b_scale, n, inverse, **last):
 
 
 def windows(x, given, row_step=1, column_step=1):
-    """Yield what each window of a pool has, of each image and channel."""
+    """Yield the elements of each window of a pool, of each image and channel."""
     shape = (given["batch"], given["x_height"], given["x_width"], given["channels"])
     for image in x.reshape(shape):
         for i, j in np.ndindex(given["height"], given["width"]):
@@ -112,7 +112,7 @@ def average(*, x, zero_x, scale, inverse, zero, low, high, **given):
 
 
 def maximum(*, x, row_step, column_step, **given):
-    """Return the largest; of nothing the least."""
+    """Return the maximum; that of no element is the smallest number."""
     found = windows(x, given, row_step, column_step)
     return np.array([window.max(0, initial=INT8[0]) for window in found])
 
@@ -124,13 +124,13 @@ def quantize(*, x, batch, channels, plane, inverse, zero):
 
 
 def dequantize(*, x, batch, channels, plane, x_step, scale, zero):
-    """Return what elements stand for, as images lie."""
+    """Return the real values of elements, in the layout of images."""
     lying = x.reshape(batch, plane, x_step).swapaxes(1, 2)[:, :channels]
     return (lying - FLOAT(zero)) * FLOAT(scale)
 
 
 def lookup(*, x, table, batch, channels, plane, **steps):
-    """Return what a table has for bytes, as images lie, channels last."""
+    """Return the table's results for bytes, in the layout of images, channels last."""
     assert steps == {
         "image_step": channels * plane, "channel_step": plane, "element_step": 1, "table_step": 256
     }  # fmt: skip
@@ -139,7 +139,7 @@ def lookup(*, x, table, batch, channels, plane, **steps):
 
 
 def expected(layers, call):
-    """Return what a call makes."""
+    """Return the expected result of a call."""
     given = layers.named_arguments(call)
     del given["out"]
     with np.errstate(over="ignore", invalid="ignore"):
@@ -148,7 +148,7 @@ def expected(layers, call):
 
 # -- calls -----------------------------------------------------------------------------------------
 def geometry(random, *, pool):
-    """Return size, places, window, stride, padding and dilation; some see nothing of the image."""
+    """Return size, outputs, window, stride, padding and dilation; some windows are all padding."""
     number = lambda low, high: int(random.integers(low, high + 1))  # noqa: E731
     size, window, stride, dilation = number(1, 9), number(1, 4), number(1, 3), number(1, 2)
     padding = number(0, window // 2 if pool else 3)
@@ -190,7 +190,7 @@ CASES = [
 
 @pytest.mark.parametrize(("kernel", "way"), CASES)
 def test_kernels_are_what_is_stated(kernel, way):
-    """Whatever shapes, zeros, limits: each byte. They write nothing beside their results."""
+    """Results are equal, for any shapes, zeros, limits, and no other memory is written."""
     layers = Layers(seed=len(kernel + way))
     varied = set()
     for _ in range(60):
@@ -296,7 +296,7 @@ WIDE_PER_MAC = 1.8
 
 @pytest.mark.parametrize("core", MOST)
 def test_a_front_is_quick(core):
-    """It takes a fraction of what floats do; estimates are near what the emulator counts."""
+    """A front needs a fraction of the instructions of floats; estimates are near the emulator's."""
     require_programs(core)
     layers = Layers()
     for kind, sizes in list_mobilenet_layers():

@@ -76,7 +76,7 @@ CONVOLUTIONS = list(product(((8, 8, 1), (6, 10, 2), (3, 5, 1), (12, 8, 4)), GEOM
 
 @pytest.mark.parametrize(("sizes", "geometry"), CONVOLUTIONS, ids=str)
 def test_gradients_of_convolutions(sizes, geometry):
-    """Of input and weight, with groups, at the edges of images, blocks of 4 and what is left."""
+    """Gradients of input and weight, with groups, at edges of images and of blocks of 4."""
     channels, results, groups = sizes
     weight = integers(results, 3, 3, channels // groups, low=-127)
     gradient = gradients(2, *out_size((3, 3), geometry), results)
@@ -100,7 +100,7 @@ def test_gradients_of_depthwise_convolutions(channels, geometry):
 
 @pytest.mark.parametrize("shape", [(1,), (9,), (2, 3, 3)], ids=str)
 def test_gradients_of_layers_of_pixels(shape):
-    """Of convolutions of 1 x 1 and linear layers: blocks of 4 pixels and what is left."""
+    """Gradients of 1 x 1 convolutions and linear layers: blocks of 4 pixels and the rest."""
     for channels, results in ((8, 12), (7, 5)):
         gradient, x = gradients(*shape, results), integers(*shape, channels)
         weight = integers(results, channels, low=-127)
@@ -140,7 +140,7 @@ def test_masks_and_starts():
 
 # -- updates ---------------------------------------------------------------------------------------
 def numbers_of_updates():
-    """Return weights, residuals and gradients: ties, limits, huge ones, what is no number."""
+    """Return weights, residuals and gradients: ties, limits, huge ones, NaN."""
     count = 4000
     whole = torch.randint(-127 * 256, 127 * 256 + 1, (count,))
     whole[:8] = torch.tensor([-32512, 32512, -128, 127, 128, -129, 0, 1])
@@ -167,7 +167,7 @@ def updated(state, gradient, scale, *numbers):
 
 
 def test_updates_at_ties_and_limits():
-    """Of 16 bits, to even; what is past a limit stays there, NaN changes nothing."""
+    """16-bit updates round ties to even, saturate at limits, and ignore NaN."""
     weight, residual, change = numbers_of_updates()
     one = torch.ones(1)
     sizes = (1, len(change), 0, len(change))

@@ -37,7 +37,7 @@ INDICES = {
 
 @pytest.mark.parametrize("name", INDICES)
 def test_indices(name):
-    """Elements are read, written and summed where one or several indices say."""
+    """Elements at one or several indices are read, written and summed."""
     for x in (random_reals(3, 4, 5), random_reals(5, 4, 3).permute(2, 1, 0)):
         check(aten.index.Tensor, x, INDICES[name])
         check(aten._unsafe_index.Tensor, x, INDICES[name])
@@ -302,7 +302,7 @@ def test_calls(operation):
 
 
 def test_empty_tensors():
-    """A tensor that nobody has written needs no call."""
+    """An empty tensor needs no call."""
     assert not lower_operation(aten.empty_like.default, X).operation.calls
 
 

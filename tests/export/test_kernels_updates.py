@@ -104,7 +104,7 @@ def real(*shape, seed=0):
 
 
 def trained(name, parameter):
-    """Return a parameter, its optimizer, and what this keeps before its first step."""
+    """Return a parameter, its optimizer, and the optimizer's state before its first step."""
     parameter = parameter.clone().requires_grad_()
     optimizer = OPTIMIZERS[name]([parameter])
     rule = group_rules(optimizer)[0][0]

@@ -1,4 +1,4 @@
-"""An exported folder as a library: what an application compiles, links and calls."""
+"""An exported folder as a library that an application compiles, links and calls."""
 
 import json
 import re
@@ -36,7 +36,7 @@ BATCHES = digit_batches(STEPS, seed=3)
 
 
 def sources(folder):
-    """Return what an application compiles of a folder."""
+    """Return the sources of a folder that an application compiles."""
     return sorted((folder / "src").glob("*.c"))
 
 
@@ -148,7 +148,7 @@ def test_two_networks_link_into_one_application_in_cpp(folders, tmp_path):
 
 
 def test_mapped_storage_without_slots_needs_no_driver(folders, tmp_path):
-    """Where the plan pages nothing an application may read and write state all the same."""
+    """Without paging, an application can read and write state all the same."""
     folder = folders("ble")
     (tmp_path / "main.c").write_text(
         """\
@@ -213,7 +213,7 @@ int main(void)
 
 
 def test_networks_share_one_copy_of_the_kernels(folders, tmp_path):
-    """Each adds what it needs to a folder, and trains as with kernels of its own, to the bit."""
+    """Each network adds its kernels to the folder, and trains bitwise as with its own kernels."""
     require_programs(Target.HOST)
     step, shared = load_step(STEP), tmp_path / "kernels"
     options = {"ram": "100%", "gap": 0.5, "shared_kernels": shared}
@@ -239,7 +239,7 @@ def test_networks_share_one_copy_of_the_kernels(folders, tmp_path):
 
 
 def test_names_of_a_prefix_are_all_of_its_names(folders):
-    """No symbol of another is left, but ``pm_run``; all but the weights say how to be used."""
+    """All names have the prefix except ``pm_run``; all sources but the weights have the licence."""
     folder = folders("kws")
     for path in (*folder.rglob("*.[ch]"), folder / "Makefile", folder / "README.md"):
         text = path.read_text(encoding="utf-8")
@@ -279,7 +279,7 @@ def test_weights_in_a_file_are_the_same_program(folders, tmp_path):
 
 
 def test_program_is_a_board_program_with_the_optimizer_of_the_linker(folders):
-    """What only assembly calls stays in it; it trains to the bits of the plain one."""
+    """Symbols that only assembly calls stay in it; it trains bitwise as the plain one."""
     require_programs(Target.M4)
     folder = folders("pm")
     given = {"inputs": BATCHES, "steps": 2}
@@ -292,7 +292,7 @@ def test_program_is_a_board_program_with_the_optimizer_of_the_linker(folders):
 # -- slices, the hook, the arena -------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def called(folders, tmp_path_factory):
-    """Return what an application prints, built with a header of its own and run with a word."""
+    """Return the output of an application, built with its own header and run with an argument."""
     folder = tmp_path_factory.mktemp("caller")
     (folder / "inputs.bin").write_bytes(BATCHES)
 
@@ -319,7 +319,7 @@ def called(folders, tmp_path_factory):
     [("fail", {"commit": True}), ("fail", {"device": "stm32h743"}), ("short", {"commit": True})],
 )
 def test_a_step_that_fails_may_be_done_again(tmp_path, kind, options):
-    """At whichever call of storage, that of the commit too: the error number says how."""
+    """After a failure of any call of storage, the error number states how to continue."""
     require_programs(Target.HOST)
     folder = tmp_path / "folder"
     export_step(load_step(STEP), folder, ram="90%", gap=0.5, **options)

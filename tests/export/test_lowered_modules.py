@@ -30,7 +30,7 @@ def between(function):
 
 
 def attention():
-    """Return attention by two heads, written by hand, with a mask of what comes later."""
+    """Return attention by two heads, written by hand, with a causal mask."""
 
     def attend(own, x):
         length = x.shape[1]
@@ -214,7 +214,7 @@ def test_losses(name):
     "name", mark_slow_except(list(SEVERAL), ["triplet margin", "hardest of a batch"])
 )
 def test_losses_of_several_inputs(name):
-    """A loss that compares what one network makes of several inputs, and its gradient."""
+    """A loss that compares a network's results for several inputs, and its gradient."""
     torch.manual_seed(0)
     loss, through, more = SEVERAL[name]
     inputs = [real(ROWS, WIDTH, seed=2 + k) for k in range(through)]
@@ -265,7 +265,7 @@ def test_norms_take_over_the_memory_of_what_they_read():
 
 
 def test_values_that_are_read_cannot_be_exported():
-    """A program in C has no guards: it would do what the first inputs asked for."""
+    """Exported C has no guards, so steps that depend on values of inputs are refused."""
 
     class Branching(nn.Linear):
         def forward(self, x):
@@ -303,7 +303,7 @@ def test_elements_cannot_be_read_as_another_type(name):
 
 
 def test_parts_without_elements_are_filled():
-    """A part without columns changes nothing in a concatenation."""
+    """A part without columns has no effect in a concatenation."""
     torch.manual_seed(0)
     model = between(lambda x: torch.cat([x.new_zeros(len(x), 0), x], 1))
     check(model, functional.mse_loss, real(ROWS, WIDTH, seed=2), real(ROWS, WIDTH, seed=3))

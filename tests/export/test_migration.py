@@ -1,4 +1,4 @@
-"""Migration: state of an earlier export is taken over by name, all or nothing under power cuts."""
+"""Migration: state of an earlier export is copied by name, atomically under power cuts."""
 
 import json
 from dataclasses import replace
@@ -64,7 +64,7 @@ def flash_macros(unit, block):
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
-    """Return what runs migrations on flash with power cuts, by the name of a way."""
+    """Return programs that run migrations on flash with power cuts, by name."""
     require_programs("cc")
     made = {}
 
@@ -140,7 +140,7 @@ def changed(step, way):
 
 @pytest.fixture(scope="module")
 def carriers(tmp_path_factory):
-    """Return what runs updates with stored samples, by the name of a way."""
+    """Return programs that run updates with stored samples, by name."""
     require_programs("cc")
     made = {}
 
@@ -170,7 +170,10 @@ def carriers(tmp_path_factory):
 )
 @parametrize_parts(PARTS)
 def test_a_cut_leaves_the_old_samples_or_the_new_ones(carriers, way, part):
-    """With their state; what pm_init deletes stays deleted, also for the other firmware."""
+    """After a cut, all samples are old or all are new, with their state.
+
+    Samples that pm_init deletes stay deleted, also for the other firmware.
+    """
     count = part.divide(3 * CUTS // len(SAMPLES)) + 1
     assert carriers(way, str(part.number * count), str(count)) == f"{count} trials\n"
 
@@ -205,7 +208,7 @@ def test_labels_of_all_samples_are_labels_of_the_new_step(classes, is_taken):
 
 
 def test_folder_states_what_is_taken_over(tmp_path):
-    """By names; a folder without commits, or with nothing in common, is refused in a sentence."""
+    """The folder lists the names; one without commits, or without common state, is refused."""
     step, given = load_step(STEP), {"ram": "150%", "gap": 0.5}
     export_step(step, tmp_path / "old", commit=True, **given)
     export_step(step, tmp_path / "plain", **given)

@@ -1,4 +1,4 @@
-"""Inputs that are not finite: every function refuses them, and changes nothing."""
+"""Inputs that are not finite: all functions refuse them, without changes."""
 
 import re
 from itertools import product
@@ -51,7 +51,7 @@ def int8_step(train):
 
 
 def refuse(step, folder, *flags, **options):
-    """Export a step, and return what the program says that gives it such inputs."""
+    """Export a step, and return the output of the program for such inputs."""
     require_programs("cc")
     export_step(step, folder, gap=0.5, infer=step.inference is not None, **options)
     prefix = options.get("prefix", "pm")

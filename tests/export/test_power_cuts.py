@@ -36,7 +36,7 @@ PLANS |= {f"best {name}": plan | {"evaluate": True} for name, plan in [*PLANS.it
 
 @pytest.fixture(scope="module")
 def trials(tmp_path_factory):
-    """Return what runs trials on flash of a kind, from a number on, and returns what they say."""
+    """Return a function that runs trials on flash of a kind from a number on, with their output."""
     require_programs("cc")
     folders, made = exporter(tmp_path_factory, PLANS), {}
 
@@ -55,9 +55,9 @@ def trials(tmp_path_factory):
 )
 @parametrize_parts(PARTS)
 def test_no_cut_loses_or_invents_anything(trials, flash, part):
-    """A restart finds the last whole generation, or none before the first one, and says no more.
+    """A restart finds the last whole generation, or none before the first one.
 
-    No cut leaves a checksum that is wrong for ever, or damage that there was not.
+    No cut leaves a permanently wrong checksum, or reports damage that does not exist.
     """
     count = part.divide(CUTS // len(FLASHES)) + 1
     assert trials(flash, part.number * count, count) == f"{count} trials\n"

@@ -76,7 +76,7 @@ def test_boards_have_the_bits_of_the_host(target, tmp_path):
 
 
 def infer(folder, inputs):
-    """Return what ``pm_infer`` of the program in a folder says of a batch."""
+    """Return the result of ``pm_infer`` of a folder's program for a batch."""
     run_program(
         build(folder, Target.HOST),
         Target.HOST,
@@ -90,7 +90,7 @@ def infer(folder, inputs):
 
 
 def test_inference_has_the_front_too(tmp_path):
-    """``pm_infer`` of the whole, in int8 and float, is what PyTorch says."""
+    """``pm_infer`` of the whole network, in int8 and float, equals PyTorch."""
     require_programs(Target.HOST)
     net, loss_fn, inputs = training()
     step = with_inference(lower_training((net, loss_fn, inputs), "sgd"), net, loss_fn, inputs)
@@ -132,7 +132,7 @@ class Pixels(nn.Module):
         self.net, self.rows = net, rows
 
     def forward(self, x):
-        """Return what the network says of an image."""
+        """Return the result of the network for an image."""
         x = x.permute(0, 3, 1, 2).contiguous() if self.rows else x
         mean = torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1)
         return self.net(((x.float() / 255 - mean) * 4).to(self.net[1].weight.dtype))
@@ -229,7 +229,7 @@ def test_boards_evaluate_replay_and_migrate_in_tiles(programs, target):
 
 
 def test_state_returns_to_a_model_whose_front_is_converted(tmp_path):
-    """What a program has trained is loaded, and saved again; the front has no part in it."""
+    """The state of a program is loaded and saved again; the front is not part of it."""
     net, loss_fn, inputs = training(wrapped=False)
     exported = Exported(lower_training((net, loss_fn, inputs), "sgd"), tmp_path)
     found = exported.run(batches(), 1, target=Target.HOST).require_success()

@@ -51,7 +51,7 @@ class Block(nn.Module):
 
 
 def batches(count=4, size=12):
-    """Return batches of two images with what their results should be."""
+    """Return batches of two images with their labels."""
     random = torch.Generator().manual_seed(3)
     return [
         (torch.randn(2, 3, size, size, generator=random), torch.randn(2, 4, generator=random))
@@ -81,12 +81,12 @@ def whole():
 
 @pytest.fixture(scope="module")
 def kept(whole, tmp_path_factory):
-    """Return what the step leaves where all is kept in RAM."""
+    """Return the results of the step with everything kept in RAM."""
     return Exported(whole[1], tmp_path_factory.mktemp("kept"))
 
 
 def on_host(exported, steps=STEPS):
-    """Return what steps of a program leave, in float."""
+    """Return the results of steps of a program, in float."""
     return exported.outcome(batches(), steps, target=Target.HOST)
 
 
@@ -242,7 +242,7 @@ def test_gradients_that_are_kept_update_as_eager_does(options, tmp_path):
 
 
 def test_end_behind_a_front_is_stored_evaluated_and_loaded(tmp_path):
-    """Commits, stored samples and inference have what trains, and files give it back."""
+    """Commits, stored samples and inference include trained layers, and files return them."""
     require_programs(Target.HOST)
     model = network(train="last-2")
     optimizer = pmt.QuantizedSGD(model, lr=RATE)

@@ -1,4 +1,4 @@
-"""Indices of data that are out of their range: a step refuses them and changes nothing."""
+"""Indices out of their range: a step refuses them without changes."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def language():
 
 
 def bags(mode):
-    """Return the largest rows of bags, rows that other indices say, and columns of both."""
+    """Return a module that gathers columns of the sum of bags and of selected rows."""
 
     def chosen(own, tokens, rows, columns):
         return (own.bags(tokens) + own.rows[rows]).gather(1, columns)
@@ -48,13 +48,13 @@ def bags(mode):
 
 
 def indexed(function, *shape):
-    """Return what is read of a matrix by indices that a function makes."""
+    """Return a module that reads a parameter at the indices that a function computes."""
     values = nn.Parameter(torch.randn(shape))
     return FunctionModule(lambda own, *given: own.values[function(*given)], values=values)
 
 
 def next_token(scores, tokens):
-    """Return the cross entropy of what comes next; tokens of 10 do not count."""
+    """Return the cross entropy of the next token; tokens of 10 do not count."""
     wanted = tokens[:, 1:].reshape(-1)
     return functional.cross_entropy(scores[:, :-1].reshape(-1, 11), wanted, ignore_index=10)
 
@@ -111,7 +111,7 @@ def captured(case, *, infer=False):
 )
 @pytest.mark.parametrize("device", ["nrf52840", pytest.param("nano33ble", marks=pytest.mark.seeds)])
 def test_what_is_out_of_range_is_refused(tmp_path, case, elements, device):
-    """Nothing beside memory is touched, no state and no loss is written, and training goes on."""
+    """No memory besides is accessed, no state and no loss is written, and training continues."""
     require_programs(Target.HOST)
     step = captured(case, infer=case in ("language", "bags"))
     export_step(step, tmp_path, gap=0.5, device=device, infer=step.inference is not None)
@@ -130,7 +130,7 @@ def test_what_is_out_of_range_is_refused(tmp_path, case, elements, device):
 
 
 def test_ignored_labels_and_columns_that_nothing_reads_are_no_faults(tmp_path):
-    """A label of the first token is read by nothing, others may be ignored; each is asked once."""
+    """The label of the first token is not read, others may be ignored; each is checked once."""
     require_programs(Target.HOST)
     export_step(captured("language"), tmp_path, gap=0.5)
     code = (tmp_path / "src" / "pm_step.c").read_text()

@@ -36,7 +36,7 @@ PARTS = 8
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
-    """Return what runs an application on flash of a kind, by the name of its plan."""
+    """Return programs that run an application on flash of a kind, by the name of its plan."""
     require_programs("cc")
     folders, made = exporter(tmp_path_factory, PLANS), {}
 
@@ -65,7 +65,7 @@ def programs(tmp_path_factory):
     ),
 )
 def test_steps_on_samples_have_the_bits_of_steps_on_batches(programs, plan, flags):
-    """Losses and state, whole and in slices; a sample that is refused changes nothing."""
+    """Losses and state are bitwise equal, whole and in slices; a refused sample has no effect."""
     assert programs(plan, "shared", "bits", flags=flags) == "equal\n"
 
 
@@ -145,7 +145,7 @@ def test_missing_front_is_explained_by_tensors_of_no_input():
 
 
 def test_manifest_states_both_ways(tmp_path):
-    """RAM, instructions and storage, and the header says as much as the manifest."""
+    """Manifest and header state RAM, instructions and storage of both kinds of steps."""
     made = export_step(freeze_front(load_step(STEP)), tmp_path, gap=0.5, **PLANS["in RAM"])
     document = json.loads((tmp_path / "manifest.json").read_text(encoding="utf-8"))
     found = document["replay"]

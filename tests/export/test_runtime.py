@@ -40,7 +40,7 @@ def test_boards_give_the_bits_of_the_host(toys, tmp_path, target):
 
 
 def test_poisoned_and_late_runs_give_equal_bits(toys, tmp_path):
-    """NaN in free memory, and transfers that happen at their wait, change nothing."""
+    """NaN in free memory, and transfers that take place at their wait, change no result."""
     plain = toys.run(Target.HOST, (), tmp_path, steps=STEPS).require_success()
     late = toys.run(Target.HOST, ("LATE=1", "POISON=1"), tmp_path, steps=STEPS)
     assert late.require_success().state == plain.state
@@ -48,7 +48,7 @@ def test_poisoned_and_late_runs_give_equal_bits(toys, tmp_path):
 
 @pytest.mark.parametrize("kind", ["flip", "old", "empty"])
 def test_pages_that_changed_are_caught_by_checksums(toys, tmp_path, kind):
-    """A flipped bit, a lost write and a read that does nothing: silent without, an error with."""
+    """A flipped bit, a lost write and an empty read are errors with checksums, silent without."""
     words = {"flip": ("flip:3",), "old": ("old:5",), "empty": ("empty:3",)}[kind]
     plain = toys.run(Target.HOST, ("FAULTS=1", "POISON=1"), tmp_path, steps=2)
     silent = toys.run(Target.HOST, ("FAULTS=1", "POISON=1"), tmp_path, steps=2, words=words)
@@ -74,7 +74,7 @@ def test_checksum_is_that_of_zlib(toys, tmp_path):
 
 @pytest.mark.parametrize("words", [("cut",), ("flood:3",), ("fail:3",)])
 def test_unknown_words_are_refused(toys, tmp_path, words):
-    """What a build does not know, or a file that is too short, ends with status 2."""
+    """Unknown arguments, or a file that is too short, end with status 2."""
     found = toys.run(Target.HOST, (), tmp_path, steps=1, words=words)
     assert found.status == 2
     assert words[0].split(":")[0] in found.messages
@@ -102,7 +102,7 @@ def test_board_says_what_it_takes(toys, tmp_path, target):
 
 
 def test_stack_is_painted(toys, tmp_path):
-    """What a step takes of the stack is seen after it."""
+    """The used part of the stack is visible after the step."""
     plain = toys.run(Target.M4, (), tmp_path, steps=1).metrics["stack_bytes"]
     settings = ("EXTRA=-DTOY_DEEP=1200",)
     deep = toys.run(Target.M4, settings, tmp_path, steps=1).require_success()
@@ -124,7 +124,7 @@ def test_full_stack_ends_in_a_fault(toys, tmp_path, target):
     [("src/pm_step.c", "PM_C(0.125)", "PM_C(0.25)"), ("include/pm.h", "BYTES 64", "BYTES 128")],
 )
 def test_objects_are_made_again_where_flags_or_texts_differ(toys, name, old, new):
-    """What make left from other settings, or from another text, is no part of a program."""
+    """Objects of other flags or other sources are compiled again."""
     require_programs(Target.HOST)
     folder = toys.sources()
 
@@ -168,7 +168,7 @@ def test_linker_refuses_too_little_ram(toys):
 
 
 def test_instructions_are_counted_by_node(toys, tmp_path):
-    """Nodes have what they compute; transfers are of none."""
+    """Each node has the instructions of its computation; transfers are of no node."""
     found = [
         toys.run(Target.M4, ("PROFILE=1",), tmp_path, steps=4).require_success() for _ in range(2)
     ]
@@ -216,7 +216,7 @@ def test_power_cut_in_any_write_leaves_a_whole_generation(toys, tmp_path):
 
 @pytest.mark.slow
 def test_board_stopped_at_any_instruction_goes_on(toys, tmp_path):
-    """The emulator ends at random moments; what is on storage then is whole."""
+    """The emulator ends at random moments; the storage is then valid."""
     whole = toys.run(Target.M4, COMMIT, tmp_path, steps=STEPS).require_success()
     random = np.random.default_rng(3)
     resumed = 0
@@ -246,7 +246,7 @@ def no_programs(monkeypatch, tmp_path):
     ],
 )
 def test_missing_programs_are_named_with_their_packages(target, package):
-    """One sentence says what is missing and how Debian calls it; to build takes no QEMU."""
+    """One sentence names the missing programs and Debian packages; a build needs no QEMU."""
     with pytest.raises(MissingExtraError, match=package):
         board.require_programs(target)
     assert board.list_missing_programs(Target.M7, emulate=False) == ("make", "arm-none-eabi-gcc")
@@ -254,7 +254,7 @@ def test_missing_programs_are_named_with_their_packages(target, package):
 
 
 def test_errors_of_the_compiler_are_shown(tmp_path):
-    """What make could not do, or did not end, or failed with, is said in its own words."""
+    """Errors and timeouts of make are reported with its own output."""
     require_programs(Target.HOST)
     (tmp_path / "Makefile").write_text(
         "host:\n\t@echo 'step.c:3: error: no such thing' >&2; false\n"

@@ -1,7 +1,7 @@
-"""An exported folder in build systems: CMake for two processors, and what stands for three SDKs.
+"""An exported folder in build systems: CMake for two processors, and substitutes for three SDKs.
 
-Neither Zephyr nor ESP-IDF nor Arduino is there. What their builds call of the folder's files is
-defined as they define it, by a few functions of CMake and headers of C++.
+Neither Zephyr nor ESP-IDF nor Arduino is installed. Their functions that use the folder's files are
+defined like theirs, by a few functions of CMake and headers of C++.
 """
 
 import json
@@ -50,7 +50,7 @@ def built(project, folder, **settings):
 
 
 def trained(program, folder):
-    """Run a program over three batches of digits; return its losses and what it says of state."""
+    """Run a program over three batches of digits; return its losses and its output about state."""
     (folder / "inputs.bin").write_bytes(digit_batches(BATCHES, seed=3))
     return [float(word) for word in run_command([program, "inputs.bin"], folder).split()]
 
@@ -73,7 +73,7 @@ def test_cmake_builds_an_application_with_two_networks(folders, expected, tmp_pa
 
 
 def application(readme):
-    """Return the ten lines of an application that a README has, with what they call."""
+    """Return the ten lines of a README's application, with the functions that they call."""
     block = re.search(r"## Your application\n\n```c\n(.*?)```", readme, re.DOTALL)
     assert block is not None
     head, begin = block[1].split("int error", 1)
@@ -107,14 +107,14 @@ def test_cmake_builds_the_application_of_the_readme(folders, tmp_path, name, *, 
 @pytest.mark.parametrize("sdk", ["esp", pytest.param("zephyr", marks=pytest.mark.seeds)])
 @pytest.mark.parametrize("name", [pytest.param("commits", marks=pytest.mark.seeds), "file"])
 def test_component_and_module_train(folders, expected, tmp_path, sdk, name):
-    """With pages on a partition of flash: what CMake is told of the folder is all that it takes."""
+    """With pages in a partition of flash, the files for CMake in the folder suffice."""
     program = built(sdk, tmp_path, FOLDER=folders(name))
     assert trained(program, tmp_path) == expected
 
 
 @pytest.mark.parametrize("sdk", ["esp", "zephyr"])
 def test_storage_begins_where_the_build_says(folders, expected, tmp_path, sdk):
-    """Behind what others keep in the partition, of which no byte is touched."""
+    """Storage begins behind the other data of the partition, of which no byte is accessed."""
     start = {"esp": {"PM_FLASH_START": 8192}, "zephyr": {"START": "0x2000"}}[sdk]
     program = built(sdk, tmp_path, FOLDER=folders("commits"), **start)
     assert trained(program, tmp_path) == expected

@@ -30,7 +30,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def chip(folders, tmp_path_factory):
-    """Return what two networks on one chip say, with flags of their build."""
+    """Return the output of two networks on one chip, with flags of their build."""
     made = {}
 
     def say(first, second, words, *flags):
@@ -58,7 +58,7 @@ TRAINED = "resume1 start1 step1 step1 step1"
 
 @pytest.mark.parametrize("second", ["bar", "lin"])
 def test_state_of_another_network_is_neither_resumed_nor_wiped(chip, second):
-    """A copy of the network, or another one, at the same place: PM_ERROR_OTHER, nothing changed."""
+    """Another network, or a copy of it, at the same place: PM_ERROR_OTHER, without changes."""
     said = chip("foo", second, f"{TRAINED} resume2 start2 step2 resume1")
     assert said[4] == "0 3 changed"
     assert said[5:7] == [f"{OTHER} 0"] * 2
@@ -68,7 +68,7 @@ def test_state_of_another_network_is_neither_resumed_nor_wiped(chip, second):
 
 @pytest.mark.parametrize("second", ["bar", "lin"])
 def test_start_over_another_network_is_a_call_of_its_own(chip, second):
-    """``pm_init`` is that; the other network then finds what is not its own."""
+    """``pm_init`` replaces the state of the other network, which then gets PM_ERROR_OTHER."""
     said = chip("foo", second, f"{TRAINED} start2 init2 step2 resume2 resume1")
     assert said[5:8] == [f"{OTHER} 0", "0 0 changed", "0 1 changed"]
     assert said[8] == "0 1"
@@ -135,7 +135,7 @@ def test_generations_in_one_block_of_sectors(chip):
 
 
 def test_chip_without_room_is_refused(chip):
-    """Its identification says the size: nothing is read or written beyond the end."""
+    """The size in the identification of the chip is the limit: no access is beyond it."""
     said = chip("foo", "bar", "start1 resume2 start2 init2", "-DBAR_FLASH_START=0x100000")
     assert said == ["0 0 changed", *[f"{PAGE} 0"] * 3]
 

@@ -57,7 +57,7 @@ def file_of(steps):
 
 @pytest.fixture(scope="module", params=mark_slow_except(list(OPTIMIZERS), ["nadam"]))
 def exported(request, tmp_path_factory):
-    """Return a folder in tiles with state on storage, its optimizer, and what runs it."""
+    """Return a folder in tiles with state on storage, its optimizer, and a way to run it."""
     require_programs(Target.HOST)
     make, folder = OPTIMIZERS[request.param], tmp_path_factory.mktemp(request.param)
     net = model()
@@ -103,7 +103,7 @@ def test_model_goes_on_where_the_program_ended(exported, tmp_path):
 
 
 def test_program_goes_on_where_the_model_ended(exported):
-    """It begins with the file that was saved; without a step it writes what it has read."""
+    """The program begins with the saved file; without a step, it writes the state that it read."""
     folder, make, program_state = exported
     net = model()
     optimizer = make([p for p in net.parameters() if p.requires_grad])
@@ -212,7 +212,7 @@ def test_frozen_values_of_another_model_are_refused(exported):
 
 
 def test_folder_of_gradients_has_no_file_of_state(tmp_path):
-    """What its program writes are gradients: of the size of the weights, and no weights."""
+    """The program writes gradients: of the size of the weights, but no weights."""
     net = torch.nn.Linear(4, 3)
     samples = torch.randn(2, 4), torch.tensor([0, 1])
     pmt.export(net, torch.nn.functional.cross_entropy, samples, folder=tmp_path)
@@ -259,7 +259,7 @@ def test_command_lists_state(exported):
 
 
 def test_command_names_what_is_no_exported_folder(tmp_path):
-    """A sentence that says what is missing."""
+    """The error states the missing file."""
     missing = invoke("state", tmp_path, status=2)
     assert "manifest.json: no such file" in missing.err
     (tmp_path / "manifest.json").write_text('{"format": "other"}', encoding="utf-8")

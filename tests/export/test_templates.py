@@ -26,7 +26,7 @@ def test_blocks_may_lie_in_a_line_and_in_each_other():
 
 
 def test_unknown_words_are_refused():
-    """A template names no word that nobody gives."""
+    """A template with an unknown placeholder is refused."""
     with pytest.raises(KeyError, match="SIZE"):
         fill_template("@SIZE@", {})
     with pytest.raises(KeyError, match="SIZE"):

@@ -1,4 +1,4 @@
-"""Loops of kernels that GCC repeats: the same bits, and nothing for other compilers."""
+"""Loops of kernels that GCC unrolls: the same bits, and no effect on other compilers."""
 
 import subprocess
 
@@ -15,7 +15,7 @@ OTHERS = ("__clang__", "__INTEL_COMPILER")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Return what exports the step of the tutorial."""
+    """Return a function that exports the step of the tutorial."""
     return exporter(tmp_path_factory, {"plain": {}})
 
 

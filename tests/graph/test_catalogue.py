@@ -1,4 +1,4 @@
-"""The shipped models: complete, readable, and exactly what the script makes."""
+"""The shipped models: complete, readable, and equal to the output of the script."""
 
 import importlib.util
 from pathlib import Path
@@ -33,7 +33,7 @@ def script():
 
 
 def test_names_are_those_of_both_families():
-    """Every model of the zoo and of the published code is in the catalogue, and nothing else."""
+    """The catalogue has exactly the models of the zoo and of the published code."""
     assert sorted(model_names()) == sorted([*zoo.MODELS, *published.MODELS])
 
 
@@ -68,7 +68,7 @@ def test_script_repairs_a_folder_and_then_rests(script, tmp_path, monkeypatch, c
 
 @pytest.mark.parametrize("name", model_names())
 def test_model_loads_under_its_name(name):
-    """A shipped file holds the graph of its name, and a line says what it is."""
+    """A shipped file contains the graph of its name, and has a description."""
     graph = load_model(name)
     assert graph.name == name
     description = describe_model(name)
@@ -102,7 +102,7 @@ def test_hopeless_name_is_refused_without_a_guess(typed, told):
 
 
 def test_file_name_in_place_of_a_model_points_to_the_option(told):
-    """A graph file given as a model is told apart from a misspelt name."""
+    """A graph file in place of a model has another error than a misspelt name."""
     with told.raises(GraphError):
         load_model("mine.graph.json")
     with pytest.raises(GraphError, match="a" * 300):
@@ -135,7 +135,7 @@ def test_model_is_found_by_its_fingerprint_at_any_batch_size(name, batch):
 
 @pytest.mark.parametrize("shape", [Variant(state="momentum"), Variant(state="sgd", in_place=True)])
 def test_model_with_state_is_found_by_its_fingerprint(shape):
-    """A file that names a network need not say that its state is in the graph."""
+    """A file that names a network with state in the graph is found by its hash."""
     graph = load_model("mlp", shape)
     assert find_model_by_hash("mlp", graph.sha256) == (graph, shape)
 
@@ -149,7 +149,7 @@ def test_model_with_state_is_found_by_its_fingerprint(shape):
     ],
 )
 def test_faults_of_a_state_name_the_options(shape, message):
-    """What the zoo refuses is said with the names of the options."""
+    """Errors of the zoo name the options of the command."""
     with pytest.raises(GraphError) as caught:
         load_model("mlp", shape)
     assert message in str(caught.value)

@@ -87,7 +87,7 @@ def test_the_example_of_the_format_is_read(tmp_path):
 
 
 def test_what_may_be_left_out_has_its_default():
-    """Only name and nodes, and five keys of a node, are needed; nothing is shared."""
+    """Only name and nodes, and five keys of a node, are required; no object is shared."""
     graph = Graph.from_dict(document(node(), node("b", output_bytes=None, outputs=[])))
     assert (graph.batch_size, graph.dtype, graph.resident_bytes) == (1, "float32", {})
     assert (graph.parameters, graph.forward_macs) == (None, None)
@@ -133,9 +133,9 @@ def test_saved_files_are_short_and_diffable(tmp_path):
 
 
 def test_canonical_text_is_as_specified():
-    """Defaults filled in, keys sorted, no spaces; keys without a default only where set.
+    """Defaults included, keys sorted, no spaces; keys without a default only if set.
 
-    Writing a default out changes nothing; any other value does.
+    A default in the file changes nothing; any other value does.
     """
     graph = Graph(name="ü", nodes=(operation("a", output_bytes=4),))
     expected = (
@@ -228,7 +228,7 @@ def test_what_is_no_graph_file_is_one_plain_error(tmp_path, content, message):
     ],
 )
 def test_each_fault_of_a_node_names_its_place(changes, message):
-    """One wrong key of a node is one fault that names node and key, and what is accepted."""
+    """One wrong key of a node is one fault that names node, key, and the accepted values."""
     if changes.get("outputs"):
         changes = changes | {"output_bytes": None}
     (fault,) = faults_of(document(node(**changes)))
@@ -335,9 +335,9 @@ def test_edges_are_makers_to_readers(graph):
 
 
 def test_attributes_are_the_keys_of_the_file(norm):
-    """A user finds sizes and kinds under the names that graph files use.
+    """Sizes and kinds are attributes with the names of graph files.
 
-    The index decides, not the order in which nodes and edges were added; nothing is shared.
+    The index decides, not the order in which nodes and edges were added; no object is shared.
     """
     digraph = norm.to_networkx()
     assert digraph.graph == {
@@ -414,7 +414,7 @@ def test_a_cycle_is_named(told):
 
 
 def test_an_index_is_kept_as_far_as_edges_allow():
-    """What is read comes earlier; an index that some nodes lack counts for nothing."""
+    """Inputs come first in any case; an index that some nodes lack is ignored."""
     digraph = plain(("a", "b"))
     for indices, order in (
         ({"a": 2, "b": 1, "c": 0}, "cab"),
@@ -429,7 +429,7 @@ def test_an_index_is_kept_as_far_as_edges_allow():
 
 
 def test_inputs_and_edges_must_agree(norm, told):
-    """Where a digraph says both, an edge added or taken away must be said in the inputs."""
+    """If a digraph has inputs and edges, an added or removed edge must be in the inputs."""
     digraph = norm.to_networkx()
     digraph.remove_edge("x", "use")
     with told.raises(GraphError):
@@ -441,7 +441,7 @@ def test_inputs_and_edges_must_agree(norm, told):
 
 
 def test_edges_bring_what_a_node_makes(told):
-    """An edge cannot bring what no node makes."""
+    """An edge cannot name a tensor that no node makes."""
     digraph = plain()
     digraph.add_edge("a", "b", tensors=["q"])
     with told.raises(GraphError):

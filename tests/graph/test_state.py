@@ -58,11 +58,11 @@ W_PLUS = {"name": "w+", "bytes": 8, "replaces": "w"}
 
 # -- what a graph knows ------------------------------------------------------------------------
 def test_graph_knows_its_state():
-    """State, who replaces it and the pairs in place are there by index.
+    """State, its replacements and in-place pairs have indices.
 
-    What reads state runs in no stage after its replacement. A replacement needs no room of its own,
-    and y goes where x was, unless x is read again. The eight bytes of w count from the first
-    step to the last.
+    No reader of state runs in a stage after its replacement. A replacement needs no additional
+    RAM, and y is written over x, unless x is read again. The eight bytes of w count from the
+    first step to the last.
     """
     graph = step()
     assert (graph.version, graph.state_tensors) == (2, (1,))
@@ -108,9 +108,9 @@ def test_nothing_is_lost(seed, tmp_path):
 
 
 def test_file_is_of_version_2_and_short():
-    """What a node of phase state must not give is not written, pairs are an object.
+    """Keys that a node of phase state may not have are not written; pairs are an object.
 
-    A graph in which no key of version 2 is used is the one that it always was.
+    A graph without keys of version 2 has its former text.
     """
     found = step().to_dict(defaults=True)
     assert found["version"] == 2
@@ -134,7 +134,7 @@ def test_file_is_of_version_2_and_short():
 
 
 def test_pairs_are_the_same_in_any_order():
-    """The order of an object says nothing."""
+    """The order of an object has no meaning."""
     inputs = tuple(operation(name, output_bytes=2) for name in "ab")
     outputs = (Tensor(name="c", bytes=2), Tensor(name="d", bytes=2))
 
@@ -246,7 +246,7 @@ def test_each_fault_of_state_names_its_place(changes, message):
 
 
 def test_nobody_reads_a_replaced_state_or_a_replacement(told):
-    """What an update replaced is gone, and its new value is for the next step."""
+    """Replaced state is not readable after the update; its new value is for the next step."""
     late = operation("late", output_bytes=1, inputs=("w",))
     with pytest.raises(GraphError, match=r"nodes\[5\] \('late'\)\.inputs: 'w' is read after") as e:
         step(late)
@@ -259,7 +259,7 @@ def test_nobody_reads_a_replaced_state_or_a_replacement(told):
 
 
 def test_pairs_that_share_an_output_are_no_object():
-    """An output takes over one input at most; what is no such object is a fault, no crash."""
+    """An output overwrites at most one input; invalid objects are errors, not crashes."""
     for pairs in ((("y", "x"), ("y", "w")), 7, (("y",),), ("yx",), [("y", "x")]):
         with pytest.raises(GraphError, match=r"\('y'\)\.in_place: expected an object"):
             step(operation("y", output_bytes=6, inputs=("x", "w"), in_place=pairs))

@@ -23,7 +23,7 @@ from poetmodel.graph import (
 
 @pytest.fixture
 def fork():
-    """Give a norm with three outputs, two of them read later, and a node that nobody reads.
+    """Return a norm with three outputs, two of them read later, and a node without readers.
 
     Tensors: 0 x, 1 y, 2 mean, 3 deviation, 4 loss.
     """
@@ -75,7 +75,7 @@ def test_tensors_are_numbered_by_node_then_output(fork):
 
 @given(graphs())
 def test_numbering_is_consistent(graph):
-    """Makers come before users, and users and inputs say the same."""
+    """Makers precede readers; readers and inputs are consistent."""
     for i, users in enumerate(graph.users_of):
         assert i in graph.outputs_of[graph.node_of[i]]
         assert all(graph.node_of[i] < user for user in users)
@@ -131,7 +131,7 @@ def test_graphs_are_frozen_values(fork):
     ],
 )
 def test_each_attribute_of_a_node_is_checked(changes, message):
-    """One wrong attribute is one fault that names the node and what is accepted."""
+    """One wrong attribute is one fault that names the node and the accepted values."""
     node = Node(name="a", op="op", phase="forward", outputs=(Tensor(name="t", bytes=1),))
     (fault,) = faults_of(replace(node, **changes))
     # The node's name stands in brackets where it has one.
@@ -211,7 +211,7 @@ def test_inputs_must_exist_and_come_earlier():
 # -- memory --------------------------------------------------------------------------------------
 @pytest.fixture
 def chain4():
-    """Give a - b - c - d, where d also reads a.
+    """Return a - b - c - d, where d also reads a.
 
     Live at a step, with outputs and workspace: a 4; b 4+2; c 4+2+3+1 (workspace); d 4+3+1.
     """
@@ -227,10 +227,10 @@ def chain4():
 
 
 def test_working_set_counts_inputs_outputs_and_workspace(chain4):
-    """The working set of a step is what it reads, makes and works with; the floor the largest.
+    """The working set of a step has its inputs, outputs and workspace; the floor is the maximum.
 
-    Of several steps it names the first. Without the backward node, which alone reads a again, each
-    node of the chain is an articulation point.
+    Of several equal steps, it names the first. Without the backward node, which alone reads a
+    again, each node of the chain is an articulation point.
     """
     assert chain4.step_bytes == (4, 6, 6, 8)
     assert floor(chain4).bytes == 8
@@ -242,11 +242,10 @@ def test_working_set_counts_inputs_outputs_and_workspace(chain4):
 
 @given(graphs())
 def test_random_graphs_agree_with_the_definitions(graph):
-    """No step needs more than everything, and the peak is what some step needs.
+    """No step needs more than all tensors, and the peak is the need of one step.
 
-    The profile is what one gets by keeping a set of live tensors. Node k is an articulation point
-    exactly when no tensor made before it is read after it. Inference takes no more than
-    training.
+    The profile is that of a set of live tensors. Node k is an articulation point exactly if no
+    tensor made before it is read after it. Inference needs at most the RAM of training.
     """
     profile = checkpoint_all_profile(graph)
     assert len(profile) == len(graph.nodes)
@@ -274,10 +273,11 @@ def test_random_graphs_agree_with_the_definitions(graph):
 
 
 def test_inference_frees_each_tensor_after_its_last_use_in_the_forward_pass():
-    """What only loss and backward pass read is gone after its own step; labels are no part of it.
+    """Tensors that only loss and backward pass read are freed after their step.
 
-    By hand: x 8; h 8 + 4 + 2 (mask) + 1 (workspace); y 4 + 3, as x has gone after h. A node that a
-    forward node reads through others belongs to the forward pass.
+    By hand: x 8; h 8 + 4 + 2 (mask) + 1 (workspace); y 4 + 3, because x is freed after h.
+    Labels do not count. A node that a forward node reads through others belongs to the forward
+    pass.
     """
     made = (Tensor(name="h", bytes=4), Tensor(name="mask", bytes=2))
     graph = Graph(
@@ -305,6 +305,6 @@ def test_inference_frees_each_tensor_after_its_last_use_in_the_forward_pass():
 
 @pytest.mark.parametrize("phases", [("forward", "forward"), ("input", "forward"), ("loss",) * 2])
 def test_inference_is_unknown_where_phases_tell_nothing(phases):
-    """Without a forward node, or with nothing beside the forward pass, there is no answer."""
+    """Without a forward node, or without other nodes, there is no result."""
     nodes = tuple(operation(f"n{k}", output_bytes=1, phase=phase) for k, phase in enumerate(phases))
     assert inference_profile(Graph(name="g", nodes=nodes)) is None

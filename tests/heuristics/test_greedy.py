@@ -88,9 +88,9 @@ def test_it_does_without_what_is_not_allowed(limits, energy_j):
 
 
 def test_all_kept_is_returned_where_it_fits():
-    """Nothing can beat it, and it is only valid with room for all; what is infeasible has none.
+    """The keep-all schedule is optimal, and valid only if it fits; infeasible problems have none.
 
-    At the floor of 12 bytes every tensor goes out, and comes back at each use.
+    At the floor of 12 bytes, all tensors are paged out, and restored for each use.
     """
     problem = skip_problem(ram=15)
     assert (
@@ -192,7 +192,7 @@ def test_schedules_with_state_are_valid_and_no_better_than_the_best(part):
 
 
 def test_without_paging_all_state_stays_in_ram():
-    """Nothing has a home on storage that may not be used."""
+    """Without paging, all state has its home in RAM."""
     found = 0
     for problem in random_state_problems(60, (3, 8), seed=57, paging=False, minimize="energy"):
         schedule = construct(problem)
@@ -345,9 +345,9 @@ def random_restorations(rng, problem, chance):
 
 
 def test_restorations_of_the_worked_example():
-    """Without any it is checkpoint-all; with `a` made again for `d`, stage 2 no longer counts it.
+    """Without restorations, it is checkpoint-all; if `a` is recomputed, stage 2 excludes it.
 
-    What served only a removed restoration goes with it: chains vanish as a whole.
+    Restorations that only serve a removed one are removed with it: whole chains disappear.
     """
     graph = skip_graph()
     partial = PartialSchedule(graph)
@@ -374,7 +374,7 @@ def test_restorations_of_the_worked_example():
 
 
 def test_useless_restorations_are_those_that_a_schedule_does_not_need():
-    """Without them, one after the other, it is what its schedule needs."""
+    """Without useless restorations, the schedule has only what it needs."""
     for number in range(60):
         rng = make_rng(f"useless/{number}")
         graph = random_graph(rng, (4, 10), two_outputs=False, non_recomputable=False)
@@ -423,7 +423,7 @@ def check_simulations(old, new):
 
 
 def needed(graph, schedule):
-    """Return what a schedule needs."""
+    """Return the needs of a schedule."""
     return PartialSchedule.from_schedule(graph, schedule).schedule()
 
 
@@ -492,7 +492,7 @@ LEAN = Schedule(
     ],
 )
 def test_planted_junk_goes(junk):
-    """What serves nothing leaves no trace."""
+    """Useless restorations disappear completely."""
     graph = skip_graph()
     entries = {name: getattr(LEAN, name) + pairs for name, pairs in junk.items()}
     wasteful = replace(LEAN, **entries)
@@ -590,7 +590,7 @@ def test_ram_is_that_of_the_simulator(part, state):
 @pytest.mark.parametrize("state", KINDS)
 @parametrize_parts(3)
 def test_what_is_at_hand_fits_by_the_simulator(part, state):
-    """What a step reads with no restoration is in RAM; kept for it, no stage exceeds the limit."""
+    """Inputs without a restoration are in RAM; if they are kept, no stage exceeds the limit."""
     kept = 0
     for number in part.select(range(60)):
         rng = make_rng(f"at hand/{state}/{number}")
@@ -645,7 +645,7 @@ def test_prices_of_recoveries_are_within_their_range(part, state):
 
 
 def test_state_that_comes_home_is_no_longer_paged_in():
-    """Without its home on storage, nothing pages it in; both come back together."""
+    """Without its home on storage, state is not paged in; both come back together."""
     for number in range(20):
         graph = random_step(make_rng(f"home/{number}"), (5, 10))
         paged = [

@@ -1,4 +1,4 @@
-"""Drafts made to fit, and made cheaper: within the limit, with nothing that is not allowed."""
+"""Drafts that are made feasible and cheaper, without forbidden decisions."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -54,14 +54,14 @@ def repair_of(problem, partial, **choices):
 
 @pytest.mark.parametrize(("limits", "made"), [({}, [(3, 0)]), ({"until_s": 0.0}, [])])
 def test_the_worked_example(limits, made):
-    """`a` is made again for `d`: the cheaper way to free it in stage 2. Without time nothing is."""
+    """`a` is recomputed for `d`: the cheaper way to free it in stage 2. Without time, it is not."""
     partial = PartialSchedule(skip_problem().graph)
     assert repair_of(skip_problem(), partial, **limits).fit() == bool(made)
     assert partial.restorations() == [Restoration(t, k, RECOMPUTE) for t, k in made]
 
 
 def test_what_fits_keeps_budget_and_storage_and_does_only_what_is_allowed():
-    """The verifier finds nothing but deadlines and energies exceeded; nothing needless is left."""
+    """The verifier only finds exceeded deadlines and energies; no needless decision is left."""
     fitting = 0
     for number, problem in enumerate(random_instances(200, (4, 14), seed=92)):
         partial = PartialSchedule(problem.graph)
@@ -84,9 +84,9 @@ def test_what_fits_keeps_budget_and_storage_and_does_only_what_is_allowed():
 
 
 def test_room_for_one_large_tensor_goes_to_several_small_ones():
-    """Beside `work` there is room for `large`, or for three that cost nearly as much each.
+    """With `work`, either `large` fits, or three tensors that cost nearly as much each.
 
-    Where `large` is dear, the three are paged in its place: what counts is the price of a byte.
+    If `large` is expensive, the three are paged in its place: the price per byte decides.
     """
     sizes = {"large": 6, "small0": 2, "small1": 2, "small2": 2}
     nodes = [operation(name, output_bytes=size) for name, size in sizes.items()]
@@ -112,7 +112,7 @@ def test_room_for_one_large_tensor_goes_to_several_small_ones():
 
 
 def test_what_could_not_be_dropped_is_once_there_is_room():
-    """Repairs of one partial schedule know what was in the way; more RAM ends that."""
+    """Repairs of one partial schedule record failed drops, and repeat them with more RAM."""
     problem, obstacles = skip_problem(), {}
     partial = PartialSchedule(problem.graph, [Restoration(3, 0, RECOMPUTE)])
     for limit_bytes, left in ((14, 1), (14, 1), (15, 0)):
@@ -142,7 +142,7 @@ def test_any_partial_schedule_can_be_repaired_where_everything_may_be_paged():
 
 
 def test_without_pages_nothing_is_paged_and_long_chains_are_found():
-    """The style decides how tensors come back: each way leaves what fits, if anything does."""
+    """Each style restores tensors in its own way; its result fits, if it has one."""
     ways = {"pages": 0, "chains": 0}
     for problem in random_instances(60, (6, 14), seed=96, paging=True):
         for style in (RepairStyle(may_page=False), RepairStyle(max_chain=0)):
@@ -186,7 +186,10 @@ def test_value_and_limits_are_those_of_the_verifier(minimize):
 
 
 def test_the_penalty_moves_prices_from_the_objective_to_the_limits():
-    """Without limits it changes nothing; with them their use costs more. Prices add up."""
+    """Without limits, the penalty has no effect; with them, their use has a price.
+
+    Prices sum up.
+    """
     free, bound = PenalizedObjective(skip_problem()), PenalizedObjective(skip_problem(deadline=12))
     assert free.prices(0.0) == free.prices(5.0)
     partial = PartialSchedule(skip_problem().graph, [Restoration(3, 0, RECOMPUTE)])
@@ -263,9 +266,10 @@ def test_the_seed_determines_the_course():
 
 
 def test_without_time_it_finds_nothing(monkeypatch):
-    """Not something invalid. One of another style does not page, whatever that costs.
+    """Without time, the result is None, not an invalid schedule.
 
-    What keeps a budget is repaired to keep a smaller one, where there is such a schedule.
+    Without styles that page, no schedule pages. A schedule within a budget is repaired for a
+    smaller one, if one exists.
     """
     search = LargeNeighbourhoodSearch(skip_problem())
     search.until_s = 0.0
@@ -292,9 +296,9 @@ def shipped(model, device, ram, **limits):
     ("turns", "above"), [(60, 0.22), pytest.param(500, 0.19, marks=pytest.mark.seeds)]
 )
 def test_long_chains_are_found_where_pages_are_dear(turns, above):
-    """On a board with dear pages one line computes again what the others would page.
+    """On a board with expensive pages, one chain recomputes tensors that others would page.
 
-    With pages preferred to long chains alone, the search stays above 0.24 J here.
+    With only the style that prefers pages, the search stays above 0.24 J here.
     """
     assert searched(shipped("resnet18-cifar", "nrf52840", "35%"), turns).best_score.value < above
 
@@ -319,7 +323,7 @@ def tight_problem(rule=None, **choices):
 
 
 def made_of(problem):
-    """Return what the greedy schedule of a problem does."""
+    """Return the decisions of the greedy schedule of a problem."""
     schedule = construct(problem)
     assert not make_candidate(problem, schedule).violations
     return simulate(problem.graph, problem.costs, schedule)
@@ -342,7 +346,7 @@ def test_without_own_constraints_there_are_no_rows():
 
 @parametrize_parts(3)
 def test_rows_are_counted_as_the_simulator_counts_them(part):
-    """Whatever is added, dropped and taken back, what is used is what a verified schedule uses."""
+    """After any additions, drops and undos, the counted use is that of the verified schedule."""
     for number in part.select(range(60)):
         rng = make_rng(f"own rows/{number}")
         problem = add_measured_rows(rng, random_instance(rng, (3, 6)))

@@ -67,7 +67,7 @@ def test_least_ram_of_a_recurrence_is_near_that_of_the_best_segments():
 
 
 def test_best_segments_are_kept_where_time_ends_in_their_repair(monkeypatch):
-    """A limit in the repair costs what repair would have gained."""
+    """A time limit during the repair loses only the gain of the repair."""
 
     def run_out_of_time(_):
         raise TimeLimitError("the time limit has passed")

@@ -228,7 +228,7 @@ class _Twin:
             parameter.data.mul_(1 + torch.finfo(dtype).eps * fraction)
 
     def restore(self, outcome):
-        """Set parameters, buffers and moments to an outcome's; nothing without an optimizer."""
+        """Set parameters, buffers and moments to an outcome's; no effect without an optimizer."""
         if self._updates is None:
             return
         state = self._state()

@@ -181,7 +181,7 @@ class _Writer:
         return name
 
     def write(self, node):
-        """Add the ONNX node or constant of a node of the module; nothing for inputs and outputs."""
+        """Add the ONNX node or constant of a node of the module; inputs and outputs are skipped."""
         if node.op == "get_attr":
             tensors = dict(self.module.named_buffers()) | dict(self.module.named_parameters())
             array = tensors[node.target].detach().numpy()

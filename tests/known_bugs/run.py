@@ -1,4 +1,4 @@
-"""Put known bugs in one at a time, and tell which the tests find.
+"""Insert known bugs one at a time, and report which of them the tests find.
 
 ``python tests/known_bugs/run.py [NAME...]`` applies each patch of this folder to a copy of the
 checkout and runs the tests that its line ``Tests:`` names until the first failure; where these
@@ -53,7 +53,7 @@ def _rounds(patch):
 
 
 def _failed(folder, arguments):
-    """Return the first test that fails in a checkout, or nothing."""
+    """Return the first test that fails in a checkout, or None."""
     command = [sys.executable, "-m", "pytest", "-qx", "--timeout", "300", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(folder / "src")}
     ran = subprocess.run(
@@ -66,7 +66,7 @@ def _failed(folder, arguments):
 
 
 def found_by(patch):
-    """Return the first test that fails with a bug and not without it, or nothing."""
+    """Return the first test that fails with a bug and not without it, or None."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / ROOT.name
         shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*_LEFT_OUT))

@@ -14,7 +14,7 @@ def test_each_kernel_has_a_row():
 
 @pytest.mark.parametrize("name", sorted(kernel_names()))
 def test_row_names_parameters(name):
-    """Indices and tensors come before numbers; a fused kernel has what both kernels have."""
+    """Pointers precede numbers; a fused kernel has the parameters of both kernels."""
     kernel, row = find_kernel(name), CATALOGUE[name]
     assert len(kernel.index_of) == len(kernel.parameters)
     if row.index is not None:

@@ -90,7 +90,7 @@ def visits(loops):
 
 @pytest.mark.parametrize("name", FORMED)
 def test_written_calls_execute_their_loops(name):
-    """What is written reads back: the same iterations, or, from a whole call, the same call."""
+    """Written calls read back as the same iterations; a whole call as the same call."""
     random_ = random.Random(name)  # noqa: S311 - repeatable draws
     n_written = 0
     for _ in range(40):

@@ -41,9 +41,9 @@ def perceptron():
 
 
 def filters():
-    """Return convolutions: in groups, of two filters to a channel, transposed, of one window.
+    """Return convolutions: in groups, of two filters per channel, transposed, of one window.
 
-    Images are so small that at batch size 1 each gradient takes as much as what it is made of.
+    Images are so small that at batch size 1 each gradient has the size of its operands.
     """
     torch.manual_seed(0)
     return torch.nn.Sequential(
@@ -109,7 +109,7 @@ def test_small_gradients_of_large_images_stay():
     ("model", "kernel"), [(perceptron, "pm_mm_sgd"), (filters, "pm_conv2d_dw_sgd")]
 )
 def test_parting_is_undone_by_fusing(model, kernel):
-    """What is parted so that weights can be split has the same nodes and calls afterwards."""
+    """Fused updates that are split and fused again have the same nodes and calls."""
     joined, _ = captured(model(), batch=1, weight_decay=0.1)
     again = fuse_updates(split_fused_updates(joined))
     assert again.calls == joined.calls
@@ -128,7 +128,7 @@ def test_parting_is_undone_by_fusing(model, kernel):
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_gradients_that_something_else_reads_stay(model, rule):
-    """Another rule, a norm of all gradients, the caller, a sum over two uses: nothing changes."""
+    """Not fused: other rules, norms of all gradients, returned gradients, sums of two uses."""
     step, _ = captured(model(), **rule)
     assert "pm_mm" in list_kernels(step)
     assert "pm_mm_sgd" not in list_kernels(step)

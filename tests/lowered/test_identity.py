@@ -213,7 +213,7 @@ def test_files_inference_and_tiles_leave_it(tmp_path):
 
 
 def test_meanings_of_bytes_count():
-    """Scales of inputs that are bytes, and what a model makes of bytes itself."""
+    """Scales of byte inputs count, and the model's own conversion of bytes."""
 
     class Pixels(nn.Module):
         def __init__(self, scale):
@@ -260,7 +260,7 @@ def test_weights_and_scales_of_an_int8_front_count():
 
 
 def test_a_constant_counts_where_a_call_reads_it():
-    """A frozen tensor that nothing reads is no part of what the step computes."""
+    """A frozen tensor that no call reads is not part of the computation."""
     model = frozen()
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     step = lower(model, functional.cross_entropy, INPUTS, optimizer=optimizer)

@@ -1,4 +1,4 @@
-"""Instructions of kernels, estimated from what an emulator once counted."""
+"""Instructions of kernels, estimated from counts of an emulator."""
 
 from dataclasses import replace
 from itertools import product
@@ -43,7 +43,7 @@ def captured(name, tile=None):
 
 
 def counts(kernel, *arguments):
-    """Return how often a call does what its kernel repeats."""
+    """Return the number of units that the kernel of a call repeats."""
     return dict(count_work(Call(kernel, arguments))[1])
 
 
@@ -124,7 +124,7 @@ def test_gradients_of_a_bias_are_counted_in_rows():
 
 
 def test_table_is_about_kernels():
-    """Each row is one of a kernel, and costs something; what is not there as others, decay more."""
+    """Each row of the table is a kernel's, with a cost; missing kernels cost as others."""
     names = {name.removesuffix(", decay") for name in load_table()} - {OTHER_KERNELS}
     assert names <= kernel_names()
     assert len(names) > 0.7 * len(kernel_names())
@@ -142,7 +142,7 @@ def node_instructions(step):
 
 
 def uncounted(graph):
-    """Return a graph of which nobody knows the instructions."""
+    """Return a graph without known instructions."""
     return replace(graph, nodes=tuple(replace(n, instructions=None) for n in graph.nodes))
 
 
@@ -221,7 +221,7 @@ def test_estimates_are_near_the_emulator(name, tile):
 @pytest.mark.slow
 @pytest.mark.torch
 def test_schedules_run_what_they_are_said_to(tmp_path):
-    """The emulator counts what was estimated, and by its count more RAM takes less energy."""
+    """The emulator counts the estimate, and by its count, more RAM needs less energy."""
     require_programs(Target.M4)
     step, board = captured("lenet", "4KiB"), Device.load("nrf52840")
     estimated = node_instructions(step)
@@ -368,7 +368,7 @@ COMPUTE = replace(Device.load("nrf52840").compute, power_w=None, flops_per_j=1e9
     ],
 )
 def test_wrong_choices_are_refused(device, options, words):
-    """What cannot turn instructions into time is named before anything is built."""
+    """Options that cannot convert instructions to time are refused before any build."""
     with pytest.raises(InputError, match=words):
         measure_emulated(linear_step(), device=device, **options)
 

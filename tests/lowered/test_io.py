@@ -1,4 +1,4 @@
-"""Step files: what other versions of poetmodel wrote."""
+"""Step files of other versions of poetmodel."""
 
 import json
 from pathlib import Path

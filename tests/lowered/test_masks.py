@@ -1,4 +1,4 @@
-"""What a step saves of activations: bits and bytes, with which it computes the same bits."""
+"""Saved activations as bits and bytes, with bitwise equal results."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ TRAINED = {
 
 
 def train(model, which):
-    """Freeze the other parameters, and statistics beside frozen weights; return what is trained."""
+    """Freeze the other parameters, and statistics beside frozen weights; return the rest."""
     layers = {name: k for k, name in enumerate(dict(model.named_children()))}
     for name, parameter in model.named_parameters():
         layer = layers[name.partition(".")[0]]
@@ -39,7 +39,7 @@ def train(model, which):
 
 
 def steps(training, which="all"):
-    """Return a step that saves what PyTorch saves, and one with masks."""
+    """Return a step that saves PyTorch's tensors, and one with masks."""
     model, loss, inputs = training
     trained = train(model, which)
     before, after = (
@@ -92,7 +92,7 @@ def test_training_has_the_same_bits(which):
 
 
 def test_small_activations_in_a_row_take_no_more():
-    """What another gradient reads anyway is read, where a mask of it would save nothing."""
+    """If another gradient reads the values anyway, a mask would save no memory."""
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Hardtanh(), nn.Linear(2, 4))
     training = model, functional.cross_entropy, (torch.ones(2, 2), torch.tensor([1, 1]))
     train(model, "biases")
@@ -146,7 +146,7 @@ def test_special_numbers_have_the_same_gradients(name, turned):
 
 
 def test_masks_are_made_only_where_no_gradient_reads_values():
-    """A layer's weights read what it was given; a bias, and a frozen layer, do not."""
+    """The gradient of a layer's weights reads its input; a bias, or a frozen layer, does not."""
     model = nn.Sequential(nn.Linear(9, 9), nn.ReLU(), nn.Linear(9, 9), nn.ReLU(), nn.Linear(9, 2))
     inputs = (torch.randn(8, 9), torch.randint(0, 2, (8,)))
     found = {}
@@ -214,7 +214,7 @@ def test_largest_window_that_a_byte_counts():
 
 
 def test_indices_that_are_returned_stay():
-    """What is more than the place of a gradient is as PyTorch has it."""
+    """Indices that are used for more than the gradient stay as in PyTorch."""
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU())
 
     def loss(y, target):
@@ -241,7 +241,7 @@ def test_dropout_draws_its_documented_mask_into_bits():
 
 
 def test_masks_are_paged_and_made_again():
-    """A plan that does so, and frees what it does not keep, computes the same bits."""
+    """A plan that pages and recomputes masks, or frees them, computes the same bits."""
     training = layers()
     before, after = steps(training, "biases")
     names = [tensor.name for tensor in after.graph.tensors if ".mask" in tensor.name]

@@ -1,4 +1,4 @@
-"""Inputs of bytes: kept as bytes, and what a model makes of each has the bits of PyTorch."""
+"""Byte inputs: they stay bytes, and the conversion of each has the bits of PyTorch."""
 
 import copy
 import json
@@ -33,7 +33,7 @@ KINDS = (torch.uint8, torch.int8)
 
 
 class Seen(nn.Module):
-    """A convolution of what a function makes of an image, or of sequences of numbers."""
+    """A convolution of a function's result for an image, or for sequences of numbers."""
 
     def __init__(self, look=lambda _, x: x):
         super().__init__()
@@ -90,7 +90,7 @@ def lowered(model, *inputs, infer=False):
 
 
 def pair(look, kind=torch.uint8, *, infer=False):
-    """Return a model that looks at bytes and one that is given what it sees: inputs and steps."""
+    """Return inputs and steps of a model that converts bytes and of one with converted inputs."""
     torch.manual_seed(0)
     model = Seen(LOOKS[look][1])
     x = image(look, kind)
@@ -164,7 +164,7 @@ def test_what_depends_on_more_than_a_byte_and_its_channel_stays(rows, look):
 
 
 def test_bytes_may_be_labels():
-    """What becomes whole numbers has no table."""
+    """Bytes that become integers have no table."""
     model = nn.Linear(6, 4)
     loss = lambda out, y: functional.cross_entropy(out, y.long())  # noqa: E731
     x, y = torch.randn(2, 6), LABELS.to(torch.uint8)
@@ -293,7 +293,7 @@ def test_an_option_says_what_bytes_mean(text, look, tmp_path):
     ids=str,
 )
 def test_what_an_option_cannot_mean_is_refused(given, told):
-    """With the input, what is expected, and what came."""
+    """Errors name the input, the expected and the actual value."""
     with pytest.raises(InputError) as error:
         with_byte_inputs(lowered(Seen(), torch.randn(2, 3, 8, 8)), given)
     told(str(error.value))
@@ -330,7 +330,7 @@ def test_the_command_takes_bytes_of_several_inputs(tmp_path):
 
 
 def test_truth_values_are_no_inputs():
-    """Bytes are, and buffers may be truth values; what a step takes is said."""
+    """Bytes are inputs, and buffers may be truth values; the input types of a step are listed."""
     masked = Seen(lambda own, x: x.float() * own.mask)
     masked.mask = nn.Buffer(torch.arange(8) < 5)
     assert rows_of(lowered(masked, image(""))) == [1]

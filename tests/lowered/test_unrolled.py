@@ -1,4 +1,4 @@
-"""Unrolled networks: what is summed over all time steps is summed one by one, in less RAM."""
+"""Unrolled networks: sums over all time steps are computed term by term, in less RAM."""
 
 import numpy as np
 import pytest
@@ -109,7 +109,7 @@ def test_no_stack_is_left(cell, options):
 
 @pytest.mark.parametrize("cell", mark_slow_except(CELLS, [nn.GRU]))
 def test_time_steps_apart_cost_few_instructions(cell):
-    """What small products take more, gradients that are summed in place take less."""
+    """Small products need more instructions, gradients that are summed in place fewer."""
     for batch in (1, 8):
         training = recurrent(cell, 12, batch, 8, 16)
         old, new = (
@@ -119,7 +119,7 @@ def test_time_steps_apart_cost_few_instructions(cell):
 
 
 def test_tensors_that_no_call_touches_stay():
-    """A value of which PyTorch only takes the shape is not cut, and nothing else is hurt by it."""
+    """A value of which PyTorch only uses the shape is not divided; other nodes are not affected."""
     model, _, inputs = recurrent(nn.GRU, 4, 2)
 
     def loss(y, target):
@@ -134,7 +134,7 @@ def test_tensors_that_no_call_touches_stay():
 
 
 def test_other_networks_stay_as_they_are():
-    """Nothing is stacked in them, or takes less than the gradient of a weight of five columns."""
+    """They have no stacks, or stacks below the gradient of a weight of five columns."""
     layers = (nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 4))
     convolutions = nn.Sequential(*layers), (torch.randn(2, 1, 6, 6), torch.tensor([1, 2]))
     attention = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
@@ -210,9 +210,9 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_loops_go_through_what_kernels_do(name):
-    """One half of the passes of a dimension and the other do what the call does.
+    """The two halves of the iterations of a dimension have the effect of the call.
 
-    Halves are rows in the middle, or each second pass.
+    Halves are contiguous, or every second iteration.
     """
     call = CALLS[name]
     loops = read_loops(call)
@@ -234,7 +234,7 @@ def test_loops_go_through_what_kernels_do(name):
 
 
 def results(calls):
-    """Return what calls leave in y; NaN where they write nothing."""
+    """Return the results of calls in y; NaN for elements that are not written."""
     memory = Memory({name: Buffer(elements=40, type=DataType.REAL) for name in "xyz"})
     for number, name in enumerate("xz"):
         memory[name][...] = np.random.default_rng(number).normal(size=40)
@@ -251,7 +251,7 @@ def results(calls):
     ],
 )
 def test_other_kernels_are_no_loops(call):
-    """What goes through its tensors in another way stays whole."""
+    """Kernels with other accesses have no loops."""
     form = find_form(call)
     assert form is None or not form.is_general
 

@@ -1,4 +1,4 @@
-"""Stages merged into groups: groups, beside step rows, and that nothing is lost."""
+"""Stages merged into groups: groups, step rows, and unchanged optima."""
 
 from collections import Counter
 from dataclasses import replace
@@ -111,10 +111,10 @@ def test_groups_of_random_rows_are_consistent():
 
 # -- dominated keeps ---------------------------------------------------------------------------
 def test_what_a_reader_makes_stays_in_place_of_what_it_alone_reads():
-    """`i` is kept nowhere once `o` was made of it, nor paged; not so where time is a makespan.
+    """`i` is neither kept nor paged once `o` was made of it, unless time is a makespan.
 
-    Groups are stages 0-3, 4 and 5-6; `a` and `o` have two readers each. What goes and what comes
-    may meet other transfers in a makespan.
+    Groups are stages 0-3, 4 and 5-6; `a` and `o` have two readers each. In a makespan, the
+    replacing transfers may delay others.
     """
     graph = parse_graph("a 6", "i 4 a", "o 4 i", "q 1", "r 1 a", "z 6 o", "y 6 o")
     problem = problem_of(graph)
@@ -175,11 +175,11 @@ def test_a_keep_that_is_better_is_not_dominated(kind):
 
 # -- beside step rows --------------------------------------------------------------------------
 def test_nothing_is_sure_beside_the_stage_of_a_step_row():
-    """Rows within stage 3 count what enters and leaves it, whatever stages 2 and 3 read.
+    """Rows within stage 3 count tensors that enter and leave it, whichever stages 2 and 3 read.
 
-    With the row of stage 2 alone, `n0` is kept for nothing, since stage 2 reads it; likewise `n3`,
-    which stage 3 makes. With step ``(3, 1)`` enforced, both ends of stage 3 may count them. A
-    keep that reaches no end of a step's stage is as free as without it.
+    With the row of stage 2 alone, keeping `n0` is free, because stage 2 reads it; likewise
+    `n3`, which stage 3 makes. With step ``(3, 1)`` enforced, both ends of stage 3 may count
+    them. A keep that reaches no end of a step's stage is as free as without it.
     """
     problem = problem_of(chain({0: (2, 5), 3: (5,)}, 6))
     plain = events_of(problem, Grouping(6, frozenset({2, 3})))
@@ -272,10 +272,11 @@ FURTHER = [
     ],
 )
 def test_reductions_lose_nothing(variant, problems, numbers, reached, monkeypatch):
-    """What leaves more open has the same optimum, own rows and rewards included, and more columns.
+    """Without a reduction, the optimum is the same, and there are more columns.
 
-    Free keeps, keeps that a better one dominates, and, with the same rows enforced, decisions for
-    each stage of a group. A number below 1 is a share of the columns.
+    User constraints and rewards are included. Reductions are free keeps, dominated keeps, and,
+    with the same rows enforced, one decision per group. A number below 1 is a fraction of the
+    columns.
     """
     seen = Counter()
     for seed, problem, grouping in problems(numbers):

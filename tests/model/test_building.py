@@ -35,11 +35,12 @@ def backend(request):
 
 
 def two_ways(**limits):
-    """State the comb of five teeth with 9 bytes: of `f0` to `f4` two at most are in RAM.
+    """Return the comb of five teeth with 9 bytes: at most two of `f0` to `f4` are in RAM.
 
-    Paging costs 1.25 J each way, computing `f0` 1 J, `f1` 2 J, `f2` 3 J, and what a node reads has
-    to be there. Best: `f2` and `f1` are paged and `f0` recomputed, 2.5 + 2.5 + 1 = 6 J. With one
-    page-out only, `f1` is recomputed from `f0` and that once more: 2.5 + (1 + 2) + 1 = 6.5 J.
+    Paging costs 1.25 J each way, computing `f0` 1 J, `f1` 2 J, `f2` 3 J, and inputs of a node
+    must be in RAM. Best: `f2` and `f1` are paged and `f0` recomputed, 2.5 + 2.5 + 1 = 6 J. With
+    one page-out only, `f1` is recomputed from `f0` and that once more: 2.5 + (1 + 2) + 1 = 6.5
+    J.
     """
     graph = comb_graph(5)
     page = (1.25, 1.25)
@@ -64,7 +65,7 @@ def every(model, name):
     ],
 )
 def test_only_exact_models_bound_the_problem(choices, exact):
-    """A restriction or an ablation says so; a model carries its problem."""
+    """Restrictions and ablations are no exact models; a model has its problem."""
     problem = skip_problem()
     model = build(problem, **choices)
     assert (model.problem is problem, model.exact) == (True, exact)
@@ -78,7 +79,7 @@ def test_only_exact_models_bound_the_problem(choices, exact):
     ],
 )
 def test_unknown_choices_are_refused(choices, message):
-    """The error says what there is."""
+    """The error lists the choices."""
     with pytest.raises(InputError, match=message):
         build(skip_problem(), **choices)
     with pytest.raises(InputError, match="got 3"):
@@ -113,9 +114,9 @@ def test_no_ram_at_all_is_enough_for_tensors_of_no_bytes(reductions):
 
 
 def test_an_ablation_is_one_line():
-    """Without its storage rows ``compact`` pages more than fits; the verifier says so.
+    """Without its storage rows, ``compact`` pages more than fits, which the verifier reports.
 
-    An own objective component takes the place of the shipped one, without an energy bound.
+    A user-defined objective component replaces the shipped one, without a bound on energy.
     """
     problem = two_ways(aux_bytes=8, recompute=False)
     unlimited = COMPACT.without("storage", name="unlimited")
@@ -150,7 +151,7 @@ def test_read_schedule_reads_the_values_of_a_model():
 
 @pytest.mark.parametrize("reductions", [True, False])
 def test_a_schedule_goes_into_a_model_and_comes_out_again(reductions):
-    """What a start states is what the variables say, for schedules that keep to their last use."""
+    """The start has the values of the variables, for schedules that keep up to the last use."""
     for problem in random_instances(60, (2, 6), seed=9, recompute=True, paging=True):
         model = build(problem, reductions=reductions)
         schedule = checkpoint_all(problem.graph)
@@ -317,7 +318,7 @@ def many(model):
 
 
 def own_variable(model):
-    """Minimize a variable that no schedule knows of."""
+    """Minimize a variable that depends on no decision."""
     model.slack = pyo.Var(bounds=(-7, 3.5))
     model.link = pyo.Constraint(expr=model.slack >= every(model, "M_out") - 2.5)
     return pyo.minimize, model.slack, lambda s: len(s.M_out) - 2.5
@@ -375,7 +376,7 @@ def test_an_own_objective_of_any_scale(scale, sense, backend):
 
 
 def test_the_file_of_an_own_objective_is_read_back(tmp_path):
-    """The file names the objective, and the verifier accepts it; one without bounds says so."""
+    """The file names the objective, and the verifier accepts it; one without bounds states this."""
     model = build(skip_problem())
     model.objective.set_value(every(model, "M_in"))
     result = solve(model)
@@ -439,7 +440,7 @@ def a_dominated_recomputation(model):
     ],
 )
 def test_reductions_must_be_off(backend, rule, limits):
-    """Reduced models lack what such rows leave: none or worse with reductions, 2 J without."""
+    """Reduced models lack keeps that such rows need: no solution or a worse one, 2 J without."""
     results = []
     for reductions in (True, False):
         model = build(skip_problem(**limits), reductions=reductions)
@@ -469,7 +470,7 @@ def test_costs_of_zero_everywhere():
 
 # -- formulations as values: what may be put together, exchanged and left out --------------------
 def _first(m):
-    """Say that x is at most 1."""
+    """Add a variable x between 0 and 1."""
     m.x = pyo.Var(bounds=(0, 1))
 
 
@@ -501,7 +502,7 @@ BOTH = Formulation("both", (FIRST, SECOND))
     ],
 )
 def test_what_is_no_formulation_is_refused(make, words):
-    """The error names formulation, component and what is missing."""
+    """The error names formulation, component and the missing part."""
     with pytest.raises(InputError, match=words):
         make()
 

@@ -65,10 +65,10 @@ def one_node(
     storage=True,
     **limits,
 ):
-    """State a problem whose first node has these costs of computing and of one transfer.
+    """Return a problem whose first node has these costs of computing and of one transfer.
 
-    By default computing takes 5 s and 2 J, paging out and in 1 + 1 s and 1 + 1 J: as dear in
-    energy, less in time. With `unread`, a second output that nobody reads costs 100 to page.
+    By default, computing takes 5 s and 2 J, paging out and in 1 + 1 s and 1 + 1 J: equal
+    energy, less time. With `unread`, a second output without readers costs 100 to page.
     """
     outputs = [Tensor(name="a", bytes=4)]
     outputs += [Tensor(name="a.b", bytes=4)] if unread else []
@@ -185,7 +185,7 @@ def test_storage_is_limiting_below_all_read_tensors(limits, expected):
 
 
 def test_tensors_that_lie_on_storage_take_no_room_there():
-    """An input on storage is never written there; `d`, never read, counts where rows want it."""
+    """An input on storage is never written there; `d`, never read, counts if rows reward it."""
     graph = skip_graph(on_aux=True)
     costs = even_costs(graph)
     assert not is_storage_limiting(Problem(graph, costs, ram=13, aux_bytes=11))

@@ -1,4 +1,4 @@
-"""Every component of every formulation states on one small problem what a file here says.
+"""Each component of each formulation adds the recorded rows to one small problem.
 
 Files are ``golden/<formulation>.<component>.lp``: one line for each variable, constraint and
 objective that the component adds, in a plain form of our own, compared up to order. After a change
@@ -79,7 +79,7 @@ CASES = [
 
 
 def golden_problem(formulation, *, own=False):
-    """Return the problem that the files speak of."""
+    """Return the problem of the files."""
     paper = formulation == PAPER
     graph = skip_graph(mask=not paper, workspace=True)
     limits = {} if paper else {"aux_bytes": 9, "energy_budget": 12}
@@ -149,12 +149,12 @@ def stated(formulation, problem):
 
 
 def names_in(model):
-    """Return the names of what a model states so far."""
+    """Return the names of the present parts of a model."""
     return {*model.families, *model.row_families, *["objective"] * model.has_objective}
 
 
 def written(component):
-    """Yield one line for each variable, constraint or objective; sets are not told."""
+    """Yield one line for each variable, constraint or objective; sets are omitted."""
     for item in component.values() if component.ctype is not pyo.Set else ():
         if component.ctype is pyo.Var:
             yield variable_line(item)
@@ -165,7 +165,7 @@ def written(component):
 
 
 def variable_line(variable):
-    """Return what a variable may be."""
+    """Return the line of a variable: its domain and bounds."""
     if variable.fixed:
         return f"{variable.name} = {number(variable.value)}"
     kind = "binary" if variable.is_binary() else "real"
@@ -235,7 +235,7 @@ def test_component_states_what_its_file_says(formulation, component):
 
 
 def test_every_file_belongs_to_a_component():
-    """A renamed component leaves no file behind that nothing is compared with."""
+    """After a component is renamed, no file of its old name remains."""
     expected = {file_of(*case.values).name for case in CASES}
     assert {path.name for path in FOLDER.iterdir()} == expected
 
@@ -250,7 +250,7 @@ def test_every_file_belongs_to_a_component():
     ],
 )
 def test_build_states_nothing_beside_the_components(formulation, which):
-    """What `build` returns has the rows and columns of the files, and no others."""
+    """The model of `build` has exactly the rows and columns of the files."""
     problem = golden_problem(formulation, own=which == "own")
     if which == "state":
         problem = state_problem()

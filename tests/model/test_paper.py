@@ -1,4 +1,4 @@
-"""``paper``: Algorithm 1 as published, what it refuses, what the verifier says of its schedules."""
+"""``paper``: Algorithm 1 as published, refusals, and the verdicts about its schedules."""
 
 from collections import Counter
 from dataclasses import replace
@@ -51,7 +51,7 @@ ONCE = skip_graph(recomputable=False)
     ],
 )
 def test_what_a_problem_forbids_is_fixed(problem, fixed):
-    """What it states otherwise, `test_golden` tells: ``R[t,t]`` is 1 in any case."""
+    """`test_golden` tests its other rows: ``R[t,t]`` is 1 in any case."""
     model = build(problem, "paper")
     first = {(t, t): 1 for t in range(4)}
     decided = {index: var.value for index, var in model.R.items() if var.fixed}
@@ -80,7 +80,7 @@ def on_storage(**limits):
     ],
 )
 def test_what_it_cannot_state_is_refused(problem, words):
-    """Building and solving both say all that is wrong."""
+    """Building and solving list all unsupported properties."""
     for attempt in (lambda: build(problem, "paper"), lambda: solve(problem, formulation="paper")):
         with pytest.raises(ModelError) as caught:
             attempt()
@@ -104,9 +104,9 @@ def several_outputs():
 
 
 def test_outputs_of_a_node_are_one_tensor():
-    """Bytes add up over all outputs, page costs over those that are read; limits stay.
+    """Bytes sum over all outputs, page costs over those that are read; limits stay.
 
-    Outputs of a node share a variable; one that nobody reads is never kept or paged.
+    Outputs of a node have one variable; unread ones are never kept or paged.
     """
     graph = several_outputs()
     pages = [(float(i), 10.0 * i) for i in range(len(graph.tensors))]
@@ -250,7 +250,7 @@ def algorithm_1():
 
 @cache
 def admitted():
-    """Return what `algorithm_1` yields, each once."""
+    """Return the distinct results of `algorithm_1`."""
     return tuple(set(algorithm_1()))
 
 
@@ -279,7 +279,7 @@ def test_it_states_algorithm_1(ram, deadline):
 
 
 def test_the_exhaustive_reading_tells_budgets_apart():
-    """The comparison above is worth something: budgets change what is admitted."""
+    """The comparison above is sharp: the budget decides which schedules are admitted."""
     best = [
         min((cost for peak, _, cost in admitted() if peak <= ram), default=None)
         for ram in range(4, 8)
@@ -298,7 +298,7 @@ def rejected_problem():
 
 
 def test_an_accepted_schedule():
-    """It is a schedule like any other, but nothing is claimed of its bound."""
+    """It is a schedule like any other, but its bound is not claimed."""
     problem = skip_problem(paging=False)  # `a` is recomputed for `d`
     result = solve(problem, formulation="paper", gap=0.0)
     assert (result.violations, result.overhead_j) == ((), 1.0)
@@ -309,7 +309,7 @@ def test_an_accepted_schedule():
 
 @pytest.mark.parametrize("built", [False, True])
 def test_a_rejected_schedule(built):
-    """The result lists what the verifier objects to, without an exception, and claims nothing.
+    """The result lists the violations, without an exception, and claims nothing.
 
     Building the model first changes nothing.
     """
@@ -323,10 +323,11 @@ def test_a_rejected_schedule(built):
 
 
 def late_page_out(**limits):
-    """State a problem that needs a page-out in the stage of the first computation.
+    """Return a problem that needs a page-out in the stage of the first computation.
 
-    ``z`` is computed beside ``x`` (9 + 5 B of 20), so ``y`` (7 B) must be out of RAM before; it can
-    go to storage when it is made, but ``paper`` pages out only what a stage begins with.
+    ``z`` is computed beside ``x`` (9 + 5 B of 20), so ``y`` (7 B) must be out of RAM before; it
+    can be paged out after its computation, but ``paper`` pages out only tensors from the
+    beginning of a stage.
     """
     graph = parse_graph("x 9", "y 7 x", "z 5 x", "w 2 x y")
     cheap = (0.25, 0.25)

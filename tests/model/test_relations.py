@@ -77,14 +77,14 @@ def test_every_entry_is_addressable(name, choices):
     ],
 )
 def test_the_error_says_where_a_relation_is_defined(name, words):
-    """Somebody who counts from one, or swaps stage and tensor, learns what is meant."""
+    """The error for counts from one, or swapped indices, states the order of stage and tensor."""
     with pytest.raises(ModelError, match=words):
         getattr(build(skip_problem()), name)[4, 4]
 
 
 @pytest.mark.parametrize("index", ["x", 3, (1,), (1, 0, 0), (1.0, 0), (None, 0)])
 def test_what_is_no_pair_of_whole_numbers_raises(index):
-    """Nothing but a stage and an index addresses an entry; integers of NumPy are as good."""
+    """Only a stage and an index address an entry; integers of NumPy are accepted."""
     relation = build(skip_problem()).S_RAM
     assert index not in relation
     with pytest.raises(ModelError, match="no such entry"):
@@ -113,10 +113,10 @@ def test_several_outputs_have_entries_of_their_own(reductions):
 
 
 def test_single_entries():
-    """What the formulation decided has a value before any solve, the rest has none.
+    """Entries that the formulation fixes have a value before any solve, the rest has none.
 
-    A relation is a mapping, also in `get`. Tensors on storage are there from the start, and never
-    paged out. The function behind a relation never sees an index that does not exist.
+    A relation is a mapping, also in `get`. Tensors on storage are there from the start, and
+    never paged out. The function of a relation never gets an index that does not exist.
     """
     model = build(skip_problem())
     assert pyo.value(model.R[2, 2]) == 1
@@ -158,7 +158,7 @@ def problems(choice):
 
 
 def lines(form):
-    """Return what columns and rows of a form say, by name."""
+    """Return columns and rows of a form, by name."""
     arrays = (form.objective, form.lower, form.upper, form.integer)
     columns = sorted(
         (form.column_name(j), *(array[j].item() for array in arrays)) for j in range(form.n_columns)
@@ -173,7 +173,7 @@ def lines(form):
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_the_view_says_what_the_arrays_say(choice):
-    """Compiled from Pyomo expressions, from rows that nobody changed, or from arrays alone."""
+    """Compiled from Pyomo expressions, from unchanged rows, or from arrays alone."""
     for problem in problems(choice):
         if choice == "paper" and (problem.graph.version > 1 or problem.graph.on_aux):
             continue
@@ -208,7 +208,7 @@ def test_no_other_solver_misses_memory_rows(solver, tmp_path):
 
 
 def test_too_many_terms_name_the_option(monkeypatch):
-    """Nobody waits for millions of Pyomo's objects without having asked for them."""
+    """Large models require an option before Pyomo's objects are made."""
     monkeypatch.setattr(view, "MAX_TERMS", 2)
     with pytest.raises(TooLargeError, match="omits them"):
         build(skip_problem())
@@ -230,9 +230,9 @@ def names(model):
 
 
 def test_looking_at_rows_changes_nothing():
-    """Expressions are as Pyomo knows them; row ``[t, k]`` is of step ``k`` of stage ``t``.
+    """Expressions are those of Pyomo; row ``[t, k]`` is of step ``k`` of stage ``t``.
 
-    Each of the memory rows can bind.
+    Each memory row can bind.
     """
     from pyomo.repn import generate_standard_repn
 
@@ -247,7 +247,7 @@ def test_looking_at_rows_changes_nothing():
 
 
 def test_rows_can_be_deactivated_deleted_and_stated_anew():
-    """What users may do with constraints they may do with rows."""
+    """All changes of constraints that Pyomo supports are supported for rows."""
     model, before = changed(), names(changed())
     first, second, third = list(model.memory)[:3]
     model.memory[first].deactivate()

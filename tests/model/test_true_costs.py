@@ -61,7 +61,7 @@ def solver(request):
 @pytest.mark.parametrize("reductions", [True, False])
 @pytest.mark.parametrize("seeds", [SEEDS, *MORE_SEEDS])
 def test_optimum_of_a_file_is_that_of_the_problem(tmp_path, solver, form, reductions, seeds):
-    """Transfers cost 1e-3 to 1e7 single passes; the oracle knows the optimum."""
+    """Transfers cost 1e-3 to 1e7 single passes; the optimum is that of the exhaustive search."""
     n_compared = 0
     for seed in seeds:
         problem = costly_problem(seed)

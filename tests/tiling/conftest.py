@@ -1,4 +1,4 @@
-"""What the tests of exported C share: compiled files."""
+"""Fixtures of the tests of exported C: compiled files."""
 
 from kit.shared_objects import share_compiled_files
 

@@ -1,4 +1,4 @@
-"""The models: published figures, and what every training graph must satisfy."""
+"""The models: published numbers, and properties of all training graphs."""
 
 from functools import cache
 
@@ -127,9 +127,9 @@ def test_phases_come_in_order(name):
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("name", SMALL)
 def test_everything_made_is_read(name, fused):
-    """Only the loss and what stands for weight gradients have no reader.
+    """Only the loss and weight gradients have no reader.
 
-    Each weighted layer has exactly one node for its weights; where it is alone it makes 0 B.
+    Each weighted layer has exactly one node for its weights; a separate one makes 0 B.
     """
     graph = small(name, fused_backward=fused)
     for tensor, users in zip(graph.tensors, graph.users_of, strict=True):
@@ -202,9 +202,9 @@ def test_attention_sums_four_gradients():
 
 @pytest.mark.parametrize("name", SMALL)
 def test_element_type_scales_bytes(name):
-    """Half precision halves every tensor but statistics, masks, places, indices and the loss.
+    """Half precision halves all tensors except statistics, masks, positions, indices and the loss.
 
-    Five samples cost five times one, but for what is per channel or per position.
+    Five samples cost five times one, except per-channel and per-position costs.
     """
     whole, half, quarter = (small(name, dtype=dtype) for dtype in ("float32", "float16", "int8"))
     fixed = ("mean", "inverse_deviation", "mask", "indices", "ids", "labels", "loss")

@@ -1,4 +1,4 @@
-"""Operators of the zoo: what they declare and what is derived of it."""
+"""Operators of the zoo: their declarations and the derived values."""
 
 import inspect
 
@@ -232,7 +232,7 @@ def test_window_too_large_is_refused(image, told):
     [("sgd", 2 * 10, 3 * 2 * 10), ("adam", 12 * 10, (3 * 2 + 4 * 4) * 10)],
 )
 def test_update_node(optimizer, flops, bytes_moved):
-    """Ten half-precision parameters cost what the rule does to each of them."""
+    """The update of ten half-precision parameters costs its rule's operations for each."""
     node = make_update_node(optimizer, ["fc.grad_weight"], parameters=10, item_bytes=2)
     assert (node.op, node.phase) == (f"{optimizer}_update", Phase.UPDATE)
     assert node.inputs == ("fc.grad_weight",)
@@ -257,7 +257,7 @@ def test_update_comes_last_and_waits_for_every_layer(optimizer, *, fused):
 
 @pytest.mark.parametrize(("optimizer", "per_parameter"), [(None, 0), ("sgd", 0), ("adam", 8)])
 def test_optimizer_state_is_resident(optimizer, per_parameter):
-    """Adam keeps two single-precision moments per parameter, plain SGD nothing."""
+    """Adam has two single-precision moments per parameter, plain SGD none."""
     graph = mlp(hidden=(4,), optimizer=optimizer, dtype="float16")  # type: ignore[arg-type]
     assert graph.resident_bytes["optimizer"] == per_parameter * graph.parameters
     assert graph.resident_bytes["gradients"] == 2 * graph.parameters

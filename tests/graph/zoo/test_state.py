@@ -89,9 +89,9 @@ def computed_flops(graph):
     st.sampled_from((None, "all", "last-1", "last-2", "biases", "*.weight")),
 )
 def test_every_model_with_state_is_a_step_that_runs(name, state, in_place, tile, train):
-    """Whatever the options: valid, nothing read after its replacement, each update once.
+    """With any options: valid, no state read after its replacement, each update once.
 
-    With all state resident the keep-all peak is that of the graph, and all of it may lie on
+    With all state resident, the keep-all peak is that of the graph, and all state may be on
     storage.
     """
     if state == "frozen":
@@ -148,7 +148,7 @@ def test_every_model_with_state_is_a_step_that_runs(name, state, in_place, tile,
 
 @st.composite
 def steps(draw):
-    """Return a random network with state, the optimizer, and what is trained."""
+    """Return a random network with state, the optimizer, and the trained weights."""
     state = draw(st.sampled_from(sorted(MOMENTS)))
     train = draw(st.sampled_from(("all", "last-1", "biases", "last", "n[0-3]*")))
     options = {"in_place": draw(st.booleans()), "tile": draw(st.sampled_from((None, 16, 32)))}
@@ -201,7 +201,7 @@ def tiny(**options):
 
 
 def test_tiny_step_with_momentum():
-    """Every node of a small step reads and makes what was worked out by hand."""
+    """Each node of a small step has the inputs and outputs that were derived by hand."""
     graph = tiny(state="momentum")
     rows = [(node.name, node.phase, node.inputs) for node in graph.nodes]
     statistics = ("bn.mean", "bn.inverse_deviation")
@@ -348,7 +348,7 @@ def backward(graph):
 
 
 def test_frozen_step_is_the_forward_pass_and_the_loss():
-    """Nothing is trained, so there is no gradient; batch norms use their running statistics."""
+    """No weight trains, so there is no gradient; batch norms use running statistics."""
     graph = tiny(state="frozen")
     assert not backward(graph)
     assert graph.nodes[-1].name == "loss"
@@ -359,7 +359,7 @@ def test_frozen_step_is_the_forward_pass_and_the_loss():
 
 @pytest.mark.parametrize("train", ["last-1", "fc2", "fc2.*"])
 def test_last_layers_need_no_backward_below(train):
-    """Training the last layer computes no gradient of what comes before."""
+    """If only the last layer trains, no gradient of its inputs is computed."""
     assert backward(tiny(state="sgd", train=train)) == [
         "loss.grad_input",
         "fc2.grad_weight",
@@ -463,6 +463,6 @@ def test_dropout_keeps_a_bit_of_an_element():
     ],
 )
 def test_options_that_do_not_go_together_are_refused(options, told):
-    """Each is refused in a sentence that says what would be accepted."""
+    """Contradictory options are refused with the accepted ones."""
     with told.raises(InputError):
         tiny(**options)

@@ -23,7 +23,7 @@ from poetmodel.graph.zoo.operators import (
 
 
 def row(node):
-    """Return what a hand-made table says of a node."""
+    """Return the row of a node in a hand-made table."""
     sizes = tuple(tensor.bytes for tensor in node.outputs)
     return (node.name, node.op, node.phase, node.inputs, sizes, node.flops, node.bytes_moved)
 
@@ -65,7 +65,7 @@ def test_tiny_mlp_nodes(tiny_mlp):
 
 
 def test_tiny_convolutional_network_nodes():
-    """Convolution, batch norm, pooling, flatten and linear read and make what they should."""
+    """Convolution, batch norm, pooling, flatten and linear have the correct inputs and outputs."""
     tape = Tape("tiny")
     x = tape.add_input("input", 1, 1, 4, 4)
     x = tape.record(conv2d("conv", x, channels=2, kernel=3, padding=1))
@@ -106,7 +106,7 @@ def test_tiny_convolutional_network_nodes():
 
 
 def test_fused_tiny_mlp_has_one_backward_node_per_layer():
-    """Fused, a layer's backward is one node: it reads what both parts did and costs their sum."""
+    """The backward node of a fused layer reads the inputs of both parts and costs their sum."""
     graph = mlp(image_size=2, hidden=(3,), classes=2, fused_backward=True)
     assert [row(node) for node in graph.nodes[6:]] == [
         ("loss.backward", "cross_entropy_backward", "backward",
@@ -148,7 +148,7 @@ def test_samples_come_once_and_may_lie_on_storage():
     "settings", [{"dtype": "float8"}, {"optimizer": "lamb"}, {"batch_size": 0}]
 )
 def test_settings_that_are_none_are_refused(settings, told):
-    """A bad setting is named with what is accepted."""
+    """An invalid setting is refused with the accepted values."""
     with told.raises(InputError):
         Tape("x", **settings)
 
@@ -188,10 +188,10 @@ def residual(*, fused=False):
 
 
 def test_several_users_give_one_accumulation():
-    """Three gradients of one tensor are summed by one node once the last of them is there.
+    """Three gradients of one tensor are summed by one node after the last of them.
 
-    The backward of a sum is no node: all terms read the gradient that arrives. Fused layers still
-    need the sum of what several users give.
+    The backward of a sum is no node: all terms read the incoming gradient. Fused layers still
+    need the sum of the gradients of several readers.
     """
     graph = residual()
     node = by_name(graph)["fc1.grad"]

@@ -331,10 +331,11 @@ def test_flops_are_those_that_torch_counts(name):
     "name", ["mlp", "resnet18-cifar", "mobilenetv2", "transformer", "resnet8", "autoencoder"]
 )
 def test_saved_tensors_are_those_that_torch_saves(name):
-    """What the backward pass reads of the forward pass is, size by size, what autograd keeps.
+    """The sizes of forward tensors that the backward pass reads are those that autograd saves.
 
-    Weights and integers (labels, ids) are left out, and a tensor and its views are one. Models
-    with max pooling are left out too: PyTorch keeps its input, of which only the shape is used.
+    Weights and integers (labels, ids) are excluded, and a tensor and its views are one. Models
+    with max pooling are excluded, too: PyTorch saves the input, of which only the shape is
+    used.
     """
     graph, model, x = CASES[name]()
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -363,7 +364,7 @@ def test_saved_tensors_are_those_that_torch_saves(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_state_is_that_of_the_module(name):
-    """Parameters and running statistics are, size by size, what the module has to keep."""
+    """Parameters and running statistics have the sizes of the module's state."""
     with torch.device("meta"):
         graph, model, _ = CASES[name](state="sgd")
     held = {"parameter": Counter(), "running_statistic": Counter()}
