@@ -554,6 +554,7 @@ def test_regions_keep_budgets_of_their_own():
 
 
 def annotated(**budget):
+    """Return what makes a block with an annotation of its operations."""
     return lambda: torch.fx.traceback.annotate(budget)
 
 

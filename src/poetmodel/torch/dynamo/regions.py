@@ -94,6 +94,11 @@ def region(*, ram: str | int, name: str = "region") -> AbstractContextManager[An
     -------
     context manager
         Use it in code that `backend` compiles; elsewhere it has no effect.
+
+    Notes
+    -----
+    PyTorch's own words are regions too: ``torch.fx.traceback.annotate({"memory_budget": 0.4})`` and
+    ``torch.autograd.graph.region_activation_memory_budget(0.4)`` are ``region(ram="40%")``.
     """
     block: AbstractContextManager[Any] = traceback.annotate(
         {_ANNOTATION_PREFIX + name: (name, ram)}
@@ -150,9 +155,9 @@ def find_regions(
 ) -> tuple[Region, ...]:
     """Return the regions of a graph: modules, ``with`` blocks, and `_POLICY`, in this order.
 
-    `module_budgets` has budgets by module name or pattern. Blocks are those of `region` and of
-    PyTorch's memory budgets; of the latter, equal budgets are one region. `_POLICY` allows 0 B of the tensors that
-    must be recomputed. Only forward operations count.
+    `module_budgets` has budgets by module name or pattern. Blocks are those of `region`, and of
+    PyTorch's memory budgets, of which equal ones are one region. `_POLICY` allows 0 B of the
+    tensors that must be recomputed. Only forward operations count.
     """
     phases = [operation.phase for operation in joint.operations]
     if joint.is_inference or Phase.BACKWARD not in phases:
