@@ -37,7 +37,7 @@ from poetmodel.baselines import METHODS, method, recompute_once
 from poetmodel.baselines import run as run_method
 from poetmodel.baselines.dtr import Runtime
 from poetmodel.baselines.homes import mark_forward_only, put_state_in_ram, remove_state
-from poetmodel.clock import time_limit
+from poetmodel.clock import limit_time
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.errors import (
     InputError,
@@ -466,7 +466,7 @@ def _execute_method(run: ComparedRun, wall_s: float) -> dict[str, Any]:
         name, options = OPTIMAL, {"formulation": PAPER}
     try:
         if name == OWN_ORDER:
-            with time_limit(wall_s):
+            with limit_time(wall_s):
                 return execute_dtr(problem)
         result = run_method(problem, name, time_limit=wall_s, gap=GAP, seed=run.seed, **options)
         if result.termination == Termination.INTERRUPTED:

@@ -18,8 +18,8 @@ from poetmodel.clock import (
     check_time_limit,
     infrequent_gc,
     iterate_in_time,
+    limit_time,
     processor_clock,
-    time_limit,
 )
 from poetmodel.errors import InputError, PoetModelError, TimeLimitError
 from poetmodel.process import ProcessEndedError, WorkerProcess
@@ -255,7 +255,7 @@ def clock(monkeypatch):
 
 def test_limit_ends_what_runs_in_it_and_nothing_after(clock):
     """It holds inside of the block, once its seconds have passed; without one nothing happens."""
-    with time_limit(5):
+    with limit_time(5):
         clock.now_s = 5.0
         check_time_limit()
         clock.now_s = 5.1
@@ -268,13 +268,13 @@ def test_limit_ends_what_runs_in_it_and_nothing_after(clock):
 
 def test_inner_limit_cannot_be_later_than_the_outer_one(clock):
     """A limit within a limit only shortens it, and leaves it as it was."""
-    with time_limit(5):
-        with time_limit(60):
+    with limit_time(5):
+        with limit_time(60):
             clock.now_s = 6.0
             with pytest.raises(TimeLimitError):
                 check_time_limit()
         clock.now_s = 4.0
-        with time_limit(0.5):
+        with limit_time(0.5):
             clock.now_s = 4.6
             with pytest.raises(TimeLimitError):
                 check_time_limit()
@@ -283,8 +283,8 @@ def test_inner_limit_cannot_be_later_than_the_outer_one(clock):
 
 def test_processor_time_counts_whatever_the_machine_does_beside(clock):
     """Limits inside are of processor time; wall time ends them, too, and counts again after."""
-    with time_limit(50):
-        with processor_clock(100), time_limit(5):
+    with limit_time(50):
+        with processor_clock(100), limit_time(5):
             clock.now_s, clock.processor_s = 49.0, 4.0
             check_time_limit()
             clock.processor_s = 5.1
@@ -307,7 +307,7 @@ def test_many_items_are_watched_while_they_are_read(clock, monkeypatch):
             seen.append(item)
             clock.now_s = item / 20
 
-    with time_limit(1), pytest.raises(TimeLimitError):
+    with limit_time(1), pytest.raises(TimeLimitError):
         walk()
     assert seen == list(range(30))
 

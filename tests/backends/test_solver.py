@@ -15,7 +15,7 @@ from poetmodel.backends.call import SolverCall, finite_or_none
 from poetmodel.backends.highs import Highs
 from poetmodel.backends.solver import Solver
 from poetmodel.backends.standard_form import MAXIMIZE, MINIMIZE, StandardForm
-from poetmodel.clock import check_time_limit, time_limit
+from poetmodel.clock import check_time_limit, limit_time
 from poetmodel.errors import BackendError, BackendUnavailableError, InputError, TimeLimitError
 
 
@@ -292,7 +292,7 @@ def test_result_comes_back():
 
     with pytest.raises(LookupError, match="no"):
         run_interruptibly(fail, threading.Event())
-    with time_limit(-1), pytest.raises(TimeLimitError):
+    with limit_time(-1), pytest.raises(TimeLimitError):
         run_interruptibly(check_time_limit, threading.Event())
     stop, over = threading.Event(), threading.Event()
     with pytest.raises(TimeLimitError):

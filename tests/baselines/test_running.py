@@ -14,7 +14,7 @@ from poetmodel.baselines import METHODS, method_names, own, run
 from poetmodel.baselines import running as home
 from poetmodel.baselines.engine import fit_budget, select_best_schedule
 from poetmodel.baselines.saved_sets import chen_sqrt, keep_all
-from poetmodel.clock import check_time_limit, time_limit
+from poetmodel.clock import check_time_limit, limit_time
 from poetmodel.errors import InputError, MethodNotApplicableError, TimeLimitError, VerificationError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.heuristics.execution import Execution, may_overwrite_inputs, retry_with_overwrites
@@ -336,10 +336,10 @@ def test_cheapest_keeps_what_was_found_before_the_time_limit(monkeypatch):
     problem = Problem(graph, chain_costs(graph), ram="100%")
 
     rules = (partial(keep_all, problem), endless)
-    with time_limit(1000):
+    with limit_time(1000):
         schedule = select_best_schedule(problem, rules)
         assert verify(problem, schedule).valid
-    with time_limit(1000), pytest.raises(TimeLimitError):
+    with limit_time(1000), pytest.raises(TimeLimitError):
         select_best_schedule(problem, reversed(rules))
 
 

@@ -20,7 +20,7 @@ from kit.oracle import optimum
 from kit.rotation import parametrize_parts
 from kit.worked import even_costs, recompute_before_update_problem, skip_graph, skip_problem
 from layered import make_random_layered
-from poetmodel.clock import time_limit
+from poetmodel.clock import limit_time
 from poetmodel.device import Costs, Device
 from poetmodel.errors import TimeLimitError
 from poetmodel.graph import (
@@ -173,7 +173,7 @@ def test_solve_goes_on_without_a_greedy_schedule(monkeypatch):
 
     monkeypatch.setattr("poetmodel.solver.task.construct", give_up)
     assert solve(skip_problem()).status == Status.OPTIMAL
-    with time_limit(-1), pytest.raises(TimeLimitError):
+    with limit_time(-1), pytest.raises(TimeLimitError):
         construct(skip_problem())
 
 

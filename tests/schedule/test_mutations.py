@@ -16,7 +16,7 @@ from kit.instances import make_rng, random_graph, random_instances, random_sched
 from kit.oracle import optimum
 from kit.rotation import parametrize_parts
 from kit.strategies import graphs
-from poetmodel.clock import time_limit
+from poetmodel.clock import limit_time
 from poetmodel.device import Costs
 from poetmodel.errors import ScheduleError, TimeLimitError, TooLargeError
 from poetmodel.graph import Graph, operation
@@ -355,7 +355,7 @@ def test_more_pairs_than_memory_holds_are_not_listed(skip, monkeypatch):
     with pytest.raises(TooLargeError, match="5 tensors in one relation"):
         _ = schedule.S_RAM
     schedule = Schedule.from_spans(R=(), kept=[(0, 1, 2)], identity=None)
-    with time_limit(-1):
+    with limit_time(-1):
         with pytest.raises(TimeLimitError):
             _ = schedule.S_RAM
         with pytest.raises(TimeLimitError):

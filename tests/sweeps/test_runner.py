@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kit.commands import BOARD, training_step, write_graph
-from poetmodel.baselines import run
+from poetmodel.baselines.running import run_method
 from poetmodel.errors import BackendUnavailableError, InputError, LicenceError, WorkersLostError
 from poetmodel.process import PROGRAM, ProcessEndedError, WorkerProcess
 from poetmodel.schedule import RELATIONS
@@ -449,9 +449,9 @@ def test_start_is_used(monkeypatch):
     small = measure_run(_one_run("optimal", "75%").to_dict())
     given = []
 
-    def watched(*arguments, **options):
-        given.append(options.get("start"))
-        return run(*arguments, **options)
+    def watched(problem, request, start=None):
+        given.append(start)
+        return run_method(problem, request, start)
 
     monkeypatch.setattr("poetmodel.sweeps.measurement.run_method", watched)
     record = measure_run(_one_run("optimal", "85%").to_dict(), small["schedule"])
@@ -476,9 +476,9 @@ def test_homes_of_state_are_in_the_record_and_in_the_start(monkeypatch, tmp_path
     assert rows([small])[0]["state_on_storage_bytes"] == 200
     given = []
 
-    def watched(*arguments, **options):
-        given.append(options.get("start"))
-        return run(*arguments, **options)
+    def watched(problem, request, start=None):
+        given.append(start)
+        return run_method(problem, request, start)
 
     monkeypatch.setattr("poetmodel.sweeps.measurement.run_method", watched)
     larger = measure_run(runs[1].to_dict(), small["schedule"])
@@ -520,14 +520,15 @@ def test_loading_is_not_measured(monkeypatch):
     """Before the clock starts the method has solved a small problem by the same solver, once."""
     calls = []
 
-    def watched(problem, name, **options):
-        calls.append((problem.graph.name, options.get("backend")))
-        return run(problem, name, **options)
+    def watched(problem, request, start=None):
+        calls.append((problem.graph.name, request.method, request.backend))
+        return run_method(problem, request, start)
 
     monkeypatch.setattr(measurement, "run_method", watched)
     measurement._warm_up.cache_clear()
     for _ in range(2):
         measure_run(_one_run("optimal").to_dict())
-    assert calls == [("warm-up", "highs"), ("mlp", "highs"), ("mlp", "highs")]
+    optimal = ("optimal", "highs")
+    assert calls == [("warm-up", *optimal), ("mlp", *optimal), ("mlp", *optimal)]
     measure_run(_one_run("lru-paging").to_dict())
-    assert calls[3:] == [("warm-up", None), ("mlp", None)]
+    assert [call[:2] for call in calls[3:]] == [("warm-up", "lru-paging"), ("mlp", "lru-paging")]

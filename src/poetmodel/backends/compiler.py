@@ -62,7 +62,7 @@ def compile_model(model: Any) -> StandardForm:
         If the model is not linear with one active objective, or has an unsupported component,
         domain or value, or a variable of another model. Names up to 11 items of each kind.
     TimeLimitError
-        Once the limit of `poetmodel.clock.time_limit` has passed.
+        Once the limit of `poetmodel.clock.limit_time` has passed.
     """
     _check_components(model)
     objective = _single_objective(model)

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.clock import time_left_s, time_limit
+from poetmodel.clock import limit_time, time_left_s
 from poetmodel.errors import MethodNotApplicableError, TimeLimitError
 from poetmodel.schedule import Schedule, Simulation, simulate
 from poetmodel.solver.outcome import make_candidate
@@ -118,7 +118,7 @@ def select_best_schedule(problem: Problem, variants: Iterable[Callable[[], Sched
     """
     candidates: list[Candidate] = []
     errors: list[MethodNotApplicableError] = []
-    with time_limit(VARIANTS_TIME_RATIO * time_left_s()):
+    with limit_time(VARIANTS_TIME_RATIO * time_left_s()):
         for variant in variants:
             try:
                 candidates.append(make_candidate(problem, variant()))

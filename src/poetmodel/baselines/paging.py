@@ -17,7 +17,7 @@ from poetmodel.baselines.engine import select_best_schedule
 from poetmodel.baselines.homes import use_homes_of
 from poetmodel.errors import InputError, MethodNotApplicableError
 from poetmodel.heuristics.execution import FORWARD_PHASES, StagedExecution, may_overwrite_inputs
-from poetmodel.problem import DeadlineCounts, Problem, Quantity
+from poetmodel.problem import Problem, Quantity
 from poetmodel.schedule import Schedule, simulate
 from poetmodel.units import format_bytes
 
@@ -184,9 +184,7 @@ def eviction_costs(
     table, energy = problem.table, problem.energy.coefficients
     if rule == CostRule.ENERGY:
         return energy.compute, energy.page_in, energy.page_out
-    if not table.has_storage or (
-        rule == CostRule.TIME and problem.deadline_counts == DeadlineCounts.COMPUTE
-    ):
+    if not table.has_storage or (rule == CostRule.TIME and problem.counts_compute_alone):
         zeros = (0.0,) * len(problem.graph.tensors)
         return table.compute_time_s, zeros, zeros
     return table.compute_time_s, table.page_in_time_s, table.page_out_time_s

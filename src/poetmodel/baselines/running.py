@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from poetmodel.baselines.engine import record_timeout
 from poetmodel.baselines.lookup import method
 from poetmodel.baselines.registry import DEFAULT, Method
-from poetmodel.clock import infrequent_gc, time_limit
+from poetmodel.clock import infrequent_gc, limit_time
 from poetmodel.errors import (
     InputError,
     MethodNotApplicableError,
@@ -23,7 +23,7 @@ from poetmodel.problem.infeasibility import describe_limits, infeasibility_reaso
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.solver.facade import execute
 from poetmodel.solver.outcome import Candidate, make_candidate
-from poetmodel.solver.request import Request, SearchOptions, SolveKeywords
+from poetmodel.solver.request import Request, SolveKeywords
 from poetmodel.solver.search import Search
 from poetmodel.units import format_seconds
 
@@ -82,13 +82,7 @@ def run(problem: Problem, name: str, **options: Unpack[SolveKeywords]) -> SolveR
             f"run() got an unexpected keyword argument {unknown_name!r}; "
             f"expected {', '.join(keywords)}"
         )
-    stated: dict[str, Any] = {"time_limit": SearchOptions().time_limit_s, **options}
-    request = Request(
-        method=name,
-        time_limit_s=stated.pop("time_limit"),
-        solver_options=dict(stated.pop("solver_options", None) or {}),
-        **{key: value for key, value in stated.items() if key != "start"},
-    )
+    request = replace(Request.of_keywords(**options), method=name)
     return run_method(problem, request, options.get("start"))
 
 
@@ -171,7 +165,7 @@ def _run_heuristic(search: Search, entry: Method) -> None:
         f"raise the limit, or use method {DEFAULT!r}, which returns its best schedule so far"
     )
     try:
-        with time_limit(search.request.remaining_s()), infrequent_gc(), record_timeout() as timeout:
+        with limit_time(search.request.remaining_s()), infrequent_gc(), record_timeout() as timeout:
             candidate = _run_and_verify(search.problem, entry)
     except TimeLimitError:
         search.end(Termination.TIME_LIMIT, timeout_reason)

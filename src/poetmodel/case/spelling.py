@@ -101,6 +101,11 @@ EXPORTED_LIMITS: Final = (
 )
 """The limits that ``poetmodel export`` states as other commands do; its RAM includes the stack."""
 
+SWEPT_LIMITS: Final = ("commit", "deadline_counts")
+"""The limits that ``poetmodel sweep`` states as other commands do."""
+UNEXPLORED_LIMITS: Final = ("energy_budget",)
+"""The limits that ``poetmodel explore`` does not have."""
+
 SEARCH_ROWS: Final = (
     OptionRow(
         "method",

@@ -62,7 +62,7 @@ def explain(
     costing: options.CostOptions,
     search: Annotated[
         SearchOptions,
-        options.without("method", "formulation", "backend", "gap", "solver_options"),
+        options.only("time_limit_s", "threads"),
     ],
     output: options.OutputOptions,
 ) -> Reply:

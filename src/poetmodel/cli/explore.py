@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from poetmodel.case.case import Case
+from poetmodel.case.spelling import UNEXPLORED_LIMITS
 from poetmodel.cli import options
 from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import read_costs
@@ -62,7 +63,7 @@ class ServerOptions:
 def explore(
     source: options.GraphOptions,
     costing: options.CostOptions,
-    limits: Annotated[Limits, options.without("energy_budget")],
+    limits: Annotated[Limits, options.without(*UNEXPLORED_LIMITS)],
     search: Annotated[SearchOptions, options.without("method", "formulation")],
     server_options: ServerOptions,
 ) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from poetmodel.backends.registry import backend_names
+from poetmodel.case.spelling import SWEPT_LIMITS
 from poetmodel.cli import options
 from poetmodel.cli.failures import ExitStatus, print_errors, print_warnings
 from poetmodel.cli.output import listing, print_json, progress_bar, show
@@ -132,7 +133,7 @@ def sweep(
     graph_options: Annotated[
         options.FileGraphOptions, options.without("graph", "batch", "image", "sequence")
     ],
-    limits: Annotated[Limits, options.only("commit", "deadline_counts")],
+    limits: Annotated[Limits, options.only(*SWEPT_LIMITS)],
     search: Annotated[SearchOptions, options.only("time_limit_s", "gap", "threads")],
     run_options: RunOptions,
     output: options.OutputOptions,
@@ -242,15 +243,8 @@ def _grid_runs(
     from poetmodel import sweeps
     from poetmodel.sweeps.runs import CONSTRAINTS_PREFIX
 
-    settings = sweeps.Settings(
-        deadline_counts=limits.deadline_counts,
-        time_limit_s=search.time_limit_s,
-        gap=search.gap,
-        threads=search.threads,
-        seed=search.seed,
-        constraints=None if problems.constraints is None else read_text(problems.constraints),
-        commit=limits.commit,
-    )
+    text = None if problems.constraints is None else read_text(problems.constraints)
+    settings = sweeps.Settings.of(limits, search, constraints=text)
     try:
         return sweeps.grid(
             problems.models,

@@ -74,8 +74,7 @@ class ExplorerSettings(BaseModel):
     @property
     def limits(self) -> Limits:
         """All limits but RAM and deadline, which the sliders set."""
-        names = {entry.name for entry in dataclass_fields(Limits)}
-        return Limits(**{name: value for name, value in self if name in names})
+        return Limits.read(self)
 
     @property
     def variant(self) -> Variant:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.clock import time_limit
+from poetmodel.clock import limit_time
 from poetmodel.device.ram import find_whole_step
 from poetmodel.explore.settings import Catalogue, ExplorerSettings, problem_fingerprint
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
@@ -86,7 +86,7 @@ def load_job_problem(job: dict[str, Any], context: JobContext) -> Problem:
 @lru_cache(maxsize=MAX_CACHED_GRAPHS)
 def _load_prepared_problem(catalogue: Catalogue, settings: ExplorerSettings) -> PreparedProblem:
     """Read graph, costs and problem within `READ_LIMIT_S`."""
-    with time_limit(READ_LIMIT_S):
+    with limit_time(READ_LIMIT_S):
         case = catalogue.case(settings)
         step = case.load_step()
         graph = case.load_graph() if step is None else step.graph

@@ -19,7 +19,7 @@ from bisect import bisect_left, bisect_right
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.clock import check_time_limit, now_s, time_left_s, time_limit
+from poetmodel.clock import check_time_limit, limit_time, now_s, time_left_s
 from poetmodel.errors import TimeLimitError
 from poetmodel.graph import Phase, checkpoint_all_peak_bytes
 from poetmodel.heuristics.penalties import WORST, PenalizedObjective
@@ -66,7 +66,7 @@ def checkpoint_segments(problem: Problem) -> Schedule | None:
         return None
     search = _SegmentSearch(problem, keep_all_bytes)
     try:
-        with time_limit(SEARCH_TIME_RATIO * time_left_s()):  # the rest is for the schedule
+        with limit_time(SEARCH_TIME_RATIO * time_left_s()):  # the rest is for the schedule
             search.find_best()
     except TimeLimitError:
         if search.best is None:

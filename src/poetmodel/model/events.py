@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from poetmodel.clock import check_time_limit
-from poetmodel.problem import Coefficients, DeadlineCounts, LinearRow, Problem, Quantity
+from poetmodel.problem import Coefficients, LinearRow, Problem, Quantity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -140,7 +140,7 @@ def paging_dominates(problem: Problem, k: int, *, is_limiting: bool | None = Non
 def _limits_makespan(problem: Problem) -> bool:
     """Return whether time is minimized or limited, and is a makespan with overlapping transfers."""
     is_time_counted = problem.minimize == Quantity.TIME or problem.deadline_s is not None
-    return is_time_counted and problem.deadline_counts == DeadlineCounts.OVERLAP
+    return is_time_counted and problem.counts_makespan
 
 
 def _used_outputs(graph: Graph, k: int) -> list[int]:

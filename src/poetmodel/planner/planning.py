@@ -11,8 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.clock import check_time_limit
-from poetmodel.clock import time_limit as limit_time
+from poetmodel.clock import check_time_limit, limit_time
 from poetmodel.device import Costs, CostTable, StorageMode
 from poetmodel.errors import PlanError, TimeLimitError, VerificationError
 from poetmodel.problem import Problem, Quantity, is_within

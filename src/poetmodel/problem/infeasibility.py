@@ -8,7 +8,6 @@ from poetmodel.errors import join_names
 from poetmodel.problem import (
     USER_CONSTRAINTS,
     Coefficients,
-    DeadlineCounts,
     LinearRow,
     Problem,
     is_within,
@@ -156,7 +155,7 @@ def _deadline_fault(problem: Problem) -> str | None:
         return None
     commit_s = problem.pass_time_s - problem.pass_compute_s
     transfer_note = hint = ""
-    if problem.deadline_counts != DeadlineCounts.COMPUTE:
+    if not problem.counts_compute_alone:
         transfer_note = f", without any transfer{' but commits' if commit_s > 0 else ''}"
     if commit_s > 0:
         hint = _commit_hint(problem, format_seconds(commit_s))

@@ -375,9 +375,7 @@ def _energy_terms(problem: Problem) -> Iterator[tuple[Coefficients, float]]:
     omitted.
     """
     table = problem.table
-    compute_idle_w = (
-        0.0 if problem.deadline_counts == DeadlineCounts.OVERLAP else problem.idle_power_w
-    )
+    compute_idle_w = 0.0 if problem.counts_makespan else problem.idle_power_w
     transfer_idle_w = problem.idle_power_w if problem.counts_transfers else 0.0
     transfers_j = (table.page_in_energy_j, table.page_out_energy_j)
     yield _make_coefficients(problem, table.compute_energy_j, *transfers_j), 1.0

@@ -467,7 +467,17 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
     @property
     def is_overlapping(self) -> bool:
         """Whether the counted time is the makespan of a plan."""
+        return self.counts_makespan
+
+    @property
+    def counts_makespan(self) -> bool:
+        """Whether the deadline counts a makespan, also where a statement weights times instead."""
         return self.deadline_counts == DeadlineCounts.OVERLAP
+
+    @property
+    def counts_compute_alone(self) -> bool:
+        """Whether the deadline counts no transfers."""
+        return self.deadline_counts == DeadlineCounts.COMPUTE
 
     @property
     def transfer_mode(self) -> StorageMode:
@@ -504,7 +514,7 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
         least the time of the bus; omitted if plans may omit transfers (`plans_all_transfers`).
         """
         # Also for a surrogate with weighted times, which is not `is_overlapping`.
-        limits_bus = self.deadline_counts == DeadlineCounts.OVERLAP and self.plans_all_transfers
+        limits_bus = self.counts_makespan and self.plans_all_transfers
         return (self.time_sum, TimeSum(0.0, 1.0)) if limits_bus else (self.time_sum,)
 
     def limited_times_s(self, simulation: SimulatedMetrics) -> tuple[float, ...]:

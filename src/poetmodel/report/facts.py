@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.backends.registry import backend_class, backend_names
@@ -274,15 +274,12 @@ def reproduction_commands(subject: Checked) -> Iterator[str]:
 
 def _stated_case(case: Case, stated: ProblemEntry, file: str) -> Case:
     """Return the case of a stated problem; a constraints file has its user-defined sums."""
-    search_names = {entry.name for entry in fields(SearchOptions)}
     minimize = None if stated.minimize in ("energy", USER_OBJECTIVE) else stated.minimize
     return replace(
         case,
         limits=replace(stated.limits(), minimize=minimize),
         constraint_files=(_constraints_file(file),) if _has_user_sums(stated) else (),
-        search=SearchOptions(
-            **{name: value for name, value in stated if name in search_names and value is not None}
-        ),
+        search=SearchOptions.read(stated),
     )
 
 

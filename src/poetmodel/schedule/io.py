@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar
 
@@ -177,12 +177,12 @@ class ProblemEntry(Strict):
 
     def limits(self) -> Limits:
         """Return the limits that the file states, without its constraints."""
-        names = {entry.name for entry in fields(Limits)} - {"constraints"}
-        return Limits(
-            **{name: value for name, value in self if name in names},
+        return replace(
+            Limits.read(self),
             ram=self.ram_budget_bytes,
             deadline=self.deadline_s,
             energy_budget=self.energy_budget_j,
+            constraints=(),
         )
 
     def without_costs(self) -> ProblemEntry:

@@ -17,7 +17,7 @@ from poetmodel.backends.layout import require_layout
 from poetmodel.backends.protocol import RawSolution, SolverStatus
 from poetmodel.backends.sparse import csr_array
 from poetmodel.backends.standard_form import round_integers
-from poetmodel.clock import time_limit
+from poetmodel.clock import limit_time
 from poetmodel.errors import InputError, TimeLimitError
 from poetmodel.model.arrays import Label
 from poetmodel.model.building import read_schedule
@@ -154,7 +154,7 @@ def prove_model(
     problem = search.problem
     # Only a compiled model shows whether a start satisfies the added rows.
     try:
-        with time_limit(search.request.remaining_s() + GRACE_S):
+        with limit_time(search.request.remaining_s() + GRACE_S):
             form = compile_model(model)
     except TimeLimitError:
         search.add_build_time(time.monotonic() - started_s)

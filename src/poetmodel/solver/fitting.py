@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Unpack
 
-from poetmodel.clock import time_limit as limit_execution
+from poetmodel.clock import limit_time as limit_execution
 from poetmodel.device import Costs, StorageMode
 from poetmodel.errors import InputError, TimeLimitError
 from poetmodel.heuristics.greedy import construct, page_everything, refit

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.clock import time_limit
+from poetmodel.clock import limit_time
 from poetmodel.errors import TimeLimitError
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.rows import is_within
@@ -97,7 +97,7 @@ class TransferWeightSearch:
         search = self.search
         relaxation_ratio = RELAXATION_RATIO if self._is_timed else 1.0
         if self.start is not None:
-            with time_limit(search.request.remaining_s() + GRACE_S):
+            with limit_time(search.request.remaining_s() + GRACE_S):
                 check = self.task.check_start(self.start)
             if check.is_solution:
                 self._verify_plan(self.start, check.model_objective)

@@ -18,7 +18,7 @@ from poetmodel.backends.protocol import BackendProgress, Limits, RawSolution, So
 from poetmodel.backends.registry import backend
 from poetmodel.backends.standard_form import StandardForm, round_integers
 from poetmodel.backends.worker import run_interruptibly
-from poetmodel.clock import infrequent_gc, time_limit
+from poetmodel.clock import infrequent_gc, limit_time
 from poetmodel.errors import TimeLimitError, VerificationError
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.model.building import build_arrays, estimate_build_s, schedule_from_columns
@@ -84,10 +84,10 @@ def prove_formulation(search: Search, formulation: str, *, start: Candidate | No
     started_s = time.monotonic()
     reason = f"the time limit passed while the model of {formulation!r} was built"
     try:
-        with time_limit(request.remaining_s()), infrequent_gc():
+        with limit_time(request.remaining_s()), infrequent_gc():
             arrays = build_arrays(problem, formulation)
         reason = BUILD_TIMED_OUT
-        with time_limit(request.remaining_s()):
+        with limit_time(request.remaining_s()):
             form = to_standard_form(arrays)
     except TimeLimitError:
         search.end(Termination.TIME_LIMIT, reason)
@@ -174,7 +174,7 @@ class ModelProof:
         raw = self._call_solver(start_point)
         while raw is not None and raw.x is not None:
             try:  # The solution of a late solver is verified as well, within GRACE_S.
-                with time_limit(self.search.request.remaining_s() + GRACE_S):
+                with limit_time(self.search.request.remaining_s() + GRACE_S):
                     candidate = self._extract_candidate(raw.x)
             except TimeLimitError:
                 return _without_solution(raw), None

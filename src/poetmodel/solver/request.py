@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 from poetmodel.clock import now_s, wall_end_s
 from poetmodel.errors import InputError
@@ -12,6 +12,7 @@ from poetmodel.solver.policy import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from typing import Self
 
     from poetmodel.backends import OptionValue
     from poetmodel.schedule import Schedule
@@ -116,10 +117,26 @@ class SearchOptions:
         if errors:
             raise InputError(errors)
 
+    @classmethod
+    def read(cls, record: object) -> Self:
+        """Return the options that a record states in attributes of the same names."""
+        stated = {entry.name: getattr(record, entry.name, None) for entry in fields(SearchOptions)}
+        return cls(**{name: value for name, value in stated.items() if value is not None})
+
+    @classmethod
+    def of_keywords(cls, **keywords: Unpack[SolveKeywords]) -> Self:
+        """Return the options that keywords of `poetmodel.solve` state; ignore the others."""
+        own: dict[str, Any] = dict(keywords)
+        own["time_limit_s"] = own.pop(
+            "time_limit", cls.__dataclass_fields__["time_limit_s"].default
+        )
+        own["solver_options"] = dict(own.pop("solver_options", None) or {})
+        names = {entry.name for entry in fields(cls)}
+        return cls(**{name: value for name, value in own.items() if name in names})
+
     def start(self, on_progress: OnProgress | None = None) -> Request:
         """Return the request of these options, whose clock starts now."""
-        stated = {entry.name: getattr(self, entry.name) for entry in fields(SearchOptions)}
-        return Request(**stated, on_progress=on_progress)
+        return replace(Request.read(self), on_progress=on_progress)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

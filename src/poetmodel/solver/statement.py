@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from poetmodel.problem import Constraint, DeadlineCounts, Objective, Problem, Quantity, TimeSum
+from poetmodel.problem import Constraint, Objective, Problem, Quantity, TimeSum
 from poetmodel.problem.objective import may_reward_page_outs
 from poetmodel.problem.rows import ROUNDING_ERROR
 from poetmodel.problem.totals import Total
@@ -55,7 +55,7 @@ class Statement(Problem):
     @property
     def is_overlapping(self) -> bool:
         """Whether the counted time is the makespan of a plan."""
-        return self.transfer_weight is None and self.deadline_counts == DeadlineCounts.OVERLAP
+        return self.transfer_weight is None and self.counts_makespan
 
     @property
     def time_sum(self) -> TimeSum:
@@ -68,7 +68,7 @@ class Statement(Problem):
     def plans_all_transfers(self) -> bool:
         """Whether plans execute all transfers of the relevant schedules."""
         may_reward = self.rewards_page_outs or may_reward_page_outs(self)
-        return self.deadline_counts != DeadlineCounts.OVERLAP or not may_reward
+        return not self.counts_makespan or not may_reward
 
     def make_objective(self, quantity: str) -> Objective:
         """Make the objective that minimizes `quantity`, as this statement counts that quantity."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
-from poetmodel.clock import time_limit
+from poetmodel.clock import limit_time
 from poetmodel.errors import TimeLimitError, TooLargeError
 from poetmodel.heuristics.greedy import construct, keep_all_if_within_budgets, page_everything
 from poetmodel.heuristics.segments import checkpoint_segments
@@ -111,7 +111,7 @@ class Task:
         counts = self.can_restate and self.is_exact
         try:
             first = make_valid_candidate(problem, start)  # without a limit, so that it is not lost
-            with time_limit(request.remaining_s() + GRACE_S):
+            with limit_time(request.remaining_s() + GRACE_S):
                 first = better_candidate(first, _segment_candidate(problem, request))
                 first = better_candidate(first, _greedy_candidate(problem, request))
                 # With page_everything, the peak is the minimum RAM.
@@ -219,7 +219,7 @@ class Task:
         if self.formulation == "lazy":
             from poetmodel.solver import lazy
 
-            with time_limit(search.request.remaining_s() + GRACE_S):
+            with limit_time(search.request.remaining_s() + GRACE_S):
                 lazy.prove(search)
             _fall_back_to_compact(search)
             return
@@ -265,7 +265,7 @@ def _is_resolvable(problem: Problem, value: float, policy: Policy) -> bool:
 def _segment_candidate(problem: Problem, request: Request) -> Candidate | None:
     """Return the schedule of `checkpoint_segments`; None if invalid, too large or out of time."""
     try:
-        with time_limit(request.remaining_s() + GRACE_S):
+        with limit_time(request.remaining_s() + GRACE_S):
             return make_valid_candidate(problem, checkpoint_segments(problem))
     except (TimeLimitError, TooLargeError):
         return None
@@ -278,7 +278,7 @@ def _greedy_candidate(problem: Problem, request: Request) -> Candidate | None:
     if keep_all is not None and is_tight(problem, keep_all.value, problem.objective.known_bound):
         return keep_all
     try:
-        with time_limit(max(request.remaining_s() * policy.max_greedy_time_ratio, GRACE_S)):
+        with limit_time(max(request.remaining_s() * policy.max_greedy_time_ratio, GRACE_S)):
             schedule = construct(problem, max_s=request.time_limit_s * policy.greedy_time_ratio)
             return better_candidate(keep_all, make_valid_candidate(problem, schedule))
     except (TimeLimitError, TooLargeError):  # on graphs of thousands of nodes

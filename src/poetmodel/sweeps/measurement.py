@@ -8,14 +8,15 @@ import shutil
 import subprocess
 import time
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.backends.registry import solver_packages
-from poetmodel.baselines import run as run_method
 from poetmodel.baselines.lookup import method
+from poetmodel.baselines.running import run_method
 from poetmodel.device import Costs
 from poetmodel.errors import (
     BackendUnavailableError,
@@ -30,6 +31,7 @@ from poetmodel.problem import Problem
 from poetmodel.report.presenter import state_metrics
 from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule
 from poetmodel.schedule.identity import COSTS, HISTORY, RESIDENT
+from poetmodel.solver.request import SearchOptions
 from poetmodel.sweeps.runs import Run, load_device, load_graph
 
 if TYPE_CHECKING:
@@ -212,28 +214,15 @@ def _warm_up(method_name: str, backend: str | None, formulation: str | None) -> 
         page_out=transfer_costs,
     )
     with suppress(PoetModelError):
-        method_options: dict[str, Any] = {"time_limit": WARM_UP_S}
+        search = SearchOptions(method=method_name, time_limit_s=WARM_UP_S)
         if method(method_name).uses_solver:
-            method_options |= {"backend": backend, "formulation": formulation}
-        run_method(Problem(graph, costs, ram=12), method_name, **method_options)
+            search = replace(search, backend=backend or search.backend, formulation=formulation)
+        run_method(Problem(graph, costs, ram=12), search.start())
 
 
 def _solve(run: Run, start: dict[str, Any] | None) -> SolveResult:
     """Solve the problem of a run by its method; methods with a solver begin with `start`."""
-    problem, settings = run.build_problem(), run.settings
-    method_options: dict[str, Any] = {}
-    if method(run.method).uses_solver:
-        method_options |= {"backend": run.backend, "formulation": run.formulation}
-        if start is not None:
-            method_options["start"] = Schedule.from_entries(
-                start, GraphIdentity.from_graph(problem.graph)
-            )
-    return run_method(
-        problem,
-        run.method,
-        time_limit=settings.time_limit_s,
-        gap=settings.gap,
-        threads=settings.threads,
-        seed=settings.seed,
-        **method_options,
-    )
+    problem, schedule = run.build_problem(), None
+    if start is not None and method(run.method).uses_solver:
+        schedule = Schedule.from_entries(start, GraphIdentity.from_graph(problem.graph))
+    return run_method(problem, run.case.search.start(), schedule)

@@ -13,15 +13,18 @@ from poetmodel.backends.registry import backend_class, backend_names
 from poetmodel.baselines.lookup import method as find_method
 from poetmodel.baselines.own import hash_method_files, is_found_by_other_processes
 from poetmodel.budgets import Budget
+from poetmodel.case.case import Case
 from poetmodel.device import Costs, Device
 from poetmodel.errors import BackendError, InputError, UserMethodError
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import DEFAULT_SHAPE, InputShape, Variant, read_model_or_file
-from poetmodel.problem import USER_OBJECTIVE, Problem
+from poetmodel.problem import USER_OBJECTIVE, Limits, Problem
+from poetmodel.solver.request import SearchOptions
 from poetmodel.user_files import hash_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Self
 
     from poetmodel.baselines.registry import Method
     from poetmodel.graph import Graph
@@ -49,6 +52,16 @@ class Settings:
     """Text of a file of user-defined constraints; None without one."""
     commit: int | None = None
     """Number of steps from one commit of state to storage to the next; None without commits."""
+
+    @classmethod
+    def of(cls, limits: Limits, search: SearchOptions, *, constraints: str | None = None) -> Self:
+        """Return the settings that limits and options of a search state."""
+        values: dict[str, Any] = {
+            entry.name: getattr(limits, entry.name, None)
+            or getattr(search, entry.name, entry.default)
+            for entry in fields(cls)
+        }
+        return cls(**values | {"constraints": constraints})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +131,22 @@ class Run:
         """The run without its budget, equal for all runs along one RAM axis."""
         return replace(self, ram="")
 
+    @property
+    def case(self) -> Case:
+        """The run without its constraints, as a command line states it."""
+        search = replace(SearchOptions.read(self.settings), method=self.method)
+        if self.backend is not None:
+            search = replace(search, backend=self.backend, formulation=self.formulation)
+        return Case(
+            source=self.model,
+            shape=self.shape,
+            device=self.device,
+            limits=replace(
+                Limits.read(self.settings), ram=self.ram, deadline=self.deadline, constraints=()
+            ),
+            search=search,
+        )
+
     def build_problem(self) -> Problem:
         """Return the problem of the run.
 
@@ -128,15 +157,8 @@ class Run:
             constraints contain an objective.
         """
         graph, device = load_graph(self.model, self.shape), load_device(self.device)
-        costs = Costs.estimate(graph, device)
-        problem = Problem(
-            graph,
-            costs,
-            ram=self._budget(),
-            deadline=self.deadline,
-            deadline_counts=self.settings.deadline_counts,
-            commit=self.settings.commit,
-        )
+        limits = replace(self.case.limits, ram=self._budget())
+        problem = Problem.from_limits(graph, Costs.estimate(graph, device), limits)
         if self.settings.constraints is None:
             return problem
         from poetmodel.problem.io import parse_constraints

@@ -15,7 +15,7 @@ from kit.relaxation import (
 from kit.rotation import parametrize_parts
 from kit.searches import make_session
 from kit.worked import comb_graph, comb_problem, even_costs, skip_problem
-from poetmodel.clock import time_limit
+from poetmodel.clock import limit_time
 from poetmodel.errors import TimeLimitError
 from poetmodel.graph import checkpoint_all_profile
 from poetmodel.model.grouping import Grouping
@@ -135,7 +135,7 @@ def test_every_part_of_a_round_ends_with_the_time_limit(what, caplog):
         "disaggregated": lambda: relaxation.to_restorations(x),
     }
     parts[what]()
-    with time_limit(-1), pytest.raises(TimeLimitError):
+    with limit_time(-1), pytest.raises(TimeLimitError):
         parts[what]()
     assert caplog.records == []
 

@@ -10,7 +10,7 @@ from poetmodel.errors import TimeLimitError
 from poetmodel.graph import checkpoint_all_profile
 from poetmodel.heuristics.greedy import construct
 from poetmodel.model.grouping import Grouping
-from poetmodel.problem import DeadlineCounts, Problem, Quantity
+from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import infeasibility_proof
 from poetmodel.result import Termination
 from poetmodel.solver.lazy.row_generation import RowGeneration
@@ -110,7 +110,7 @@ def can_search_fastest(problem: Problem) -> bool:
     return (
         problem.deadline_s is not None
         and problem.minimize != Quantity.TIME
-        and problem.deadline_counts != DeadlineCounts.OVERLAP
+        and not problem.counts_makespan
     )
 
 

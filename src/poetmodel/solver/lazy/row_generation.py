@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.backends.protocol import BackendProgress, RawSolution, SolverStatus
-from poetmodel.clock import time_limit
+from poetmodel.clock import limit_time
 from poetmodel.errors import TimeLimitError, TooLargeError
 from poetmodel.result import Termination
 from poetmodel.solver.covers import add_covers, limit_rows
@@ -103,7 +103,7 @@ class RowGeneration:
         """Limit the context to the time limit; run the primal worker in parallel."""
         session, search = self.session, self.session.search
         try:
-            with time_limit(search.request.remaining_s() + GRACE_S):
+            with limit_time(search.request.remaining_s() + GRACE_S):
                 if search.request.threads == 1:
                     yield
                     return

@@ -15,7 +15,7 @@ from poetmodel.backends.protocol import (
     SolverStatus,
 )
 from poetmodel.backends.registry import backend
-from poetmodel.clock import time_limit
+from poetmodel.clock import limit_time
 from poetmodel.heuristics.penalties import PenalizedObjective
 from poetmodel.model.events import recomputable_nodes
 from poetmodel.solver.lazy.relaxation import Relaxation
@@ -81,7 +81,7 @@ class Session:
     ) -> Relaxation:
         """Build the relaxation of a grouping with its separators; restate cuts of a coarser one."""
         search = self.search
-        with time_limit(search.request.remaining_s()):
+        with limit_time(search.request.remaining_s()):
             relaxation = Relaxation.build(search.problem, grouping, self.is_recomputable)
             for family in CUT_FAMILIES:
                 if family in self.policy.cuts:
