@@ -1,7 +1,8 @@
 """Measure the table of code sizes by exported steps that are compiled and linked by GCC.
 
 ``python -m mcu.code_sizes`` in ``bench`` takes minutes and writes
-``src/poetmodel/export/code_sizes.json``. Each kernel is linked alone, to find its bytes and the
+``src/poetmodel/export/code_sizes.json``; with ``--new`` it only adds kernels that are missing
+there. Each kernel is linked alone, to find its bytes and the
 members of the C library that it calls. The bytes
 of linked steps outside kernels, library and tables are fitted to the counts of repeated code.
 Needs PyTorch and GCC for Arm, with newlib.
@@ -43,7 +44,7 @@ from poetmodel.torch.lowering.inference import with_evaluation, with_inference
 from poetmodel.torch.lowering.step import lower
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from poetmodel.export.deployment import Deployment
     from poetmodel.lowered.step import LoweredStep
@@ -114,11 +115,10 @@ def run_compiler(command: Sequence[str | Path]) -> None:
         raise RuntimeError(f"{command[0]}: {process.stderr[-2000:]}")
 
 
-def measure_kernels(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
+def measure_kernels(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, int]]:
     """Link each kernel alone; return its bytes and library members, and bytes of all members."""
     kernels: dict[str, Any] = {}
     library: dict[str, int] = {}
-    names = sorted(our.kernel_names())
     header = make_kernel_header({name: our.find_kernel(name).source for name in names})
     (folder / "pm_kernels.h").write_text(header, encoding="utf-8")
     random_path = folder / "random.c"
@@ -260,16 +260,27 @@ def fit_bytes(samples: Sequence[tuple[Counter[str], int]]) -> dict[str, float]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure kernels and steps, fit the table and write it; return the exit status.
 
-    Exports that the package refuses are left out, and logged.
+    Exports that the package refuses are left out, and logged. With ``--new``, all else stays as in
+    the existing table.
     """
     parser = argparse.ArgumentParser(description=__doc__)
     default = Path(poetmodel.export.__file__).parent / TABLE_FILE
     parser.add_argument("--out", type=Path, default=default)
+    parser.add_argument("--new", action="store_true", help="only kernels that the table lacks")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.manual_seed(0)
+    table: dict[str, Any] = {"kernels": {}, "library": {}}
+    if options.new:
+        table = json.loads(options.out.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as folder:
-        kernels, library = measure_kernels(Path(folder))
+        names = sorted(our.kernel_names() - table["kernels"].keys())
+        kernels, library = measure_kernels(Path(folder), names)
+    if options.new:
+        table["kernels"] |= kernels
+        table["library"] |= library
+        write_table(table, options.out)
+        return 0
     samples, runtime_members = [], set()
     kernel_members = {member for kernel in kernels.values() for member in kernel["library"]}
     for step, entries in make_steps():
@@ -299,9 +310,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "program": fit_bytes(samples),
         "runtime": {"bytes": 0, "library": sorted(runtime_members)},
     }
-    text = json.dumps(table, indent=0, sort_keys=True)
-    options.out.write_text(f"{text}\n", encoding="utf-8")
+    write_table(table, options.out)
     return 0
+
+
+def write_table(table: Mapping[str, Any], path: Path) -> None:
+    """Write a table of code sizes."""
+    path.write_text(json.dumps(table, indent=0, sort_keys=True) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
