@@ -1,4 +1,4 @@
-"""Try to refute what solves claim, on new random problems: ``python tests/refute.py 10000``.
+"""Search for wrong claims of solves on new random problems: ``python tests/refute.py 10000``.
 
 Prints each fault with the seed of its problem, ``kind/number``; ``--seed`` repeats one.
 """

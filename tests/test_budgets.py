@@ -54,7 +54,7 @@ def test_what_is_reserved_is_in_a_size_and_beside_a_share():
 
 @pytest.mark.parametrize("stated", ["lots", "5 XB", -1, True, "1.5", "%"])
 def test_no_budget_is_refused_under_its_name(stated):
-    """The error says which budget is meant."""
+    """The error names the budget."""
     with pytest.raises(BudgetError, match=r"^region inner: expected a size such as"):
         Budget.parse(stated, field="region inner")
 

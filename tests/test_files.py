@@ -1,4 +1,4 @@
-"""Files of every kind: what is none is one plain error that names it, and nothing is lost."""
+"""Files of all kinds: invalid ones are an error that names them, and no data is lost."""
 
 import json
 import os
@@ -120,7 +120,7 @@ def test_write_text_leaves_what_a_path_is(tmp_path):
     ],
 )
 def test_write_and_check_refuse_the_same(tmp_path, name, words):
-    """What cannot be written is refused by the check beforehand, with the same reason."""
+    """The check beforehand refuses unwritable files with the same reason."""
     (tmp_path / "file").write_text("x")
     with pytest.raises(InputError, match=words):
         files.check_writable(tmp_path / name)
@@ -141,7 +141,7 @@ def test_read_only_folder_is_refused(tmp_path, monkeypatch):
 
 
 def test_write_text_refuses_half_a_character(tmp_path):
-    """Text that UTF-8 cannot hold is an error; nothing is written."""
+    """Text that UTF-8 cannot encode is an error; nothing is written."""
     with pytest.raises(InputError, match="cannot be encoded"):
         files.write_text(tmp_path / "file", "a\ud800")
     assert list(tmp_path.iterdir()) == []
@@ -157,7 +157,7 @@ def test_errors_keep_every_fault_and_their_type():
 
 
 def test_bytes_are_written_and_read_as_they_are(tmp_path):
-    """What is no text goes to a file and comes back, as safely as text does."""
+    """Bytes are written and read back, as safely as text."""
     path = tmp_path / "x.bin"
     files.write_bytes(path, b"\x89\x00\xff")
     assert files.read_bytes(path) == b"\x89\x00\xff"

@@ -1,4 +1,4 @@
-"""The kit: shares of seeds that rotate, and catalogues of what people are told."""
+"""The kit: shares of seeds that rotate, and catalogues of messages."""
 
 import re
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_what_failed_once_runs_always(tmp_path):
 
 
 def test_a_share_can_be_asked_for(monkeypatch):
-    """By its number, or all of them; else the commit or the day says it."""
+    """By its number, or all of them; else the commit or the day decides."""
     for asked, share in (("3", 3), (f"{SHARES}", 0), ("all", None)):
         monkeypatch.setenv("POETMODEL_SEEDS", asked)
         assert select_share() == share
@@ -97,7 +97,7 @@ def test_what_is_written_is_read_again(tmp_path):
 
 @pytest.mark.parametrize("path", sorted(HERE.rglob("messages/*.txt")), ids=lambda path: path.stem)
 def test_every_entry_is_of_a_test(path):
-    """A test that is gone or renamed leaves nothing behind."""
+    """A removed or renamed test has no entry."""
     code = (path.parents[1] / f"test_{path.stem}.py").read_text(encoding="utf-8")
     tests = set(re.findall(r"^def (test_\w+)\(", code, re.MULTILINE))
     assert {re.match(r"\w*", name)[0] for name in read(path)} <= tests

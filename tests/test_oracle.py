@@ -31,7 +31,7 @@ QUANTITIES = ("energy", "time", "ram", "writes")
 
 
 class Outcome(NamedTuple):
-    """What one valid schedule does."""
+    """Results of one valid schedule."""
 
     runs: dict[str, Simulation]
     """As simulated, by the time that counts."""
@@ -66,11 +66,11 @@ class Outcome(NamedTuple):
 
 
 def every_schedule(graph, *, recompute=True, paging=True, storage=False):
-    """Yield every schedule of a graph; with `storage` also every choice of ``S_AUX``.
+    """Yield all schedules of a graph; with `storage`, also all choices of ``S_AUX``.
 
-    Without it ``S_AUX`` lists all that storage holds; an entry less can only forbid a page-in.
-    Left out, to save time, are those that page in what was kept or is not on storage, and those
-    that page a tensor out twice.
+    Without it, ``S_AUX`` lists all tensors on storage; fewer entries can only forbid a page-in.
+    To save time, schedules are omitted that page in a kept tensor or one that is not on
+    storage, and those that page a tensor out twice.
     """
     n, made_by = len(graph.nodes), graph.node_of
     again = [(t, k) for t in range(n) for k in range(t) if recompute]
@@ -107,7 +107,7 @@ def every_schedule(graph, *, recompute=True, paging=True, storage=False):
 
 
 def _every_choice(graph, again, carried, into, out, *, storage):
-    """Yield recomputations, what is kept, stored, paged in and paged out, state apart."""
+    """Yield recomputations, kept, stored, paged-in and paged-out tensors, without state."""
     n, made_by = len(graph.nodes), graph.node_of
     state = frozenset(graph.state_tensors)
     for computed, kept, read, chosen in itertools.product(
@@ -186,7 +186,7 @@ def compare_with_every_relation(family, numbers):
 
 
 def _compared(problem, ways):
-    """Return what the oracle finds, once that is the best of all ways."""
+    """Return the result of the exhaustive search, after a comparison with all methods."""
     found = optimum(problem)
     assert (found.value if found else None) == best(problem, ways), (problem, problem.to_dict())
     return found
@@ -229,7 +229,7 @@ def _training_step(rng, n):
 
 
 def judged(kind, number):
-    """Return a problem of a kind: what is minimized, own rows, or steps with state."""
+    """Return a problem of a kind: its objective, user rows, or steps with state."""
     if kind.startswith("state"):
         return (state_rows_problem if kind == "state rows" else state_problem)(f"judge/{number}")
     rng = make_rng(f"judge/{kind}/{number}")
@@ -250,9 +250,9 @@ def judged(kind, number):
 )
 @parametrize_parts(8)
 def test_oracle_schedules_pass_the_verifier(part, kind, count, least):
-    """What the oracle returns is valid, rows included, and its simulated value is the one claimed.
+    """The result is valid, rows included, and its simulated value is the stated one.
 
-    Schedules are wasteful ones where a constraint or an objective wants waste.
+    Schedules are wasteful if a constraint or an objective rewards waste.
     """
     checked = wasteful = 0
     for number in part.select(range(count)):

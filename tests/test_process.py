@@ -39,9 +39,9 @@ def process():
 
 
 def test_jobs_come_and_go(process):
-    """One process does one after the other, each with its news, which come before its result.
+    """One process runs several jobs in turn, each with its reports, which precede its result.
 
-    What jobs print disturbs nobody: standard output belongs to the other process.
+    Output of jobs has no effect: standard output belongs to the other process.
     """
     assert process.call(jobs.return_pid).result(PATIENCE_S) == process.pid != os.getpid()
     for given in ((1, "two"), (b"\n" * 300_000,), ()):  # more than a pipe holds
@@ -53,7 +53,7 @@ def test_jobs_come_and_go(process):
 
 
 def test_messages_reach_the_job(process):
-    """In their order; those that nobody has read are those of a job that is over."""
+    """In their order; unread messages are those of a job that has ended."""
     news = []
     job = process.call(jobs.echo_messages, on_progress=news.append)
     assert process.is_busy
@@ -85,7 +85,7 @@ def test_errors_come_back(process):
 
 
 def unheard(_):
-    """Fail as a listener, with what the end of a pipe raises."""
+    """Fail as a listener, with the error of a closed pipe."""
     raise EOFError("heard")
 
 
@@ -191,7 +191,7 @@ def test_it_does_not_outlive_its_owner():
 
 @pytest.mark.parametrize("executable", ["", "no-such-python"])
 def test_without_an_interpreter_there_is_none(executable, monkeypatch):
-    """Where Python is part of another program, say."""
+    """For example, if Python is embedded in another program."""
     monkeypatch.setattr(sys, "executable", executable)
     with pytest.raises(OSError, match=r"no Python interpreter|no-such-python"):
         WorkerProcess()
@@ -199,7 +199,7 @@ def test_without_an_interpreter_there_is_none(executable, monkeypatch):
 
 @pytest.mark.parametrize("most", [0, 1])
 def test_without_room_for_threads_there_is_none(most, monkeypatch):
-    """And what was started is ended."""
+    """And started threads are ended."""
     started = []
     start, popen = threading.Thread.start, subprocess.Popen
     count = iter(range(most))
@@ -254,7 +254,7 @@ def clock(monkeypatch):
 
 
 def test_limit_ends_what_runs_in_it_and_nothing_after(clock):
-    """It holds inside of the block, once its seconds have passed; without one nothing happens."""
+    """Only in the block, after its seconds have passed; without a limit, it has no effect."""
     with limit_time(5):
         clock.now_s = 5.0
         check_time_limit()
@@ -320,7 +320,7 @@ def _thresholds():
 
 
 def test_rare_collections_end_with_the_outermost_solve():
-    """Two solves at once: the thresholds return when the last one ends, with an error, say."""
+    """Two solves at once: the thresholds return when the last one ends, also with an error."""
     gc.set_threshold(700, 11, 12)
     with infrequent_gc():
         with pytest.raises(KeyboardInterrupt), infrequent_gc():
@@ -334,7 +334,7 @@ def test_rare_collections_end_with_the_outermost_solve():
 
 @pytest.mark.parametrize("first", [0, 2 * GC_ALLOCATIONS])
 def test_rare_collections_leave_rarer_ones_alone(first):
-    """Where collections are off or rarer still, nothing is changed."""
+    """If collections are off or rarer still, they are unchanged."""
     gc.set_threshold(first, 11, 12)
     with infrequent_gc():
         assert gc.get_threshold() == (first, 11, 12)

@@ -1,4 +1,4 @@
-"""Results: the file they become, the simulator's figures, what absent means; public names."""
+"""Results: their file, the simulator's values, the meaning of None; public names."""
 
 import inspect
 import json
@@ -105,9 +105,9 @@ def test_the_device_is_named_by_its_key():
 
 
 def test_results_are_written_and_read_back(tmp_path):
-    """A file of a random problem holds the schedule, what was requested, and true figures.
+    """A file of a random problem has the schedule, the request, and true values.
 
-    Files of graphs with state list what is in RAM, if only that nothing is; others do not.
+    Files of graphs with state list resident tensors, even if none; others do not.
     """
     path = tmp_path / "random.schedule.json"
     stateful = random_state_problems(8, (3, 5), seed=71, minimize="energy")
@@ -140,7 +140,7 @@ def test_violations_are_listed():
 
 # -- what a result says ------------------------------------------------------------------------
 def test_require_schedule_raises_with_the_result():
-    """The error and the summary say why there is none; the error carries everything else."""
+    """Error and summary state why there is none; the error has all other values."""
     result = without_schedule(reason="the sky fell")
     with pytest.raises(NoScheduleError, match="infeasible: the sky fell") as caught:
         result.require_schedule()
@@ -150,7 +150,7 @@ def test_require_schedule_raises_with_the_result():
 
 
 def test_energies_are_told_where_they_were_asked_for():
-    """With least time and costs of no device nobody asked; a limit asks, and a device does."""
+    """Not for the minimum time with costs of no device; but with a limit, or a device."""
     timed = skip_problem(minimize="time")
     silent = replace(timed, costs=replace(timed.costs, device=None))
     for problem, told in (
@@ -166,9 +166,9 @@ def test_energies_are_told_where_they_were_asked_for():
 
 
 def test_an_own_objective_is_told_with_its_weights():
-    """In the summary, and shortly in the repr; the energy is told beside it.
+    """In the summary, and shortened in the repr; the energy is stated, too.
 
-    Recomputing a takes 11 J; paging it out, which writes 4 B, and in, takes 12 J.
+    Recomputing a costs 11 J; paging it out, which writes 4 B, and in, costs 12 J.
     """
     weights = (("energy_j", 1), ("recomputations:a", 3), ("bytes_written", 0.25))
     result = solve(replace(skip_problem(), minimize="own", user_objective=weights))
@@ -240,7 +240,7 @@ def test_absent_figures_are_none():
     [(2.0, 1.0, 0.5), (2.0, 2.0, 0.0), (2.0, 3.0, 0.0), (0.0, 0.0, 0.0), (1.0, 0.0, 1.0)],
 )
 def test_gaps_are_fractions_of_the_value(value, bound, gap):
-    """0 where both are 0, 1 where nothing is proved."""
+    """0 if both are 0, 1 if nothing is proven."""
     assert relative_gap(value, bound) == gap
 
 
@@ -261,7 +261,7 @@ def test_the_gap_is_of_the_overhead():
 
 
 def test_idle_power_is_in_the_baseline():
-    """It is drawn over one pass of compute, and over what the schedule adds in counted time."""
+    """For one pass of compute, and for the time that the schedule adds."""
     graph = skip_graph()
     costs = even_costs(graph, device=bench_device(idle_power_w=2.0))
     result = solve(Problem(graph, costs, ram=13), gap=0.0)
@@ -338,7 +338,7 @@ def public_objects():
 
 
 def test_repr_is_one_short_line():
-    """Whatever is printed by mistake tells its main facts in less than 200 characters."""
+    """The repr has the main facts in less than 200 characters."""
     for thing in public_objects():
         text = repr(thing)
         assert len(text) < 200, text
@@ -351,7 +351,7 @@ def test_repr_is_one_short_line():
 
 # -- public names --------------------------------------------------------------------------------
 def test_public_names_load():
-    """Every name of ``__all__`` is there, and listed by ``dir``; a misspelt name says so."""
+    """All names of ``__all__`` exist, and are listed by ``dir``; a misspelt name is an error."""
     assert set(pm.__all__) <= set(dir(pm))
     assert [name for name in pm.__all__ if getattr(pm, name) is None] == []
     with pytest.raises(AttributeError, match="no attribute 'slove'"):

@@ -43,7 +43,7 @@ from poetmodel.units import (
     ],
 )
 def test_parse_size_reads_every_form(text, size_bytes):
-    """Each form of a size is the number of bytes it says, rounded down."""
+    """Each form of a size is its number of bytes, rounded down."""
     parsed = parse_size(text, field="--ram")
     assert parsed == size_bytes
     assert type(parsed) is int
@@ -69,7 +69,7 @@ def test_parse_size_takes_percent_of_the_whole():
     ],
 )
 def test_parse_size_refuses_what_is_no_size(value):
-    """Anything else is an error that names the field and what would be accepted."""
+    """Other texts are an error that names the field and the accepted values."""
     with pytest.raises(BudgetError, match=r"^--ram: expected .*") as caught:
         parse_size(value, field="--ram", base_bytes=100)
     assert len(str(caught.value)) < 300
@@ -98,7 +98,7 @@ def test_parse_refuses_endless_digits(digits):
     ],
 )
 def test_every_unit_is_read(parse, amounts):
-    """Each unit is the number of the basic ones that it says; a bare number is these."""
+    """Each unit is its number of basic ones; a number without a unit has these."""
     assert {text: parse(text, field="--x") for text in amounts} == amounts
 
 
@@ -143,7 +143,7 @@ def test_parse_time_refuses_what_is_no_time(value):
     ],
 )
 def test_other_spellings_of_units_are_understood(parse, text, meant):
-    """What was probably meant is asked, and each guess can be read; nothing else is guessed."""
+    """The error suggests the probable meaning, and each suggestion is valid."""
     with pytest.raises(BudgetError) as caught:
         parse(text, field="--x")
     guess = str(caught.value).partition("did you mean ")[2].removesuffix("?")
@@ -169,12 +169,12 @@ def test_amounts_are_shown_in_a_fitting_unit():
 
 
 def test_brief_is_one_line():
-    """What a ``repr`` says names the class and leaves out what is empty."""
+    """A ``repr`` names the class and omits empty fields."""
     assert brief(1, "small", "", "whole") == "int(small, whole)"
 
 
 def test_shown_is_short_and_in_plain_words():
-    """What an error message says it got fits in a line, whatever it was."""
+    """A value in an error message fits in a line."""
     values = ["x" * 1000, 10**5000, -(10**30), {"a": 1}, [1] * 1000, None, True, 1.5, float("nan")]
     words = [quote(value) for value in values]
     assert all(len(word) <= 60 for word in words)

@@ -1,7 +1,7 @@
-"""What an installation brings, from a wheel and from a checkout alike.
+"""The content of an installation, from a wheel and from a checkout alike.
 
-Runs in every environment, and once more in one that has the wheel and no extra; see ``tox.ini``.
-Nothing here needs more than pytest.
+Runs in each environment, and again in one with the wheel and no extra; see ``tox.ini``. These tests
+need only pytest.
 """
 
 import os

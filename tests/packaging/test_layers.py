@@ -1,4 +1,4 @@
-"""Imports point down and stay inside; importing is light; the map names what exists."""
+"""Imports between layers and packages, light imports, and the map of the architecture."""
 
 import ast
 import os
@@ -52,7 +52,7 @@ def lint_imports(source, cwd):
 
 
 def test_contracts_are_kept(tmp_path):
-    """No module imports from above its layer, nor the verifier from what it verifies."""
+    """No module imports a higher layer, nor the verifier the code that it verifies."""
     done = lint_imports(ROOT / "src", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 broken" in done.stdout
@@ -116,7 +116,7 @@ ALSO = {
 
 
 def imported(text):
-    """Return the dotted names of modules, or of what is in them, that a program imports."""
+    """Return the dotted names of modules, or of their members, that a program imports."""
     names = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -140,7 +140,7 @@ def inner_module(name):
 
 
 def faults(file, text):
-    """Return the imports in a file, named from `TESTS`, of what lies inside others' packages."""
+    """Return the imports in a file, named from `TESTS`, of inner modules of other packages."""
     inner = {found for name in imported(text) if (found := inner_module(name)) is not None}
     return sorted(
         path
@@ -151,9 +151,9 @@ def faults(file, text):
 
 
 def test_what_lies_inside_a_sub_package_is_imported_by_its_tests_and_the_kit():
-    """A module such as ``solver/lazy/session`` may be split or renamed with one folder of tests.
+    """A module such as ``solver/lazy/session`` may be renamed with one folder of tests.
 
-    A file that no longer imports what it alone may is not listed.
+    A listed exception that no longer imports such a module is an error.
     """
     files = {path.relative_to(TESTS).as_posix(): path for path in TESTS.rglob("*.py")}
     assert len(files) > 100
@@ -210,7 +210,7 @@ def sizes_parsed(tree):
 
 
 def test_one_module_says_what_budgets_and_tiles_mean():
-    """Whoever takes a budget or a size of tiles asks `poetmodel.budgets`."""
+    """Only `poetmodel.budgets` interprets budgets and sizes of tiles."""
     parsing = [path.as_posix() for path, tree in trees().items() if sizes_parsed(tree)]
     assert parsing == ["budgets.py"]
     assert sizes_parsed(ast.parse('parse_size(given, field="ram", base_bytes=8)')) == {"ram"}
@@ -256,7 +256,7 @@ def circles(imports):
 
 @pytest.mark.parametrize(("types", "known"), [(False, set()), (True, CIRCLES_OF_TYPES)])
 def test_no_modules_import_each_other(types, known):
-    """Not even in functions: a part can be read, and taken, with what lies below it."""
+    """Also not in functions: a part can be read, and reused, with the modules below it."""
     modules = {}
     for path, tree in trees().items():
         parts = ("poetmodel", *path.with_suffix("").parts)
@@ -282,9 +282,9 @@ def test_a_circle_is_noticed():
 
 # -- the map of the architecture -------------------------------------------------------------------
 def test_every_place_on_the_map_exists():
-    """Each file and folder that the map names is there: whoever follows it finds the place.
+    """Each file and folder of the map exists.
 
-    Where the page says ``file: name``, the file defines that class, function or constant.
+    If the page has ``file: name``, the file defines that class, function or constant.
     """
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     part = page.split("## Where to change what")[1].split("## Recipes")[0]
@@ -318,7 +318,7 @@ def test_each_python_of_the_classifiers_is_tested():
 
 
 def test_no_class_name_is_given_twice():
-    """Whoever reads the name of a class knows which one is meant."""
+    """The name of a class identifies it."""
     files = {}
     for path, tree in trees().items():
         for node in ast.walk(tree):

@@ -22,7 +22,7 @@ from poetmodel.plan import check_arena, check_plan
 
 
 def checked(graph, found, arena):
-    """Return addresses once the independent walk has found nothing wrong."""
+    """Return addresses that the independent walk has verified."""
     check = check_arena(graph, replace(found, ram_budget_bytes=None), arena)
     assert check.violations == ()
     return arena
@@ -89,14 +89,14 @@ def test_the_same_seed_gives_the_same_addresses():
 
 
 def test_empty_things_have_addresses_too():
-    """Tensors of no bytes are placed, and take nothing."""
+    """Tensors of 0 bytes are placed, and need no RAM."""
     graph = Graph(name="empty", nodes=(operation("a", output_bytes=0),))
     arena = place(graph, parse_plan("c0 f0", "blocking"))
     assert (arena.bytes, arena.fragmentation_ratio, len(arena.offsets)) == (0, 0.0, 1)
 
 
 def test_what_is_no_valid_plan_is_refused():
-    """The violations are told; a budget that is too small is none of them."""
+    """The violations are listed; a budget that is too small is not one of them."""
     with pytest.raises(PlanError, match="needs tensor 'a' in RAM"):
         place(skip_graph(), parse_plan("c1"))
     with pytest.raises(PlanError, match=r"alignment: .* got 3"):
@@ -115,7 +115,7 @@ def placed(packing, order):
 
 
 def random_blocks(seed, count, length=6):
-    """Return blocks of random lives and sizes, some with a second span."""
+    """Return blocks of random lifetimes and sizes, some with a second span."""
     rng, found = make_rng(f"exact/{seed}"), []
     for _ in range(count):
         begin = rng.randrange(length - 1)

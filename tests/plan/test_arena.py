@@ -76,7 +76,7 @@ def test_valid_addresses_have_no_violation():
 
 
 def test_state_on_storage_and_operators_in_place():
-    """The output y lies where x lay, w+ where w lay, which nobody freed."""
+    """The output y has the address of x, w+ that of w, which is never freed."""
     graph, found, arena = of_state()
     check = check_arena(graph, found, arena)
     assert check.violations == ()
@@ -88,9 +88,9 @@ def test_state_on_storage_and_operators_in_place():
 
 
 def test_resident_state_has_one_offset_before_the_program():
-    """State w and v is there throughout, and nothing else may lie over them.
+    """State w and v are there throughout, and no other block overlaps them.
 
-    Of memory-mapped state neither w, v nor w+ has an offset.
+    Memory-mapped w, v and w+ have no offset.
     """
     graph, found = state_step(), parse_plan(HELD, "blocking", resident=(1, 3))
     offsets = ((-1, OUT, 1, 0), (-1, OUT, 3, 8), (0, OUT, 0, 16), (2, OUT, 2, 16), (5, OUT, 4, 24))
@@ -131,15 +131,15 @@ def test_resident_state_has_one_offset_before_the_program():
     ],
 )
 def test_every_broken_rule_is_told(changes, words):
-    """One thing changed is one thing told, with its place."""
+    """One change causes one violation, with its place."""
     violations = check_arena(*of_skip(**changes)).violations
     assert any(words in violation for violation in violations), violations
 
 
 def test_who_may_lie_over_whom():
-    """An output in place elsewhere than its input is wrong, even where there is room.
+    """An in-place output at another address than its input is wrong, even if it fits.
 
-    Where x is read again later, y may not lie over it. Nothing lies over w+ while it is paged out.
+    If x is read again later, y may not overlap it. No block overlaps w+ while it is paged out.
     A node computed again does not write over its old output while it runs.
     """
     moved = changed(OF_PAGED, 2, (2, OUT, 2, 40))
@@ -225,7 +225,7 @@ def test_addresses_are_saved_and_loaded(tmp_path):
     ],
 )
 def test_faults_of_addresses_are_told_by_field(changes, words):
-    """Whatever is wrong, the message names the file, the key and what would be accepted."""
+    """The message names the file, the key and the accepted values."""
     with pytest.raises(PlanError) as caught:
         parse_document(json.dumps(document(**changes)), source="skip.plan.json")
     assert all(fault.startswith("skip.plan.json: ") for fault in caught.value.faults)

@@ -194,7 +194,7 @@ def test_no_bytes_bring_the_reader_down(body):
     ],
 )
 def test_sealed_nonsense_is_told(place, value, words):
-    """What has a good checksum and makes no sense is refused with its reason."""
+    """Invalid content with a correct checksum is refused with its reason."""
     data = bytearray(encode(parse_plan(PAGED_AND_FREED), skip_graph())[:-4])
     data[place] = value
     with pytest.raises(PlanError, match=words):

@@ -40,7 +40,7 @@ SKIP = Homes.from_resident(skip_graph())
     ],
 )
 def test_programs_are_completed_by_the_rules(steps, expected):
-    """Waits and frees of a DMA program come where the docstring says."""
+    """Waits and frees of a DMA program are placed as in the docstring."""
     found = add_waits_and_frees(SKIP, parse_plan(steps).program, StorageMode.DMA)
     assert found == parse_plan(expected).program
 
@@ -54,9 +54,9 @@ def test_blocking_programs_have_no_waits():
 
 
 def test_plain_values_become_instructions():
-    """Pairs of a word and a number, and a mode by its name, are enough; others are refused.
+    """Pairs of a word and a number, and a mode by its name, are accepted; others are refused.
 
-    Plans are equal by what they do: program, mode, budget and device count.
+    Plans are equal if program, mode, budget and device are.
     """
     made = Plan(program=(("compute", 0), ["free", 1]), mode="dma")
     assert made.program == (Instruction(Op.COMPUTE, 0), Instruction(Op.FREE, 1))
@@ -72,7 +72,7 @@ def test_plain_values_become_instructions():
 
 # -- files ---------------------------------------------------------------------------------------
 def made():
-    """Return a plan that says all about itself."""
+    """Return a plan with all fields."""
     identity = GraphIdentity.from_graph(skip_graph())
     return parse_plan(PAGED, identity=identity, ram_budget_bytes=12, device="board")
 
@@ -130,7 +130,7 @@ def test_saved_plan_is_loaded_again(tmp_path):
 
 
 def test_homes_are_saved_in_version_2(tmp_path):
-    """The file lists what is resident, none too, and says where storage is memory-mapped."""
+    """The file lists resident tensors, even if none, and whether storage is memory-mapped."""
     path = tmp_path / "step.plan.json"
     for keys in ({"resident": ()}, {"resident": (3, 1)}, {"resident": (1,), "memory_mapped": True}):
         case = parse_plan("c0", "blocking", identity=GraphIdentity.from_graph(state_step()), **keys)
@@ -169,7 +169,7 @@ def test_homes_are_saved_in_version_2(tmp_path):
     ],
 )
 def test_faults_are_told_with_file_and_place(change, words):
-    """Whatever is wrong, the message names the file, the key and what would be accepted."""
+    """The message names the file, the key and the accepted values."""
     with pytest.raises(PlanError) as caught:
         parse_document(json.dumps(document(**change)), source="skip.plan.json")
     assert all(fault.startswith("skip.plan.json: ") for fault in caught.value.faults)
@@ -224,9 +224,9 @@ def test_listing_of_a_plan():
 
 
 def test_recomputations_and_waits_for_the_bus_are_told():
-    """A second computation is called that; a transfer behind another says how long it waits.
+    """The listing marks recomputations; a transfer behind another states its wait.
 
-    Whatever is wrong with a plan stands below.
+    Violations of a plan follow below.
     """
     lines = listed("c0 o0 c1 o1 c2 w1 f1 w0 f0 c0 c3 f0 f2")
     assert "recompute  a  takes 1 s" in lines[15]
@@ -241,7 +241,7 @@ def test_recomputations_and_waits_for_the_bus_are_told():
 
 
 def test_state_and_operators_in_place_are_told():
-    """What is read from storage, written back, held in RAM, and written over what."""
+    """Reads from storage, writes to it, state in RAM, and overwritten inputs are listed."""
     graph = pair_step()
     made = parse_plan("c0 c1 c2 f0 c3 c4 f2 o4 f4", "blocking", resident=(3,))
     lines = plan_listing(graph, made, check_plan(graph, None, made)).splitlines()
@@ -261,7 +261,7 @@ def test_state_and_operators_in_place_are_told():
 
 
 def test_listing_with_addresses():
-    """What is made or held has its offset, by name where a computation makes several things."""
+    """Each computed or resident tensor has its offset, by name if a node makes several."""
     graph = pair_step()
     made = parse_plan("c0 c1 c2 f0 c3 c4 f2", "blocking", resident=(1, 3))
     arena = place(graph, made, alignment=4)

@@ -160,7 +160,7 @@ X, W, Y, V, G, NEW = range(6)
 
 
 def ram_in_use(intervals, instructions):
-    """Return for each instruction what is in RAM during it, and after it [B]."""
+    """Return the bytes in RAM during each instruction, and after it [B]."""
     change = [0] * (2 * instructions + 2)  # during and after each instruction, and the end
     for stay in intervals:
         change[2 * max(stay.begin, 0)] += stay.bytes
@@ -220,9 +220,9 @@ def test_outputs_in_place_and_replacements_take_no_byte_twice():
 
 
 def test_resident_state_is_there_from_before_to_after():
-    """It has no instruction of its own; what is memory-mapped is not in RAM at all.
+    """Resident state has no instruction; memory-mapped state is not in RAM.
 
-    Of a plan of another graph the numbers would mean something else.
+    A plan of another graph is refused.
     """
     found = check_sum(state_step(), parse_plan(HELD, "blocking", resident=(W, V)))
     assert [(s.index, s.origin, s.begin, s.end) for s in found[:2]] == [
@@ -300,7 +300,7 @@ def test_state_on_storage_is_read_by_its_node_and_written_back():
 
 
 def test_memory_mapped_state_is_read_where_it_lies():
-    """No RAM and no page-in; the page-out of w+ costs what it costs."""
+    """No RAM and no page-in; the page-out of w+ has its cost."""
     graph = state_step()
     made = replace(parse_plan(f"{HELD} o5 f5", "blocking", resident=()), memory_mapped=True)
     check = check_plan(graph, costs_of(graph, mapped_device()), made)
@@ -358,9 +358,9 @@ def test_each_broken_rule_of_state_is_told(made, words):
 
 
 def test_homes_count_as_storage_used():
-    """11 B of state, and what is paged out beside it; the replacement takes no room of its own.
+    """11 B of state, and paged-out tensors beside it; the replacement needs no bytes.
 
-    Costs without pages reject the first read and the page-out.
+    Without page costs, the first read and the page-out are violations.
     """
     graph = state_step()
     assert check_plan(graph, None, parse_plan(STORED, "blocking", resident=()), aux_bytes=11).valid
@@ -382,9 +382,9 @@ def test_homes_count_as_storage_used():
 def walked(  # noqa: C901, PLR0915 - one rule after the other
     graph, costs, made
 ):
-    """Walk a plan rule by rule: makespan, stall, peak and storage.
+    """Simulate a plan by each rule: makespan, stall, peak and storage.
 
-    A rule that it breaks is an `AssertionError`. What lies in RAM is added up at every instruction.
+    A violated rule is an `AssertionError`. Bytes in RAM are summed at each instruction.
     """
     table, dma = costs.table(graph), made.mode == StorageMode.DMA
     names = [tensor.name for tensor in graph.tensors]

@@ -1,4 +1,4 @@
-"""Plans keep what the schedule promises, and transfers are no later and no earlier than need be."""
+"""Plans have the values of the schedule, and transfers are neither too late nor too early."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ SAME = [
 
 
 def thrifty(graph, schedule):
-    """Return a schedule that lets go at once what the next stage makes no use of."""
+    """Return a schedule that frees all tensors that the next stage does not use."""
     kept = set(schedule.S_RAM)
     for t, i in sorted(kept, reverse=True):
         used = any((t, k) in schedule.R for k in graph.users_of[i])
@@ -44,7 +44,7 @@ def thrifty(graph, schedule):
 
 @pytest.mark.parametrize("with_state", [False, True])
 def test_blocking_plans_have_the_figures_of_the_schedule(*, with_state):
-    """Times, energy and bytes, exactly; the peak too, unless tensors are kept for nothing."""
+    """Times, energy and bytes are equal; the peak, too, unless tensors are kept for no use."""
     wasted = 0
     for case in plan_cases(150, with_state=with_state):
         graph, costs, schedule, _ = case
@@ -87,9 +87,9 @@ def test_dma_plans_are_valid_keep_the_budget_and_are_no_slower(*, with_state):
 
 
 def test_dma_plans_do_what_the_schedule_does_but_for_idle_page_outs():
-    """Computations keep their order and page-ins their number; no page-out is without a page-in.
+    """Computations keep their order and page-ins their number; all page-outs have page-ins.
 
-    What a DMA plan saves is the energy of the page-outs that it leaves out.
+    A DMA plan saves the energy of the omitted page-outs.
     """
     for case in plan_cases(80):
         plan = case.plan("dma")
@@ -172,7 +172,7 @@ def test_transfers_hide_behind_computations():
 
 @pytest.mark.parametrize("spare", [0, 4, 8, 100])
 def test_page_ins_ahead_of_their_use_share_what_ram_is_left(spare):
-    """Where the bus is the bottleneck many page-ins want to begin early; the budget limits them."""
+    """If the bus is the bottleneck, many page-ins begin early; the budget limits them."""
     teeth = 8
     graph = comb_graph(teeth)
     n, paged = 2 * teeth, range(teeth - 1)
@@ -213,7 +213,7 @@ def test_a_plan_is_the_same_every_time_and_made_without_time_to_improve_it():
 
 
 def test_a_plan_says_what_it_is_for():
-    """Mode, budget, graph and device are in the plan; what a schedule breaks is refused.
+    """Mode, budget, graph and device are in the plan; invalid schedules are refused.
 
     Storage has two modes.
     """
@@ -459,7 +459,7 @@ def test_the_program_of_a_schedule_frees_after_last_uses():
 def test_page_ins_at_their_use_stall_and_early_ones_take_more_ram():
     """The device waits 1 s for `a`: 1 + 2 + 3 + 1 + 4.
 
-    Where it comes back as soon as its page-out is done, nothing stalls, for 4 + 6 + 5 bytes.
+    If the page-in follows the page-out directly, there is no stall, for 4 + 6 + 5 bytes.
     """
     assert move_page_ins_to_readers(HOMES, EARLY) == MOVES
     for steps, figures in ((MOVES, (11.0, 1.0, 12)), (EARLY, (10.0, 0.0, 15))):

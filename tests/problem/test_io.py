@@ -1,4 +1,4 @@
-"""Files of own constraints: what they state, and every fault with its place."""
+"""Files of user-defined constraints: their content, and all faults with their place."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def problem():
 
 @pytest.fixture
 def read(problem, tmp_path):
-    """Return what reads the text of a file."""
+    """Return a function that reads the text of a file."""
 
     def load(text):
         path = tmp_path / "rows.toml"
@@ -38,7 +38,7 @@ def read(problem, tmp_path):
 
 @pytest.fixture
 def faults(read, tmp_path):
-    """Return what gives the faults of the text of a file, which all begin with its name."""
+    """Return a function that lists the faults of a text; all begin with the file's name."""
 
     def find(text):
         with pytest.raises(InputError) as caught:
@@ -89,7 +89,7 @@ def one(text):
     ],
 )
 def test_a_sum_names_totals(read, text, terms, lower, upper):
-    """A pattern stands for the sum over what it matches; a name of the graph is that name."""
+    """A pattern stands for the sum over its matches; the name of a graph item is that item."""
     expected = Constraint(name="x", terms=terms, lower=lower, upper=upper)
     assert read(one(text)).constraints == (expected,)
 
@@ -112,7 +112,7 @@ def test_amounts_have_units(read, total, amount, upper):
 
 
 def test_each_states_a_row_for_every_match(read):
-    """The rows are named by what they are about; a constraint without a name is numbered."""
+    """The rows are named by their items; a constraint without a name is numbered."""
     text = "[[constraint]]\nsum = {bytes_read = 1}\nat_most = 9\n[[constraint]]\n"
     rows = read(text + 'each = "recomputations:conv*"\nat_most = 1').constraints
     assert [row.name for row in rows] == [

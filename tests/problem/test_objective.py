@@ -1,4 +1,4 @@
-"""What is minimized, what stands in its place while a solver searches, and own sums."""
+"""Objectives, their substitutes during a search, and user-defined sums."""
 
 import re
 from dataclasses import replace
@@ -36,7 +36,7 @@ from poetmodel.schedule import simulate
 
 
 def paid(schedule, coefficients):
-    """Return what the decisions of a schedule add up to."""
+    """Return the sum of the costs of a schedule's decisions."""
     again = sum(coefficients.compute[k] for t, k in schedule.R if k < t)
     into = sum(coefficients.page_in[i] for _, i in schedule.M_in)
     return again + into + sum(coefficients.page_out[i] for _, i in schedule.M_out)
@@ -248,7 +248,7 @@ def test_a_list_of_relations_gives_numbered_rows():
     ],
 )
 def test_what_is_no_linear_relation_of_totals_is_refused(rule, words, caplog):
-    """The message names the constraint, and Pyomo logs nothing."""
+    """The message names the constraint, and Pyomo logs no message."""
     with pytest.raises(InputError, match=words):
         rows(rule)
     assert not caplog.records
@@ -264,7 +264,7 @@ def test_what_is_no_linear_relation_of_totals_is_refused(rule, words, caplog):
     ],
 )
 def test_a_row_needs_a_name_finite_numbers_and_limits(row, words):
-    """A row that can say nothing is a mistake."""
+    """A row without name or limits, or with contradictory or infinite numbers, is an error."""
     with pytest.raises(InputError, match=words):
         Constraint(**row)
 
@@ -282,10 +282,10 @@ def test_a_problem_names_keys_that_its_graph_does_not_have(key):
 
 
 def test_the_simulator_counts_totals():
-    """It counts what the relations say, and adds up sums of them.
+    """The simulator counts the totals of the relations, and their sums.
 
-    The baseline of an own objective is its value for a single pass, the constant included. With
-    rewards, what lies above the baseline is never below 0.
+    The baseline of a user-defined objective is its value for a single pass, with the constant.
+    With rewards, the value is never below the baseline.
     """
     simulation = pm.simulate(GRAPH, COSTS, SCHEDULE)
     assert simulation.recomputations == {0: 1}
@@ -331,7 +331,7 @@ def test_verify_names_a_broken_row(rule, broken):
 
 @pytest.mark.parametrize("weight", [float("nan"), float("inf")])
 def test_an_objective_has_finite_weights(weight):
-    """Of what is not a number nothing can be proved."""
+    """Weights that are not finite would prevent proofs."""
     with pytest.raises(InputError, match=r"^objective: "):
         PROBLEM.minimizing(lambda v: weight * v.energy_j)
     with pytest.raises(InputError, match=r"^objective: 'energy_j': "):
@@ -371,10 +371,10 @@ def test_coefficients_count_what_the_simulator_counts(seed):
 
 
 def test_rows_want_decisions_and_have_names():
-    """Those that a row has with a sign that more of them helps to keep it.
+    """A row rewards decisions whose sign helps to satisfy it.
 
-    A second row of the same name would be reported as the first. A gap of what rounding leaves of
-    the value would contradict the status. Terms may be pairs.
+    A second row of the same name is refused, because reports could not distinguish them. A gap
+    of rounding errors would contradict the status. Terms may be pairs.
     """
     problem = PROBLEM.subject_to(more=lambda v: 2 * v.page_outs["b"] - v.page_ins["c"] >= 1)
     assert (problem.rewards.page_out, problem.rewards.page_in) == ((0, 2, 0), (0, 0, 0))
@@ -401,7 +401,7 @@ def test_rows_want_decisions_and_have_names():
     ],
 )
 def test_more_energy_is_no_aim_where_idle_power_is_drawn_over_a_makespan(rule, refused):
-    """A model knows a lower bound of that energy; from below it could claim too much."""
+    """A lower limit on that energy is refused, because a model only has a lower bound on it."""
     device = bench_device(idle_power_w=1.0, mode="dma")
     problem = pm.Problem(GRAPH, replace(COSTS, device=device), ram="100%")
     assert problem.is_overlapping
@@ -461,7 +461,10 @@ def test_each_limit_is_held_against_what_every_schedule_pays(limits, subject):
     ],
 )
 def test_only_commits_that_cost_something_are_to_be_made_less_often(page_energy_j, limits, ending):
-    """Of the limit's own quantity; transfers of commits are among what a single pass takes."""
+    """Rarer commits are recommended only if commits cost the limited quantity.
+
+    Transfers of commits are part of a single pass.
+    """
     graph = Graph(
         name="step",
         nodes=(
@@ -551,7 +554,7 @@ def test_limits_in_words():
     ],
 )
 def test_an_own_constraint_that_nothing_can_keep(rule, limits, sentence):
-    """What the most that takes off cannot bring within its limit, no schedule can."""
+    """If the maximum reduction cannot reach the limit, no schedule can."""
     assert infeasibility_reason(skip_problem(**limits).subject_to(own=rule)) == sentence
 
 
@@ -566,9 +569,9 @@ def test_an_own_constraint_that_nothing_can_keep(rule, limits, sentence):
     ],
 )
 def test_a_size_without_its_unit_is_noticed(given, least, remark):
-    """Where it is far below the least, the words say that it is bytes, and what may be meant.
+    """If a limit is far below the minimum, the message says that it is in bytes, with a guess.
 
-    So do those about the minimum RAM.
+    So does that of the minimum RAM.
     """
     assert missing_unit_hint(given, least) == remark
     graph = zoo.mlp()
@@ -581,7 +584,7 @@ def test_a_size_without_its_unit_is_noticed(given, least, remark):
 
 
 def test_what_the_least_ram_is_needed_for_adds_up(tmp_path):
-    """State counts where it takes RAM, replacements never, and what is in place less."""
+    """State counts if it is in RAM, replacements never, and in-place outputs count less."""
     graph = Graph.load(write_graph(tmp_path / "step.graph.json", training_step()))
     costs = Costs.estimate(graph, bench_device())
     sentence = infeasibility_reason(Problem(graph, costs, ram=599))

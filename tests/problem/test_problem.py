@@ -1,4 +1,4 @@
-"""The stated problem: limits in every form, defaults from the device, and what is refused."""
+"""The stated problem: all forms of limits, defaults from the device, and refusals."""
 
 import pickle
 from dataclasses import replace
@@ -58,7 +58,7 @@ def test_ram_in_every_form(graph, costs, ram, size_bytes):
     [("100%", 200, 50), ("80%", 160, 10), ("50%", 100, -50), (175, 175, 25)],
 )
 def test_resident_bytes_count_on_request(graph, costs, ram, budget_bytes, usable_bytes):
-    """With `count_parameters` 100 % is peak plus resident bytes, which are off what tensors get."""
+    """With `count_parameters`, 100 % is peak plus resident bytes, which tensors cannot use."""
     problem = Problem(graph, costs, ram=ram, count_parameters=True)
     assert (problem.ram_budget_bytes, problem.usable_ram_bytes) == (budget_bytes, usable_bytes)
 
@@ -73,7 +73,7 @@ def test_resident_bytes_count_on_request(graph, costs, ram, budget_bytes, usable
     ],
 )
 def test_unusable_ram_is_refused(graph, costs, ram, words):
-    """The error names the limit, what came and what would be accepted."""
+    """The error names the limit, its value and the accepted values."""
     with pytest.raises(BudgetError, match=words):
         Problem(graph, costs, ram=ram)
 
@@ -117,7 +117,7 @@ def test_storage_in_every_form(graph, costs, aux, limit):
     ],
 )
 def test_unusable_limits_are_refused(graph, costs, limits, words):
-    """The error names the limit and what would be accepted."""
+    """The error names the limit and the accepted values."""
     with pytest.raises(BudgetError, match=words):
         Problem(graph, costs, ram=50, **limits)
 
@@ -153,7 +153,7 @@ def test_all_faults_come_together(graph, costs):
     ],
 )
 def test_unknown_choices_are_refused(graph, costs, choices, words):
-    """The error lists what there is to choose from."""
+    """The error lists the choices."""
     with pytest.raises(InputError) as raised:
         Problem(graph, costs, ram=50, **choices)
     assert raised.value.faults == (words,)
@@ -184,7 +184,7 @@ def test_costs_must_fit_the_graph(graph, costs):
 
 # -- defaults ----------------------------------------------------------------------------------
 def test_device_gives_ram_storage_and_idle_power(graph, costs):
-    """What the problem does not say, the device of the costs says.
+    """Limits that the problem does not state are those of the device of the costs.
 
     A profile alone, or a device without storage, counts serially.
     """
@@ -213,11 +213,11 @@ def test_meaning_of_the_deadline_follows_the_storage(graph, costs, mode, meaning
 
 # -- what is allowed, and what it costs ----------------------------------------------------------
 def test_choices_and_what_they_allow(graph, costs):
-    """Without page costs, or with paging off, nothing is paged; storage of 0 bytes is storage.
+    """Without page costs, or with paging off, no tensor is paged; 0 bytes of storage are storage.
 
-    Node b must not be computed again; nothing may where recomputation is off. Quantities may be
-    given as words; the problem holds members, energy by default. Without a budget and a device
-    the error shows how a budget looks. 2 W over one pass of 10 s are part of the baseline.
+    Node b may not be recomputed; none if recomputation is off. Quantities may be words; the
+    problem has members, energy by default. Without a budget and a device, the error shows the
+    form of a budget. 2 W over one pass of 10 s are part of the baseline.
     """
     assert Problem(graph, costs, ram=50).can_page
     assert Problem(graph, costs, ram=50, aux_bytes=0).can_page
@@ -257,7 +257,7 @@ def test_charges_include_idle_power_over_the_time_that_counts(
 
 # -- as a value --------------------------------------------------------------------------------
 def test_limits_are_told_in_plain_values(graph, costs):
-    """`to_dict` holds what a schedule file states of a problem, in SI."""
+    """`to_dict` has the content of a schedule file about a problem, in SI."""
     problem = Problem(
         graph, costs, ram="1KiB", deadline="20s", deadline_counts="compute", aux_bytes=64,
         recompute=False, paging=True, minimize="time", energy_budget="200%", count_parameters=True,
@@ -289,10 +289,10 @@ def test_problems_travel_between_processes(seed):
 
 
 def test_problem_is_changed_by_replacing(graph, costs):
-    """`dataclasses.replace` states the same problem but for what is named.
+    """`dataclasses.replace` changes only the named fields.
 
-    `without` gives RAM for everything (resident bytes where they count), storage for every tensor,
-    no times. A percentage is taken anew of what replaces its whole; a number stays.
+    `without` gives RAM for all tensors (resident bytes if they count), storage for all tensors,
+    and no times. A percentage refers to the new whole; a number stays.
     """
     problem = Problem(graph, costs, ram="50%", deadline="120%", minimize="ram")
     other = replace(problem, ram="100%")
@@ -342,7 +342,7 @@ def test_limits_are_split_over_the_steps():
     ],
 )
 def test_nonsense_is_refused_with_its_field(given, words):
-    """The message names the field and what came."""
+    """The message names the field and its value."""
     with pytest.raises(BudgetError, match=words):
         Job(**given)
 

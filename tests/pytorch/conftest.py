@@ -1,4 +1,4 @@
-"""What every test of PyTorch starts from: the same random numbers."""
+"""Fixture of all tests of PyTorch: the same random numbers."""
 
 import sys
 

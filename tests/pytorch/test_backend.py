@@ -62,7 +62,7 @@ class Case(NamedTuple):
         return model, torch.compile(step, backend=back, fullgraph=True, dynamic=False), back
 
     def eager(self):
-        """Return what eager PyTorch computes."""
+        """Return the results of eager PyTorch."""
         model = copy.deepcopy(self.model)
         return trained(model, lambda *batch: self.loss(model, *batch), self.batch)
 
@@ -224,16 +224,16 @@ SMALL = [
     ],
 )
 def test_steps_have_the_bits_of_eager_within_a_budget(make, ram):
-    """Loss, gradients, buffers, generator; the allocator's peak is what was predicted.
+    """Loss, gradients, buffers, generator; the allocator's peak equals the prediction.
 
-    What a budget does not leave room for is refused, with one that is kept.
+    A budget that is too small is refused with one that suffices.
     """
     check_budget(make(), ram)
 
 
 @pytest.mark.parametrize("rows", [1, 256])
 def test_copies_of_parts_are_as_large_as_what_they_are_parts_of(rows):
-    """PyTorch copies the whole storage of what it writes into, such as that of a small norm."""
+    """PyTorch copies the whole storage of a tensor that it writes to, such as a small norm's."""
 
     class Parts(nn.Module):
         def __init__(self):
@@ -422,10 +422,10 @@ def least(tmp_path_factory):
 
 
 def test_pages_come_back_as_they_went(least, tmp_path, monkeypatch):
-    """Where nothing may be computed again; slots are given back, and the file goes with it all.
+    """If no operation may be recomputed; slots are reused, and the file is deleted at the end.
 
-    Two steps that are under way have their own pages and masks, and their gradients add up: here
-    they may take twice the budget of the plan.
+    Two steps in progress have separate pages and masks, and their gradients add up: here they
+    may use twice the budget of the plan.
     """
     set_plan = live_calls.CountedGraph.set_plan
 
@@ -509,7 +509,7 @@ def recurrence(cell, steps):
 
 
 def test_parts_that_autograd_saves_are_copied_where_eager_copies_them():
-    """With everything kept a GRU takes what eager takes: parts of a product, not all of it."""
+    """With everything kept, a GRU needs eager's memory: parts of a product, not all of it."""
     case = recurrence(nn.GRUCell, 6)
     _, step, back = case.compiled("100%")
     step(*case.batch).backward()
@@ -520,7 +520,7 @@ def test_parts_that_autograd_saves_are_copied_where_eager_copies_them():
 
 @pytest.mark.slow
 def test_recurrences_of_many_steps_get_plans(monkeypatch):
-    """Also by the budget that a refusal names, far below what is kept otherwise."""
+    """Also by the budget that a refusal names, far below that of keep-all."""
     monkeypatch.setattr(task, "REFUSING_S", LIMIT_S / 4)
     case = recurrence(nn.GRUCell, 48)
     model, step, back = case.compiled("50%", gap=ANY_GAP)
@@ -577,7 +577,7 @@ def test_a_known_graph_is_not_solved_again(tmp_path, monkeypatch):
 
 
 def test_a_schedule_for_a_wider_gap_is_improved(tmp_path):
-    """What was proved then is no proof for this gap."""
+    """The earlier proof does not hold for this gap."""
     case = cnn()
     options = {"cache": tmp_path, "device": "jetson-tx2"}
     _, step, first = case.compiled("60%", gap=ANY_GAP, **options)
@@ -593,7 +593,7 @@ def test_a_schedule_for_a_wider_gap_is_improved(tmp_path):
     [({}, "pass fullgraph=True"), ({"fullgraph": True, "dynamic": True}, "pass dynamic=False")],
 )
 def test_graphs_of_unknown_parts_or_sizes_are_refused(options, words):
-    """With what to pass: tensors that several graphs save add up."""
+    """The error states the arguments to pass: tensors that several graphs save add up."""
     torch._dynamo.reset()
     back = pmt.backend("60%", cache=False)
     with pytest.raises(Exception, match=words):
@@ -677,7 +677,7 @@ class Added(Summed):
 @pytest.mark.parametrize("kernels", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what Inductor says of PyTorch
 def test_copies_of_gradients_count(kind, kernels):
-    """Autograd copies what lies otherwise than its parameter, or is handed over twice."""
+    """Autograd copies gradients whose layout differs from the parameter's, or that are shared."""
     case = Case(kind(), lambda model, x: model(x), (torch.randn(16, 128),))
     model, step, back = case.compiled("100%", kernels=kernels)
     step(*case.batch).backward()
@@ -689,7 +689,7 @@ def test_copies_of_gradients_count(kind, kernels):
 
 @pytest.mark.parametrize("paging", [False, True])
 def test_results_that_the_caller_has_count(paging, tmp_path):
-    """Logits beside a loss stay for the whole backward pass: to let them go frees nothing."""
+    """Logits beside a loss stay for the whole backward pass: freeing them saves no memory."""
     layers = [layer for _ in range(6) for layer in (nn.Linear(32, 32), nn.GELU())]
     model = nn.Sequential(*layers, nn.Linear(32, 100))
     x, y = torch.randn(128, 32), torch.randint(0, 100, (128,))
@@ -734,7 +734,7 @@ class Normed(nn.Module):
 
 @torch.library.custom_op("poetmodel_tests::noisy", mutates_args=())
 def noisy(x: torch.Tensor) -> torch.Tensor:
-    """Draw random numbers, whatever an operator says of itself: it is not computed again."""
+    """Draw random numbers, without a declaration of the operator: it is not recomputed."""
     return x + torch.randn_like(x)
 
 
@@ -794,7 +794,7 @@ FOUND = {
 
 @pytest.mark.parametrize("name", FOUND)
 def test_what_was_wrong_once_has_the_bits_of_eager(name, tmp_path, monkeypatch):
-    """Costs of all kinds, norms, operators of users, and losses; each plan does what it is for."""
+    """Cases of earlier errors have eager's bits: costs, norms, user-defined operators, losses."""
     monkeypatch.chdir(tmp_path)
     make, ram, options, does = FOUND[name]
     case = make()
@@ -808,7 +808,7 @@ def test_what_was_wrong_once_has_the_bits_of_eager(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize("kernels", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what Inductor says of PyTorch
 def test_integers_may_be_divisors(kernels):
-    """What is measured on zeros fails there."""
+    """Measurements on zeros fail there."""
 
     def loss(model, number, divisor):
         return model(number % divisor).pow(2).sum() + model(number // divisor).sum()
@@ -821,7 +821,7 @@ def test_integers_may_be_divisors(kernels):
 
 
 def test_assertions_are_checked_in_each_step():
-    """Although nothing reads what they make."""
+    """Although no operation reads their results."""
 
     def loss(model, x):
         y = model(x)
@@ -836,7 +836,7 @@ def test_assertions_are_checked_in_each_step():
 
 
 def test_functions_inside_of_a_graph_are_refused():
-    """Nobody plans what they make."""
+    """Their results would not be planned."""
 
     def loss(model, x):
         return torch.cond(x.sum() > 0, torch.sin, torch.cos, (model(x),)).pow(2).mean()
@@ -848,9 +848,9 @@ def test_functions_inside_of_a_graph_are_refused():
 
 
 def test_a_page_comes_back_as_it_lay(tmp_path):
-    """Strides, and where the tensor begins.
+    """Strides, and the offset of the tensor.
 
-    A forked process writes at the same time; what was written before is only the parent's.
+    A forked process writes at the same time; earlier writes belong only to the parent.
     """
     file = pages.SlotFile(tmp_path)
     tensor = torch.randn(3, 5, 7).permute(2, 0, 1)[1:]
@@ -941,7 +941,7 @@ def test_a_process_is_forked_while_a_thread_allocates_a_slot(tmp_path, monkeypat
 
 @pytest.mark.parametrize("door", ["backend", "compile"])
 def test_a_profiler_of_the_user_is_left_alone(door):
-    """PyTorch has one at a time: what it has seen would be lost."""
+    """PyTorch has one profiler at a time: its data would be lost."""
     case = mlp()
     _, step, _ = case.compiled("100%")
     if door == "compile":
@@ -970,7 +970,7 @@ class Blocks(nn.Module):
 
 
 def test_plan_for_another_device_is_that_of_the_captured_graph():
-    """Nothing is run, and nothing but small workspaces tells it from the plan of what is run."""
+    """No step runs, and the plan differs from that of a step only by small workspaces."""
     model, batch = Blocks(64, 6), torch.ones(512, 64)
     before = [tensor.clone() for tensor in (*model.parameters(), *model.buffers())]
     imagined, run = (pmt.backend(ram=900_000, device="a100", cache=False) for _ in range(2))
@@ -1031,7 +1031,7 @@ def test_model_without_memory_is_planned():
     ],
 )
 def test_plans_for_another_device_that_make_no_sense_are_refused(options, paging, expected):
-    """One sentence says what is wrong, and nothing is planned; so it is below the least budget."""
+    """One sentence states the fault, and no plan is made; likewise below the minimum budget."""
     back = pmt.backend(ram="1%", device="a100", cache=False)
     with pytest.raises(BudgetError, match=r"the minimum is ram=|is enough"):
         back.plan_for(Blocks(8, 2), torch.empty(16, 8))

@@ -1,4 +1,4 @@
-"""The back end as people write it: its arguments, its name, and what it says of them."""
+"""The back end as users call it: its arguments, its name, and its reports."""
 
 import io
 import re
@@ -50,7 +50,7 @@ def network(depth=4, width=64):
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_refused_when_they_are_given(options):
-    """Not at the first batch, where PyTorch would wrap what is said."""
+    """Not at the first batch, where PyTorch would wrap the error."""
     with pytest.raises(InputError, match=next(iter(options)).replace("_", " ")):
         pmt.backend(**{"ram": "60%", **options})
 
@@ -153,7 +153,7 @@ def test_a_percentage_is_of_the_first_shape(caplog):
 
 
 def test_the_time_limit_is_that_of_the_whole_call(monkeypatch):
-    """What was spent before is not there for the solver; a refusal takes little beyond it."""
+    """The solver has only the remaining time; a refusal needs little more."""
     limits, now, solve = [], [0.0], planning.solve
 
     def solved(problem, *, time_limit, **options):
@@ -171,7 +171,7 @@ def test_the_time_limit_is_that_of_the_whole_call(monkeypatch):
 
 
 def test_a_terminal_shows_what_takes_long(monkeypatch):
-    """After some time, and nothing before."""
+    """The progress is shown after some time, and not before."""
     written = io.StringIO()
     written.isatty = lambda: True
     monkeypatch.setattr(sys, "stderr", written)
@@ -186,7 +186,7 @@ def test_a_terminal_shows_what_takes_long(monkeypatch):
 
 @pytest.mark.parametrize("outside", [None, "auto", "700KiB"])
 def test_a_loss_outside_is_told_or_counted(outside, caplog):
-    """What it takes between both passes is reserved, as given or measured in the first step.
+    """Its memory between both passes is reserved, as given or measured in the first step.
 
     Then the budget holds, with eager's bits; the peak is that of a function with its loss.
     """
@@ -318,7 +318,7 @@ def test_results_beside_the_loss_may_lead_nowhere_back():
 
 
 def test_what_is_outside_is_measured_in_the_first_step_that_is_gone_back_through():
-    """Not while a profiler is on, not without gradients, and not where nobody goes back."""
+    """Not during profiling, not without gradients, and not without a backward pass."""
     model, x = network(), torch.randn(256, 64)
     torch._dynamo.reset()
     back = pmt.backend("100%", cache=False, outside="auto")
@@ -358,7 +358,7 @@ def test_a_measurement_gives_way_to_others(fails):
 
 
 def test_measurements_of_memory_write_no_lines():
-    """PyTorch's profiler has notices, and says nothing where nobody asks for them."""
+    """PyTorch's profiler prints messages, which are suppressed without a request."""
     source = (
         "import torch\n"
         "from poetmodel.torch.graph.tensors import heap_peak_bytes\n"
@@ -404,7 +404,7 @@ class Checkpointed(nn.Module):
 
 
 def test_a_model_that_checkpoints_itself_takes_no_more_than_by_itself(caplog):
-    """With ``eager``; a percentage is of everything kept, and says so."""
+    """With ``eager``; a percentage is of keep-all, which the report states."""
     model, x = Checkpointed(), torch.randn(256, 64)
 
     def peak_bytes(run):
@@ -454,7 +454,7 @@ def test_a_refusal_says_what_the_budget_is_for():
 
 
 def test_a_refusal_says_what_is_for_others():
-    """Room that is given for what is outside counts in the least budget, too."""
+    """Reserved memory for outer tensors counts in the minimum budget, too."""
     torch._dynamo.reset()
     told = "between both passes 1,048,576 B are for memory outside of the function"
     back = pmt.backend("256KiB", cache=False, outside="1MiB")
@@ -504,7 +504,7 @@ class TwoParts(nn.Module):
 
 
 def saved_bytes(run, x, model):
-    """Return the bytes that a forward pass leaves for the backward pass beside what was there."""
+    """Return the additional bytes that a forward pass leaves for the backward pass."""
     known = {tensor.untyped_storage().data_ptr() for tensor in (x, *model.parameters())}
     sizes = {}
 
@@ -626,7 +626,7 @@ def test_a_region_has_what_regions_inside_of_it_make():
 
 
 def test_a_region_may_keep_nothing():
-    """Also where the first operation of the backward pass reads what it made."""
+    """Also if the first operation of the backward pass reads its results."""
     first, region = nn.Linear(64, 64), nn.Sequential(nn.Linear(64, 64), nn.Tanh())
     back = pmt.backend("2MiB", cache=False, regions={"1.*": "0%"})
     model = nn.Sequential(first, region)
@@ -637,7 +637,7 @@ def test_a_region_may_keep_nothing():
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN's kernels")
 def test_an_lstm_by_onednn_is_refused():
-    """With what lets it be planned: its kernel cannot run apart from its graph."""
+    """The error has a remedy: its kernel cannot run apart from its graph."""
     rnn = nn.LSTM(8, 8, batch_first=True)
     run = torch.compile(
         lambda x: rnn(x)[0].sum(), backend=pmt.backend("100%"), fullgraph=True, dynamic=False

@@ -1,4 +1,4 @@
-"""Shares of RAM in PyTorch: of the peak with everything kept, which each door knows itself."""
+"""Percentages of RAM in PyTorch: of the keep-all peak of each entry point."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What is known of a compiled step: its certificate, as plain values, as a file, as a page."""
+"""Results about a compiled step: its certificate, as plain values, as a file, as a page."""
 
 import json
 from dataclasses import replace
@@ -23,7 +23,7 @@ nn = torch.nn
 
 @pytest.fixture(scope="module")
 def verified(tmp_path_factory):
-    """Return a residual step that is compiled to page, and what was found of it."""
+    """Return a residual step that is compiled with paging, and its verification."""
     torch.manual_seed(1)
     folder = tmp_path_factory.mktemp("pages")
     own = residual_step(size=16)
@@ -109,7 +109,7 @@ def test_a_wrong_result_is_named(tmp_path):
 
 
 def test_a_difference_is_plain_values():
-    """What JSON has no number for is told in words."""
+    """Values that JSON does not support are words."""
     found = ResultDifference(name="loss", largest=float("nan"), op="")
     assert found.to_dict() == {"name": "loss", "largest": None, "text": "by up to nan", "op": ""}
     assert replace(found, largest=0.5).to_dict()["largest"] == 0.5
@@ -130,7 +130,7 @@ def test_long_steps_run_no_more_often_than_they_must(most_s, runs, monkeypatch):
     counted = []
 
     class Counted(certificate._TimedStep):
-        """A step that tells of its runs."""
+        """A step that counts its runs."""
 
         def __init__(self, work):
             super().__init__(work)
@@ -147,7 +147,7 @@ def test_long_steps_run_no_more_often_than_they_must(most_s, runs, monkeypatch):
 
 # -- reports ---------------------------------------------------------------------------------------
 def test_the_report_is_plain(step):
-    """JSON gives back exactly what went in, also before there is a certificate."""
+    """JSON returns exactly the same values, also before there is a certificate."""
     found = step.report()
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert found["certificate"]["equal"] is True
@@ -179,7 +179,7 @@ def test_a_page_is_written(step, tmp_path):
 
 
 def test_a_certificate_is_that_of_what_ran():
-    """What was found of a step for some inputs is not said of it for others."""
+    """After a step on other inputs, the report has no certificate until the first ones return."""
     model, loss_fn, (x, y) = row_step(nn.Linear(4, 4))
     both = compile_keep_all(model, loss_fn, (x, y), dynamic="retrace")
     both.verify()
@@ -192,7 +192,7 @@ def test_a_certificate_is_that_of_what_ran():
 def test_other_files_are_refused(step, tmp_path, monkeypatch):
     """The two kinds are named, and nothing is written.
 
-    Pages need an extra, which is told; figures need nothing.
+    Pages need an extra, which the error names; pictures need none.
     """
     expected = r"step.txt: expected a file \*.html for a page, or \*.json for values"
     with pytest.raises(InputError, match=expected):

@@ -1,4 +1,4 @@
-"""`compile`: three lines, and what is wrong in words."""
+"""`compile`: three lines, and errors in words."""
 
 import copy
 import io
@@ -31,7 +31,7 @@ def simple(**options):
 
 @pytest.fixture(scope="module")
 def kept():
-    """Return what `simple` does; tests leave both as they were."""
+    """Return the results of `simple`; tests leave both unchanged."""
     return simple()
 
 
@@ -52,7 +52,7 @@ def test_three_lines(tmp_path):
 
 
 def test_recomputing_alone_needs_no_storage():
-    """Without a folder tensors are recomputed, and nothing is written."""
+    """Without a folder, tensors are recomputed, and nothing is written."""
     own = residual_step(size=16)
     step = pmt.compile(*own, ram="80%", device="rpi4b")
     assert find_differences(step, *own) == []
@@ -64,9 +64,9 @@ def test_recomputing_alone_needs_no_storage():
 
 
 def test_the_state_dict_and_mode_are_the_users(kept):
-    """No key comes or goes; evaluation runs as before, and training goes on after it.
+    """No key is added or removed; evaluation runs as before, and training continues after it.
 
-    With room nothing is recomputed or paged, whatever is small or large. A step cannot be copied.
+    With enough RAM, no tensor is recomputed or paged, small or large. A step cannot be copied.
     """
     own, step = kept
     assert step.compiled.scheduled.threshold_bytes == 0
@@ -140,7 +140,7 @@ def test_a_percentage_is_the_same_bytes_for_all_inputs():
 
 
 def test_time_is_minimized_where_costs_are_those_of_this_host():
-    """Energy where they are a device's; what was chosen is in the report. Given costs are taken."""
+    """Time is minimized for measured costs, energy for those of a device; the report states it."""
     own = row_step(nn.Linear(4, 4))
     for options, aim in (
         ({}, "time"),
@@ -155,7 +155,7 @@ def test_time_is_minimized_where_costs_are_those_of_this_host():
 
 
 def test_costs_are_measured_with_the_threads_that_run():
-    """As many as PyTorch is set to; profile, certificate and summary say how many."""
+    """The number of PyTorch's threads is used, and in profile, certificate and summary."""
     before = torch.get_num_threads()
     own = row_step(nn.Linear(4, 4))
     try:
@@ -206,7 +206,7 @@ def test_options_that_make_no_sense_are_refused(options, words, tmp_path):
     ],
 )
 def test_budgets_that_cannot_be_kept_are_told(ram, kind):
-    """What is reserved and for what, and a budget that suffices, which does."""
+    """The error lists reserves and their reasons, and a budget that suffices, which is true."""
     own = residual_step()
     with pytest.raises(kind, match=r"ram: .* is too little for Sequential: ") as caught:
         pmt.compile(*own, ram=ram, device="rpi4b")
@@ -232,7 +232,7 @@ def test_budgets_that_cannot_be_kept_are_told(ram, kind):
      (lambda: torch.autocast("cpu"), "inside the model")],
 )  # fmt: skip
 def test_modes_around_captures_and_steps_are_refused(mode, words):
-    """Nothing is left behind."""
+    """After the refusal, there are no gradients, and the step is unchanged."""
     own, step = simple(dynamic="retrace")
     step(*own[2])
     own[0].zero_grad()
@@ -246,7 +246,7 @@ def test_modes_around_captures_and_steps_are_refused(mode, words):
 
 @pytest.mark.parametrize(("stream", "is_terminal"), [(Terminal, True), (io.StringIO, False)])
 def test_stages_are_shown_on_a_terminal_only(stream, is_terminal, monkeypatch):
-    """Each stage has its turn; a pipe gets nothing."""
+    """Phases are shown in order; a pipe gets no output."""
     stderr = stream()
     monkeypatch.setattr("sys.stderr", stderr)
     monkeypatch.setenv("TERM", "xterm")

@@ -1,4 +1,4 @@
-"""What a compile knows from earlier ones: the same answers, and none that no longer hold."""
+"""Caches of compilation: equal results, and no stale ones."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def own(batch=2):
 
 
 def compiled(step, folder, **options):
-    """Compile a step for 85 % of the memory, with what is known in a folder."""
+    """Compile a step for 85 % of the memory, with the cache in a folder."""
     model, loss_fn, inputs = step
     return pmt.compile(model, loss_fn, inputs, cache=folder, **({"ram": "85%"} | options))
 
@@ -71,7 +71,7 @@ class Counted:
         patch.setattr(module, name, counted)
 
     def take(self):
-        """Return what ran since the last time."""
+        """Return the calls since the last time."""
         found = set(self.counts)
         self.counts.clear()
         return found
@@ -82,9 +82,9 @@ ALL = {"profile_on_inputs", "measure_operation_times", "solve"}
 
 @pytest.mark.parametrize("updates", [False, True])
 def test_the_second_compile_reads_all(updates, tmp_path, monkeypatch):
-    """Nothing is measured or solved; graph, costs, result, plan and program are the same.
+    """No measurement and no solve; graph, costs, result, plan and program are the same.
 
-    `False` runs all of it each time, and keeps nothing.
+    `False` runs all of it each time, and stores nothing.
     """
     monkeypatch.setenv("POETMODEL_CACHE", str(tmp_path / "unused"))
     counted = Counted(monkeypatch)
@@ -167,7 +167,7 @@ def test_damaged_files_are_found_anew(known, folder):
 
 @pytest.mark.parametrize("name", ["build_trace", "build_profile"])
 def test_faults_of_ours_are_no_damage(name, folder, monkeypatch):
-    """What is wrong with a plan or its costs is told, and not found anew without a word."""
+    """Faults of a plan or its costs are reported, not computed again silently."""
 
     def wrong(*_, **__):
         raise AttributeError("not a damaged file")
@@ -200,7 +200,7 @@ def test_more_time_goes_on_from_what_is_known(tmp_path, monkeypatch):
 
 
 def test_sizes_that_depend_on_values_are_part_of_the_key(tmp_path):
-    """What a mask selects has no size in the operations of the graph."""
+    """Operations of the graph do not state the size of a masked selection."""
 
     class Selected(nn.Sequential):
         def forward(self, x, y, mask):
@@ -220,7 +220,7 @@ def test_sizes_that_depend_on_values_are_part_of_the_key(tmp_path):
 
 
 def test_values_that_have_no_form_are_not_kept(tmp_path):
-    """A graph with an object that nobody can tell from another is compiled, and not kept."""
+    """A graph with an object that cannot be compared is compiled, and not cached."""
     step = own()
     joint = compile_cache.build_trace.__globals__["capture"](*step)
     node = next(n for n in joint.graph_module.graph.nodes if n.op == "call_function")
@@ -243,7 +243,7 @@ def written(folder):
 
 
 def test_what_was_written_is_read(tmp_path):
-    """By kind and key; nothing else is there, and no copy with the name of another key."""
+    """By kind and key; other files are not read, nor a copy with the name of another key."""
     cache, path = written(tmp_path)
     assert cache.read("costs", KEY) == CONTENT
     assert cache.read("step", KEY) is None
@@ -304,7 +304,7 @@ def test_no_folder_keeps_nothing(tmp_path, monkeypatch):
 
 
 def test_the_oldest_files_go(tmp_path, monkeypatch):
-    """What was read lately stays, and so do files of others, whatever their names are."""
+    """Recently read files stay, and so do foreign files, with any names."""
     monkeypatch.setattr(cache_module, "MAX_FILES", 3)
     theirs = [tmp_path / name for name in ("run-1.json", "step-of-mine.json", "a-b.txt")]
     for path in theirs:

@@ -36,7 +36,7 @@ MARKED = re.compile(r"^pytestmark = (\[\s*)?pytest\.mark\.torch\b", re.MULTILINE
     ],
 )
 def test_missing_and_old_packages_are_named(door, found, words, monkeypatch):
-    """The message says how to get the right one, whatever asks for it; later builds are taken."""
+    """The message states how to install the right version; later builds are accepted."""
 
     def installed(_):
         if found is None:
@@ -56,7 +56,7 @@ def test_missing_and_old_packages_are_named(door, found, words, monkeypatch):
     ("module", "package"), [("huggingface", "transformers"), ("lightning", "lightning")]
 )
 def test_modules_for_other_libraries_name_what_they_need(module, package, monkeypatch):
-    """Their import says how to get the library; it is an `ImportError` as for any module."""
+    """Their import states how to install the library; it is an `ImportError` as for any module."""
     pytest.importorskip("torch")
     monkeypatch.delitem(sys.modules, f"poetmodel.torch.{module}", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
@@ -69,7 +69,7 @@ def test_modules_for_other_libraries_name_what_they_need(module, package, monkey
 @pytest.mark.torch
 @pytest.mark.skipif(find_spec("executorch") is not None, reason="ExecuTorch is installed here")
 def test_programs_of_executorch_need_its_extra():
-    """The name is there; without the package using it says how to get it."""
+    """The name exists; without the package, its use states how to install it."""
     pytest.importorskip("torch")
     with pytest.raises(BackendUnavailableError, match=r"poetmodel\[executorch\]"):
         getattr(front, "to_executorch")  # noqa: B009 - a name that is loaded on use
@@ -96,7 +96,7 @@ def test_importing_the_front_end_does_not_import_torch():
     [(logging.NOTSET, ["error"]), (logging.DEBUG, ["error"]), (logging.CRITICAL, [])],
 )
 def test_suppressed_warnings_leave_a_stricter_level(level, shown, caplog):
-    """Warnings are suppressed, also as messages; what the user has suppressed is not shown."""
+    """Warnings are suppressed, also as messages; warnings that the user suppressed stay hidden."""
     logging.disable(level)
     try:
         with warnings.catch_warnings(record=True) as caught, errors.suppress_warnings():
@@ -112,7 +112,7 @@ def test_suppressed_warnings_leave_a_stricter_level(level, shown, caplog):
 
 @pytest.mark.torch
 def test_every_name_of_the_front_end_is_there():
-    """A name whose module was renamed would be found only by who asks for it."""
+    """A name whose module was renamed would only fail on access."""
     for name in front.__all__:
         with suppress(BackendUnavailableError):  # those of ExecuTorch, where it is missing
             assert getattr(front, name) is not None
@@ -146,7 +146,7 @@ LACKS = {
 def test_missing_packages_and_programs_are_noticed(
     needs_torch, needs_programs, failing, request, monkeypatch, tmp_path
 ):
-    """A skip fails where the environment installs what is missing; others are written down."""
+    """A skip fails if the environment installs the package; others are recorded."""
     hooks = request.config.pluginmanager.get_plugin(str(TESTS / "conftest.py"))
     monkeypatch.setattr(hooks, "NEEDS_TORCH", needs_torch)
     monkeypatch.setattr(hooks, "NEEDS_PROGRAMS", needs_programs)
@@ -225,7 +225,7 @@ def test_what_is_wrong_is_said(text, told):
 
 @pytest.mark.parametrize("content", ["import no_such_module\n", "def step(:\n"])
 def test_a_file_that_cannot_be_read_is_said(content, file, told):
-    """What goes wrong while the user's file is read is no traceback."""
+    """An error while the user's file is read is no traceback."""
     file.write_text(content)
     with told.raises(InputError):
         load_step("user_step.py:step")

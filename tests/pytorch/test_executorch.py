@@ -47,7 +47,7 @@ def write(name, path, **options):
 
 
 def planned_bytes(path):
-    """Return the memory that a file asks for, as its runtime reads it."""
+    """Return the memory that a file requests, as its runtime reads it."""
     from executorch.exir._serialize._program import deserialize_pte_binary
 
     plans = deserialize_pte_binary(path.read_bytes()).program.execution_plan
@@ -97,7 +97,7 @@ def test_gradients_are_those_of_pytorch(name, tmp_path):
 
 
 def test_a_percentage_is_of_what_the_same_program_keeps(tmp_path):
-    """100 % is keep-all, which needs no more than it has at once: nothing is computed again."""
+    """100 % is keep-all, which needs no recomputation."""
     made = write("cnn", tmp_path / "step.pte", ram="100%")
     step = EdgeGraph(exported("cnn")[1].transform([RemoveCopies()]).exported_program(), name="cnn")
     assert (
@@ -119,7 +119,7 @@ BATCH = (torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1]))
 
 
 def test_a_budget_that_is_too_small_is_told_with_the_least(tmp_path):
-    """One sentence; what it says is enough is enough, and nothing less is."""
+    """One sentence; the stated budget suffices, and a smaller one does not."""
     path = tmp_path / "step.pte"
     write = partial(pmt.to_executorch, small(), functional.cross_entropy, BATCH, path=path)
     told = r"^ram: 64 B \(.*%\) is too little for the arena of Sequential: the minimum is ram=\d+"
@@ -133,7 +133,7 @@ def test_a_budget_that_is_too_small_is_told_with_the_least(tmp_path):
 
 
 def test_parameters_without_gradients_are_refused(tmp_path):
-    """Says to freeze them."""
+    """The error recommends to freeze them."""
 
     class Beside(nn.Sequential):
         def forward(self, x):
@@ -278,7 +278,7 @@ def test_what_executorch_has_not_is_refused(case, tmp_path, monkeypatch):
 
 
 class Changing(nn.Module):
-    """A layer, and what a function does with its result."""
+    """A layer, and a function of its result."""
 
     def __init__(self, function):
         super().__init__()
@@ -328,7 +328,7 @@ def test_what_a_program_cannot_follow_is_refused(case, tmp_path):
     ],
 )  # fmt: skip
 def test_an_operator_without_a_kernel_is_named(layers, x, told, tmp_path):
-    """It says which, in one sentence, and nothing is written."""
+    """One sentence names it, and nothing is written."""
     model, path = nn.Sequential(*layers), tmp_path / "step.pte"
     with pytest.raises(pmt.CaptureError, match=told):
         pmt.to_executorch(model, functional.cross_entropy, (x, BATCH[1]), ram="100%", path=path)

@@ -1,4 +1,4 @@
-"""The front: guards of what a step depends on, side effects, readings; private names of PyTorch."""
+"""The front: guards of a step, side effects, readings; private names of PyTorch."""
 
 import random
 import re
@@ -17,7 +17,7 @@ from poetmodel.torch.errors import CaptureError
 
 
 class Model(nn.Module):
-    """A layer, and what a function does with its result."""
+    """A layer, and a function of its result."""
 
     def __init__(self, function):
         super().__init__()
@@ -54,7 +54,7 @@ def captured(function):
 # -- private names of PyTorch ----------------------------------------------------------------------
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_of_dynamo_are_where_they_were(name):
-    """A release that moves one changes what a capture guards or refuses."""
+    """A release that moves a setting changes the guards or refusals of a capture."""
     assert hasattr(dynamo_config, name)
 
 
@@ -95,7 +95,7 @@ CHANGES = (
 
 
 def test_a_change_is_named_with_both_values_and_its_line(monkeypatch):
-    """In one sentence; what is as it was again is valid again."""
+    """One sentence names values and line; with the former value, the capture is valid again."""
     monkeypatch.setitem(FACTOR, "n", 1.0)
     model, front = captured(scaled)
     for change, words in CHANGES:
@@ -134,7 +134,7 @@ def count(model, y, _):
 
 
 def test_side_effects_follow_a_call_and_nothing_else():
-    """To capture, to ask for the capture, and a call that fails change nothing."""
+    """A capture, a request of the capture, and a call that fails change no state."""
     model, front = captured(count)
     front.find(batch())
 
@@ -206,7 +206,7 @@ READINGS = {
 
 @pytest.mark.parametrize("name", mark_slow_except(READINGS, ("flag", "mask", "slice")))
 def test_what_python_reads_of_inputs_is_checked_before_a_step(name):
-    """Other values have captures of their own; each computes what eager does."""
+    """Other values have separate captures; each has eager's results."""
     model = Model(READINGS[name])
     front = StepFront("net", model, None)
     with pytest.raises(CaptureError):

@@ -24,7 +24,7 @@ def layers(**options):
 
 @pytest.fixture(scope="module")
 def kept():
-    """Return what `layers` does; tests leave both as they were."""
+    """Return the results of `layers`; tests leave both unchanged."""
     return layers()
 
 
@@ -38,7 +38,7 @@ def tied(**options):
 
 # -- memory in several places -------------------------------------------------------------------
 class Averaged(nn.Linear):
-    """Changes its input, or keeps an average of what it makes."""
+    """Changes its input, or stores an average of its results."""
 
     def __init__(self, *, changes):
         super().__init__(4, 4)
@@ -237,7 +237,7 @@ CHANGES = {
     mark_slow_except(CHANGES, ("replaced", "one more", "no bias", "a rate", "tied", "frozen")),
 )
 def test_changes_of_modules_are_noticed(kind):
-    """What changed is named, by a step and by `verify`; with retrace a new step is eager's."""
+    """A step and `verify` name the change; with retrace, a new step equals eager."""
     change, words = CHANGES[kind]
     own, step = layers()
     change(own[0])
@@ -253,7 +253,7 @@ def test_changes_of_modules_are_noticed(kind):
 
 # -- inputs ------------------------------------------------------------------------------------
 def test_an_input_that_others_wait_for_is_refused(kept):
-    """What computes an input would silently not be trained."""
+    """The computation of an input would silently not be trained."""
     encoder = nn.Linear(4, 4)
     (model, loss_fn, (x, y)), step = kept
     words = r"inputs\[0\] requires a gradient and was computed from other tensors.*detach\(\)"
@@ -317,7 +317,7 @@ GUARDED = (
 
 @pytest.mark.parametrize("change", mark_slow_except(GUARDED, GUARDED[::3]))
 def test_no_change_goes_unnoticed(change):
-    """A step is refused, or compiled again, for what is no longer as it was."""
+    """A step is refused, or compiled again, after each change."""
     model, guards, flat = guarded()
     assert guards.hold(flat)
     change(model)

@@ -95,7 +95,7 @@ def trained(kind, model, rows, folder, *, resume=None, back=None, **options):
 
 
 def history(trainer):
-    """Return what was logged, but for times."""
+    """Return the log without times."""
     return [
         {key: value for key, value in entry.items() if "runtime" not in key and "per_s" not in key}
         for entry in trainer.state.log_history
@@ -333,7 +333,7 @@ def tried_step(name, **options):
 
 
 def without_padding(trial):
-    """Return the batch of a model with a mask that masks nothing."""
+    """Return the batch of a model with a mask of ones."""
     (batch,) = trial.inputs
     return {**batch, "attention_mask": torch.ones_like(batch["attention_mask"])}
 
@@ -341,7 +341,7 @@ def without_padding(trial):
 @pytest.mark.filterwarnings("ignore")  # of the libraries
 @pytest.mark.parametrize("name", READ)
 def test_masks_are_read_and_guarded(name):
-    """Another mask runs, equal to eager; one that masks nothing would run otherwise: refused."""
+    """Another mask runs, equal to eager; a mask of ones would run otherwise: refused."""
     trial, step = tried_step(name)
     assert step.verify().equal
     assert step.verify(*trial.other).equal
@@ -362,7 +362,7 @@ def test_a_mask_that_masks_nothing_is_compiled_for_if_asked():
 
 @pytest.mark.filterwarnings("ignore")  # of the libraries
 def test_layers_that_are_dropped_at_random_are_refused():
-    """The sentence says that a random number decides, and where."""
+    """The error says that a random number decides, and its line."""
     with pytest.raises(CaptureError, match=r"random number .*modeling_wav2vec2"):
         tried_step(SEEDED)
 

@@ -1,4 +1,4 @@
-"""Batches: mappings of any type, losses in outputs, and what a step with named inputs returns."""
+"""Batches: mappings of any type, losses in outputs, and results of a step with named inputs."""
 
 import copy
 import re
@@ -64,7 +64,7 @@ BATCHES = {
 
 
 class Output(OrderedDict):
-    """Like the outputs of transformers: items are attributes too, and what is None is left out."""
+    """Like the outputs of transformers: items are attributes, too, and None is omitted."""
 
     def __post_init__(self):
         for field in fields(self):
@@ -105,7 +105,7 @@ QUICK_RESULTS = ("dataclass", "dict", "tuple", "object", "named tuple")
 
 
 class Model(nn.Module):
-    """Batch norm between two layers, and dropout; what it returns is rows."""
+    """Batch norm between two layers, and dropout; its results are rows."""
 
     def __init__(self, result=RESULTS["dict"]):
         super().__init__()
@@ -219,7 +219,7 @@ def test_mappings_within_others_are_batches_too():
 
 @pytest.mark.parametrize("kind", ["dict", "encoding"])
 def test_a_batch_is_given_by_name_where_forward_takes_any_keyword(kind):
-    """As ``forward(x, y=None, **kwargs)`` does; one that wants the batch itself still gets it."""
+    """As in ``forward(x, y=None, **kwargs)``; models that expect the batch itself still get it."""
 
     class Open(Model):
         def forward(self, x=None, labels=None, **kwargs):
@@ -247,9 +247,9 @@ def test_flat_inputs_come_back():
 # -- what a step returns -------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", mark_slow_except(RESULTS, QUICK_RESULTS))
 def test_a_step_returns_what_the_model_does(kind):
-    """The same type with the same values, detached; gradients and buffers are those of eager.
+    """Same type and values, detached; gradients and buffers are those of eager.
 
-    A batch in a tuple gives the loss, whatever output it is in: nothing else is held till the end.
+    A batch in a tuple gives the loss of any output: no other tensor is held until the end.
     """
     model = Model(RESULTS[kind])
     twin = copy.deepcopy(model)
@@ -334,9 +334,9 @@ def test_other_batches_are_compiled_for_if_asked():
 
 
 def test_results_count_against_the_budget(tmp_path):
-    """They are held till the end of the step, with recomputing and paging around them.
+    """Results are held until the end of the step, with recomputation and paging around them.
 
-    With an optimizer the step returns what the model did before the updates.
+    With an optimizer, the step returns the model's results before the updates.
     """
 
     class Wide(Model):
@@ -436,7 +436,7 @@ def kept():
     ],
 )
 def test_other_inputs_are_refused(door, inputs, named, words, kept):
-    """Names, numbers of inputs, shapes, types and nesting: what was, and what is."""
+    """Names, numbers of inputs, shapes, types and nesting: old and new values."""
     step = kept[named is None or "target" in named]
     call = step if door == "step" else step.verify
     with pytest.raises(pmt.CaptureError, match=words):
@@ -458,7 +458,7 @@ def test_other_inputs_are_refused(door, inputs, named, words, kept):
     ],
 )
 def test_batches_that_do_not_fit_are_refused(result, inputs, loss_fn, words):
-    """By what is wrong with their names, or with the loss of an output."""
+    """The error states the fault of their names, or of the loss of an output."""
     with pytest.raises(pmt.CaptureError, match=words):
         compile_keep_all(Model(RESULTS.get(result, result)), loss_fn, inputs)
 
@@ -545,7 +545,7 @@ def compiled_in_place():
     ],
 )  # fmt: skip
 def test_wrapped_models_are_refused(wrapped, words):
-    """The error says what to give in their place; a compiled loss cannot be captured either."""
+    """The error names the model to pass instead; a compiled loss cannot be captured either."""
     inputs = torch.randn(3, 4), torch.randn(3, 4)
     with pytest.raises(pmt.CaptureError, match=words):
         compile_keep_all(wrapped(), nn.functional.mse_loss, inputs)

@@ -242,7 +242,7 @@ def test_gradients_are_near_those_of_float(trained, batches):
 @pytest.mark.slow
 @pytest.mark.parametrize("rounding", ["16 bits", "stochastic"])
 def test_network_learns(batches, rounding):
-    """The loss of a batch falls, its weights stay int8, and nothing of their size is float."""
+    """The loss of a batch falls, its weights stay int8, and no float tensor has their size."""
     model = pmt.quantized(network(), batches, train="all", rounding=rounding)
     y = torch.tensor([0, 1, 2, 3])
     optimizer = pmt.QuantizedSGD(model, lr=1.0)
@@ -271,7 +271,7 @@ def test_layers_in_front_stay_as_they_are(batches):
 
 
 def test_frozen_layers_between_trained_ones_pass_gradients_on(batches):
-    """Patterns choose layers; what is behind the first one passes the gradient on."""
+    """Patterns select layers; frozen ones behind the first pass the gradient on."""
     model = pmt.quantized(network(), batches, train=["0", "10"])
     assert list(model.trained_layers()) == ["0", "10"]
     loss_of(model, batches[0], torch.tensor([0, 1, 2, 3]))
@@ -333,7 +333,7 @@ def test_weight_decay_takes_real_weights(step):
     ids=str,
 )
 def test_compiled_steps_have_the_bits_of_eager(step, batches, rounding, options):
-    """State, moments of nothing, and losses of five steps, with weight decay."""
+    """State, moments of 0 elements, and losses of five steps, with weight decay."""
     model, x, y = step
     if rounding != "16 bits":
         model = pmt.quantized(network(), batches, train="last-2", rounding=rounding)
@@ -497,7 +497,7 @@ def test_updates_go_on_from_a_stored_optimizer(batches):
 
 
 def test_traced_step_has_its_label_and_int8_state(step):
-    """Weights and residuals are state of one byte each, and results say what they are."""
+    """Weights and residuals are state of one byte each, and results are labelled as quantized."""
     model, x, y = step
     optimizer = pmt.QuantizedSGD(model, lr=0.5)
     graph = pmt.trace(model, functional.cross_entropy, (x, y), optimizer=optimizer).graph

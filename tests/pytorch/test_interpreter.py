@@ -1,4 +1,4 @@
-"""Kernels give what eager does, dropout above all, and memory is measured."""
+"""Kernels have eager's results, especially dropout, and memory is measured."""
 
 import operator
 from random import Random
@@ -47,10 +47,10 @@ def laid_out(x, layout):
 
 
 def test_other_operations_are_their_own_kernels():
-    """Whatever needs no other kernel is called as it is.
+    """Operations without special kernels are called directly.
 
-    Where the graph does not say how a mask of dropout was drawn, its scale does. What dropout takes
-    beside results is a few numbers, where PyTorch takes another tensor.
+    If the graph does not state how a mask of dropout was drawn, its scale does. Dropout needs a
+    few numbers besides its results, where PyTorch needs another tensor.
     """
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
@@ -126,7 +126,7 @@ def test_what_makes_large_tensors_is_executed_once():
 
 @pytest.mark.parametrize("make", [encoder, blocks, wide])
 def test_equal_operations_are_executed_once(make):
-    """Of three equal layers one computes; what the others would make has the same form."""
+    """Of three equal layers, one is computed; the results of the others have its form."""
     joint = trace(*make(), measure_workspace=False).joint
     executed = []
     forms = {}
@@ -208,7 +208,7 @@ def test_workspace_is_what_the_operation_frees_again(capfd):
 
 
 def test_a_form_is_measured_once_with_full_caches():
-    """What takes a workspace runs again, for the first time is not the usual one."""
+    """Operations with workspaces run again, because the first time is unusual."""
     runs = []
 
     def cached(x):
@@ -270,7 +270,7 @@ def work():
 
 
 def test_peaks_are_the_highest_total():
-    """What is let go counts no more, and neither do what was there before and views."""
+    """Freed tensors no longer count, nor do earlier tensors and views."""
     held = torch.ones(1000)
     assert heap_peak_bytes(work) == pytest.approx(3_000_000, abs=1000)
     assert held.numel() == 1000

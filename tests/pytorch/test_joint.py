@@ -1,4 +1,4 @@
-"""Capture: what comes out, layouts of real kernels, and what is refused."""
+"""Capture: results, layouts of real kernels, and refusals."""
 
 import inspect
 import logging
@@ -24,9 +24,9 @@ functional = nn.functional
 
 
 def test_roles_name_parameters_buffers_and_inputs():
-    """Every placeholder and every output has its role, named below the user's module.
+    """All placeholders and outputs have a role, named below the user's module.
 
-    An argument stands for the user's own tensor, so that a step sees what an optimizer did.
+    An argument stands for the user's own tensor, so that a step sees an optimizer's changes.
     """
     model, loss_fn, inputs = residual()
     joint = capture(model, loss_fn, inputs)
@@ -94,7 +94,7 @@ EXPLAINED = {
     ],
 )
 def test_what_cannot_be_captured_is_explained(name, fragments, caplog):
-    """The error names the operation, the line of the user's code, and what to do."""
+    """The error names the operation, the line of the user's code, and a remedy."""
     (text, *_), number = inspect.getsourcelines(EXPLAINED[name])
     model, loss_fn, inputs = row_step(nn.Linear(4, 4), by=EXPLAINED[name])
     with caplog.at_level(logging.DEBUG), pytest.raises(CaptureError) as caught:
@@ -140,7 +140,7 @@ SPARSE = nn.Sequential(nn.Embedding(5, 4, sparse=True))
     ],
 )  # fmt: skip
 def test_steps_that_train_nothing_are_refused(step, fragment):
-    """A loss that is no number, no module, no inputs, or nothing to train: said so."""
+    """A loss that is no number, no module, no inputs, no trained parameter: each has an error."""
     with pytest.raises(CaptureError, match=fragment):
         capture(*step)
 
@@ -160,7 +160,7 @@ def test_other_devices_are_refused():
     ],
 )
 def test_operations_that_fail_on_the_inputs_are_named(target, kind):
-    """What fake tensors cannot show is told in a sentence too."""
+    """Errors that fake tensors do not show are reported in a sentence, too."""
     own = nn.Sequential(nn.Linear(4, 4)), nn.functional.cross_entropy, (torch.randn(3, 4), target)
     words = rf"Sequential: aten\.nll_loss.* fails on the example inputs with {kind}.*; try one"
     with pytest.raises(CaptureError, match=words):
@@ -201,9 +201,9 @@ def double(parts, x):
 
 
 def test_what_was_there_is_there_afterwards():
-    """Also where a capture fails: whoever else uses PyTorch's compiler finds its kernels.
+    """Also after a failed capture: other users of PyTorch's compiler find its kernels.
 
-    Operations that draw run on zeros without moving the generator; generators move nothing.
+    Random operations run on zeros without moving the generator; generators are not moved.
     """
     operator, key = torch.ops.aten.gru.input, torch._C.DispatchKey.Autograd
     before = operator.py_kernels[key]
@@ -266,7 +266,7 @@ def test_seeding_is_refused(forward):
 
 
 def test_all_parameters_and_buffers_are_found():
-    """In the order of the paths, whatever that is; nothing is remembered between two calls."""
+    """In the order of the paths; nothing is stored between two calls."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1)))
     named = dict(model.named_parameters()) | dict(model.named_buffers())
     paths = sorted(named, reverse=True)
@@ -323,7 +323,7 @@ def test_batch_norm_inside_of_a_checkpoint_is_updated_as_in_eager(momentum, reen
 def test_reentrant_checkpoints_without_trained_inputs_train_nothing():
     """As in eager: no parameter inside gets a gradient.
 
-    What else eager changes twice inside of a checkpoint, and a step once, is named.
+    Other changes that eager makes twice inside of a checkpoint, and a step once, are refused.
     """
     own = row_step(
         nn.Linear(4, 4),
@@ -341,7 +341,7 @@ def test_reentrant_checkpoints_without_trained_inputs_train_nothing():
 
 # -- layouts of real kernels -----------------------------------------------------------------------
 def mistaken(joint):
-    """Return the operations whose outputs lie otherwise than the capture says."""
+    """Return the operations whose outputs have another layout than the capture states."""
     found = []
 
     def execute(node, arguments, keywords):

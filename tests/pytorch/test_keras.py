@@ -50,7 +50,7 @@ def two_inputs():
 
 
 class Own(keras.Model):
-    """A network that leaves it to Keras to tell its layers that it trains."""
+    """A network that relies on Keras to set its layers' training mode."""
 
     def __init__(self):
         super().__init__()
@@ -86,7 +86,7 @@ def module(name):
 
 
 def called(model, inputs, *, training):
-    """Return what Keras makes of inputs."""
+    """Return Keras's results for inputs."""
     given = dict(zip(("first", "second"), inputs, strict=True)) if len(inputs) > 1 else inputs[0]
     return model(given, training=training)
 
@@ -136,7 +136,7 @@ def test_c_trains_as_keras(name, tmp_path):
 
 
 def ended(*end):
-    """Return a model of two dense layers, the first nested, and what follows."""
+    """Return a model of two dense layers, the first nested, and the given end."""
     keras.utils.set_random_seed(0)
     return keras.Sequential(
         [keras.Input((6,)), keras.Sequential([layers.Dense(5)]), layers.Dense(4), *end], name="net"
@@ -153,7 +153,7 @@ ENDINGS = {
 
 @pytest.mark.parametrize("name", ENDINGS)
 def test_loss_takes_what_the_model_ends_in(name):
-    """With logits a step has the input of the end; the model itself keeps what it returns."""
+    """With logits, a step has the input of the last activation; the model's output is unchanged."""
     model, x = ENDINGS[name](), torch.randn(3, 6)
     model(x)
     mine, whole = pmt.from_keras(model, logits=True), model(x)
@@ -228,7 +228,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_models_that_cannot_be_taken(case, told):
-    """What is wrong and what to do, in a sentence."""
+    """The error states fault and remedy."""
     with told.raises(InputError):
         pmt.from_keras(REFUSED[case]())
 
@@ -288,7 +288,7 @@ def test_layers_that_draw_from_seeds_of_keras_are_refused(layer, way, told):
 
 
 def test_number_of_inputs_is_checked():
-    """A functional model says how many it takes."""
+    """A functional model has a number of inputs."""
     _, mine, (x, *_) = module("two inputs")
     with pytest.raises(InputError, match="expected 2 inputs, got 1"):
         mine(x)

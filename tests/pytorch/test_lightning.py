@@ -75,7 +75,7 @@ class Classifier(lightning.LightningModule):
         self.seen.append(len(optimizer.param_groups))
 
     def on_train_batch_end(self, outputs, *_):
-        """Note what was returned, and logged."""
+        """Record the returned and the logged values."""
         logged = {key: value.item() for key, value in self.trainer.callback_metrics.items()}
         self.seen.append((outputs["logits"].sum().item(), outputs["loss"].item(), logged))
 

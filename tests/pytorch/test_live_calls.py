@@ -206,7 +206,7 @@ def test_blocks_compiled_one_by_one_share_a_budget(ram):
 
 
 def test_a_budget_below_the_least_of_all_blocks_is_refused_with_advice_that_works():
-    """Before it is exceeded; the summary says that nothing ran."""
+    """Before it is exceeded; the summary states that no call ran."""
     tower, back = by_block("460KiB")
     x = batch().requires_grad_()
     found = []
@@ -355,7 +355,7 @@ def test_a_call_without_a_choice_of_plans_may_be_dropped_beside_others():
 
 
 def drop_in_a_cycle(run, x):
-    """Leave a result in a reference cycle that nothing reaches."""
+    """Leave a result in an unreachable reference cycle."""
     cycle = [run(x)]
     cycle.append(cycle)
 
@@ -543,7 +543,7 @@ def test_another_function_of_the_back_end_counts():
 
 @functorch.patch(donated_buffer=False)  # PyTorch refuses it with these
 def test_a_backward_pass_that_keeps_its_graph_is_counted():
-    """Tensors that the plan lets go stay: refused if that is too much, else within what is said."""
+    """Tensors that the plan frees stay: refused if they do not fit, else within stated bytes."""
     model, x = Tower(3), batch()
     for ram, is_refused in (("60%", True), ("4MiB", False)):
         run, back = compiled(model, ram)
@@ -713,7 +713,7 @@ def plan_with(time_s, peak_bytes, saved_bytes):
 
 @dataclass(frozen=True)
 class TwoPlans:
-    """A graph with one plan that saves nothing, and one that may save something."""
+    """A graph with one plan that saves nothing, and one that may save tensors."""
 
     tight_plan: Any
     keep_all_plan: Any

@@ -45,7 +45,7 @@ def close(mine, its, tolerance=1e-05):
 
 
 def outputs(module, *inputs):
-    """Return what a module makes of arrays in evaluation mode, as arrays."""
+    """Return a module's results for arrays in evaluation mode, as arrays."""
     with torch.no_grad():
         found = module.eval()(*(torch.from_numpy(np.array(x)) for x in inputs))
     return [x.numpy() for x in (found if isinstance(found, tuple) else (found,))]
@@ -54,7 +54,7 @@ def outputs(module, *inputs):
 # -- operators ---------------------------------------------------------------------------------
 @pytest.mark.parametrize(("name", "opset"), VERSIONS, ids=[f"{n}, {v}" for n, v in VERSIONS])
 def test_operator_is_that_of_the_reference(name, opset, tmp_path):
-    """Each operator, in each version from opset 13 on, makes what ONNX's reference makes."""
+    """Each operator, in each version from opset 13 on, has the results of ONNX's reference."""
     case = CASES[name]
     model = case.model(opset)
     onnx.save(model, tmp_path / "case.onnx")
@@ -74,7 +74,7 @@ LENGTHS = {
 
 @pytest.mark.parametrize(("auto_pad", "length"), LENGTHS)
 def test_transposed_convolution_has_the_length_asked_for(auto_pad, length, tmp_path):
-    """Padding is halved; its odd element is cut where `auto_pad` says, and added at the end."""
+    """Padding is halved; `auto_pad` states where an odd element is cropped or added."""
     node = parse_node("[up] y = ConvTranspose <strides = [2]>(x, w)")
     more = {"auto_pad": auto_pad, "output_shape": [length]}
     node.attribute.extend(helper.make_attribute(*item) for item in more.items())
@@ -249,7 +249,7 @@ class Scaled(nn.Module):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", mark_seeds_except(REAL, ("Conv, uneven pads", "Resize, linear")))
 def test_operator_has_kernels(name, tmp_path):
-    """What is not said to run in PyTorch alone becomes C, forward and backward."""
+    """Operators that are not listed as PyTorch only become C, forward and backward."""
     case = CASES[name]
     onnx.save(case.model(case.versions()[-1]), tmp_path / "case.onnx")
     inputs = tuple(torch.from_numpy(np.array(x)) for x in case.arrays().values())
@@ -327,7 +327,7 @@ def compare(model, loss, inputs, mine):
 def test_network_trains_as_in_pytorch(name, tmp_path):
     """Loss, gradients and running statistics are those of the model, under its names.
 
-    In evaluation mode it makes what ONNX's reference makes of the file.
+    In evaluation mode, its results are those of ONNX's reference for the file.
     """
     model, loss, inputs = make_training(name)
     export_onnx(model, inputs[:-1], tmp_path / "network.onnx")
@@ -509,7 +509,7 @@ def test_constants_may_have_names_of_attributes(name, tmp_path):
 
 
 def test_shared_weights_are_one_parameter(tmp_path):
-    """Two nodes train the same one; what is equal throughout by chance is apart."""
+    """Two nodes train the same weight; equal constants without a common name are separate."""
     nodes = [
         "a = MatMul(x, w)", "again = Identity(w)", "c = MatMul(a, again)",
         "d = LayerNormalization(c, one, zero)", "y = LayerNormalization(d, one, zero)",
@@ -589,7 +589,7 @@ def test_other_precisions_are_computed_in_float32(kind, tmp_path):
 
 
 def test_outputs_without_a_loss_are_left_out(tmp_path):
-    """Labels, and what only they need, are no part of the module."""
+    """Labels, and nodes that only they need, are not in the module."""
     file = linear()
     file.graph.node.append(parse_node("label = NonZero(y)"))
     file.graph.output.append(helper.make_tensor_value_info("label", TensorProto.INT64, (2, "K")))
@@ -637,7 +637,7 @@ ENDINGS = {
 
 @pytest.mark.parametrize("name", ENDINGS)
 def test_loss_takes_what_the_file_ends_in(name, tmp_path):
-    """Training has logits where the loss takes them, and evaluation mode what the file makes."""
+    """Training has logits if the loss takes them, and evaluation mode the output of the file."""
     more, kind, loss, changed = ENDINGS[name]
     file = linear(**more)
     if "nodes" in more:
@@ -810,7 +810,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_files_that_cannot_be_taken(case, tmp_path, told, monkeypatch):
-    """What is wrong, where, and what to do, in a sentence; of unknown operators all are named."""
+    """One sentence has fault, place and remedy; all unknown operators are listed."""
     monkeypatch.chdir(tmp_path)
     content = REFUSED[case]()
     if isinstance(content, onnx.ModelProto):
@@ -836,7 +836,7 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_steps_that_cannot_be_taken(case, tmp_path, told, monkeypatch):
-    """The command line says what is missing or does not fit, and writes nothing."""
+    """The command line names the missing or unsuitable part, and writes nothing."""
     monkeypatch.chdir(tmp_path)
     saved(tmp_path, linear(shape=("N", "F" if case == "sizes" else 4)))
     told(invoke_refused("export", "network.onnx", *WRONG[case], "--out", "c"))
@@ -852,7 +852,7 @@ CLASSLESS = {
 @pytest.mark.parametrize("loss", ["cross-entropy", "nll"])
 @pytest.mark.parametrize("case", CLASSLESS)
 def test_classes_are_in_the_second_or_last_dimension(case, loss, tmp_path, told, monkeypatch):
-    """A loss of classes refuses an output without that dimension, and says its shape."""
+    """A loss of classes refuses an output without that dimension, and states its shape."""
     monkeypatch.chdir(tmp_path)
     axis, shape, is_mean = CLASSLESS[case]
     nodes = ["h = MatMul(x, w)", "m = ReduceMean <keepdims = 0>(h)" if is_mean else "m = Relu(h)"]

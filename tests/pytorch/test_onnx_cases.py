@@ -41,7 +41,7 @@ OF_VALUES = (
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", [False, True], ids=["inputs", "weights"])
 def test_cases_are_right_or_refused(weights, tmp_path):
-    """Every case is right, or refused for what the guide lists; none is wrong or a traceback."""
+    """Each case is correct, or refused for a reason in the guide; none is wrong or a traceback."""
     unexplained = {}
     for case in node_cases():
         found = run_case(case, tmp_path, weights=weights)

@@ -1,4 +1,4 @@
-"""What compiled steps are compared with does what its name says."""
+"""Peers of compiled steps have the effect of their names."""
 
 import pytest
 import torch
@@ -80,9 +80,9 @@ def test_peers_compute_what_eager_does(tmp_path):
 
 
 def test_file_hook_writes_each_tensor_once(tmp_path):
-    """Views of it are one page, what was changed in place or lies where a freed one lay another.
+    """Views of a tensor share a page; changed tensors, and new ones at a freed address, do not.
 
-    Parameters, inputs and small tensors are not written; all come back as they were.
+    Parameters, inputs and small tensors are not written; all come back unchanged.
     """
     model, loss_fn, inputs = tiny()
     hooks = FileHooks((model, loss_fn, inputs), str(tmp_path))
@@ -142,7 +142,7 @@ SMALLEST = {
 
 @pytest.fixture
 def settings():
-    """Put back what measuring changes in PyTorch."""
+    """Restore settings of PyTorch that measurements change."""
     threads = torch.get_num_threads()
     with config.patch(activation_memory_budget=config.activation_memory_budget):
         yield

@@ -1,4 +1,4 @@
-"""What plans of all doors share: the search by what it may gain, and the message of a budget."""
+"""Common parts of all plans: the search by its possible gain, and the message of a budget."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -63,7 +63,7 @@ def test_a_known_result_is_enough_or_is_gone_on_from():
 
 
 def test_a_refused_budget_is_told_with_its_share_and_reserves():
-    """In bytes and percent, with what suffices, what never does, and what is reserved."""
+    """In bytes and percent, with a budget that suffices, one that never does, and the reserves."""
     task = RamTask(
         name="Net",
         problem=SimpleNamespace(),

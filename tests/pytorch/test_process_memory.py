@@ -1,4 +1,4 @@
-"""What a compiled step takes of the memory of its process, as the kernel counts it."""
+"""Memory of a process with a compiled step, as the kernel counts it."""
 
 import json
 import os

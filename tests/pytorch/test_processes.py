@@ -66,10 +66,10 @@ def join(rank, folder):
 
 
 def leave():
-    """End the process, once the other one has come as far.
+    """End the process, after the other one has reached this point.
 
-    What DDP has in C++ would otherwise join the threads of gloo while it holds the lock of the
-    interpreter, which these may wait for.
+    DDP's C++ would otherwise join the threads of gloo while it holds the interpreter lock, for
+    which these may wait.
     """
     distributed.barrier()
     os._exit(0)

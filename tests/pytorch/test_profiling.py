@@ -51,7 +51,7 @@ def test_profile_fits_its_graph(tmp_path):
     ("steps_s", "spread", "doubtful"), [((2, 3, 4), 1, True), ((2, 2.1), 0.05, False)]
 )
 def test_the_spread_of_the_steps_is_told(steps_s, spread, doubtful):
-    """How far the slowest step is from the fastest; where that is much, what to do about it."""
+    """The slowest step relative to the fastest; if that is large, with a recommendation."""
     found = measure(trace_residual(), folder=None, repeats=1)
     found = dataclasses.replace(found, steps_s=steps_s)
     assert found.spread_ratio == pytest.approx(spread)
@@ -60,9 +60,9 @@ def test_the_spread_of_the_steps_is_told(steps_s, spread, doubtful):
 
 
 def test_notes_say_how_it_was_measured(tmp_path):
-    """Repeats, threads, folder, and where energies come from are said.
+    """Repeats, threads, folder, and the source of energies are noted.
 
-    When the time is used up no further step begins, but two are timed in any case.
+    After the time limit, no further step begins, but two are timed in any case.
     """
     traced = trace_residual()
     assert measure(traced, folder=tmp_path, repeats=5, max_s=0.0).repeats == 2
@@ -193,9 +193,9 @@ def test_a_full_cache_is_noticed(answer, cold, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("room_bytes", [0, 100, 10_000])
 def test_a_full_disk_is_named(room_bytes, tmp_path, monkeypatch):
-    """A disk that is full, or soon is, gives a sentence that says how much must be free.
+    """An error for a full disk states how much must be free.
 
-    So does a folder that is not there.
+    So does one for a missing folder.
     """
     with pytest.raises(InputError, match="nowhere: pages cannot be timed here"):
         measure_paging(tmp_path / "nowhere")
@@ -221,7 +221,7 @@ CASES = {
 
 
 def operands(layer):
-    """Return input, gradient of the output, and what else PyTorch's operators take."""
+    """Return input, gradient of the output, and further operands of PyTorch's operators."""
     torch.manual_seed(1)
     sizes = (6,) * (layer.weight.ndim - 2)
     x = torch.randn(4, layer.in_channels, *sizes)
@@ -388,9 +388,9 @@ def test_convolutions_of_another_layout_change_no_division():
 
 
 def test_norms_of_low_precision_are_tried():
-    """With autocast, what a norm saves has the type of its weight, whatever PyTorch predicts.
+    """With autocast, a norm saves tensors of its weight's type, unlike PyTorch's prediction.
 
-    So are gradients that share their memory: those of a mean are one number.
+    Gradients that share their memory are measured, too: those of a mean are one number.
     """
 
     class Cast(nn.Sequential):

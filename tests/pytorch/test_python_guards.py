@@ -55,7 +55,7 @@ class Attributes(dict):
 
 
 class Forwarding:
-    """Hands out what another object has."""
+    """Forwards attributes of another object."""
 
     def __init__(self, inner):
         self.inner = inner
@@ -378,7 +378,7 @@ class Reading(nn.Module):
 
 @pytest.fixture(autouse=True)
 def _same_file(monkeypatch):
-    """Put back what changes outside of the models."""
+    """Restore changes outside of the models."""
     names = {"NUMBER": 1.0, "CONFIG": Config(), "TABLE": {"a": 1.0}}
     for name, value in names.items():
         monkeypatch.setitem(globals(), name, value)
@@ -408,7 +408,7 @@ def guarded(model, loss_fn, inputs):
 
 @pytest.mark.parametrize("name", PLACES)
 def test_no_place_that_changes_is_ignored(name):
-    """What changed is named with the line that reads it, whichever place it was read from."""
+    """The change is named with the line that reads it, for any place."""
     own, change = reading(name)
     guards, flat = guarded(*own)
     change(own[0])
@@ -420,7 +420,7 @@ def test_no_place_that_changes_is_ignored(name):
 
 @pytest.mark.parametrize("name", ["number", "item of a dict", "dataclass", "global"])
 def test_a_change_is_compiled_for_or_refused(name):
-    """A step is refused in words; compiled again it computes what eager does, for each value."""
+    """A step is refused in words; after retracing it has eager's results, for each value."""
     own, change = reading(name)
     step = compile_keep_all(*own, dynamic="retrace")
     strict = compile_keep_all(*own)
@@ -615,7 +615,7 @@ UNGUARDED = {
 
 @pytest.mark.parametrize("name", UNGUARDED)
 def test_what_cannot_be_guarded_is_refused(name):
-    """Place and line are named, with what to do; one item of a long list can be guarded."""
+    """Place and line are named, with a remedy; one item of a long list can be guarded."""
     inputs = (torch.randn(3, 4), torch.randn(3, 4))
     prepare, read, words = UNGUARDED[name]
     with pytest.raises(pmt.CaptureError, match=rf"numbers {words}.*, read at .*guards\.py:\d+ \("):
@@ -781,14 +781,14 @@ def test_forward_that_changes_python_state_is_refused(name):
 
 @pytest.mark.parametrize("door", DOORS)
 def test_every_door_refuses_a_counter(door, tmp_path):
-    """The message has the line and what to do."""
+    """The message has the line and a remedy."""
     own = Counting(count), None, (torch.randn(3, 4), torch.randn(3, 4))
     with pytest.raises(pmt.CaptureError, match=r"changes n from 0 to 1 at .*\(model\.n \+= 1\)"):
         DOORS[door](own, tmp_path)
 
 
 class Lazy(nn.Module):
-    """Keeps what its first pass computes."""
+    """Stores the result of its first pass."""
 
     def __init__(self):
         super().__init__()

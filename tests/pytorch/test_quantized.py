@@ -1,4 +1,4 @@
-"""Quantized fronts: what PT2E and ONNX files state, byte by byte; what is refused, and said."""
+"""Quantized fronts of PT2E and ONNX files, byte by byte; refusals."""
 
 import copy
 import io
@@ -73,7 +73,7 @@ def _without_flatten():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_front_is_near_its_float_self(kind):
-    """What it returns is that of the float network, but for a few parts in a hundred."""
+    """Its results differ from those of the float network by a few percent."""
     net = float_front()
     front = pmt.quantized(convert_front(net, images(8), **KINDS[kind]))
     with torch.no_grad():
@@ -84,7 +84,7 @@ def test_a_front_is_near_its_float_self(kind):
 
 @pytest.mark.parametrize("head", [True, False])
 def test_an_onnx_file_has_the_front_of_the_module(head, tmp_path):
-    """QDQ around the nodes of a front says the same; what is behind it is float, and trains."""
+    """QDQ nodes around a front have the same result; later layers are float, and train."""
     pytest.importorskip("onnx")
     module = convert_front(float_front(), images(8), dtype=torch.uint8)
     last = nn.Linear(10, 3) if head else nn.Identity()
@@ -162,7 +162,7 @@ def write_linear(path, *, outside="", **attributes):
     "types", [{}, {"output_dtype": 0}, {"output_dtype": 2}, {"output_dtype": 3}]
 )
 def test_fronts_of_files_have_the_type_that_they_state(types, tmp_path):
-    """By default and with UINT8 (2) what is negative becomes 0; with INT8 (3) it stays."""
+    """By default and with UINT8 (2), negative values become 0; with INT8 (3) they stay."""
     model = write_linear(tmp_path / "linear.onnx", **types)
     from onnx.reference import ReferenceEvaluator
 
@@ -216,7 +216,7 @@ def test_fronts_of_files_may_compute_shapes(tmp_path):
 
 
 def test_layers_after_a_front_may_leave_outputs_out(tmp_path):
-    """An omitted zero point and an omitted output have one empty name, which means nothing."""
+    """An omitted zero point and an omitted output have the same empty name, without a meaning."""
     onnx = pytest.importorskip("onnx")
     path = tmp_path / "linear.onnx"
     model = write_linear(path)
@@ -335,7 +335,7 @@ def test_a_converted_module_needs_nothing_of_its_user():
 
 
 def test_a_model_with_fronts_shares_all_else():
-    """What stands for a model in a capture has its parameters, buffers and other modules."""
+    """A model in a capture has its parameters, buffers and other modules."""
     net = nn.Module()
     net.body = nn.ModuleDict(
         {"front": convert_front(float_front(), images(8)), "norm": nn.Identity()}
@@ -382,7 +382,7 @@ def test_limits_of_the_input_are_kept():
 
 
 def test_a_front_has_no_modes_and_no_parameters():
-    """``train()`` and ``eval()`` change nothing; it is copied and saved like any module."""
+    """``train()`` and ``eval()`` have no effect; it is copied and saved like any module."""
     front = pmt.quantized(convert_front(float_front(), images(8)))
     assert not list(front.parameters())
     expected = front.train()(images())
@@ -441,7 +441,7 @@ def test_choose_trains_none_of_a_front(told):
 
 # -- what is refused ---------------------------------------------------------------------------
 class _Attention(nn.Module):
-    """Multiplies channels by what it makes of their means."""
+    """Multiplies channels by a function of their means."""
 
     def __init__(self):
         super().__init__()
@@ -489,7 +489,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_has_no_kernel_is_refused(what, told):
-    """A sentence names the operator, its module, and what to do."""
+    """The error names the operator, its module, and a remedy."""
     front, options = REFUSED[what]
     module = convert_front(nn.Sequential(front), images(4), **options)
     if what.startswith("sums"):
@@ -501,7 +501,7 @@ def test_what_has_no_kernel_is_refused(what, told):
 
 
 def test_a_front_behind_trained_layers_is_refused(told):
-    """No gradient goes through what is quantized, in eager PyTorch too."""
+    """Quantized layers have no gradient, in eager PyTorch either."""
     front = convert_front(float_front(), images(8))
     net = nn.Sequential(nn.Conv2d(3, 3, 1), front, nn.Linear(10, 3))
     with told.raises(CaptureError, "captured"):
@@ -515,7 +515,7 @@ def test_a_front_behind_trained_layers_is_refused(told):
 
 
 def test_onnx_files_that_are_no_front_are_refused(tmp_path, told):
-    """A file whose quantized part has two ends, or open dimensions, says so."""
+    """A file whose quantized part has two ends, or open dimensions, is refused."""
     onnx = pytest.importorskip("onnx")
     path = tmp_path / "front.onnx"
     write_onnx(convert_front(float_front(), images(8)), path)

@@ -68,7 +68,7 @@ class Written:
         self.file.commit()
 
     def put(self, step):
-        """Write what a step writes; moments come with the first one."""
+        """Write the values of a step; moments are written from the first one on."""
         for tensor in self.tensors:
             is_moment = tensor.kind == "moment"
             if (step == 0 and is_moment) or (step and tensor.owner == "model.frozen"):
@@ -84,7 +84,7 @@ class Written:
 
 
 def recovered(folder):
-    """Return the steps done, the values of what changes, and of what is frozen."""
+    """Return the steps done, the changed values, and the frozen ones."""
     model = Network()
     optimizer = torch.optim.AdamW(model.parameters())
     steps = pmt.recover(folder, model, optimizer)
@@ -149,7 +149,7 @@ def test_at_every_moment_of_a_power_cut_there_is_one_whole_state(tmp_path, monke
 
 
 def torn(image, pending, chance):
-    """Return what a medium has that was to write more, some sectors of which it has."""
+    """Return the content of a medium after an interrupted write, of which it has some sectors."""
     found = bytearray(image)
     for offset, data in pending:
         for begin in range(0, len(data), 512):
@@ -179,9 +179,10 @@ def damage(path, offset):
 
 
 def test_damage_leads_to_the_record_before(tmp_path, caplog):
-    """Of a tensor, which the log names, or of a record, where the older generation is whole.
+    """If a tensor or record is damaged, the older generation is loaded; the log names the tensor.
 
-    Where it is not, that is said and nothing loaded; so it is with a file that was cut, or is none.
+    If that is damaged, too, an error is raised, and nothing is loaded; likewise for a file that
+    is truncated or foreign.
     """
     written = Written(tmp_path / "tensor")
     written.step(1)
@@ -233,7 +234,7 @@ def failing_after(n_good, call):
 
 
 def test_a_medium_that_fails_is_said(tmp_path, monkeypatch):
-    """Also if a tensor that was intact fails when it is loaded: then that, and what is changed."""
+    """If an intact tensor fails when it is loaded, the error states this, and the changed ones."""
     written = Written(tmp_path)
     written.step(1)
     written.file.close_in_child()
@@ -250,7 +251,7 @@ def test_a_medium_that_fails_is_said(tmp_path, monkeypatch):
 
 
 def test_another_model_is_refused_and_unchanged(tmp_path):
-    """All differences are said at once."""
+    """One error lists all differences."""
     left_by(tmp_path, 1)
     model = Network()
     model.small = torch.nn.Parameter(torch.zeros(3))
@@ -271,7 +272,7 @@ def test_another_model_is_refused_and_unchanged(tmp_path):
 
 
 def test_a_model_that_cannot_have_the_state_is_refused(tmp_path):
-    """Tied weights have one value, the device meta has none; other optimizers keep other things."""
+    """Tied weights have one value, the device meta has none; optimizers have different state."""
     left_by(tmp_path, 1)
     tied = Network()
     tied.frozen = torch.nn.Parameter(tied.frozen.detach()[: SIZES["small"]])
@@ -305,9 +306,9 @@ def test_a_loss_function_has_no_state_to_recover(tmp_path):
 
 
 def test_a_file_stays_until_a_new_one_has_its_state(tmp_path, caplog):
-    """Recovering twice, or being killed before the next step is compiled, loses nothing.
+    """A second recovery, or a kill before the next step is compiled, loses nothing.
 
-    Whoever makes a state file beside one that nobody recovers reads it in the log.
+    A new state file beside one that was not recovered causes a log message.
     """
     path = left_by(tmp_path, 2)
     with caplog.at_level(logging.WARNING), replace_recovered_file(tmp_path, Network()):
@@ -389,7 +390,7 @@ def test_the_file_of_a_running_process_is_left_alone(tmp_path):
 
 
 def test_a_forked_process_has_no_part_in_the_file(tmp_path):
-    """It holds no lock, removes nothing, and cannot step; its parent goes on."""
+    """It has no lock, removes no file, and cannot step; its parent continues."""
     written = Written(tmp_path)
     written.step(1)
     (ready, told), (wait, end) = os.pipe(), os.pipe()
@@ -426,7 +427,8 @@ def recovered_run(folder):
 def killed_child(folder, number, options=(), *, verifies=False):
     """Train a forked process for two steps, and kill it at a call of the second; return the calls.
 
-    With a number that is negative nothing is killed. The second may only be tried, to be verified.
+    With a negative number, it is not killed. The second step may be only tried, for
+    verification.
     """
     child = os.fork()
     if child == 0:
@@ -447,9 +449,9 @@ def killed_child(folder, number, options=(), *, verifies=False):
 
 @pytest.mark.parametrize("verifies", [False, True])
 def test_a_process_that_is_killed_leaves_its_last_step(tmp_path, verifies):
-    """Parameters, moments, buffers, what no step reads, and the random generator.
+    """Parameters, moments, buffers, unread state, and the random generator.
 
-    Steps that were only tried leave nothing.
+    Steps that were only tried leave no trace.
     """
     killed_child(tmp_path, -1 if verifies else 3, verifies=verifies)
     steps, found = recovered_run(tmp_path)
@@ -492,7 +494,7 @@ def test_a_kill_at_any_write_or_sync_leaves_one_whole_state(where, part, tmp_pat
 
 
 def forked_run(folder, steps):
-    """Train in a forked process; return its number, and what it says."""
+    """Train in a forked process; return its number, and its output."""
     reads, writes = os.pipe()
     child = os.fork()
     if child == 0:

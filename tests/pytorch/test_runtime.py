@@ -1,4 +1,4 @@
-"""The runtime: a step happens as a whole or not at all, and leaves nothing behind."""
+"""The runtime: a step is atomic, and leaves no files."""
 
 import ast
 import atexit
@@ -122,9 +122,9 @@ FAULTS = (full, short, changed)
 
 @pytest.mark.parametrize(("fault", "earlier"), [*((fault, 1) for fault in FAULTS), (changed, 0)])
 def test_a_failing_step_changes_nothing(paged, fault, earlier, monkeypatch, tmp_path):
-    """Parameters, gradients (there or not), buffers and random state are as before the step.
+    """Parameters, gradients (present or not), buffers and random state are as before the step.
 
-    Nothing is in the way of the next one.
+    The next step succeeds.
     """
     own, step = paged
     model, _, inputs = own
@@ -142,7 +142,7 @@ def test_a_failing_step_changes_nothing(paged, fault, earlier, monkeypatch, tmp_
 
 
 def test_a_step_needs_no_name_of_its_file_and_no_length(paged):
-    """Whoever removes or cuts the page file between steps changes nothing."""
+    """Removing or truncating the page file between steps has no effect."""
     own, step = paged
     step(*own[2])
     os.truncate(file_of(step), 100)
@@ -223,7 +223,7 @@ def test_a_hundred_steps_leave_nothing(paged, tmp_path, monkeypatch):
 
 
 def test_closing_removes_the_file(paged, tmp_path):
-    """After close the folder is empty, and a step says that it was closed."""
+    """After close, the folder is empty, and a step raises that it was closed."""
     own, step = paged
     assert len(list(tmp_path.iterdir())) == 1
     step.runner.close()
@@ -234,9 +234,9 @@ def test_closing_removes_the_file(paged, tmp_path):
 
 
 def test_gradients_are_the_users_to_keep():
-    """Two weights with the same gradient get memory of their own for it.
+    """Two weights with the same gradient get separate memory for it.
 
-    An input that requires a gradient gets one; what the model does to an input happens once.
+    An input that requires a gradient gets one; a model's change of an input happens once.
     """
     parts = (nn.Linear(4, 4), nn.Linear(4, 3, bias=False), nn.Linear(4, 3, bias=False))
     own = row_step(*parts, by=lambda p, x: p[0](x) + p[1].weight + p[2].weight)
@@ -289,7 +289,7 @@ def test_kept_storages_are_no_part_of_the_plan():
 
 
 def test_the_source_is_straight_down():
-    """One function without a loop or a branch, in which no value lives after its last use."""
+    """One function without loops or branches, in which each value is deleted after its last use."""
     traced = trace(*residual(), measure_workspace=False)
     plan = random_program(traced.graph, Random(0), "blocking", page=0.0, drop=0.0)  # noqa: S311
     program = StepWriter(traced, plan.program, range(len(traced.step_graph.storages))).write()

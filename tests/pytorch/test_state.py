@@ -1,4 +1,4 @@
-"""What a capture runs leaves modules, and what code keeps outside of them, as they were."""
+"""A capture leaves modules, and state of code outside of them, unchanged."""
 
 import logging
 import random
@@ -83,7 +83,7 @@ class Doubled(nn.Module):
     """A parametrization."""
 
     def forward(self, x):
-        """Return what the parameter is used as."""
+        """Return twice the parameter."""
         return 2 * x
 
 
@@ -142,7 +142,7 @@ def step_of(change, **options):
 
 
 def state_of(model):
-    """Return everything that can be said of the modules of a model, as identities and values."""
+    """Return all state of the modules of a model, as identities and values."""
     hooks = vars(nn.Module())
     return [
         (
@@ -213,7 +213,7 @@ FIRING = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
     ),
 )  # fmt: skip
 def test_a_capture_leaves_modules_as_they_were(kind):
-    """Compiling and verifying change nothing, and the step computes what eager's first does."""
+    """Compiling and verifying change nothing, and the step computes eager's first one."""
     own = step_of((HOOKS | OTHERS)[kind])
     before = state_of(own[0])
     step = compile_keep_all(*own, time_limit=5)
@@ -257,9 +257,10 @@ def test_parameters_that_forward_changes_are_refused(kind, late, told):
     ],
 )
 def test_what_acts_from_the_second_step_on_is_refused(change, words):
-    """A hook that a module puts on itself in forward acts in the next step: so would eager's.
+    """A hook that a module adds to itself in forward acts in the next step of eager.
 
-    Where the loss does not tell, what forward left behind makes the backward pass run again too.
+    If the loss does not depend on it, the backward pass is repeated with the state after
+    forward, too.
     """
     own = row_step(nn.Linear(4, 4), Ready(change))
     before = state_of(own[0])
@@ -302,7 +303,7 @@ def test_steps_that_fail_are_told_in_a_sentence(kind):
 
 
 class Recorded(nn.Module):
-    """Returns what hooks of its layers recorded, which its first pass installs."""
+    """Returns the records of its layers' hooks, which its first pass installs."""
 
     def __init__(self):
         super().__init__()
@@ -406,7 +407,7 @@ def test_draws_of_generators_that_modules_hold_are_refused(kind, held):
 
 # -- what modules hold that is no tensor of theirs -------------------------------------------------
 class Average(nn.Module):
-    """Adds a moving average, a buffer, to its input, and sets what a function of it sets."""
+    """Adds a moving average, a buffer, to its input, and sets it by a function."""
 
     def __init__(self, sets):
         super().__init__()
@@ -473,9 +474,10 @@ def normed(module, y):
 
 @pytest.mark.parametrize("kind", ASSIGNED)
 def test_assignments_that_are_no_update_are_refused(kind, told):
-    """The error names buffer and module, and says what to do; the buffer is as it was.
+    """The error names buffer and module, and a remedy; the buffer is unchanged.
 
-    In eager two buffers that are one would part; a step does not change the other one silently.
+    In eager, two buffers that are one tensor would separate; a step does not change the other
+    one silently.
     """
     own = step_through(ASSIGNED[kind])
     if kind == "one of two":
@@ -495,7 +497,7 @@ def cached(module, _, y):
 
 
 def test_tables_of_the_first_pass_are_captured():
-    """What forward keeps for later passes is no foreign tensor, however often PyTorch runs it."""
+    """Values that forward stores for later passes are no foreign tensors, in repeated captures."""
     own = step_through(cached)
     check_replay(own)
     assert own[0][0].aux is None
@@ -548,7 +550,7 @@ def test_weights_that_hooks_make_are_not_told(norm, caplog, tmp_path):
 # -- what code keeps outside of modules ------------------------------------------------------------
 @pytest.fixture
 def keepers(monkeypatch):
-    """Execute the file of a model anew: the collector of garbage knows all that it holds."""
+    """Execute the file of a model again, and return its new module."""
     path = find_spec("kit.keepers").origin
     spec = spec_from_file_location("keepers", path)
     module = module_from_spec(spec)
@@ -565,7 +567,7 @@ KEEPERS = mark_slow_except(
 
 
 def step_with(table):
-    """Return a step that adds a table to what two layers give, before and after an activation."""
+    """Return a step that adds a table to outputs of two layers, before and after activation."""
     torch.manual_seed(1)
     return row_step(
         nn.Linear(4, 4),
@@ -578,7 +580,7 @@ def step_with(table):
 def test_tables_that_code_keeps_are_as_in_eager(keepers, name):
     """Compiled first, eager after it, and compiled after that: all have the same bits.
 
-    A capture that fails leaves nothing behind either.
+    A failed capture leaves no table either.
     """
     table = getattr(keepers, name)
     model, loss_fn, inputs = step_with(table)
@@ -598,9 +600,10 @@ def test_tables_that_code_keeps_are_as_in_eager(keepers, name):
 
 
 def test_what_was_kept_before_is_still_there(keepers, caplog):
-    """A name that forward sets anew has its old value afterwards, and the log says so.
+    """A name that forward sets again has its old value afterwards, with a log message.
 
-    Tables of a cache are no news. A constant is the tensor that the code holds: its values count.
+    Tables of a cache cause none. A constant is the tensor that the code holds: its values
+    count.
     """
     with caplog.at_level(logging.WARNING, "poetmodel"):
         pmt.capture(*step_with(keepers.bounded))
@@ -661,7 +664,7 @@ def written_from_inputs(parts, x):
 
 @pytest.mark.parametrize("forward", [written, written_from_inputs])
 def test_constants_that_change_in_the_step_are_refused(forward):
-    """The error names the line and what to do; the tensor is as it was.
+    """The error names the line and a remedy; the tensor is unchanged.
 
     A trained tensor that is no parameter would get no gradient; one that is read is a constant.
     """

@@ -1,4 +1,4 @@
-"""Page and state files: what is written comes back, faults are noticed."""
+"""Page and state files: written data is read back, faults are reported."""
 
 import errno
 import gc
@@ -107,7 +107,7 @@ def values(file):
 
 
 class Table:
-    """A file, and what its tensors must be; each method draws what happens."""
+    """A file, and the expected values of its tensors; each method draws its data."""
 
     def __init__(self, folder, draw):
         self.file, self.draw, self.steps = StateFile(folder, tensors()), draw, 0
@@ -118,7 +118,7 @@ class Table:
         self.values = {index: torch.full((n,), float(index != 2)) for index, n in SIZES.items()}
 
     def agrees(self):
-        """Return whether the file has what is in the table, and tensors that are mapped too."""
+        """Return whether the file and its mapped tensors have the values of the table."""
         return all(
             torch.equal(tensor, value)
             for index, value in self.values.items()
@@ -172,10 +172,10 @@ class Table:
 
 @pytest.mark.parametrize("seed", mark_seeds_except(range(36), range(4)))
 def test_any_order_of_writes_and_commits_is_that_of_a_table(seed, tmp_path, monkeypatch):
-    """Until a commit the old values are read, after a rollback they stay; absent ones are zero.
+    """Until a commit, old values are read, after a rollback they stay; missing ones are zero.
 
-    Tensors that are mapped follow at one address; what is changed through them is read at once, and
-    outlives a step that fails. So it is where the system does not tell which pages were written.
+    Mapped tensors have one address; changes through them are read at once, and survive a failed
+    step. This holds also if the system does not report written pages.
     """
     if seed % 2:
         monkeypatch.setattr(page_module.Pagemap, "read_entries", lambda *_: None)
@@ -198,7 +198,7 @@ def test_any_order_of_writes_and_commits_is_that_of_a_table(seed, tmp_path, monk
 
 
 def test_one_generation_is_written_over(tmp_path):
-    """Without a second one what was written stays, also of a step that failed."""
+    """Without a second generation, written data stays, also of a failed step."""
     file = written(tmp_path, generations=1)
     put(file, 9, 2.0)
     file.rollback()
@@ -232,7 +232,7 @@ def test_a_removed_file_is_told_and_its_state_comes_back(file):
 
 
 def test_a_file_that_may_not_grow_is_told_by_the_system(tmp_path):
-    """A limit of the process on the size of files, which nothing here knows of."""
+    """A limit of the process on the size of files, which the code does not check."""
 
     def limited():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -246,7 +246,7 @@ def test_a_file_that_may_not_grow_is_told_by_the_system(tmp_path):
 
 @pytest.mark.parametrize(("kind", "index"), [("page_file", 3), ("file", 2)])
 def test_failing_calls_are_explained(kind, index, request, monkeypatch):
-    """Errors of the system name the tensor and what happened."""
+    """Errors of the system name the tensor and the failure."""
     file = request.getfixturevalue(kind)
     held, _ = allocate_page(file.storages[index])
     with monkeypatch.context() as patch:
@@ -259,7 +259,7 @@ def test_failing_calls_are_explained(kind, index, request, monkeypatch):
 
 
 def test_a_commit_that_fails_leaves_the_state(file, monkeypatch):
-    """The record is told of; after a rollback the state is that of before."""
+    """A failed record is reported; after a rollback, the state is the one before."""
     put(file, 9, 2.0)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", make_system_fault(errno.EIO))

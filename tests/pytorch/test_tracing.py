@@ -1,4 +1,4 @@
-"""Tracing: training graphs, their units, what of them is scheduled; traced files."""
+"""Tracing: training graphs, their units, the scheduled part; traced files."""
 
 from pathlib import Path
 
@@ -63,9 +63,9 @@ def test_figures_of_one_layer():
 
 
 def test_resident_bytes_of_frozen_layers_and_buffers():
-    """Frozen parameters have no gradients; buffers are in memory as parameters are.
+    """Frozen parameters have no gradients; buffers are in memory like parameters.
 
-    What trains the last layer alone has fewer operations and a lower peak.
+    Training only the last layer needs fewer operations and a lower peak.
     """
     traced, both = (
         trace(*step, measure_workspace=False)
@@ -84,7 +84,7 @@ def test_resident_bytes_of_frozen_layers_and_buffers():
 
 
 def test_meta_device_needs_no_memory():
-    """On the meta device the same graph comes out, and nothing is computed."""
+    """On the meta device, the graph is the same, and nothing is computed."""
     parts = (nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5))
     inputs = (torch.randn(2, 4, 6, 6), torch.randn(2, 4, 4, 4))
     real, meta = (
@@ -127,7 +127,7 @@ def test_the_smallest_tensors_are_kept():
 
 
 def test_results_that_wait_are_reserved():
-    """Where nothing is kept, copies of the loss and of new statistics are."""
+    """If no tensor is kept, copies of the loss and of new statistics are."""
     traced = trace_residual()
     assert traced.held_bytes == 4 + 16 + 16 + 8
     whole = build_scheduled_graph(traced, budget_bytes=keep_all_bytes(traced))
@@ -145,10 +145,10 @@ def test_results_that_wait_are_reserved():
 
 
 def test_less_is_kept_where_nothing_is_left_beside_it():
-    """Between the floors of the finest and the usual graph a finer one is taken.
+    """Between the floors of the finest and the usual graph, a finer one is used.
 
-    What is kept takes a third at most of what a budget has beyond the least; below that the least
-    of several floors is told.
+    Kept tensors use at most a third of the budget above the minimum; below that, the lowest of
+    several floors is reported.
     """
     traced = trace(*residual_step())
     finest = coarsen(traced, kept_bytes=0)
@@ -181,10 +181,10 @@ def test_step_near_the_floor_keeps_its_budget(tmp_path):
 
 # -- units: what is scheduled, what it is called, and what it reads --------------------------------
 def test_storages_and_results_are_those_of_the_operations():
-    """Batch norm makes five tensors, dropout two; results are there once their unit has run.
+    """Batch norm has five outputs, dropout two; results exist after their unit has run.
 
-    Element type, shape, stride and offset say how an output lies in its storage. A view has neither
-    node nor tensor; whoever reads it names the tensor behind it.
+    Element type, shape, stride and offset state how an output lies in its storage. A view has
+    neither node nor tensor; its readers name the tensor behind it.
     """
     traced = trace_residual()
     parts = traced.step_graph
@@ -235,10 +235,10 @@ NAMES = [
 
 
 def test_names_say_module_and_operator(monkeypatch):
-    """Every node says whose it is, the sum of a residual block's gradients too, in each run.
+    """Each node has the name of its module and operator, and the same in each run.
 
-    What happens again in a module gets a number; what a checkpoint of the user would compute twice
-    is there once.
+    The sum of a residual block's gradients has one, too. A repetition in a module gets a
+    number; an operation that a user's checkpoint would compute twice is there once.
     """
     graph = trace_residual().graph
     assert [(node.name, node.phase) for node in graph.nodes] == NAMES

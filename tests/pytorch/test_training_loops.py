@@ -19,7 +19,7 @@ QUICK = {"ram": "100%", "device": "rpi4b", "dynamic": "retrace"}
 
 
 class Classifier(nn.Module):
-    """Batch norm and dropout between two layers; its loss is a part of what it returns."""
+    """Batch norm and dropout between two layers; its loss is one of its outputs."""
 
     def __init__(self):
         super().__init__()

@@ -82,7 +82,7 @@ def with_recomputations(graph, random, share):
 
 @pytest.mark.parametrize("name", mark_slow_except(ARCHITECTURES, ("residual", "transformer")))
 def test_recomputing_changes_no_bit(name):
-    """Programs that compute at random again what they may give the same updates."""
+    """Programs that recompute random operations have the same updates."""
     twins = Twins(ARCHITECTURES[name](), OPTIMIZERS["nesterov"], clip=0.5)
     traced = twins.trace(measure_workspace=False)
     for seed in range(2):
@@ -93,7 +93,7 @@ def test_recomputing_changes_no_bit(name):
 
 
 def peak_beside(graph, schedule):
-    """Return the peak of the simulator, less what is there before the step."""
+    """Return the peak of the simulator, minus the memory before the step."""
     there = (Phase.STATE, Phase.INPUT)
     nothing = {t.name for node in graph.nodes if node.phase in there for t in node.outputs}
     nodes = [
@@ -168,7 +168,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("kind", CHANGES)
 def test_what_the_updates_do_not_hold_for_is_refused(kind):
-    """Where eager would do something else now, a step raises and changes nothing."""
+    """If eager would compute other updates now, a step raises an error, without changes."""
     change, message = CHANGES[kind]
     twins = Twins(row_step(nn.Linear(4, 4)), OPTIMIZERS["momentum"])
     traced = twins.trace(measure_workspace=False)
@@ -195,7 +195,7 @@ def test_schedulers_of_the_learning_rate_go_with_steps():
 
 
 def test_a_failing_step_says_that_updates_may_be_torn():
-    """What fails in the middle of a step says that some parameters may be new already."""
+    """An error in the middle of a step states that some parameters may be updated already."""
     twins = Twins(row_step(nn.Linear(4, 4)), OPTIMIZERS["sgd"])
     traced = twins.trace(measure_workspace=False)
     run = make_runner(traced)
@@ -344,7 +344,7 @@ def test_the_mask_of_dropout_counts_in_the_type_of_the_gradient(p):
 
 
 def test_the_budget_counts_state_and_inputs():
-    """A moment more takes as much more; a budget without room for state says what takes it."""
+    """Another moment needs that much more; a budget without room for state names the reason."""
     sizes = {}
     for name in ("sgd", "momentum"):
         twins = Twins(residual(), OPTIMIZERS[name])
@@ -374,7 +374,7 @@ def perceptron():
 
 
 def convolutions():
-    """Return a step with batch norm and dropout, and a layer that nobody uses."""
+    """Return a step with batch norm and dropout, and a layer without use."""
     step = residual_step(widths=(16, 32), batch=2)
     step[0][0].unused = nn.Linear(2, 2)
     return step
@@ -466,7 +466,7 @@ def test_what_has_room_stays_in_ram(tmp_path):
 
 
 def both(change):
-    """Return what a user does to model and optimizer, and to their copies that eager trains."""
+    """Return a function that changes model and optimizer, and those that eager trains."""
 
     def change_both(twins, *_):
         for model, optimizer in zip((twins.model, twins.twin), twins.optimizers, strict=True):
@@ -484,7 +484,7 @@ def loaded(twins, _, saved):
 
 
 def verified(_, step, __):
-    """Measure; what is read is what the plan says."""
+    """Verify a step; the read bytes are those of the plan."""
     found = step.verify()
     assert found.equal
     assert found.read_bytes >= found.plan_read_bytes
@@ -500,7 +500,7 @@ def another_batch(twins, *_):
 
 
 def broken_medium(twins, step, _):
-    """Let steps fail where all must be on the medium; what was changed before them counts."""
+    """Let two steps fail that cannot write to the medium; they change no state."""
     both(lambda m, _: m[0].weight[2].fill_(0.6))(twins)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fdatasync", make_system_fault(errno.EIO))
@@ -539,9 +539,9 @@ USES = {
     ),
 )
 def test_what_happens_between_steps_counts(use, seed, tmp_path, monkeypatch):
-    """In any order, from before the first step on: all is as in eager PyTorch, bit for bit.
+    """In any order, from before the first step on: bitwise as in eager PyTorch.
 
-    So it is where the system does not tell which pages were written: contents are compared then.
+    This holds also if the system does not report written pages: contents are compared then.
     """
     monkeypatch.chdir(tmp_path)
     draw = Random(seed)  # noqa: S311
@@ -661,7 +661,7 @@ def test_too_little_ram_says_how_much_is_needed(tmp_path):
 
 
 def test_reports_tell_state_on_storage(tmp_path):
-    """The figures say what lies on storage, and what a step writes for a rollback.
+    """The values state the bytes on storage, and those that a step writes for a rollback.
 
     The page of a step with updates has its certificate, and its schedule verified.
     """

@@ -52,10 +52,10 @@ def replaced(graph):
 
 
 def test_state_of_each_optimizer():
-    """Parameters, moments and counts are state, with the bytes that they have.
+    """Parameters, moments and counts are state, with their bytes.
 
-    A weight in two places is held once, and updated once with both gradients. Without an optimizer
-    nothing is new, and the graph has version 1.
+    A shared weight has one tensor, and one update with both gradients. Without an optimizer,
+    the graph has no replacements, and version 1.
     """
     step = row_step(nn.Linear(4, 4))
     parameters = {"0.weight": 64, "0.bias": 16}
@@ -89,9 +89,9 @@ def test_state_of_each_optimizer():
     ),
 )
 def test_updates_follow_gradient_and_last_reader(name):
-    """Between what an update waits for and the update come other updates and their state only.
+    """Only other updates and their state are between an update and its last input.
 
-    Between state, or an input, and what reads it first, there are only others like it.
+    Only state or inputs are between a state tensor, or an input, and its first reader.
     """
     graph = whole(STEPS[name](), "momentum")
     for k, node in enumerate(graph.nodes):
@@ -205,7 +205,7 @@ def test_costs_are_measured_and_estimated(tmp_path):
 
 @pytest.mark.parametrize("name", ["nesterov", "amsgrad"])
 def test_steps_on_the_meta_device_have_graphs(name):
-    """What has shapes and no numbers has the same nodes, and the same state."""
+    """Tensors with shapes but without numbers have the same nodes and state."""
     graphs = []
     for device in ("cpu", "meta"):
         with torch.device(device):
@@ -246,7 +246,7 @@ def hooked(parameters):
     ],
 )  # fmt: skip
 def test_other_optimizers_are_refused(make, message):
-    """The sentence says what is accepted, or what to change; so it is with norms of gradients."""
+    """The error states the accepted optimizers, or a remedy; likewise for norms of gradients."""
     step = row_step(nn.Linear(4, 4))
     with pytest.raises(CaptureError, match=f"optimizer: .*{message}"):
         trace(*step, optimizer=make(step[0].parameters()), measure_workspace=False)
@@ -288,7 +288,7 @@ def views_of_one():
     ],
 )  # fmt: skip
 def test_steps_that_updates_do_not_fit_are_refused(make, message):
-    """What would be lost or wrong if updates are part of the step is said."""
+    """The error states why a step with updates would be wrong or lose results."""
     step = make()
     with pytest.raises(CaptureError, match=f"optimizer: .*{message}"):
         trace(*step, optimizer=SGD(step[0].parameters(), lr=0.1), measure_workspace=False)
@@ -327,7 +327,7 @@ SHAPES = {"a row": (37,), "an image": (2, 5, 7, 3), "channels last": (2, 5, 7, 3
 
 
 def tensors(name, kind):
-    """Return what makes the tensors that operators are called with."""
+    """Return a function that makes the operands of operators."""
     layout = torch.channels_last if name == "channels last" else torch.contiguous_format
     shape = SHAPES[name]
     return {
@@ -398,7 +398,7 @@ def test_inputs_state_and_views_are_not_written_over(by):
 
 
 def test_what_nothing_reads_later_is_written_over():
-    """What an activation reads, backward too, but not where its backward reads it; nor the loss."""
+    """The input of an activation is overwritten, unless a later node reads it; not the loss."""
     layers = (nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.SiLU(), nn.Linear(4, 4))
     found = pairs(whole(row_step(*layers)))
     assert found["1/relu"] == "0/addmm"

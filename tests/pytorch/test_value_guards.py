@@ -1,4 +1,4 @@
-"""Values that a model reads: constants, what inputs and buffers decide, and checks of numbers."""
+"""Values that a model reads: constants, functions of inputs and buffers, and checks of numbers."""
 
 import random
 
@@ -16,7 +16,7 @@ functional = nn.functional
 
 
 class Masked(nn.Module):
-    """A layer whose rows count as a mask says, and what it does about that is its own."""
+    """A layer whose loss is a function of the module, its output and a mask."""
 
     def __init__(self, function):
         super().__init__()
@@ -30,7 +30,7 @@ class Masked(nn.Module):
 
 
 def whole(_, y, mask):
-    """Leave the mask out where it masks nothing, as transformers do."""
+    """Omit the mask if it is all ones, as transformers do."""
     return y if mask.all() else y * mask[:, None]
 
 
@@ -49,9 +49,9 @@ def with_mask(own, *mask):
 
 
 def test_values_with_another_answer_are_refused():
-    """The error names the line that read, what it read, and what it would read now.
+    """The error names the line that read, the old and the new value.
 
-    Where that is asked for, each answer is compiled for once, and both are there from then on.
+    With retracing, each value is compiled once, and both steps are available from then on.
     """
     own, step = masked(whole)
     model, _, inputs = with_mask(own, 1, 1, 1)
@@ -73,9 +73,9 @@ def test_values_with_another_answer_are_refused():
 
 
 def test_buffers_that_are_read_are_looked_at(caplog):
-    """A buffer that is read may get another value, if what is read of it stays.
+    """A buffer that is read may get another value, if the result of the reading is equal.
 
-    A step that will not hold for long says so when it is compiled, and which buffer it is.
+    A step that will soon be invalid reports this when it is compiled, with the buffer.
     """
     own, step = masked(lambda model, y, _: y * 2 if model.scale > 0 else y)
     model, _, inputs = own
@@ -107,9 +107,9 @@ def test_buffers_that_are_read_are_looked_at(caplog):
     ],
 )
 def test_shapes_that_follow_from_values_are_looked_at(function, words):
-    """Other rows may be selected, but as many; where reading fails, the step does not run.
+    """Other rows may be selected, but as many; if the reading fails, the step does not run.
 
-    What is read several times of one mask costs one guard.
+    Several readings of one mask have one guard.
     """
 
     def often(model, y, mask):
@@ -185,7 +185,7 @@ def in_place():
 
 
 def counted_mask():
-    """Count what a mask leaves."""
+    """Count the elements that a mask selects."""
     mask = torch.zeros(4, 4, dtype=torch.bool)
     mask[:2, :2] = True
     mask[torch.arange(4), torch.arange(4)] = True
@@ -253,7 +253,7 @@ INPUTS = {
 
 
 def transcribed(parts, x, lengths):
-    """Return the loss of a transcription: lengths decide the shape of what it keeps."""
+    """Return the loss of a transcription: lengths decide the shape of selected parts."""
     logits = parts[0](x).log_softmax(-1)
     written = torch.arange(12).view(2, 6) % 3 + 1
     labels = written.masked_select(torch.arange(6) < lengths[:, None])
@@ -279,7 +279,7 @@ READ = (
 
 @pytest.mark.parametrize("kind", mark_slow_except(CONSTANTS | INPUTS, (*READ, "not a number")))
 def test_constants_and_inputs_can_be_read(kind):
-    """The captured step computes what eager does, and knows what it has read of inputs."""
+    """The captured step has eager's results, and records its readings of inputs."""
     own = row_step(nn.Linear(4, 4), by=lambda p, x: (CONSTANTS | INPUTS)[kind](p[0](x), x) + x)
     step = compile_keep_all(*own)
     assert bool(step.compiled.trace.joint.value_guards.reads) == (kind in INPUTS)
@@ -308,7 +308,7 @@ OF_PARAMETERS = ("a parameter", "with an input", "a shape")
     "kind", mark_slow_except(DRAWN, ("item", "branch", "nonzero", *OF_PARAMETERS))
 )
 def test_random_numbers_and_parameters_cannot_be_read(kind):
-    """They are other ones in the next step: that is what is said."""
+    """They differ in the next step: that is the error."""
     own = row_step(nn.Linear(4, 4), by=lambda p, x: p[0](x) * DRAWN[kind](p[0], x))
     words = r"a random number is read at .*test_value_guards"
     if kind in OF_PARAMETERS:
@@ -330,7 +330,7 @@ def test_captures_hold_no_values():
 
 # -- checks that numbers are finite ----------------------------------------------------------------
 def clamped(y):
-    """Clamp what overflows, as detectors of transformers do."""
+    """Clamp overflowing values, as detectors of transformers do."""
     if not torch.isfinite(y).all():
         y = torch.clamp(y, min=-1e3, max=1e3)
     return y
@@ -359,7 +359,7 @@ KINDS = {
 
 
 def compiled(kind, **options):
-    """Return a step that asks, and its parts."""
+    """Return a step that tests values, and its parts."""
     torch.manual_seed(1)
     layers = (nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
 
@@ -372,7 +372,7 @@ def compiled(kind, **options):
 
 @pytest.mark.parametrize("kind", mark_slow_except(KINDS, ("all finite", "any", "joined")))
 def test_steps_on_finite_numbers_are_those_of_eager(kind):
-    """What the model asks changes nothing; the line that asks is known."""
+    """The tests of the model have no effect; their lines are recorded."""
     own, step = compiled(kind)
     assert len(step.compiled.trace.joint.finite_check_lines) >= 1
     assert all(
@@ -383,9 +383,9 @@ def test_steps_on_finite_numbers_are_those_of_eager(kind):
 
 
 def test_checks_that_cannot_wait_are_refused():
-    """Updates and a program in C do not wait for an answer; what is asked beside is not granted.
+    """Updates and C cannot wait for a test; further readings are not allowed.
 
-    What an input alone decides is known before the step.
+    Tests of inputs alone are evaluated before the step.
     """
     own = row_step(nn.Linear(4, 4), by=lambda p, x: clamped(p[0](x)))
     optimizer = torch.optim.SGD(own[0].parameters(), lr=0.1)
@@ -404,7 +404,7 @@ def test_checks_that_cannot_wait_are_refused():
 
 
 def likely(parts, x):
-    """Return what is likely under a normal distribution, whose arguments are checked."""
+    """Return the likelihood under a normal distribution, whose arguments are checked."""
     y = parts[0](x)
     # Asked for, since torch.compile turns the default off in its whole process.
     normal = torch.distributions.Normal(y, y.exp(), validate_args=True)
@@ -417,7 +417,7 @@ def inverted(parts, x):
 
 
 def asserts(*words):
-    """Return a pass with an assertion that nothing reads: a graph would lose it."""
+    """Return a pass with an assertion whose result is not read: a graph would lose it."""
 
     def forward(parts, x):
         y = parts[0](x)
@@ -439,9 +439,9 @@ CHECKED = {
 
 @pytest.mark.parametrize("case", CHECKED)
 def test_steps_on_other_numbers_are_undone(case):
-    """What a model or a library checks is looked at after the step, which raises as eager does.
+    """Checks of a model or a library are evaluated after the step, which raises as eager does.
 
-    Gradients that are there, buffers and the random generator are as before.
+    Present gradients, buffers and the random generator are as before.
     """
     forward, number, words = CHECKED[case]
     own, step = compiled("all finite")

@@ -191,7 +191,7 @@ def test_modules_compiled_around_a_module_are_no_siblings_of_it():
 
 @pytest.mark.parametrize("is_sharded", [False, True])
 def test_wrappers_refuse_gradients_that_are_not_returned(alone, is_sharded):
-    """They reduce what autograd has, also where a function was compiled before."""
+    """They reduce autograd's gradients, also if a function was compiled before."""
     back = pmt.backend("100%", cache=False, add_gradients=True)
     model, (x, _) = Block(), batches()
     model.compile(backend=back, **OPTIONS)
@@ -273,7 +273,7 @@ def test_sharded_parts_of_a_compiled_module_are_refused_and_a_whole_model_is_not
 
 
 def train_in_a_group(rank, folder):
-    """Train in one of two processes as the advice says, and compare with eager PyTorch."""
+    """Train in one of two processes as recommended, and compare with eager PyTorch."""
     store = distributed.FileStore(str(folder / "store"), 2)
     distributed.init_process_group(
         "gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60)

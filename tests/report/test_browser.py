@@ -45,7 +45,7 @@ def report(browser, file):
 
 
 def test_hover_names_node_stage_bytes_and_action(report, subjects):
-    """Pointing at a cell of the map shows what happens there."""
+    """A pointer on a cell of the map shows its content."""
     graph = subjects[0].graph
     k = 3
     report.draw("map-A")
@@ -85,7 +85,7 @@ def test_map_answers_to_keys(report, subjects):
 
 
 def test_map_and_selection(report, subjects):
-    """A selected tensor's column is lit; Enter selects what the node under the cursor makes."""
+    """A selected tensor's column is highlighted; Enter selects the output of a node."""
     report.draw("map-A")
     page = report.page
     columns = """() => document.getElementById('map-A').layout.shapes
@@ -184,7 +184,7 @@ def test_decisions_filter_and_sort(report, subjects):
 
 
 def test_colours_can_be_changed(report):
-    """The button turns the page and its charts dark, and says what it would do next."""
+    """The button switches the page and its charts to dark, and names its next effect."""
     report.draw("time-A")
     button = report.page.locator("#theme")
     assert button.get_attribute("aria-label") == "Change to dark colours"
@@ -235,7 +235,7 @@ def test_selection_is_lit_in_the_table(report, subjects):
 
 
 def test_selected_tensor_opens_its_fold(report, subjects):
-    """Equal tensors are one row, closed at first; what is chosen elsewhere is shown in it."""
+    """Equal tensors are one row, closed at first; a tensor that is selected elsewhere opens it."""
     page, graph = report.page, subjects[0].graph
     member = page.locator("#decision-table tr.member").first
     assert not member.is_visible()
@@ -272,7 +272,7 @@ def test_name_of_a_decision_is_always_seen(browser, file, how):
 
 
 def test_selection_stays_readable(report):
-    """With a tensor lit in table and map, axe finds nothing."""
+    """With a tensor highlighted in table and map, axe has no findings."""
     report.draw("map-A")
     report.page.evaluate("() => page.select(2)")
     report.assert_accessible()

@@ -1,4 +1,4 @@
-"""What the charts of a report show: a schedule, and how a solve went."""
+"""Charts of a report: of a schedule, and of the history of a solve."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -68,7 +68,7 @@ def test_cells_tell_what_happens():
 def test_labels_count_the_bytes_of_what_happens():
     """Of a node with two tensors, only the kept one counts.
 
-    What is resident is in RAM at the step of its node; nothing is computed there.
+    Resident tensors are in RAM at the step of their node, which computes nothing.
     """
     graph = skip_graph(mask=True)
     problem = Problem(graph, even_costs(graph), ram=40)
@@ -137,7 +137,7 @@ def test_map_of_addresses():
 
 
 def test_gauge_adds_up():
-    """Parts and what is free make up the RAM; keep-all has its own peak."""
+    """Parts and free RAM sum to the RAM; keep-all has its own peak."""
     graph = load_model("mlp")
     costs = Costs.estimate(graph, Device.load("nano33ble"))
     subjects = [

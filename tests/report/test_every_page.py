@@ -47,7 +47,7 @@ def write(kind, path):
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
-    """Return what makes the page of a kind once and returns its address."""
+    """Return a function that makes the page of a kind once and returns its address."""
     servers = []
 
     @cache
@@ -78,9 +78,9 @@ def address(tmp_path_factory):
 )
 @pytest.mark.parametrize("kind", ["schedules", "step", "state", "plan", "explorer"])
 def test_nobody_is_left_out(browser, address, kind, screen, scheme):
-    """No message, no request elsewhere, nothing wider than the screen, and axe finds nothing.
+    """No message, no request elsewhere, no content wider than the screen, no finding of axe.
 
-    Everything is drawn and unfolded. On paper nothing is clipped, and folded tables are open.
+    All parts are drawn and unfolded. On paper, no text is clipped, and folded tables are open.
     """
     how = {**screen, "color_scheme": scheme, "bypass_csp": True}
     there = address(kind)

@@ -17,9 +17,9 @@ from poetmodel.solver import solve
 
 
 def test_commands_state_the_whole_problem():
-    """Every limit with all digits, every choice that is not the default; names are quoted.
+    """All limits with all digits, all choices that are not the default; names are quoted.
 
-    A file that states no problem has nothing to solve.
+    A file without a problem has no command of a solve.
     """
     limits = {"deadline": 33.1, "energy_budget": 20.7, "aux_bytes": 50, "recompute": False}
     again, verify = reproduction_commands(subject(skip_problem(**limits)))
@@ -113,7 +113,7 @@ def test_state_is_told_by_its_home():
 
 # -- figures of a report ---------------------------------------------------------------------------
 def test_figures_stand_beside_each_other():
-    """A row per figure, a cell per schedule; what nobody states has no row."""
+    """A row per value, a cell per schedule; values that no schedule has, have no row."""
     both = [
         schedule_facts(subject(skip_problem())),
         schedule_facts(subject(skip_problem(recompute=False))),
@@ -126,9 +126,9 @@ def test_figures_stand_beside_each_other():
 
 
 def test_rows_carry_the_values_of_the_step():
-    """Each cell has its key and the value there; nothing is shown twice in another unit.
+    """Each cell has its key and the value there, in only one unit.
 
-    Coarsening, reserve, recomputations, solve and costs of compiling are there.
+    Coarsening, reserve, recomputations, solve and costs of compiling are included.
     """
     values = step_values(skip_problem())
     rows = {row[0].name: row for row in measured_rows(values)}
@@ -169,12 +169,12 @@ def lines(found):
     ],
 )
 def test_answers_about_a_schedule(limits, changes, told):
-    """It fits in 13 B and costs 1 J on 10 J; what is not proven is not called so."""
+    """It fits in 13 B and costs 1 J on 10 J; an unproven schedule is not called optimal."""
     told(lines(schedule_answers(schedule_facts(subject(skip_problem(**limits))) | changes)))
 
 
 def test_rejected_schedules_and_own_wishes_are_told(told):
-    """Of a broken one nothing is claimed; own objectives come by weights and their number."""
+    """Of an invalid one, nothing is claimed; user-defined objectives have weights and a value."""
     told(lines(schedule_answers(schedule_facts(subject(skip_problem(), BROKEN)))), "rejected")
     problem = replace(skip_problem(), constraints=(WEAR,), **OWN)
     told(lines(schedule_answers(schedule_facts(subject(problem)))), "own")
@@ -242,7 +242,7 @@ def test_a_plan_for_another_device_is_called_so(device, told):
 
 
 def test_a_step_that_was_not_verified_says_how(told):
-    """Nothing is claimed; the plan's figures are given as such."""
+    """No claim; the values of the plan are given as such."""
     values = step_values(skip_problem(), certificate=None)
     found = step_answers(values)
     told(lines(found))

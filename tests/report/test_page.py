@@ -27,9 +27,9 @@ HOSTILE = '</script><img src="http://x.example/a" onerror=alert(1)>{{ 7*7 }}'
 
 
 def test_page_loads_nothing():
-    """Links stay on the page, nothing is fetched, and the policy forbids all else.
+    """Links stay on the page, nothing is fetched, and the policy forbids all requests.
 
-    Its plotly, unpacked, is what plotly ships.
+    Its plotly, unpacked, is the shipped one of plotly.
     """
     one = subject(skip_problem())
     text = report_page([one])
@@ -56,7 +56,7 @@ def test_page_loads_nothing():
 
 
 def test_sections_with_energies_say_that_they_are_estimates():
-    """It is the first line of each; a page whose problem asks for no energy has none."""
+    """It is the first line of each; a page whose problem has no energy has none."""
     asked, timed = skip_problem(), skip_problem(minimize="time")
     said = f'<p class="note">{ESTIMATES.capitalize()}.'
     text = report_page([subject(asked), subject(asked)])
@@ -91,7 +91,7 @@ def test_numbers_are_those_of_the_json():
 
 
 def test_names_are_only_text():
-    """A name with markup, template or script in it does nothing."""
+    """A name with markup, template or script in it has no effect."""
     graph = Graph(
         name=HOSTILE,
         nodes=(
@@ -151,7 +151,7 @@ def test_gauge_of_a_rejected_schedule_is_absent_from_the_text():
 
 
 def test_missing_extra_is_told(monkeypatch):
-    """What is missing, and what brings it."""
+    """The error names the missing package and its extra."""
     monkeypatch.setattr(
         "poetmodel.report.drawing.find_spec", lambda name: None if name == "jinja2" else name
     )
@@ -188,9 +188,9 @@ def test_the_section_shows_what_was_measured():
 
 
 def test_differences_are_listed_and_a_missing_certificate_is_told():
-    """Twenty of them, and how many more; a name is only text.
+    """Twenty of them, and the number of the rest; a name is only text.
 
-    Where there is no certificate the page says so, and how to get one.
+    Without a certificate, the page states how to get one.
     """
     differences = [
         {"name": f"gradient of <b>{k}</b>", "largest": None, "text": "by up to nan", "op": "0/mm"}

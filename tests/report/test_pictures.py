@@ -80,7 +80,7 @@ def test_still_pictures_are_files_of_their_form(which, form, begin, tmp_path):
 
 
 def test_still_timeline_shows_budget_and_keep_all(tmp_path):
-    """Its text names both, core and bus, and what is in RAM; the stack is as high as the peak."""
+    """Its text names both, core and bus, and tensors in RAM; the stack is as high as the peak."""
     pytest.importorskip("matplotlib")
     problem = skip_problem(ram=12, recompute=False)
     schedule = solve(problem).require_schedule()
@@ -125,7 +125,7 @@ def test_other_endings_are_refused(name):
 
 
 def test_missing_library_is_told(monkeypatch, tmp_path):
-    """The message says what to install; nothing is written."""
+    """The message states the package to install; nothing is written."""
     monkeypatch.setattr("poetmodel.report.drawing.find_spec", lambda _: None)
     with pytest.raises(MissingExtraError, match=r'plotly.*pip install "poetmodel\[report\]"'):
         draw("map", chain(), tmp_path / "x.html")

@@ -32,7 +32,7 @@ from poetmodel.units import format_bytes
 
 
 def test_a_fact_is_said_once_for_json_and_for_people():
-    """JSON has the values of keys; people read what has a name and is known."""
+    """JSON has the values of keys; tables have those with a name that are known."""
     facts = [
         Fact("ram_bytes", 2048, "RAM", format_bytes, "of the device"),
         Fact("energy_j", None, "energy"),
@@ -127,7 +127,7 @@ def test_words_for_people(said, text):
 
 # -- folding -------------------------------------------------------------------------------------
 def names(*given):
-    """Fold equal things of these names."""
+    """Fold equal items with these names."""
     return [each.name for each in fold(given, name=str, key=lambda _: None)]
 
 
@@ -149,9 +149,9 @@ def test_names_of_folds_have_ranges(members, name):
 
 
 def test_fold_stands_for_its_members_alone():
-    """Where a member of a block is missing, there are two rows.
+    """If a member of a block is missing, there are two rows.
 
-    What differs in the key stays apart, in the order of first members.
+    Items with other keys stay separate, in the order of first members.
     """
     assert names("l1.0.w", "l1.1.w", "l2.0.w") == ["l1.0-1.w", "l2.0.w"]
     assert names("b0.x", "b0.y", "b1.x") == ["b0-1.x", "b0.y"]
@@ -161,7 +161,7 @@ def test_fold_stands_for_its_members_alone():
 
 @given(st.sets(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1))
 def test_every_member_is_in_one_fold(points):
-    """Folds part the things, keep their order, and each is a whole product of numbers."""
+    """Folds partition the items, keep their order, and each is a whole product of numbers."""
     given = [f"a{x}.b{y}" for x, y in sorted(points)]
     folds = fold(given, name=str, key=lambda _: None)
     assert sorted(one for each in folds for one in each.members) == sorted(given)
@@ -172,7 +172,7 @@ def test_every_member_is_in_one_fold(points):
 
 
 def table(**options):
-    """Return the table of a chain of equal blocks, all of it kept; nothing reads the last."""
+    """Return the table of a chain of equal blocks, all of it kept; the last is not read."""
     names = ["x", *(f"block{i}.y" for i in range(3))]
     nodes = [operation("x", output_bytes=4)]
     nodes += [operation(b, output_bytes=8, inputs=(a,)) for a, b in pairwise(names)]
@@ -183,9 +183,9 @@ def table(**options):
 
 
 def test_row_of_several_tensors_has_their_sum():
-    """The row sorts by the sum, says how it is made up, and holds the rows of the members.
+    """The row sorts by the sum, states its terms, and contains the rows of the members.
 
-    Without costs there are no columns of costs: heads and cells go together.
+    Without costs, there are no columns of costs: heads and cells go together.
     """
     rows = table()["rows"]
     assert [row["name"] for row in rows] == ["x", "block0-1.y", "block2.y"]

@@ -74,9 +74,9 @@ def measured(problem):
 
 
 def test_a_step_that_takes_least_time_speaks_of_time():
-    """Nobody asked for energies: answers, figures and table are about seconds.
+    """Without a request for energies, answers, values and table are in seconds.
 
-    Energies are told as the objective, as a limit, or of a device, then behind the time.
+    Energies are shown if they are the objective, a limit, or of a device, then after the time.
     """
     one = step_subject(measured(skip_problem()))
     found = schedule_facts(one)

@@ -1,4 +1,4 @@
-"""The timeline in a real browser: what one points at, pins and selects is what the values say."""
+"""The timeline in a browser: pointing, pinning and selecting show the values."""
 
 import json
 from typing import Any
@@ -51,7 +51,7 @@ def file(one, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def values(file):
-    """Return what the page knows of the timeline."""
+    """Return the values of the timeline in the page."""
     charts = json.loads(read_page(file.read_text(encoding="utf-8")).scripts["charts"])["charts"]
     return next(chart for chart in charts if chart["type"] == "timeline")
 
@@ -68,7 +68,7 @@ def drawn(browser, file):
 
 @pytest.fixture
 def report(drawn):
-    """Return the page with nothing pinned and nothing selected."""
+    """Return the page without pins and selections."""
     drawn.page.keyboard.press("Escape")
     yield drawn
     assert drawn.messages == []
@@ -83,7 +83,7 @@ def level_at(values, x):
 
 
 def alive(values, level):
-    """Return the bytes of what is in RAM then, by what it is."""
+    """Return the bytes of tensors in RAM at a time, by tensor."""
     found = {}
     p, after = divmod(level, 2)
     for what, size, begin, end, _, _, overwritten_at, given, *_ in values["stays"]:
@@ -121,7 +121,7 @@ def test_it_answers_everywhere_with_the_values(report, values):
 
 
 def test_a_click_pins(report):
-    """What is pinned stays while one points elsewhere; a click there or Escape frees it."""
+    """A pinned item stays while the pointer moves; a click there or Escape unpins it."""
     page = report.page
     for end in ("click", "Escape"):
         area = point(report, 0.25)
@@ -140,7 +140,7 @@ def test_a_click_pins(report):
 
 
 def rim(report):
-    """Return the outline of what is lit, empty where nothing is."""
+    """Return the outline of the highlighted item, empty without one."""
     return report.page.evaluate(
         "() => document.querySelector('#time-A .rim')?.getAttribute('d') || ''"
     )
@@ -169,7 +169,7 @@ def test_a_click_on_a_band_selects_its_tensor(report, values, one):
 
 
 def test_the_address_selects_a_tensor(browser, file, one):
-    """Every copy of it is outlined and told."""
+    """Each copy of it is outlined and listed."""
     report = Report(browser.new_context(**DESKTOP).new_page())
     chosen = max(range(len(one.graph.tensors)), key=one.graph.tensor_bytes.__getitem__)
     name = one.graph.tensors[chosen].name
@@ -183,7 +183,7 @@ def test_the_address_selects_a_tensor(browser, file, one):
 
 
 def test_every_tensor_in_ram_can_be_lit(report, values, one):
-    """However small its band; the panel tells each copy of it."""
+    """Also with a small band; the panel lists each copy of it."""
     timed = [stay for stay in values["stays"] if stay[0] >= 0]
     for what in {stay[0] for stay in timed}:
         report.page.evaluate("(what) => page.select(what)", what)
@@ -215,7 +215,7 @@ def test_keys_go_through_program_and_bands(report, values):
 
 
 def test_instructions_can_have_one_width(report, values):
-    """Then the axis counts them, and pointing still says the RAM during each."""
+    """Then the axis counts them, and pointing still shows the RAM during each."""
     n = len(values["ops"])
     report.page.get_by_role("button", name="Show by instruction").click()
     report.page.wait_for_function(
@@ -250,7 +250,7 @@ def test_other_values_keep_the_place(report, values, one):
 
 
 def test_a_finger_pins(browser, file, values):
-    """On a phone a tap shows and pins what is there, below the chart."""
+    """On a phone, a tap shows and pins the item, below the chart."""
     report = open_report(browser, file, PHONE)
     report.draw("time-A")
     area = report.page.evaluate(AREA)

@@ -36,7 +36,7 @@ def file(subjects, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def charts(file):
-    """Return what the page draws, by id."""
+    """Return the drawings of the page, by id."""
     found = read_page(file.read_text(encoding="utf-8")).scripts["charts"]
     return {chart["id"]: chart for chart in json.loads(found)["charts"]}
 
@@ -51,7 +51,7 @@ def report(browser, file):
 
 
 def digits(value):
-    """Return a number as the charts say it: four digits, or three of a small one."""
+    """Return a number as in the charts: four digits, or three of a small one."""
     return f"{value:.2e}" if 0 < abs(value) < 1e-3 else f"{float(f'{value:.4g}'):g}"
 
 

@@ -1,4 +1,4 @@
-"""Schedule files: what is written is read, and what is wrong is named and written nowhere."""
+"""Schedule files: written ones are read, faults are named, and invalid ones are not written."""
 
 import json
 
@@ -67,10 +67,10 @@ def parse(document):
 
 # -- round trips -------------------------------------------------------------------------------
 def test_saved_schedule_is_loaded(graph, tmp_path):
-    """`save` and `load` give back relations and identity, of any kind of path.
+    """`save` and `load` return relations and identity, for any kind of path.
 
-    Any JSON reader reads the file; relations are sorted lists of two numbers. A file must say which
-    graph it belongs to.
+    Any JSON reader reads the file; relations are sorted lists of two numbers. A file must name
+    its graph.
     """
     path = tmp_path / "chain.schedule.json"
     schedule = checkpoint_all(graph)
@@ -103,7 +103,7 @@ def test_saved_schedule_is_loaded(graph, tmp_path):
 @given(graph=rich_graphs(), seed=st.integers(min_value=0, max_value=2**32))
 @settings(deadline=None)
 def test_any_schedule_survives_a_round_trip(graph, seed):
-    """Whatever the names and relations, reading what was written gives the same."""
+    """For any names and relations, the read schedule equals the written one."""
     plain = random_schedule(make_rng(seed), graph)
     relations = {name: getattr(plain, name) for name in RELATIONS}
     schedule = Schedule(**relations, identity=GraphIdentity.from_graph(graph))
@@ -202,7 +202,7 @@ def test_unknown_keys_of_a_file_are_noted(bare, graph, tmp_path, caplog):
 
 
 def test_later_versions_and_unknown_inner_keys_name_the_writer(full):
-    """A file of a later format is one error; so is a key that could change what the rest means."""
+    """A file of a later format is one error; so is a key that may change the meaning of others."""
     writer = "the file was written by poetmodel 0.3.0, this is poetmodel"
     for change, fault in (
         ({"version": 2, "R": 5}, "x.json: version: expected 1, got 2: "),
@@ -236,7 +236,7 @@ def test_many_faults_are_counted(bare):
 
 
 def test_another_kind_of_file_is_named_first(tmp_path):
-    """Of all that is wrong with a graph file of many nodes, its format says the most."""
+    """For a graph file with many nodes, the only error is its format."""
     path = tmp_path / "chain.graph.json"
     Graph(name="many", nodes=tuple(operation(f"n{k}", output_bytes=1) for k in range(30))).save(
         path
@@ -249,7 +249,7 @@ def test_another_kind_of_file_is_named_first(tmp_path):
 
 @pytest.mark.parametrize("status", ["infeasible", "unknown"])
 def test_file_without_a_schedule_says_so(full, status):
-    """Where nothing was found there are no relations, and nothing to load."""
+    """Without a schedule, the file has no relations, and cannot be loaded."""
     document = {key: value for key, value in full.items() if key not in RELATIONS}
     document["status"] = status
     with pytest.raises(ScheduleError, match=rf"x\.json: R: .*no schedule \(status {status}\)"):

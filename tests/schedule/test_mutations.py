@@ -81,12 +81,12 @@ class Figures(NamedTuple):
         )
 
     def energy_j(self, schedule):
-        """Return what every entry costs, once."""
+        """Return the energy of all entries."""
         paid = zip(self, (schedule.R, schedule.M_in, schedule.M_out), strict=True)
         return sum(price[k] for price, pairs in paid for _, k in pairs)
 
     def change_j(self, mutation):
-        """Return what a mutation adds to the energy: the price of its entries, if they have one."""
+        """Return the energy that a mutation adds: the cost of its entries, if they have one."""
         prices = {"R": self.compute_j, "M_in": self.page_in_j, "M_out": self.page_out_j}
         if mutation.relation not in prices:
             return 0.0
@@ -124,7 +124,7 @@ def _unseen(graph, schedule, t, i):
 
 
 def telling(graph):
-    """Return a graph with distinct powers of two for sizes, so that a sum tells what is in it."""
+    """Return a graph whose sizes are distinct powers of two, so that a sum identifies its terms."""
     sizes = iter(2**e for e in range(60))
     nodes = tuple(
         replace(
@@ -342,9 +342,9 @@ def test_spans_have_the_pairs_that_were_given(data):
 
 
 def test_more_pairs_than_memory_holds_are_not_listed(skip, monkeypatch):
-    """They are counted before any is made, and nothing but their list needs them.
+    """They are counted before any is made, and only their list needs them.
 
-    Spans and stages are walked within the limit that is open.
+    Spans and stages are read within the open time limit.
     """
     monkeypatch.setattr("poetmodel.schedule.relations.MAX_PAIRS", 3)
     schedule = Schedule.from_spans(R=(), kept=[(0, 1, 3), (1, 5, 2)], identity=None)

@@ -178,10 +178,10 @@ def test_each_broken_rule_is_named(chain, relations, violation):
 
 
 def test_every_violation_is_reported(chain):
-    """A schedule of nothing but holes reports each of them, not the first alone.
+    """All violations of a schedule are reported, not only the first.
 
-    A tensor that is claimed without being there is of no use to what follows. Nothing at all is
-    four violations and a peak of nothing. A non-recomputable node is computed once.
+    A tensor that is claimed without being in RAM is no input of later steps. An empty schedule
+    has four violations and a peak of 0. A non-recomputable node is computed once.
     """
     run = simulate(chain, None, Schedule(R=((0, 0), (1, 1), (2, 2)), M_out=((3, 0),)))
     assert len(run.violations) == 4
@@ -374,8 +374,8 @@ def test_kinds_are_those_of_a_second_simulator(part, *, mapped):
 def test_a_step_has_all_four_kinds():
     """By hand: 100 B of resident state, 8 of `y`, 3 of `dx`, 20 of workspace.
 
-    `dw` (6 B) takes nothing of its own: it is written over `y`, whose last use this is. `a` is kept
-    and made again: 2 * 7 B of activations beside 4 of the step before.
+    `dw` (6 B) needs no bytes: it is written over `y`, which is used last here. `a` is kept and
+    recomputed: 2 * 7 B of activations beside 4 of the step before.
     """
     nodes = (
         make_state_node("w", 100),

@@ -100,11 +100,11 @@ def costs_of(graph, *, mapped=False, mode="blocking"):
 
 # -- hand-computed -----------------------------------------------------------------------------
 def test_homes_of_state_by_hand():
-    """Of w and v, 11 bytes together, in RAM from the first step to the last; nothing costs.
+    """Of w and v, 11 bytes in total, in RAM from the first step to the last, without cost.
 
-    On storage the first read is a page-in; w+ is written where w is, so that only w counts. Readers
-    find memory-mapped state; what it costs is the page-out of the replacement. Costs without
-    storage leave no home but RAM.
+    On storage, the first read is a page-in; w+ is written over w, so that only w counts.
+    Readers read memory-mapped state in place; its cost is the page-out of the replacement.
+    Costs without storage leave only RAM as home.
     """
     graph = step()
     run = simulate(graph, costs_of(graph), kept())
@@ -345,7 +345,7 @@ def test_no_valid_schedule_is_below_the_floor(part):
 
 
 def test_resident_is_in_the_file_where_there_is_some(tmp_path):
-    """It is sorted, each once; without any the file is what it was."""
+    """It is sorted, without duplicates; without any, the file is unchanged."""
     graph = step()
     identity = GraphIdentity.from_graph(graph)
     schedule = kept(resident=(V, W, V), identity=identity)
@@ -378,7 +378,7 @@ def test_what_is_no_list_of_tensors_is_refused(tmp_path, entry):
 
 
 def test_wear_counts_whole_blocks():
-    """A device that states no endurance, no size, or writes nothing, endures for ever."""
+    """A device without endurance, size or writes never wears out."""
     device = costs_of(step()).device
     assert isinstance(device, Device)
     assert device.steps_until_worn([(8, 1), (1, 2)]) == 1000 * 100 / (10 + 2 * 5)

@@ -122,7 +122,7 @@ def test_valid_schedule_has_no_violations(graph, costs, paged):
     ],
 )
 def test_each_limit_is_verified(graph, costs, paged, limits, violation):
-    """A limit is kept up to its very value; beyond it the violation says both figures."""
+    """A value equal to the limit is valid; beyond it, the violation has both numbers."""
     verdict = check_schedule(Problem(graph, costs, **{"ram": 100, **limits}), paged)
     assert verdict.violations == (() if violation is None else (violation,))
 
@@ -152,7 +152,7 @@ def test_deadline_of_exactly_one_pass_is_feasible(graph):
 
 
 def test_recomputation_and_paging_can_be_forbidden(graph, costs, paged, recomputed):
-    """What the problem switches off is named entry by entry."""
+    """Each forbidden entry is named."""
     problem = Problem(graph, costs, ram=100, recompute=False)
     assert check_schedule(problem, recomputed).violations == (
         "R[3,0]: the problem allows no recomputation",
@@ -223,7 +223,7 @@ def test_idle_power_counts_against_the_energy_budget(graph, costs, paged):
 
 
 def test_wanted_page_outs_count_once(graph, costs):
-    """Paging out what lies on storage keeps no lower limit; without one it is waste, and valid."""
+    """Paging out a tensor on storage satisfies no lower limit; without one, it is valid waste."""
     plain = Problem(graph, costs, ram=100)
     twice = replace(checkpoint_all(graph), M_out=((0, 0), (1, 0)))
     assert check_schedule(plain, twice).valid
@@ -357,9 +357,9 @@ def test_verdict_is_the_simulation_plus_the_limits(seed):
 
 # -- decisions -----------------------------------------------------------------------------------
 def test_decisions_of_the_worked_example():
-    """With 13 B, a is computed again in stage 3, for 1 J and 1 s; the others are kept.
+    """With 13 B, a is recomputed in stage 3, for 1 J and 1 s; the others are kept.
 
-    Without recomputation, a goes out in stage 0 and comes back in stage 3, for 2 J and 2 s. If
+    Without recomputation, a is paged out in stage 0 and in in stage 3, for 2 J and 2 s. If
     nothing is recomputed or paged, RAM is at its limit at the peak.
     """
     problem = skip_problem()
@@ -437,7 +437,7 @@ def random_steps(count, *, mapped):
 
 @pytest.mark.parametrize("mapped", [False, True])
 def test_what_tensors_cost_adds_up_to_the_overhead(mapped):
-    """State pays for its first read and its write-back; replacements pay nothing."""
+    """State pays for its first read and its write-back; replacements cost nothing."""
     homes = set()
     for problem, schedule, simulation in random_steps(150, mapped=mapped):
         rows = list(decision_rows(problem, schedule))
@@ -463,7 +463,7 @@ def test_what_tensors_cost_adds_up_to_the_overhead(mapped):
 
 
 def test_outputs_are_in_place_where_the_simulator_has_them_so():
-    """At each step the curve is lower by what they save, and the peak by what is said of it."""
+    """At each step, the curve is lower by the saved bytes, and the peak is the stated one."""
     lower = 0
     for problem, schedule, simulation in random_steps(200, mapped=False):
         graph = problem.graph

@@ -1,9 +1,10 @@
-"""No claim is refuted: every way to an answer, every kind of problem, every solver.
+"""No claim is refuted: all methods, all kinds of problems, all solvers.
 
-What a result claims must hold: its schedule is valid and within the stated gap of the best one, no
-bound is above the optimum, on the way neither, and "infeasible" is said only where exhaustive
-search finds nothing. Larger problems are compared with ``compact``. Every problem has its seed in
-its name. ``refuted.jsonl`` has problems on which an earlier version, or a solver, was wrong.
+The claims of a result must hold: its schedule is valid and within the stated gap of the best one,
+no bound is above the optimum, also during the solve, and "infeasible" is claimed only if exhaustive
+search finds no schedule. Larger problems are compared with ``compact``. The name of each problem
+contains its seed. ``refuted.jsonl`` has problems on which an earlier version, or a solver, was
+wrong.
 """
 
 import json
@@ -66,7 +67,7 @@ from poetmodel.solver.statement import with_bytes_below
 
 # -- kinds of problems ---------------------------------------------------------------------------
 def drawn(n, **choices):
-    """Return what draws problems with every option free."""
+    """Return a function of a seed that draws a problem with all options."""
     return lambda seed: random_instance(make_rng(seed), n, below_floor=True, **choices)
 
 
@@ -243,7 +244,7 @@ def test_no_claim_is_refuted(row, way, solver, numbers):
 
 @pytest.mark.parametrize("numbers", [range(8), pytest.param(range(8, 60), marks=pytest.mark.slow)])
 def test_fewer_bytes_than_the_least_are_impossible(numbers):
-    """What must be below a value of peak RAM or bytes written: just that, homes or not."""
+    """Less peak RAM or written bytes than the minimum is infeasible; the minimum is feasible."""
     checked = 0
     for number in numbers:
         for minimize in ("writes", "ram"):
@@ -261,7 +262,7 @@ def test_fewer_bytes_than_the_least_are_impossible(numbers):
 @pytest.mark.parametrize(("kind", "count", "least"), [("state", 120, 5), ("drawn", 600, 10)])
 @parametrize_parts(4)
 def test_what_is_ruled_out_before_solving_is_infeasible(part, kind, count, least):
-    """The reasons that need no solver are true: the search finds nothing either."""
+    """Reasons without a solver are true: exhaustive search finds no schedule either."""
     ruled_out = 0
     for number in part.select(range(count)):
         problem = SMALL[kind](f"{kind}/{number}")
@@ -366,7 +367,7 @@ def test_values_that_were_wrong_once(way, name, value, solver, gap):
 @pytest.mark.parametrize("name", ["small-beside-large", "one-byte-of-terabytes"])
 @pytest.mark.parametrize("way", BOTH)
 def test_progress_never_falls_behind(way, name):
-    """Where a problem is solved again in finer units, what was known before stays known."""
+    """If a problem is solved again in finer units, earlier bounds and values remain."""
     seen = []
     result = answer(problem_of(CASES[name]), way, gap=0.0, on_progress=seen.append)
     bounds = [progress.bound for progress in seen if progress.bound is not None]
@@ -389,7 +390,7 @@ def test_no_claim_on_new_problems_is_refuted():
 
 
 def test_a_wrong_claim_would_be_noticed():
-    """A bound above the optimum, a proof of nothing and a worse optimum are each a fault."""
+    """A bound above the optimum, a proof without schedule and a worse optimum are faults."""
     problem = next(
         problem
         for number in range(100)
@@ -433,9 +434,9 @@ def test_rare_terms_decide(way, number, paging, value):
 @pytest.mark.parametrize("way", [*ROUNDS, "built"])
 @pytest.mark.parametrize("number", [1, 2])
 def test_early_recomputations_are_found(number, way):
-    """A recomputation in a stage that uses nothing of it, next to rows that are enforced, is found.
+    """A recomputation in a stage that does not use it, beside enforced rows, is found.
 
-    Both graphs have overhead 1; stages with uses, and what they draw in, give 2 and 3.
+    Both graphs have overhead 1; stages with uses, and stages that these add, give 2 and 3.
     """
     problem = early_recomputation_problem(number)
     assert optimum(problem).value == problem.baseline_energy_j + 1.0
@@ -443,7 +444,7 @@ def test_early_recomputations_are_found(number, way):
 
 
 def test_equal_blocks_of_a_network_are_proved():
-    """Recomputations that only equality wants fit into few stages: those are found in the end."""
+    """Recomputations that a user's equality of blocks requires are proven optimal."""
     graph = pm.zoo.mlp(hidden=(512,) * 4, batch_size=64)
     costs = pm.Costs.estimate(graph, pm.Device.load("nrf52840"))
     problem = pm.Problem(graph, costs, ram="65%", deadline="250%").subject_to(
@@ -514,7 +515,7 @@ def test_defaults_prove_the_known_values(case):
 
 # -- what the problems reach ---------------------------------------------------------------------
 def features(problem, *, searched):
-    """Yield what a problem has, and what its best schedule does if it is `searched`."""
+    """Yield properties of a problem, and of its best schedule if it is `searched`."""
     graph, nodes, sizes = problem.graph, problem.graph.nodes, problem.graph.tensor_bytes
     rows, compute_j = problem.constraints, problem.table.compute_energy_j
     keys = [key for row in rows for key in row.terms]
@@ -575,7 +576,7 @@ def features(problem, *, searched):
 
 
 def is_of_use_after(problem):
-    """Return whether what reads state may be recomputed for use after the state is replaced."""
+    """Return whether a reader of state may be recomputed for use after the state is replaced."""
     graph, offered = problem.graph, recomputable_nodes(problem)
     found = find_events(problem, range(len(graph.nodes)), recomputable=offered)
     return any(
@@ -625,7 +626,7 @@ SIDES = """lower limit, upper limit, equal, range, negative, several, counts, by
     ],
 )  # fmt: skip
 def test_problems_reach_every_case(kind, count, least, reached):
-    """The first seeds of a kind reach each case many times, and rows decide what is best."""
+    """The first seeds of a kind include each case many times, and rows change the best schedule."""
     seen = Counter()
     searched = any(name in reached for name in ("infeasible", "overhead"))
     for number in range(count):

@@ -1,4 +1,4 @@
-"""Commits: what they cost is in every figure, limit and bound, wherever the state has its home."""
+"""Commits: their cost is in all values, limits and bounds, for all homes of the state."""
 
 from dataclasses import replace
 
@@ -66,7 +66,7 @@ SEEDS = [f"c/{i}" for i in range(400)]
     ],
 )
 def test_commits_are_exact(way, make, seeds):
-    """Every way finds what exhaustive search finds, own constraints too, and claims no more."""
+    """All methods find the exhaustive optimum, with user constraints, and claim no more."""
     assert not find_faults(seeds, lambda seed: committing(make(seed), seed), way)
 
 

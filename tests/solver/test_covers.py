@@ -1,4 +1,4 @@
-"""Cover cuts: what only a solver's tolerance lets through is excluded, and nothing else."""
+"""Cover cuts: they exclude points within a solver's tolerance only, and no valid point."""
 
 from dataclasses import replace
 from itertools import product
@@ -45,7 +45,7 @@ def knapsack(sizes, limit, **more):
     ],
 )
 def test_a_point_within_its_rows_needs_no_cut(sizes, limit, x, rows):
-    """Nothing to exclude."""
+    """It has no violated limit."""
     assert add_covers(knapsack(sizes, limit), np.array(x), rows) is None
 
 
@@ -65,10 +65,10 @@ def test_a_cover_is_excluded_and_no_larger_than_needed():
 
 
 def heavy(rng, **fixed):
-    """Make a problem that is one byte short of what would be best with a little more.
+    """Return a problem that lacks one byte for a better schedule.
 
-    Its tensors have 100 MB to 900 MB and up to 9 bytes more. To a solver with a tolerance of 1e-7
-    of a row's largest coefficient, single bytes are nothing.
+    Its tensors have 100 MB to 900 MB and up to 9 bytes more. For a solver with a tolerance of
+    1e-7 of a row's largest coefficient, single bytes are negligible.
     """
     small = random_instance(rng, (4, 5), **fixed)
     nodes = tuple(
@@ -124,7 +124,7 @@ def test_bytes_below_a_solver_s_tolerance_count(part, way, monkeypatch):
 @pytest.mark.parametrize("way", ["built", "unreduced"])
 @parametrize_parts(3)
 def test_the_least_ram_is_bounded_to_the_byte(part, way):
-    """Where a solver is a few bytes off, the result says so: no bound is above the optimum."""
+    """If a solver is wrong by a few bytes, no bound is above the optimum."""
     for seed in part.select(range(50)):
         problem = heavy(make_rng(f"heavy/{seed}"), minimize="ram")
         best, result = optimum(problem), answer(problem, way, gap=0.0)
@@ -136,7 +136,7 @@ def test_the_least_ram_is_bounded_to_the_byte(part, way):
 
 @pytest.mark.parametrize("reductions", [True, False])
 def test_covers_look_at_every_limit(reductions):
-    """Whatever states a limit that the verifier holds schedules to, and nothing else."""
+    """All rows that state a verified limit, and no others."""
     seen = set()
     for counts in ("serial", "overlap"):
         problem = skip_problem(deadline=12, deadline_counts=counts, energy_budget=12, aux_bytes=9)
@@ -190,7 +190,7 @@ def test_no_point_that_keeps_a_signed_row_is_lost(part, whole):
 
 
 def test_whole_numbers_of_any_size_are_exact():
-    """One unit too many is seen, whatever the numbers; of counts nothing is said."""
+    """One unit too many is detected, for any numbers; not for counts."""
     large = 10**30
     form = signed_form([large + 1, large, -large], large)
     assert add_covers(form, np.array([0.0, 1.0, 0.0]), limit_rows(form)) is None

@@ -1,8 +1,8 @@
-"""Problems at the edge of numbers and of sense, against exhaustive search.
+"""Problems with extreme numbers and contradictions, against exhaustive search.
 
-One byte in 2**53, coefficients a thousand million times each other, costs from 1e-300 to 1e300,
-limits below what a solver's tolerances see, rows that contradict each other by a hair, rows of
-nothing, rows of what cannot be.
+One byte in 2**53, coefficients that differ by factors of 1e9, costs from 1e-300 to 1e300, limits
+below a solver's tolerances, rows that barely contradict each other, empty rows, rows of impossible
+decisions.
 """
 
 from dataclasses import replace
@@ -203,7 +203,7 @@ def test_objectives_at_the_edge(way, what):
 @pytest.mark.parametrize("changes", [{"paging": False}, {"recompute": False}, {"aux_bytes": 0}])
 @pytest.mark.parametrize("way", ROWS_EACH_WAY)
 def test_what_a_problem_forbids_cannot_be_wanted(way, changes):
-    """Rows want what paging, recomputation and room rule out, one by one."""
+    """Rows require decisions that paging, recomputation and RAM forbid, one by one."""
     for count in ("recomputations", "page_ins", "page_outs"):
         for name in "abcd":
             for limits in ((1, None), (None, 0), (2, 2)):
@@ -222,7 +222,7 @@ def test_what_a_problem_forbids_cannot_be_wanted(way, changes):
     ],
 )
 def test_single_problems_at_scale(make, seed, way, solver):
-    """What a solver once was wrong about."""
+    """Problems on which a solver was wrong."""
     assert not fault(make(make_rng(seed)), way, backend=solver, gap=1e-4)
 
 
@@ -265,7 +265,7 @@ def transfers(time_s, energy_j, *, sizes=(4, 4, 8), ram=12, **limits):
 @pytest.mark.parametrize("way", EACH_WAY)
 @pytest.mark.parametrize("cost", [1e-300, 1e-30, 1e15, 1e30, 1e300])
 def test_one_cost_beyond_all_others(cost, way, minimize):
-    """A transfer that takes next to nothing, or more than anything, is decided about exactly."""
+    """A very cheap or very expensive transfer is decided exactly."""
     for limits in ({}, {"deadline": 8.0}, {"energy_budget": 8.0}):
         problem = transfers(cost, cost, minimize=minimize, **limits)
         assert not fault(problem, way), limits
@@ -274,7 +274,7 @@ def test_one_cost_beyond_all_others(cost, way, minimize):
 @pytest.mark.parametrize("scale", [1e-300, 1e-290, 1e290])
 @pytest.mark.parametrize("way", EACH_WAY)
 def test_all_costs_next_to_nothing_or_enormous(scale, way):
-    """Figures of a device of 1e30 FLOP/s and beyond: only what they are of each other counts."""
+    """Costs of a device of 1e30 FLOP/s and more: only their ratios count."""
     plain = transfers(1, 1)
     table = plain.table
     costs = costs_of(
@@ -311,7 +311,7 @@ def test_bytes_are_decided_where_rows_cannot_tell(way):
 
 
 def test_no_point_that_keeps_a_limit_is_near_its_row():
-    """Rows of random limits, bytes and reals: what keeps the limit has five tolerances to spare."""
+    """Rows of random limits, bytes and reals: valid points have a slack of five tolerances."""
     for number in range(300):
         rng = make_rng(f"rows/{number}")
         whole = rng.random() < 0.5

@@ -1,4 +1,4 @@
-"""`solve` as a whole: problems, models, starts, limits, interruption, and what infeasible says."""
+"""`solve` as a whole: problems, models, starts, limits, interruption, and reasons."""
 
 import os
 import re
@@ -51,7 +51,7 @@ def medium_problem():
 
 
 def with_own_variable(problem):
-    """Build a model of which nobody knows whether a schedule satisfies its own rows."""
+    """Build a model with rows for which the feasibility of a schedule is unknown."""
     model = build(problem)
     model.own = pyo.Var(bounds=(0, 2))
     model.beside = pyo.Constraint(expr=model.own + sum(model.M_in.values()) >= 1)
@@ -79,8 +79,7 @@ def loose_start():
 def test_a_problem_is_solved_and_proved(formulation, monkeypatch):
     """Value, bound, gap and schedule of the worked example.
 
-    Where all kept fits nothing can cost less, and at the floor there is no lower peak: that takes
-    no solver.
+    If keep-all fits, it is optimal, and at the floor, so is the peak: without a solver.
     """
     problem = skip_problem()
     result = solve(problem, formulation=formulation, gap=0.0)
@@ -106,9 +105,9 @@ def test_a_problem_is_solved_and_proved(formulation, monkeypatch):
 
 @pytest.mark.parametrize("formulation", EXACT)
 def test_results_are_the_same_every_time(formulation):
-    """One seed, one answer: schedule, figures, proof, rounds and what was found on the way.
+    """One seed, one result: schedule, values, proof, rounds and history.
 
-    How often a solver tells of its bound on the way is a matter of time.
+    Only the number of reports of a solver's bound depends on time.
     """
 
     def course():
@@ -142,7 +141,7 @@ WRONG = {
     ("name", "value"), [(name, value) for name, values in WRONG.items() for value in values]
 )
 def test_wrong_arguments_are_refused(name, value):
-    """The error names the argument, and what was given."""
+    """The error names the argument and its value."""
     with pytest.raises(InputError, match=f"^{name.replace('_', ' ')}.*{value}"):
         solve(skip_problem(), **{name: value})
 
@@ -162,7 +161,7 @@ def test_a_model_is_solved_as_it_was_built():
 
 @pytest.mark.parametrize("thing", [None, "resnet18", skip_graph(), pyo.ConcreteModel()])
 def test_what_is_neither_problem_nor_model_is_refused(thing):
-    """The error says what is expected."""
+    """The error states the expected types."""
     with pytest.raises(InputError, match="takes a Problem or a model"):
         solve(thing)
 
@@ -190,7 +189,7 @@ def test_a_makespan_is_solved_either_way(make):
 # -- starts ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("formulation", EXACT)
 def test_a_start_is_what_is_left_when_time_is_out(formulation):
-    """A start that is better than greedy is returned if nothing better is found."""
+    """A start that is better than greedy is returned if no better one is found."""
     problem, schedule = loose_start()
     result = solve(problem, formulation=formulation, start=schedule, time_limit=1e-6)
     assert result.schedule == schedule
@@ -229,7 +228,7 @@ def test_a_start_for_another_graph_and_what_is_no_schedule_are_refused(make):
 
 
 def test_a_start_that_breaks_a_constraint_of_the_model_is_not_returned():
-    """When time is out under a user's own constraints, only what satisfies them is left."""
+    """At the time limit, only schedules that satisfy user constraints are returned."""
     problem, schedule = loose_start()
     free, bound = build(problem), build(problem)
     used = [bound.R[t, k] for t, k in schedule.R if k < t]
@@ -241,7 +240,7 @@ def test_a_start_that_breaks_a_constraint_of_the_model_is_not_returned():
 
 
 def test_a_user_s_own_variables_need_values_before_a_start_counts():
-    """Nobody knows whether a start satisfies rows over variables that it says nothing of."""
+    """Whether a start satisfies rows over variables without values is unknown."""
     model = build(skip_problem())
     model.own = pyo.Var(bounds=(1, 2))
     model.row = pyo.Constraint(expr=model.own >= 1 + model.R[3, 0])
@@ -332,7 +331,7 @@ def test_without_time_the_greedy_schedule_is_returned(make, formulation):
 
 @pytest.mark.parametrize("formulation", ["compact", "paper"])
 def test_building_ends_with_the_time_limit(formulation, monkeypatch, caplog):
-    """However long the estimate says that it takes: the greedy schedule is returned in time."""
+    """For any estimate of its time: the greedy schedule is returned in time."""
     monkeypatch.setattr("poetmodel.model.building.estimate_build_s", lambda *_: 0.0)
     ends = []
 
@@ -351,7 +350,7 @@ def test_building_ends_with_the_time_limit(formulation, monkeypatch, caplog):
 
 @pytest.mark.parametrize(("formulation", "threads"), [("compact", 1), ("lazy", 1), ("lazy", 2)])
 def test_a_solver_that_looks_at_no_clock_is_left_behind(formulation, threads, monkeypatch):
-    """What is known by then is the answer; what it tells later is not heard."""
+    """The schedule at that time is the result; later reports are ignored."""
     problem, over, told = skip_problem(), threading.Event(), []
     run, best = Highs.run, solve(problem)
 
@@ -391,9 +390,9 @@ def chain_problem(n):
 
 
 def test_a_graph_too_large_for_a_file_is_solved(monkeypatch):
-    """Files list a tensor once for each stage: that of a chain grows with its square.
+    """Files list a tensor for each stage: their size grows with the square of a chain.
 
-    A model too large for memory claims nothing, and raises no error.
+    A model that is too large for memory claims nothing, and raises no error.
     """
     monkeypatch.setattr("poetmodel.schedule.relations.MAX_PAIRS", 1000)
     result = solve(chain_problem(200))
@@ -466,7 +465,7 @@ def test_a_limit_that_passes_between_two_solves_keeps_the_schedule(threads, monk
 
 @pytest.mark.parametrize("formulation", EXACT)
 def test_a_time_limit_on_the_way_keeps_bound_and_schedule(formulation):
-    """What was found and proved until then is returned."""
+    """The present schedule and bound are returned."""
     problem = hard_problem()
     result = solve(problem, formulation=formulation, gap=0.0, time_limit=1.5)
     assert result.status in (Status.FEASIBLE, Status.OPTIMAL)
@@ -531,9 +530,9 @@ class _Interrupted:
 
 
 def test_ctrl_c_keeps_the_greedy_schedule(monkeypatch):
-    """Where the solver had nothing yet, the schedule that it began from is the answer.
+    """If the solver has no schedule yet, the start is the result.
 
-    One of which nobody knows whether it satisfies the user's rows is not returned.
+    A start is not returned if its feasibility for user rows is unknown.
     """
     monkeypatch.setattr(monolithic, "backend", lambda _: _Interrupted())
     problem = skip_problem()
@@ -548,7 +547,7 @@ def test_ctrl_c_keeps_the_greedy_schedule(monkeypatch):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, TimeLimitError])
 def test_no_schedule_that_was_reported_is_lost(error, monkeypatch):
-    """However a solve is cut short, by a second Ctrl-C, say, the best one is the answer."""
+    """Of an interrupted solve, for example by a second Ctrl-C, the best schedule is the result."""
     problem = skip_problem()
     best, paged = solve(problem), page_everything(problem)
     assert best.simulation is not None

@@ -16,7 +16,7 @@ from poetmodel.solver import fit_arena, fitting, solve
 
 
 def checked(problem, found):
-    """Return what fits once schedule, plan and addresses have been checked."""
+    """Return schedule, plan and addresses that fit, after their checks."""
     assert check_schedule(problem, found.result.require_schedule()).valid
     plan, usable = found.plan, problem.usable_ram_bytes
     assert plan.ram_budget_bytes == usable
@@ -29,9 +29,9 @@ def checked(problem, found):
 def test_the_excess_is_taken_off():
     """A block that fits is that of the first solve.
 
-    Keep-all takes 15 B, 4 + 8 + 8 = 20 B in blocks of 4; a must go for 1 J, which is a gap. After
-    `max_solves` the smallest block found is told, and what to do; so it is without time for
-    another schedule. A wrong alignment costs no time.
+    Keep-all needs 15 B, 4 + 8 + 8 = 20 B in blocks of 4; a must be paged or recomputed for 1 J,
+    which is a gap. After `max_solves`, the error has the smallest block and a remedy; likewise
+    without time for another schedule. A wrong alignment is refused at once.
     """
     problem = skip_problem(ram=13)
     found = checked(problem, fit_arena(problem, mode="blocking", alignment=1))
@@ -94,7 +94,7 @@ def test_ctrl_c_in_a_later_solve_is_reported():
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_problems_fit_or_are_refused(seed):
-    """What is returned is valid; what is called infeasible has no blocking plan that fits."""
+    """Results are valid; for an infeasible one, no blocking plan fits."""
     problem = random_instance(make_rng(f"fit/{seed}"), (3, 5))
     mode = "dma" if problem.is_overlapping else "blocking"
     found = fit_arena(problem, mode=mode, alignment=4)
@@ -121,7 +121,7 @@ def test_plans_that_need_not_begin_transfers_early_wait():
 
 
 def test_a_block_that_is_larger_by_chance_takes_no_more_off(monkeypatch):
-    """The next budget is below what was used by the least excess of all blocks so far."""
+    """The next budget is the used bytes minus the smallest excess of all blocks so far."""
     problem, results, excess = comb_problem(6, 15), [], [2, 9]
     placed = fitting.plan_and_place
 
@@ -196,7 +196,7 @@ def test_what_fits_is_returned_without_time_for_another_solve(mode):
 
 @pytest.mark.parametrize("number", [19, 41])
 def test_a_search_alone_follows_a_solve_that_was_cut_short(number):
-    """With a wide gap, as a bound of less RAM is of no use; here it finds what a solve finds."""
+    """With a wide gap, because a bound for less RAM is useless; it finds the solve's schedule."""
     problem, calls = scarce_problem(f"improve/{number}", (8, 14)), []
 
     def hurried(given, **_):

@@ -137,9 +137,9 @@ def test_transfers_hide_behind_computing(formulation):
     ("seed", "minimize"), [(24, "energy"), (55, "time"), (363, "time"), (365, "ram")]
 )
 def test_deadline_of_the_quickest_plan_is_kept(seed, minimize):
-    """What minimizing the time finds is found again where its makespan is the deadline.
+    """The minimum time is found again if it is the deadline of a makespan.
 
-    The sum of compute time and some of the transfer time misses it, at every share that is tried.
+    The sum of compute time and a part of the transfer time misses it, for all tried fractions.
     """
     rng = make_rng(f"dl/{seed}")
     graph = random_step(rng, (4, 7)) if seed % 2 else random_graph(rng, (4, 6))
@@ -294,7 +294,7 @@ def test_given_plan_keeps_the_budget_of_the_problem():
 
 
 def test_page_outs_that_a_plan_leaves_out_prove_nothing_of_its_makespan():
-    """An own row wants page-outs that no page-in reads: a plan has none of them."""
+    """A user row requires page-outs that no page-in reads: a plan omits them."""
 
     def out(v):
         return sum(v.page_outs[name] for name in "abc") >= 3
@@ -323,7 +323,7 @@ def test_page_outs_that_a_plan_leaves_out_prove_nothing_of_its_makespan():
 
 @pytest.mark.parametrize("reductions", [True, False])
 def test_rows_of_a_model_may_want_page_outs_that_no_plan_makes(*, reductions):
-    """So they say nothing of the time that the bus takes."""
+    """So they prove nothing about the bus."""
     problem = slow_storage(page_s=4.0, ram=16, deadline="100%")
     model = build(problem, reductions=reductions)
     first = [model.M_out[t, i] for t, i in model.M_out if i < 3]
@@ -420,9 +420,9 @@ def test_least_makespan_lies_between_its_bounds(number):
 
 @pytest.mark.parametrize("deadline", [10, None])
 def test_progress_tells_only_what_holds_for_the_makespan(deadline):
-    """No bound exceeds what is found in the end; plans of schedules keep the deadline.
+    """No bound exceeds the final result; plans of schedules meet the deadline.
 
-    None of a surrogate that misses it is told as the best one.
+    Schedules of a surrogate that miss it are not reported as best ones.
     """
     problem, reported = slow_storage(deadline=deadline), []
     result = solve(problem, on_progress=reported.append)
@@ -436,9 +436,9 @@ def test_progress_tells_only_what_holds_for_the_makespan(deadline):
 
 
 def test_start_that_keeps_the_deadline_is_never_lost(monkeypatch):
-    """With no time at all the given schedule is the answer.
+    """Without any time, the start is the result.
 
-    Ctrl-C while a plan is verified ends the search with what there was.
+    Ctrl-C during the verification of a plan ends the search with the earlier schedule.
     """
     problem = slow_storage(deadline=10)
     first = solve(problem).require_schedule()
@@ -510,7 +510,7 @@ STAGES = (
 @pytest.mark.parametrize("counts", ["serial", "overlap"])
 @pytest.mark.parametrize("stage", STAGES)
 def test_no_stage_loses_a_schedule_when_time_runs_out_in_it(monkeypatch, stage, counts):
-    """What greedy finds is the answer, wherever the limit strikes after that."""
+    """The greedy schedule is the result if the limit strikes at any later point."""
     reached = []
 
     def late(*_, **__):

@@ -1,4 +1,4 @@
-"""One model, one solve: starts, what the verifier rejects, and what may be said on the way."""
+"""One model, one solve: starts, rejected schedules, and reports."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -82,9 +82,9 @@ def rejecting(monkeypatch, *, late):
 
 @pytest.mark.parametrize("late", [False, True])
 def test_what_breaks_a_limit_is_excluded_and_the_model_solved_again(monkeypatch, *, late):
-    """The second answer is returned; without time for it, the start, and the bound of the first.
+    """The second result is returned; without time for it, the start, and the bound of the first.
 
-    Without a start nothing is left then, nothing is claimed, and the reason is the time.
+    Without a start, nothing is claimed then, and the reason is the time.
     """
     rejecting(monkeypatch, late=late)
     result = solve(skip_problem(), formulation="compact", gap=0.0)
@@ -100,9 +100,9 @@ def test_what_breaks_a_limit_is_excluded_and_the_model_solved_again(monkeypatch,
 
 
 def test_what_keeps_every_row_and_is_rejected_is_an_error(monkeypatch):
-    """Then the model is wrong, and nothing of it is believed.
+    """Then the model is wrong, and its result is discarded.
 
-    A formulation without memory rows, say, has schedules that no device can run.
+    For example, a formulation without memory rows has schedules that no device can run.
     """
     model = build(skip_problem(), COMPACT.without("memory", name="endless"))
     with pytest.raises(VerificationError, match="peak RAM 15 B"):
@@ -117,7 +117,7 @@ def test_what_keeps_every_row_and_is_rejected_is_an_error(monkeypatch):
 
 # -- on the way --------------------------------------------------------------------------------
 def progress_of(model, **options):
-    """Solve; return what was reported."""
+    """Solve; return the reports."""
     reported = []
     solve(model, on_progress=reported.append, **options)
     assert reported
@@ -153,7 +153,7 @@ def check(result):
 @pytest.mark.parametrize("minimize", ["energy", "time", "ram", "writes"])
 @pytest.mark.parametrize("formulation", ["lazy", "compact"])
 def test_history_ends_with_the_result(formulation, minimize):
-    """Incumbents fall and bounds rise, in the unit of what is minimized, until they meet."""
+    """Values fall and bounds rise, in the unit of the objective, until they meet."""
     result = solve(skip_problem(minimize=minimize), formulation=formulation)
     assert result.status == Status.OPTIMAL
     check(result)
@@ -185,7 +185,7 @@ def moment(seconds, overhead, bound):
 
 
 def test_long_histories_are_thinned():
-    """First and last moment stay; a worse value or bound than one told before is left out."""
+    """First and last moment stay; a value or bound that is worse than an earlier one is omitted."""
     search = Search(problem=skip_problem(), request=Request())
     for at in range(10_000):
         search.report(20_000.0 - at, float(at))
@@ -199,7 +199,7 @@ def test_long_histories_are_thinned():
 
 
 def test_file_keeps_the_history():
-    """What is written is read, to ten digits."""
+    """The read history is the written one, to ten digits."""
     result = solve(comb_problem())
     document = parse_document(format_document(result.to_dict()), source="x")
     assert len(document.history) == len(result.history)
@@ -221,9 +221,9 @@ def test_gap_of_progress(incumbent, bound, gap):
 
 
 def test_defaults_of_a_request():
-    """HiGHS, a minute from the request on, one thread, a gap of 0.01 % of what can be decided.
+    """HiGHS, a minute from the request on, one thread, a gap of 0.01 % of the overhead.
 
-    Every way of a back end to stop has a meaning.
+    Each status of a back end has a termination.
     """
     assert Request(time_limit_s=1000.0).remaining_s() > 900.0
     assert Request(time_limit_s=1e-9).remaining_s() == 0.0

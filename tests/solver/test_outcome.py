@@ -1,4 +1,4 @@
-"""From a candidate and a bound to a result: what may be claimed, and what is an error."""
+"""Results of candidates and bounds: permitted claims, and errors."""
 
 import pytest
 
@@ -50,9 +50,9 @@ def finished(problem, *, gap=0.0, **fields):
     ],
 )
 def test_values_count_beyond_what_every_schedule_pays(minimize, counts, recomputed, paged, least):
-    """10 J and 10 s of one pass are no part of them; RAM and writes count as they are.
+    """10 J and 10 s of one pass are excluded; RAM and writes are whole.
 
-    The least value needs no solver: it is the floor for RAM, else nothing.
+    The minimum needs no solver: it is the floor for RAM, else 0.
     """
     problem = skip_problem(minimize=minimize, deadline_counts=counts)
     assert make_candidate(problem, RECOMPUTED).value == recomputed
@@ -182,7 +182,7 @@ LATE, STALLED = Termination.TIME_LIMIT, Termination.STALLED
     ],
 )
 def test_what_may_be_claimed(schedule, outcome, status, termination, bound_j, words):
-    """Only what a verified schedule does not refute; absent is None, and the reason is kept."""
+    """Claims that a verified schedule does not refute; missing values are None, reasons stay."""
     candidate = schedule and make_candidate(skip_problem(), schedule)
     result = finished(skip_problem(), best=candidate, **outcome)
     assert (result.status, result.termination) == (status, termination)
@@ -195,7 +195,7 @@ def test_what_may_be_claimed(schedule, outcome, status, termination, bound_j, wo
 
 @pytest.mark.parametrize(("minimize", "value", "bound"), [("time", 12.0, 11.0), ("writes", 4, 1)])
 def test_other_quantities_bound_no_energy(minimize, value, bound):
-    """The bound is of the minimized quantity; of the energy nothing is claimed."""
+    """The bound is on the minimized quantity, not on the energy."""
     problem = skip_problem(minimize=minimize)
     result = finished(problem, best=make_candidate(problem, PAGED), bound=1.0)
     assert (result.value, result.objective_bound) == (value, bound)

@@ -1,4 +1,4 @@
-"""What users add to models, and where a problem with rules is solved faster."""
+"""User constraints on models, and problems with rules that are solved faster."""
 
 import logging
 
@@ -43,7 +43,7 @@ def extended(problem, *relations, reductions=False):
     ],
 )
 def test_rules_count_decisions_alone(relations, may_be, reductions):
-    """What is in RAM is no decision that totals count; a model without additions has no rules."""
+    """Presence in RAM is no decision that totals count; a model without additions has no rules."""
     assert may_be_rules(extended(skip_problem(), *relations, reductions=reductions)) == may_be
 
 

@@ -1,4 +1,4 @@
-"""The state of a solve: what reaches a parent, what is told, and what comes too late."""
+"""The state of a solve: messages to a parent, to the user, and after the end."""
 
 from dataclasses import replace
 
@@ -19,14 +19,14 @@ RECOMPUTED = Schedule(R=((0, 0), (1, 1), (2, 2), (3, 0), (3, 3)), S_RAM=((1, 0),
 
 
 def search_of(**request):
-    """Begin a search for the skip connection, and note what it tells."""
+    """Begin a search for the skip connection, and record its reports."""
     told = []
     request = Request(on_progress=told.append, **request)
     return Search(problem=skip_problem(), request=request), told
 
 
 def test_a_schedule_of_a_child_reaches_its_parent_and_a_bound_does_not():
-    """Unless the parent is told so; a child begins with the bound of its parent."""
+    """Unless it is a bound of the parent, too; a child begins with the bound of its parent."""
     search, told = search_of()
     search.prove(0.25)
     child = search.child(restate(search.problem, reference_value=2.0))
@@ -41,7 +41,7 @@ def test_a_schedule_of_a_child_reaches_its_parent_and_a_bound_does_not():
 
 
 def test_a_child_with_another_objective_keeps_its_values_to_itself():
-    """Its values are no values of the parent, which is told nothing of them."""
+    """Its values are none of the parent, which does not receive them."""
     search, told = search_of()
     problem = search.problem.without_limits(Quantity.TIME, minimize=Quantity.TIME)
     forwarded = []
@@ -57,7 +57,7 @@ def test_a_child_with_another_objective_keeps_its_values_to_itself():
 
 
 def test_the_callback_ends_parent_and_child():
-    """Whichever of them it is that tells."""
+    """For reports of either of them."""
     search, _ = search_of()
     search.request = replace(search.request, on_progress=lambda _: False)
     child = search.child(search.problem)
@@ -67,7 +67,7 @@ def test_the_callback_ends_parent_and_child():
 
 
 def test_what_an_abandoned_search_still_finds_is_ignored():
-    """Neither schedules, bounds nor reports count; what was known before stays."""
+    """No schedules, bounds and reports; the earlier results stay."""
     search, told = search_of()
     assert search.offer(page_everything(search.problem))
     before, n_told = search.best_known(), len(told)

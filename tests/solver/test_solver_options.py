@@ -44,7 +44,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_options_reach_every_solve_and_are_recorded(seen, way):
-    """Whatever the formulation or the caller; a result says with which it was solved."""
+    """For any formulation and caller; the result records the options."""
     result = WAYS[way]({"solver_options": OPTIONS})
     assert seen
     assert [options for options in seen if options != OPTIONS] == []
@@ -84,13 +84,13 @@ def test_an_unknown_option_is_one_clear_error(formulation):
 
 
 def test_a_method_without_a_solver_refuses_options():
-    """Nothing would heed them."""
+    """They would have no effect."""
     with pytest.raises(InputError, match="solver_options: method 'checkpoint-all' needs no solver"):
         run(skip_problem(), "checkpoint-all", solver_options=OPTIONS)
 
 
 def test_the_command_takes_and_records_them(tmp_path, monkeypatch):
-    """Values are read as what they are, recorded in the file, and in the line that repeats it."""
+    """Values are parsed by type, recorded in the file, and in the reproducing command."""
     monkeypatch.chdir(tmp_path)
     how = ("solve", "mlp", "--device", "mkr1000", "--ram", "80%")
     given = [

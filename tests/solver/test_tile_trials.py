@@ -71,7 +71,7 @@ def test_a_single_size_is_not_tried():
 
 
 def test_no_size_follows_once_the_observer_stops():
-    """Ctrl-C ends the trials as well; what was found before is kept."""
+    """Ctrl-C ends the trials, too; earlier results are kept."""
     problem = comb_problem(8, 13)
     chosen = find_cheapest_tiles(
         [(size, problem) for size in SIZES],

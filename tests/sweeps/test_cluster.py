@@ -141,7 +141,7 @@ def cluster(tmp_path):
 
 
 def _lasting(record):
-    """Return what a record says but for times and the kind of its pool."""
+    """Return the record without times and the kind of its pool."""
     result = {key: v for key, v in (record["result"] or {}).items() if key not in SOLVE_TIMES}
     return {key: value for key, value in record.items() if key not in TIMES} | {"result": result}
 

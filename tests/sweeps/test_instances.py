@@ -142,7 +142,7 @@ def test_files_are_shared_by_problems(tmp_path, network):
     ],
 )
 def test_solution_is_compared_with_the_best(tmp_path, network, stated, expected):
-    """A valid schedule with one recomputation, beside what the library states."""
+    """A valid schedule with one recomputation, beside the value in the library."""
     problem = problem_of(network, ram="100%")
     order = [0, 1, 0, *range(2, len(network.nodes))]
     instance = Instance(name="chain", kind="zoo", problem=problem, best=stated)

@@ -62,7 +62,7 @@ class _Pool(Executor):
 
 
 def _run(runs, folder, *, deaths=None, warm=True):
-    """Run runs in made-up pools; return what was begun, and the progress that was told."""
+    """Run runs in fake pools; return the started ones, and the reported progress."""
     begun = []
     told = []
     queue = sweep_queue(runs, Store(folder), warm=warm, on_progress=told.append)
@@ -232,7 +232,7 @@ class _Breaking(_Pool):
 
 @pytest.mark.parametrize("how", ["broken", "cancelled", "refused"])
 def test_broken_pool_leaves_what_is_recorded(how, tmp_path):
-    """One sentence says how many runs are recorded; another pool does the others alone."""
+    """One sentence states the number of recorded runs; another pool runs only the rest."""
     runs = _runs("75%", "80%", "90%", methods=("lru-paging",))
     queue = sweep_queue(runs, Store(tmp_path), warm=True, on_progress=None)
     with pytest.raises(WorkersLostError, match="2 of 3 runs are recorded"):
@@ -340,7 +340,7 @@ def test_shards_are_merged(tmp_path):
 
 
 def test_runs_of_another_sweep_are_left_to_it(tmp_path):
-    """What it has claimed is waited for, and what it has recorded is not solved again."""
+    """Its claimed runs are awaited, and its recorded ones are not solved again."""
     runs = _runs("75%", "80%", "90%", methods=("lru-paging",))
     other = Store(tmp_path)
     claim = other.claim(runs[1].key)
@@ -463,7 +463,7 @@ def test_start_is_used(monkeypatch):
 
 
 def test_homes_of_state_are_in_the_record_and_in_the_start(monkeypatch, tmp_path):
-    """The schedule of a record lists what is resident, and starts a solve with it."""
+    """The schedule of a record lists resident tensors, and starts a solve with them."""
     path = write_graph(tmp_path / "step.graph.json", training_step())
     board = tmp_path / "board.toml"
     board.write_text(BOARD)

@@ -44,7 +44,7 @@ def test_failed_runs_are_not_finished(tmp_path):
 
 @pytest.mark.parametrize("cut", [1, 5, 20])
 def test_torn_last_line_is_taken_away(tmp_path, cut):
-    """What a killed sweep wrote half is gone, and the next record stands on a line of its own."""
+    """The partial line of a killed sweep is removed, and the next record has its own line."""
     store = Store(tmp_path)
     store.add(_record("a"))
     whole = store.path.read_bytes()
@@ -69,7 +69,7 @@ def test_line_without_its_end_is_kept(tmp_path):
 
 
 def test_only_a_torn_line(tmp_path):
-    """A file that holds nothing whole has the next record alone, letters cut in two included."""
+    """A file without a complete line has only the next record, also after a partial character."""
     store = Store(tmp_path)
     store.path.write_bytes('{"key": "é'.encode()[:-1])
     assert Store(tmp_path).records() == []
@@ -78,7 +78,7 @@ def test_only_a_torn_line(tmp_path):
 
 
 def test_folder_that_cannot_be_made(tmp_path):
-    """A file in its place is said, not overwritten."""
+    """A file in place of the folder is reported, not overwritten."""
     (tmp_path / "taken").write_text("x")
     with pytest.raises(InputError, match="cannot be made"):
         Store(tmp_path / "taken")
@@ -97,7 +97,7 @@ def test_lines_without_a_record_are_passed_over(tmp_path, line):
 
 
 def test_record_of_a_killed_neighbour_does_not_swallow_the_next(tmp_path):
-    """What another sweep wrote half, while this one runs, is ended before a record is added."""
+    """A partial line of another sweep that was killed meanwhile is ended before the next record."""
     store = Store(tmp_path)
     store.add(_record("a"))
     with store.path.open("ab") as stream:
@@ -107,7 +107,7 @@ def test_record_of_a_killed_neighbour_does_not_swallow_the_next(tmp_path):
 
 
 def test_record_that_cannot_be_written_whole_leaves_the_file(tmp_path, monkeypatch, told):
-    """On a full disk the sweep ends with a sentence, and the file holds what it held."""
+    """On a full disk, the sweep ends with an error, and the file is unchanged."""
     store = Store(tmp_path)
     store.add(_record("a"))
     before = store.path.read_bytes()
@@ -135,7 +135,7 @@ def test_damaged_schedule_file_is_none(tmp_path):
 
 
 def test_records_of_other_sweeps_are_seen(tmp_path):
-    """Each of two sweeps in a folder sees what the other has written."""
+    """Each of two sweeps in a folder reads the other's records."""
     one, other = Store(tmp_path), Store(tmp_path)
     assert one.find_record("a") is None
     other.add(_record("a", "failed"))
@@ -176,7 +176,7 @@ def test_all_combinations_budgets_ascending():
 
 
 def test_another_limit_or_graph_is_another_cell(tmp_path):
-    """A changed setting, graph or device file is not taken for what was solved before."""
+    """A changed setting, graph or device file makes a new cell."""
     from poetmodel.sweeps.runs import _fingerprint, load_device, load_graph
 
     board = tmp_path / "board.toml"
@@ -194,7 +194,7 @@ def test_another_limit_or_graph_is_another_cell(tmp_path):
 
 
 def test_all_faults_are_said_at_once():
-    """Nothing is run before every name and limit is known to be usable."""
+    """No run begins before all names and limits are valid."""
     with pytest.raises(InputError) as caught:
         grid(["mlp", "nope"], ["rpi4b"], ram=["70%", "7x"], methods=["best"])
     text = " ".join(caught.value.faults)
@@ -202,9 +202,9 @@ def test_all_faults_are_said_at_once():
 
 
 def test_sizes_of_the_input_are_crossed_with_the_rest():
-    """Each size is a problem of its own; a run of the network's own sizes is what it was.
+    """Each size is a separate problem; runs of the default sizes have their former keys.
 
-    A network with its state in the graph is another problem, and its record says so.
+    A network with state in the graph is another problem, as its record states.
     """
     shapes = (InputShape(), InputShape(batch=8), InputShape(batch=8, image=20))
     runs = grid(["mlp"], ["rpi4b"], ram=["70%"], shapes=shapes, methods=["dtr"])

@@ -19,7 +19,7 @@ from poetmodel.sweeps.tables import pareto, rows, write_csv
 
 
 def test_overheads_by_method_and_budget():
-    """Methods go down, budgets across; what has no schedule says why, an open gap is stated."""
+    """Rows are methods, columns budgets; cells without a schedule have a reason, others the gap."""
     found = [
         make_row(ram="50%", axis_gap=0.25),
         make_row(ram="70%", overhead_j=0.5),
@@ -42,7 +42,7 @@ def test_overheads_by_method_and_budget():
 def test_deadlines_and_maps_have_rows_of_their_own():
     """Each deadline and method is a row, and each schedule of a map.
 
-    Of a map stands what is recomputed, paged out and in, and the overhead.
+    A map has recomputed tensors, page-outs, page-ins, and the overhead.
     """
     (table,) = figure_summaries("figure4", [make_row(), make_row("paging-only", deadline="110%")])
     assert table.n_text_columns == 2
@@ -64,7 +64,7 @@ def test_deadlines_and_maps_have_rows_of_their_own():
 
 
 def test_pofo_is_compared_at_its_budget_and_at_its_time():
-    """What is as quick with less RAM may be the optimum of a smaller budget."""
+    """A schedule that is as fast with less RAM may be the optimum of a smaller budget."""
     found = [
         make_row("pofo", "50%", makespan_s=2.0, peak_ram_bytes=1000),
         make_row("pofo", "70%", makespan_s=0.5),
@@ -85,7 +85,7 @@ def test_pofo_is_compared_at_its_budget_and_at_its_time():
 
 
 def test_shares_have_three_digits():
-    """An overhead of nothing is none."""
+    """Fractions are percentages with at most three digits; without a schedule, there is none."""
     assert overhead_ratio(make_row_without_schedule("unknown")) is None
     assert format_fraction(0.5) == "50 %"
     assert format_fraction(0.0012345) == "0.123 %"
@@ -94,7 +94,7 @@ def test_shares_have_three_digits():
 
 # -- pictures ------------------------------------------------------------------------------------
 def test_overheads_are_lines_along_the_budgets():
-    """One panel per model, device and deadline; points ascend, what has no schedule is left out."""
+    """One panel per model, device and deadline; points ascend, others are omitted."""
     found = [
         make_row(ram="70%"),
         make_row(ram="50%", overhead_j=2.0),
@@ -195,9 +195,9 @@ def _record(ram, overhead_j, *, bound_j=0.0, peak=0, time_s=1.0, **cell):
 
 
 def test_bounds_of_larger_budgets_hold_for_smaller_ones():
-    """1 J is proven for 30 B, hence for 20 B; what is proven for 10 B says nothing of more RAM.
+    """1 J is proven for 30 B, hence for 20 B; a bound for 10 B does not hold with more RAM.
 
-    Another deadline or method is another axis; a bound is never above the value.
+    Another deadline or method is separate; a bound is never above the value.
     """
     found = rows(
         [
@@ -230,7 +230,7 @@ def test_runs_without_a_schedule_have_empty_figures():
 
 
 def test_csv_has_all_rows(tmp_path):
-    """Heads first, a line per run, empty where there is nothing."""
+    """Headings first, a line per run, empty for missing values."""
     found = rows(iter([_record(10, 1.0), _record(20, None)]))
     write_csv(tmp_path / "cells.csv", found)
     with (tmp_path / "cells.csv").open(newline="") as stream:
@@ -257,15 +257,15 @@ def test_picture_of_a_sweep(tmp_path, told):
     [("the size-limited licence allows 2,000", "refused"), ("is missing", "not-installed")],
 )
 def test_older_records_do_not_tell_refusals_from_missing_solvers(reason, status):
-    """Their one status for both is told apart by its reason."""
+    """Their common status is distinguished by its reason."""
     record = _record(20, None) | {"result": None, "status": "unavailable", "reason": reason}
     assert rows([record])[0]["status"] == status
 
 
 def test_front_of_energy_ram_and_time():
-    """What another row beats in one figure and matches in the rest is not on the front.
+    """A row is not on the front if another is better in one value and as good in the rest.
 
-    Nor is what the verifier rejected.
+    Nor are rejected schedules.
     """
     rejected = _record(5, 0.5, time_s=0.5, method="paper")
     rejected["result"]["violations"] = ["R[1,1]: made up"]
@@ -293,7 +293,7 @@ def test_front_of_energy_ram_and_time():
 
 
 def test_frontier_is_drawn_by_ram():
-    """Overhead falls along the RAM of the front; what is faster alone is left out."""
+    """Overhead falls along the RAM of the front; schedules that are only faster are omitted."""
     front = [
         {**make_row(overhead_j=100 * overhead), "peak_ram_bytes": ram, "proven": True}
         for ram, overhead in ((1024, 0.3), (2048, 0.3), (3072, 0.1))

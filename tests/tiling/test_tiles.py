@@ -272,7 +272,7 @@ def execute(memory, step):
 
 
 def results(step, *, steps=2):
-    """Return the loss, state and gradients after some steps, and what an inference gives then."""
+    """Return the loss, state and gradients after some steps, and the result of an inference."""
     random = np.random.default_rng(1)
     memory = Memory(step.buffers, learning_rate=step.learning_rate or 0.0)
     for name, values in step.values.items():
@@ -506,7 +506,7 @@ def test_sums_over_slices_are_chains_in_place():
 
 
 def test_operators_on_a_group_go_slice_by_slice():
-    """What one slice becomes is made before the next one is read."""
+    """The output of one slice is computed before the next one is read."""
     found = tile_step(lowered(evaluated), 2048)
     parts = [
         node.name.partition("[")[2]
@@ -517,7 +517,7 @@ def test_operators_on_a_group_go_slice_by_slice():
 
 
 def test_what_cannot_be_split_stays_whole():
-    """Shared weights and clipped gradients are whole; what is around them is in tiles."""
+    """Shared weights and clipped gradients are whole; other nodes are in tiles."""
 
     def tied():
         tokens, rows = torch.tensor([[1, 2, 3]]), nn.Embedding(10, 6)
@@ -575,7 +575,7 @@ def test_channels_with_several_groupings_have_a_bound_on_ram_too():
 @pytest.mark.parametrize("paging", [True, False])
 @pytest.mark.parametrize("make", [autoencoder, residual])
 def test_no_tiles_need_less_than_their_bound(make, paging):
-    """The bound holds for each size; distinct sizes are tried, and give what `tile_step` gives."""
+    """The bound holds for each size; distinct sizes are tried, with the result of `tile_step`."""
     step, device = lowered(make, "sgd"), Device.load("nrf52840")
     bound = min_tiled_bytes(step, alignment=ALIGNMENT, reads_in_place=False, is_resident=not paging)
     sizes = [2**k for k in range(12, 3, -1)]

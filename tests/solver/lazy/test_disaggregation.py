@@ -56,7 +56,7 @@ def test_what_comes_back_does_so_at_its_first_reader(decision, kind):
 
 
 def test_what_nobody_needs_is_dropped():
-    """A page-in of what is kept, or of what no stage of the group reads, and what serves that."""
+    """A page-in of a kept tensor, or of one that no stage of the group reads, with its inputs."""
     assert disaggregate(COMB, GROUPS, kept=KEPT, paged_in={(1, 1)}) == []
     assert disaggregate(COMB, GROUPS, kept={(1, 0), *KEPT}, recomputed={(1, 0)}) == []
     for_next_group = Grouping(6, frozenset({2, 3}))

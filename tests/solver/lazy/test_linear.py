@@ -59,7 +59,7 @@ def test_cuts_and_rows_raise_the_bound_of_the_session():
 
 
 def test_rounds_of_cuts_begin_from_the_last_basis(monkeypatch):
-    """That changes no value: each is that of the same relaxation solved from nothing."""
+    """The basis changes no value: each is that of the relaxation solved from scratch."""
     session = session_of(comb_problem(8, 10))
     solve = session.solve_form
     begun = []
@@ -99,7 +99,7 @@ def test_a_linear_relaxation_without_a_point_proves_infeasibility():
 
 @parametrize_parts(2)
 def test_bounds_of_the_linear_phase_hold(part):
-    """On random problems, from whatever rows, it is never above what bare rounds come to."""
+    """On random problems, from any rows, the bound is never above that of plain rounds."""
     raised = 0
     for number in part.select(range(25)):
         problem = scarce_problem(f"linear/{number}", (5, 9))
@@ -120,7 +120,7 @@ def test_bounds_of_the_linear_phase_hold(part):
 
 @pytest.mark.parametrize("what", ["build", "taken over", "rounded", "interval", "disaggregated"])
 def test_every_part_of_a_round_ends_with_the_time_limit(what, caplog):
-    """Whatever Python does between two calls of the solver looks at the clock, and logs nothing."""
+    """All Python code between two calls of the solver checks the clock, and logs nothing."""
     session = session_of(comb_problem(8, 10))
     relaxation = session.build_relaxation(Grouping(16, frozenset(range(2, 15))))
     raw = session.solve_form(relaxation.form.linear_relaxation())

@@ -1,4 +1,4 @@
-"""The search for schedules in a process of its own: what is told, and how it ends."""
+"""The search for schedules in a separate process: its messages, and its end."""
 
 import logging
 import os
@@ -87,7 +87,7 @@ def started(monkeypatch):
 
 # -- both sides together -------------------------------------------------------------------------
 def test_a_process_finds_better_schedules(started):
-    """From what the solve has, without its interpreter; afterwards there is no process."""
+    """From the solve's schedule, with a separate interpreter; afterwards there is no process."""
     _, start, session = paged_comb()
     with PrimalWorker(session) as search:
         assert wait_until(lambda: session.search.best is not start)
@@ -129,7 +129,7 @@ def test_a_quick_solve_starts_no_process(started):
 
 # -- what is told --------------------------------------------------------------------------------
 def test_what_is_new_is_told_once():
-    """A schedule until the search knows it, an answer once and only the latest; bounds always."""
+    """A schedule until the search has it, only the latest answer, once; bounds always."""
     _, start, session = paged_comb()
     search = PrimalWorker(session)
     first, last = (answer_of(session, Grouping(28)) for _ in range(2))
@@ -150,7 +150,7 @@ def test_what_is_new_is_told_once():
 
 # -- in the process ------------------------------------------------------------------------------
 class Peer:
-    """The proof's side of a search that runs in a thread: what it is told and what it finds."""
+    """The proof's side of a search that runs in a thread: received messages and results."""
 
     def __init__(self, problem, state=None, **choices):
         self.found = []
@@ -161,7 +161,7 @@ class Peer:
         self._work = threading.Thread(target=self.search.search_until_done)
 
     def tell(self, **known):
-        """Send what is new."""
+        """Send new messages."""
         self.job.inbox.put(pickle.dumps(ProofState(**{"bound": 0.0, "max_columns": 0, **known})))
 
     def __enter__(self):
@@ -180,7 +180,7 @@ class Peer:
 
 
 def test_a_search_ends_with_its_time_or_the_gap():
-    """Without being told to, whenever it hears that the gap is closed."""
+    """Also without a message, if it receives that the gap is closed."""
     problem, start, _ = paged_comb()
     found = FoundSchedule(start.schedule, start.value)
     known = ProofState(bound=start.value, max_columns=0, found_schedule=found)
@@ -257,7 +257,7 @@ def test_what_the_process_cannot_read_is_an_error():
     [(True, "ended unexpectedly (status -9); the solve goes on"), (False, "could not be started")],
 )
 def test_without_a_process_the_proof_goes_on(search_by, caplog, monkeypatch, is_killed, words):
-    """As for want of memory, or where Python is part of another program; the log says so."""
+    """For lack of memory, or if Python is embedded in another program; with a log message."""
     search_by(jobs.kill_process)
     if not is_killed:
         monkeypatch.setattr(sys, "executable", "")
@@ -272,7 +272,7 @@ def test_without_a_process_the_proof_goes_on(search_by, caplog, monkeypatch, is_
 
 
 def test_a_search_or_a_watcher_that_fails_is_an_error(search_by):
-    """The solve is stopped, and its error told, with the last lines of a traceback."""
+    """The solve is stopped, and raises its error, with the last lines of a traceback."""
 
     def fail(_):
         raise LookupError("heard")

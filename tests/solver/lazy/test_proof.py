@@ -73,7 +73,7 @@ def with_deadlines(numbers, kind, n):
 
 
 def test_only_a_deadline_on_a_sum_of_times_is_looked_at():
-    """A makespan is no sum, and where time is minimized there is nothing else to ask."""
+    """A makespan is no sum, and if time is minimized, there is no second problem."""
     assert can_search_fastest(skip_problem(deadline="150%", deadline_counts="serial"))
     assert can_search_fastest(skip_problem(deadline="150%", deadline_counts="compute"))
     assert not can_search_fastest(skip_problem())
@@ -196,7 +196,7 @@ def test_figures_are_those_of_all_parts(monkeypatch):
 
 
 def test_a_schedule_that_keeps_the_deadline_is_enough(monkeypatch):
-    """The search for the fastest one ends with it, and nobody stopped that."""
+    """The search for the fastest one ends with it, without an interruption."""
     problem = timed_comb("200%")
     monkeypatch.setattr(proof, "construct", lambda *_, **__: None)
     told = []
@@ -208,9 +208,9 @@ def test_a_schedule_that_keeps_the_deadline_is_enough(monkeypatch):
 
 
 def test_a_ceiling_above_the_deadline_proves_no_more_than_it_says():
-    """A schedule that just keeps it is found; a bound says what is below, not that all is above.
+    """A schedule at the deadline is found; a bound proves only that no schedule is below it.
 
-    A callback is told what is known of the problem, never of the fastest schedule, and ends it.
+    A callback gets results of the problem, never of the fastest schedule, and ends it.
     """
     least_s = least_time_s()
     for change, infeasible in ((0.0, False), (1e-3, False), (-1e-3, True)):

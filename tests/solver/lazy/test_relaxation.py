@@ -72,7 +72,7 @@ def test_more_rows_never_lower_the_bound(part):
 
 
 def test_rows_are_stated_by_hand():
-    """Without any, nothing is decided. With that of `c`, `a` must not cross it: 4 + 6 + 5 > 13 B.
+    """Without rows, there are no decisions. Row `c` excludes that `a` crosses it: 4 + 6 + 5 > 13 B.
 
     Groups are stages 0-2 and 3. `b` is used in the first one, `c` made by the row's own stage.
     """
@@ -135,7 +135,7 @@ def test_points_of_other_valid_schedules_are_points_or_nothing():
 
 
 def test_a_point_reads_back_as_its_decisions():
-    """Columns are found again by what they mean; a schedule that breaks a row has no point."""
+    """Columns have the values of their decisions; a schedule that breaks a row has no point."""
     problem = skip_problem()
     everything = checkpoint_all(problem.graph)
     assert make_relaxation(problem, Grouping(4, frozenset({2}))).schedule_point(everything) is None
@@ -176,7 +176,7 @@ def test_cuts_become_rows():
 
 
 def test_the_budget_is_what_a_point_keeps_within():
-    """Unless the peak is minimized: then it is what the point claims, rounding errors aside."""
+    """If the peak is minimized, it is the point's claim instead, except rounding errors."""
     relaxation = make_relaxation(skip_problem(), Grouping(4, frozenset({2})))
     point = [0.0] * relaxation.form.n_columns
     assert relaxation.claimed_ram_bytes(point) == 13

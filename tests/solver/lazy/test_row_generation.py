@@ -1,4 +1,4 @@
-"""The driver's loop: what it reports, and how it stops."""
+"""The driver's loop: its reports, and its end."""
 
 import math
 import time
@@ -35,13 +35,13 @@ def greedy(problem):
 
 
 def solved(problem, *, start=None, **choices):
-    """Solve to gap 0, by default from nothing."""
+    """Solve to gap 0, by default without a start."""
     request = Request(**{"gap": 0.0, "time_limit_s": 300.0, **choices})
     return prove(problem, request, start=start)
 
 
 def value_of(outcome):
-    """Return the value of what was found."""
+    """Return the value of the result."""
     assert not outcome.best.violations
     return outcome.best.value
 
@@ -86,7 +86,7 @@ def session_with(value, bound=2.0):
 
 
 def test_the_allowance_of_a_cutoff_is_no_bound():
-    """Nothing below the cutoff means nothing below the best value; more is a contradiction."""
+    """A bound equal to the cutoff proves the best value; other bounds stay."""
     session = session_with(10.0)
     relaxation = session.build_relaxation(Grouping(20))
     cutoff = session.cutoff_limits(relaxation)["objective_cutoff"]
@@ -99,7 +99,7 @@ def test_the_allowance_of_a_cutoff_is_no_bound():
 
 
 def test_what_a_run_that_went_wrong_told_is_taken_back(monkeypatch):
-    """Its bounds are void as soon as the second run begins, and the callback is told so."""
+    """Its bounds are void as soon as the second run begins, and the callback gets the old one."""
     told = []
     session = session_with(10.0)
     session.search.request = replace(session.search.request, on_progress=told.append)
@@ -143,7 +143,7 @@ def test_an_answer_on_the_way_becomes_a_schedule_by_repair(monkeypatch, *, repai
 
 @pytest.mark.parametrize("nodes", [None, 0, 1, 2])
 def test_a_solve_that_stays_at_its_root_ends(nodes):
-    """With a wide gap, once it has found nothing for a while; one that branches goes on."""
+    """With a wide gap, after some time without a better schedule; one that branches continues."""
     session = make_session(comb_problem(), Request(gap=0.0))
     assert session.search.offer(page_everything(session.search.problem))
     relaxation = session.build_relaxation(Grouping(20))
@@ -209,7 +209,7 @@ def test_a_search_beside_the_proof_changes_no_value(start_s, monkeypatch):
 
 # -- how it stops --------------------------------------------------------------------------------
 def test_without_time_the_start_comes_back_with_a_bound():
-    """Even if not a single relaxation could be solved; without a start nothing is claimed."""
+    """Also if no relaxation could be solved; without a start, nothing is claimed."""
     start = greedy(comb_problem())
     outcome = solved(comb_problem(), start=start, time_limit_s=1e-9)
     assert outcome.termination == Termination.TIME_LIMIT
@@ -239,7 +239,7 @@ def test_a_callback_that_fails_is_heard(calls, threads):
 
 # -- starts --------------------------------------------------------------------------------------
 def test_the_best_start_is_proved_to_be_the_best():
-    """Nothing better is found, the start itself comes back, and the bound meets it."""
+    """No better schedule is found, the start is returned, and the bound equals its value."""
     problem = comb_problem(8, 13)
     best = solved(problem).best
     outcome = solved(problem, start=best)
@@ -251,7 +251,7 @@ def test_the_best_start_is_proved_to_be_the_best():
 @pytest.mark.parametrize("minimize", list(Quantity))
 @parametrize_parts(2)
 def test_a_start_changes_no_value(part, minimize):
-    """From the greedy schedule as from nothing."""
+    """From the greedy schedule as without a start."""
     count = 0
     for number in part.select(range(15)):
         problem = scarce_problem(f"starts/{number}", (5, 9), minimize=minimize)

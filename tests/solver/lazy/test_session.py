@@ -1,4 +1,4 @@
-"""What a lazy solve shares, offers and cuts, and its search for schedules, which claims nothing."""
+"""State of a lazy solve, offered schedules and cuts, and its search for schedules."""
 
 from pkgutil import iter_modules
 
@@ -21,7 +21,7 @@ from poetmodel.solver.request import Request
 
 
 def session_of(problem, *, greedy=False):
-    """Begin a solve, from nothing or from the constructive schedule."""
+    """Begin a solve, without a start or from the constructive schedule."""
     schedule = construct(problem) if greedy else None
     best = None if schedule is None else make_candidate(problem, schedule)
     return make_session(problem, Request(gap=0.0, time_limit_s=300.0), best)
@@ -43,7 +43,7 @@ def offer(session, relaxation, x):
     ],
 )
 def test_a_valid_answer_is_offered(limits, enforced, broken, value):
-    """Disaggregated, verified, and the best so far; rows that it breaks are told."""
+    """Disaggregated, verified, and the best so far; violated rows are returned."""
     session = session_of(skip_problem(**limits))
     relaxation = session.build_relaxation(Grouping(4, frozenset(enforced)))
     x = solve_relaxation(relaxation).x if relaxation.form.n_columns else np.zeros(0)
@@ -79,7 +79,7 @@ def session_that_pages_everything():
 
 @pytest.mark.parametrize("turns", [0, 50])
 def test_a_local_search_ends_when_something_better_waits(turns):
-    """After any number of turns; what it has found by then is offered."""
+    """After any number of turns; its schedule is offered."""
     session = session_that_pages_everything()
     before = session.search.best
     asked = 0
@@ -138,7 +138,7 @@ def test_a_search_claims_nothing_and_finds_nothing_wrong(part):
 
 # -- what is offered, and which cuts go along ------------------------------------------------------
 def test_what_is_offered_is_improved():
-    """A page-in and a page-out that nobody needs go; a local search goes on from all paged."""
+    """Useless page-ins and page-outs are removed; a local search continues from all paged."""
     wasteful = Schedule(
         R=((0, 0), (1, 1), (2, 2), (3, 0), (3, 3)),
         S_RAM=((1, 0), (2, 1), (3, 2)),
@@ -178,6 +178,6 @@ def test_cuts_go_along_into_finer_groupings():
 
 
 def test_each_family_of_cuts_is_a_module_that_relaxations_use():
-    """A module without its name in the parameters would separate nothing."""
+    """A module that the parameters do not name would separate no cuts."""
     relaxation = session_of(skip_problem()).build_relaxation(Grouping(4, frozenset({2})))
     assert set(relaxation.separators) == {name for _, name, _ in iter_modules(cuts.__path__)}

@@ -50,9 +50,9 @@ def limited_forms(count, n):
 
 
 def test_counted_forms_by_hand():
-    """Points are extended by their counters, unless they break a limit.
+    """Points are extended by their counters, unless they exceed a limit.
 
-    One branching on a counter settles what half a decision left open: either side is decided.
+    One branching on a counter excludes half a decision: both sides are integral.
     """
     counted = counted_form(small_form(), None)
     point = counted.extend_point(np.array([1.0, 0.0, 0.0, 1.0]))
@@ -83,7 +83,7 @@ def test_counted_forms_by_hand():
 
 @parametrize_parts(4)
 def test_counted_forms_have_the_same_least_value(part):
-    """Below a cutoff, too, and where nothing is below one nothing is found."""
+    """Also below a cutoff; if no point is below it, none is found."""
     compared = cut = 0
     for seed, form in part.select(limited_forms(120, (8, 14))):
         counted, best = counted_form(form, None), find_minimum(form)

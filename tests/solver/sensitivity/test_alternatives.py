@@ -1,4 +1,4 @@
-"""What a decision costs, and the next step of RAM: against the worked example and the oracle."""
+"""Costs of decisions, and the next step of RAM: by hand, and by exhaustive search."""
 
 from dataclasses import replace
 from functools import partial
@@ -51,7 +51,7 @@ def solved(problem):
     ],
 )
 def test_alternatives_of_the_worked_example(limits, tensor, expected):
-    """Each decision forbidden in turn: what becomes of the tensor, and what it costs, proven."""
+    """Each decision forbidden in turn: the new treatment of the tensor, and its proven cost."""
     problem = skip_problem(**limits)
     schedule = solved(problem)
     told = []
@@ -80,7 +80,7 @@ def test_alternatives_of_the_worked_example(limits, tensor, expected):
     ],
 )
 def test_next_step_of_ram_of_the_worked_example(limits, expected):
-    """The least RAM that allows something better, and what it saves, both proven."""
+    """The minimum RAM with a better schedule, and its saving, both proven."""
     problem = skip_problem(**limits)
     step = find_ram_step(problem, solved(problem))
     if expected == "no question":
@@ -97,7 +97,7 @@ def test_next_step_of_ram_of_the_worked_example(limits, expected):
 
 
 def test_own_sum_has_a_next_step_of_ram():
-    """Each recomputation costs 1, beside a constant 7: in 15 B nothing is recomputed."""
+    """Each recomputation costs 1, beside a constant 7: in 15 B, no node is recomputed."""
     problem = skip_problem(paging=False).minimizing(lambda v: sum(v.recomputations.values()) + 7)
     step = find_ram_step(problem, solved(problem))
     assert step is not None
@@ -116,7 +116,7 @@ def test_schedule_that_is_not_the_best_is_told():
 
 
 def test_own_constraints_hold_for_alternatives():
-    """Where nothing may be written, a cannot be paged, whatever names constraints have."""
+    """If writes are forbidden, a cannot be paged, for any names of constraints."""
     row = Constraint(name="without recomputation", terms={"bytes_written": 1}, upper=3)
     problem = replace(skip_problem(), constraints=(row,))
     found = find_alternatives(problem, solved(problem), 0)
@@ -155,7 +155,7 @@ def test_alternatives_are_those_of_an_exhaustive_search(number):
 
 
 def test_known_bound_holds_for_alternatives():
-    """What is proved of the problem is proved of each alternative, where its solve proves less."""
+    """A bound of the problem is one of each alternative, if its solve proves less."""
     problem = skip_problem()
     schedule = solved(problem)
     unproved = replace(
@@ -174,7 +174,7 @@ def test_known_bound_holds_for_alternatives():
 
 @pytest.mark.parametrize("find", [partial(find_alternatives, tensor=0), find_ram_step])
 def test_ctrl_c_ends_the_search(monkeypatch, find):
-    """An interrupted solve tells nothing of its decision."""
+    """An interrupted solve has no result for its decision."""
 
     def interrupted(problem, **options):
         return replace(solve(problem, **options), termination=Termination.INTERRUPTED)

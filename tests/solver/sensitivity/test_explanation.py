@@ -1,4 +1,4 @@
-"""Why a problem has no schedule: what is in the way, and the nearest problems that have one."""
+"""Reasons for infeasibility: limits in conflict, and the nearest feasible problems."""
 
 import re
 from dataclasses import replace
@@ -40,7 +40,7 @@ def explained(problem):
 
 
 def changed(problem, change, amount):
-    """Return a problem with one of its amounts as an explanation says."""
+    """Return a problem with a limit that an explanation recommends."""
     name = {"ram": "ram", "time": "deadline", "energy": "energy_budget", "storage": "aux_bytes"}
     return replace(problem, **{name[change]: amount})
 
@@ -72,13 +72,13 @@ TWO = "no change of a single limit suffices: at least two must change"
     ],
 )
 def test_each_case_is_told_in_plain_words(limits, sentences):
-    """Floor, deadline, storage, energy, what is forbidden, two at once: each with what would do."""
+    """Floor, deadline, storage, energy, forbidden decisions, two at once: each with a remedy."""
     assert list(explained(skip_problem(**limits)).sentences()) == sentences
 
 
 @parametrize_parts(2)
 def test_nearest_problem_has_a_schedule_and_no_nearer_one_has(part):
-    """What is said to work does, what is said to be proven is, and "does not help" is true."""
+    """Recommended limits are feasible, proven ones are minimal, and "does not help" is true."""
     works = []
     tight = {"recompute": False, "aux_bytes": 2, "deadline": "102%", "below_floor": True}
     for problem in part.select(random_instances(40, (4, 5), seed=11, **tight)):
@@ -91,7 +91,7 @@ def test_nearest_problem_has_a_schedule_and_no_nearer_one_has(part):
 
 @pytest.mark.parametrize("seed", [9, 113, 367])
 def test_limit_as_it_is_is_part_of_the_proof(seed):
-    """No bound is below the limit that is known to be infeasible: what is open lies above it."""
+    """No bound is below the limit that is proven infeasible: only values above it are open."""
     rng = make_rng(f"bs/{seed}")
     graph = random_graph(rng, (5, 8))
     costs = random_costs(rng, graph, mode="dma", idle=False)
@@ -149,9 +149,9 @@ def test_graphs_beyond_the_largest_size_are_explained():
 
 
 def test_sentences_about_ram():
-    """The floor is told once, however many limits are missed, a wide step with a few tensors.
+    """The floor is stated once, for any number of limits, a wide step with few tensors.
 
-    What is more than the board has is said to be; a nearest budget holds what is resident.
+    Values above the board's RAM are marked; a nearest budget includes resident bytes.
     """
     found = explained(skip_problem(ram=11, deadline=9, energy_budget=9))
     whole = found.whole_reason
@@ -245,7 +245,7 @@ def at_most(rows, upper):
     ids=["linearly", "through integrality", "with its bounds", "not at all"],
 )
 def test_rows_that_contradict_are_found(rows, upper, conflict):
-    """Each of them is needed: the others have a point. Without time nothing is claimed."""
+    """Each of them is necessary: the others are feasible. Without time, nothing is claimed."""
     form = at_most(rows, upper)
     found = find_conflicting_rows(form, time_limit=10)
     assert found == (Conflict(needed=conflict) if conflict else None)
@@ -253,7 +253,7 @@ def test_rows_that_contradict_are_found(rows, upper, conflict):
 
 
 def test_no_added_constraint_is_blamed_where_none_takes_part():
-    """Fixed variables are what to look at, or the problem alone has no schedule."""
+    """Then fixed variables conflict, or the problem alone has no schedule."""
     model = build(skip_problem())
     model.R[3, 0].fix(0)
     model.M_in[3, 0].fix(0)
@@ -268,7 +268,7 @@ def test_no_added_constraint_is_blamed_where_none_takes_part():
 
 
 def test_what_is_not_proved_is_said_to_be_open(monkeypatch):
-    """Without time nothing is claimed; a schedule without its proof works, but is not the least."""
+    """Without time, nothing is claimed; a schedule without a proof is feasible, but not minimal."""
     real = variants.solve
 
     def loose(*arguments, **options):
@@ -363,15 +363,15 @@ TOGETHER = "cannot be met together with the RAM budget"
     ],
 )
 def test_rows_in_conflict_are_named(problem, hints):
-    """With the limits that take part, and with what would do; rows that take no part are not."""
+    """With the limits in conflict, and remedies; rows outside of the conflict are not listed."""
     assert list(explained(problem).hints()) == hints
 
 
 def test_json_has_what_is_in_conflict_and_the_nearest_limit():
-    """Names of rows beside limits in words; a change says which limit of a row.
+    """Names of rows beside limits in words; a change names the limit of a row.
 
-    A rule that takes no part is not in the reason; a limit that nothing keeps is the reason.
-    Without time every member stays in the set, and none is called needed.
+    A rule outside of the conflict is not in the reason; an impossible limit is the reason.
+    Without time, all members stay in the set, and none is called necessary.
     """
     found = explained(with_rows(WEAR, recompute=False)).to_dict()
     assert found["constraints"] == ["wear"]
@@ -419,7 +419,7 @@ def test_rows_are_left_out_and_named_as_a_whole():
 
 
 def test_ctrl_c_ends_the_search(monkeypatch):
-    """Nothing more is solved."""
+    """No further solve."""
     calls = []
 
     def interrupted(problem, **options):
@@ -471,7 +471,7 @@ def test_no_harmless_constraint_is_named_when_time_ends(monkeypatch, solves):
 
 
 def test_a_conflict_is_minimal_where_all_is_decided_and_honest_where_not():
-    """Members 2 and 5 conflict; without member 3 nothing is decided."""
+    """Members 2 and 5 conflict; without member 3, no solve is decided."""
     assert find_minimal_conflict(lambda kept: {2, 5} <= set(kept), list(range(8))) == Conflict(
         needed=[2, 5]
     )
@@ -536,6 +536,6 @@ def test_conflicts_are_irreducible_and_nearest_limits_exact():
 
 
 def test_a_problem_in_place_of_its_result_is_one_sentence():
-    """It says that the solve comes first."""
+    """The error states that the solve comes first."""
     with pytest.raises(InputError, match=r"got a Problem; give pm.solve\(problem\)"):
         explain_infeasible(comb_problem(teeth=8, ram=1))

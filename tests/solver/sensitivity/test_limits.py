@@ -17,10 +17,10 @@ from poetmodel.solver.sensitivity.variants import ChangedProblem, solve_variants
 
 
 def test_limits_of_a_graph_worked_out_by_hand():
-    """Kept it takes 15 B at c, else 12 B at d, the minimum; with 13 B a is computed again: 11 s.
+    """Keep-all needs 15 B at c, else 12 B at d, the minimum; with 13 B, a is recomputed: 11 s.
 
-    Without any page-out 12 B do, but not where that is forbidden, too. Of tensors of nothing the
-    least is nothing. Without room on storage paging needs all 15 B. Resident bytes count.
+    Without any page-out, 12 B suffice, but not if recomputation is forbidden, too. For tensors
+    of 0 bytes the minimum is 0. Without storage, paging needs all 15 B. Resident bytes count.
     """
     found = {limit.name: limit for limit in find_limits(skip_problem(deadline="150%"))}
     least = {"keep_all": 15, "recompute": 12, "page": 12, "both": 12, "stated": 12}
@@ -63,13 +63,13 @@ def test_limits_of_a_graph_worked_out_by_hand():
     ],
 )
 def test_only_what_the_problem_allows_is_asked(choices, names):
-    """What is forbidden has no line, and further limits have one of their own."""
+    """Forbidden decisions have no line, and further limits have one of their own."""
     found = [limit.name for limit in find_limits(skip_problem(**choices))]
     assert found[: len(names)] == names
 
 
 def test_limits_are_those_of_an_exhaustive_search():
-    """Each least amount is the oracle's, and what cannot be is infeasible."""
+    """Each minimum is that of the exhaustive search, and impossible ones are infeasible."""
     for problem in random_instances(6, (3, 5), seed=7, deadline="140%"):
         for limit in find_limits(problem, gap=0.0):
             best = optimum(limit.result.problem)
@@ -136,7 +136,7 @@ def test_best_valid_schedule_so_far_is_the_start(monkeypatch):
 
 
 def test_time_is_shared_and_none_goes_without(monkeypatch):
-    """What one leaves the next ones share; without any time left each gets the least."""
+    """Unused time is shared by the next ones; without time, each gets the minimum."""
     calls = recorded(monkeypatch)
     three = [ChangedProblem(problem=skip_problem())] * 3
     solve_variants(three, time_limit=30)

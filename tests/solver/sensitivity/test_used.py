@@ -56,7 +56,7 @@ def priced_problem(**limits):
     ],
 )
 def test_limit_binds_if_something_is_gained_without_it(limits, states):
-    """For each stated limit: its state, and what is saved without it."""
+    """For each stated limit: its state, and the saving without it."""
     found = find_used_limits(solve(priced_problem(**limits)))
     told = ", ".join(f"{each.quantity} {each.state} {each.saved:g}" for each in found)
     assert told == states
@@ -84,7 +84,7 @@ def test_amounts_of_a_limit_are_stated():
     ],
 )
 def test_limits_without_a_proof_and_after_ctrl_c_are_open(monkeypatch, change, states):
-    """An interrupted solve is the last one; nothing is claimed of the limits after it."""
+    """An interrupted solve is the last one; later limits have no result."""
     result = solve(priced_problem(ram=10, deadline=7))
     monkeypatch.setattr(
         variants, "solve", lambda problem, **options: replace(solve(problem, **options), **change)
@@ -93,7 +93,7 @@ def test_limits_without_a_proof_and_after_ctrl_c_are_open(monkeypatch, change, s
 
 
 def test_wants_for_their_own_sake_count():
-    """What a rule wants computed again needs RAM of its own, and RAM does not bind beyond that."""
+    """A rule that requires a recomputation needs RAM, but RAM does not bind beyond that."""
     twice = skip_problem(ram=1000).subject_to(twice=lambda v: v.recomputations["a"] >= 2)
     (ram,) = find_used_limits(solve(twice))
     assert (ram.state, ram.saved) == (LimitState.SLACK, 0)

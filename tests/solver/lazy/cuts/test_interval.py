@@ -41,7 +41,7 @@ def separate(relaxation, x, most=400):
 
 
 def origin_of(first, last, reader, chain, *, ends):
-    """Return what a cut of an interval of stages, before a reader's first run, is about."""
+    """Return the origin of a cut of an interval of stages before a reader's first computation."""
     return IntervalOrigin(
         first_stage=first,
         last_stage=last,
@@ -83,10 +83,10 @@ def point_of(relaxation, values):
 
 
 def test_a_recomputation_spread_over_groups_is_cut_off():
-    """Half of `k` made in group 2 and half in group 3, for its reader in stage 4, of half an `a`.
+    """A half of `k` each in groups 2 and 3, for its reader in stage 4, of half of `a`.
 
-    The node's recomputations in groups 2 and 3 sum to 1, but only half of `a` is there to make it
-    from: what enters group 2 is half of `a` and nothing of `k`.
+    The node's recomputations in groups 2 and 3 sum to 1, but only half of `a` is available:
+    half of `a` and nothing of `k` enter group 2.
     """
     problem = spread_problem()
     relaxation = make_relaxation(problem, GROUPS)
@@ -113,7 +113,7 @@ def test_a_recomputation_spread_over_groups_is_cut_off():
 
 
 def test_a_cut_is_stated_again_in_finer_groups_unless_it_says_nothing():
-    """An interval keeps its stages, in other columns; of a 0/1 point nothing is cut off."""
+    """An interval keeps its stages, in other columns; cuts exclude no 0/1 point."""
     problem = spread_problem()
     relaxation = make_relaxation(problem, GROUPS)
     assert separate(relaxation, solve_relaxation(relaxation).x) == []
@@ -146,9 +146,9 @@ class Separated(NamedTuple):
 
 
 def separated(numbers, kind, n, *, own=False):
-    """Yield random relaxations with cuts made for random points; with `own` constraints or not.
+    """Yield random relaxations with cuts for random points; with `own` constraints or not.
 
-    No row need hold at such a point: a cut is valid for a grouping, whichever point asks for it.
+    No row need hold at such a point: a cut is valid for a grouping, for any point.
     """
     for number in numbers:
         seed = f"cuts-{kind}/{number}"
@@ -351,7 +351,7 @@ def test_rows_of_a_graph_by_hand():
 def test_optima_stay_and_linear_bounds_rise(part):
     """On random relaxations with several outputs, workspaces and all limits.
 
-    Few bounds rise: most of what a limit rules out is stated as such already.
+    Few bounds rise, because other rows already state most limits.
     """
     compared = raised = 0
     for number in part.select(range(1500)):
