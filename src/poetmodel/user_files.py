@@ -29,7 +29,7 @@ _MODULE_PREFIX: Final = "poetmodel_own_"
 
 
 class UserObject(NamedTuple):
-    """What a user may name as ``FILE.py:NAME``, with the words of messages about it."""
+    """A kind of object that users name as ``FILE.py:NAME``, with words for messages about it."""
 
     option: str
     """Subject of messages, such as ``method``."""

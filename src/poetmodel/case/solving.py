@@ -78,22 +78,22 @@ class LoadedCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseAnswer:
-    """The result of a case, with all that was decided or found beside the schedule."""
+    """The result of a case, with its tiles, addresses, explanation and binding limits."""
 
     case: Case
     """The case with the chosen tile size."""
-    asked: Case
-    """The case as it was stated."""
+    stated_case: Case
+    """The case as the command line states it, except a percentage of RAM."""
     result: SolveResult
     tiles: ChosenTiles | None = None
     """The tile sizes that were tried; None without ``--tile auto``."""
     fitted: Fitted | None = None
     """Plan and addresses; None if none were requested."""
     explanation: Explanation | None = None
-    """Why there is no schedule, if that is proved."""
+    """Reasons for infeasibility, if it is proven."""
     job: Job | None = None
     used_limits: tuple[UsedLimit, ...] = ()
-    """Which limits of a step of the job bind."""
+    """Limits of a step of the job, and whether they bind."""
     tile_hints: tuple[str, ...] = field(default=())
 
     def to_dict(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class CaseAnswer:
         return values
 
     def failure_reasons(self) -> Iterator[str]:
-        """Yield violations, else why there is no schedule."""
+        """Yield violations, else the reason why there is no schedule."""
         result = self.result
         if result.violations:
             yield (
@@ -124,7 +124,7 @@ class CaseAnswer:
             yield reason or "no schedule was found within the limit"
 
     def hints(self) -> Iterator[str]:
-        """Yield the tile size, and what may help an infeasible step, or a too large network."""
+        """Yield the tile size, and remedies for infeasible steps and too large networks."""
         from poetmodel.device.ram import find_whole_step
 
         yield from self.tile_hints
@@ -133,7 +133,7 @@ class CaseAnswer:
             tiles_text = (
                 "without tiles" if case.tile in (None, "none") else f"in tiles of {case.tile}"
             )
-            is_auto = self.asked.tile == "auto"
+            is_auto = self.stated_case.tile == "auto"
             tile_hint = "; --tile auto searches for tiles with which the step fits"
             yield f"proved for the step {tiles_text}{'' if is_auto else tile_hint}"
         device_ram, device = result.device_ram, result.problem.costs.device
@@ -181,7 +181,7 @@ def solve_case(
         explanation = replace(explanation, notes=(*explanation.notes, ADDRESSES_NOTE))
     return CaseAnswer(
         case=case,
-        asked=loaded.case,
+        stated_case=loaded.case,
         result=result,
         tiles=chosen,
         fitted=fitted,

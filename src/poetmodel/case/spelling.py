@@ -1,4 +1,4 @@
-"""How a command line spells limits and options of a search: one row for each option."""
+"""Spelling of limits and options of a search on a command line: one row for each option."""
 
 from __future__ import annotations
 

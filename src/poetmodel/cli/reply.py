@@ -1,4 +1,4 @@
-"""What a command returns; it is printed in one place."""
+"""The answer of a command, which is printed in one place."""
 
 from __future__ import annotations
 

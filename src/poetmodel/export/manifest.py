@@ -1,4 +1,4 @@
-"""``manifest.json``: what programs read of an exported folder, and of its generations of state."""
+"""``manifest.json``: the description of an exported folder and of its generations of state."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ WORKSPACE: Final = "@workspace"
 
 
 _OBJECT_OF_FILES: Final = {"strict": True, "extra": "forbid"}
-"""How pydantic reads a class of step files: exact types, and no unknown keys."""
+"""Settings of pydantic for classes of step files: exact types, and no unknown keys."""
 
 
 class DataType(StrEnum):

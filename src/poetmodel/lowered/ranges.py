@@ -1,4 +1,4 @@
-"""What a step requires of its inputs: ranges of indices such as labels, and finite numbers."""
+"""Requirements of a step on its inputs: ranges of indices such as labels, and finite numbers."""
 
 from __future__ import annotations
 

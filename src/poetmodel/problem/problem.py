@@ -481,15 +481,14 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
 
     @property
     def transfer_mode(self) -> StorageMode:
-        """How plans transfer: as the device's storage or, without it, as the counted time implies.
+        """Storage mode of plans: that of the device's storage.
 
-        Without storage ``dma`` if the deadline counts ``overlap``, else ``blocking``.
+        Without storage, ``dma`` if the deadline counts ``overlap``, else ``blocking``.
         """
         device = self.costs.device
         if device is not None and device.storage is not None:
             return device.storage.mode
-        overlaps = self.deadline_counts == DeadlineCounts.OVERLAP
-        return StorageMode.DMA if overlaps else StorageMode.BLOCKING
+        return StorageMode.DMA if self.counts_makespan else StorageMode.BLOCKING
 
     @property
     def time_sum(self) -> TimeSum:
@@ -504,7 +503,7 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
         that no page-in needs: plans omit these page-outs. Without rewards, schedules with such
         page-outs are not relevant.
         """
-        return self.deadline_counts != DeadlineCounts.OVERLAP or not may_reward_page_outs(self)
+        return not self.counts_makespan or not may_reward_page_outs(self)
 
     @property
     def deadline_sums(self) -> tuple[TimeSum, ...]:

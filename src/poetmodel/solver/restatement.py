@@ -1,4 +1,4 @@
-"""What users add to a Pyomo model, and whether `Problem.subject_to` may state it instead.
+"""User-defined parts of a Pyomo model, and whether `Problem.subject_to` may state them instead.
 
 A problem with the same rules is solved faster: the default formulation enforces few rows, over all
 schedules. A model is solved as a whole, over the schedules that its variables can represent.

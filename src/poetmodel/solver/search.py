@@ -68,7 +68,7 @@ class Search:
     states_bound: bool = True
     """Whether reports state the bound; False if the search minimizes another objective."""
     termination: Termination | None = None
-    """Why the search ended; None before."""
+    """Reason for the end of the search; None before."""
     is_infeasible: bool = False
     """Whether it is proved that no schedule exists."""
     reason: str = ""

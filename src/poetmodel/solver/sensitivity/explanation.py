@@ -58,7 +58,7 @@ _LIMIT_NAMES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Why a problem has no schedule, and the changes that permit one."""
+    """Reasons why a problem has no schedule, and changes that permit one."""
 
     reason: str
     """The reason in the result of the solve; if a conflict was found and the reason is not in

@@ -1,4 +1,4 @@
-"""What the front uses of PyTorch that is not public: settings, nodes and messages of TorchDynamo.
+"""Private parts of PyTorch that the front uses: settings, nodes and messages of TorchDynamo.
 
 A test names what a release of PyTorch has moved.
 """

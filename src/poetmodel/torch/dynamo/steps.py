@@ -257,5 +257,5 @@ class StepPlanner:
 
 
 def _pass_bytes(peaks: PassPeaks, moment: Moment) -> int:
-    """Return the peak of the pass of an moment, given the peaks of a plan [B]."""
+    """Return the peak of the pass of a moment, given the peaks of a plan [B]."""
     return peaks.backward_bytes if moment.is_backward else peaks.forward_bytes

@@ -40,7 +40,7 @@ _DATA_TYPES: Final = {
 }
 
 NO_KERNEL: Final = "has no kernel for elements of this type"
-"""Why an operator is refused."""
+"""Reason why an operator is refused."""
 _LOWERINGS: Final[dict[Any, Lower]] = {}
 """The function that lowers each operator or custom operation."""
 
