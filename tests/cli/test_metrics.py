@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from kit.commands import BOARD_FILE, CHAIN, invoke
+from kit.worked import skip_problem
 from poetmodel.plan.document import load_document as load_plan
 from poetmodel.schedule import metrics
 from poetmodel.schedule.document import load_document
 from poetmodel.schedule.metrics import METRICS, Display, Group, Metric, MetricUnit, metrics_at
+from poetmodel.solver import solve as solve_problem
 from poetmodel.sweeps.measurement import measure_run
 from poetmodel.sweeps.runs import Run
 from poetmodel.sweeps.tables import rows
@@ -124,6 +126,25 @@ def test_one_entry_is_a_column_of_sweeps(monkeypatch):
     assert (row["status"], row["executed_steps"]) == ("optimal", 6)
 
 
+def test_one_entry_is_a_metric_of_the_explorer(monkeypatch):
+    """Of its points, and a cell of its page, which its script fills by the unit."""
+    pytest.importorskip("jinja2")
+    pytest.importorskip("plotly")
+    pytest.importorskip("uvicorn")
+    from poetmodel.explore.points import Point
+    from poetmodel.explore.running import render_page
+    from poetmodel.explore.tasks import schedule_metrics
+
+    added(monkeypatch, "executed_steps", lambda simulation: len(simulation.curve))
+    problem = skip_problem()
+    simulation = solve_problem(problem).simulation
+    one = Point(id="x", problem="y", ram_bytes=1, deadline_s=None)
+    assert one.to_record()["executed_steps"] is None
+    one.set_metrics(schedule_metrics(problem, simulation))
+    assert one.to_dict(0.0, minimize="energy")["executed_steps"] == len(simulation.curve)
+    assert 'id="executed_steps" data-unit="count"' in render_page()
+
+
 def test_keys_are_unique_and_their_units_are_in_their_names():
     """Bytes, seconds and joules end keys; each metric has a name and a meaning."""
     keys = [metric.key for metric in METRICS]
@@ -147,6 +168,7 @@ def test_a_place_shows_the_metrics_that_name_it():
 
 
 SHOWN = {
+    Display.EXPLORER: "energy_j overhead_j makespan_s peak_ram_bytes",
     Display.FILE: (
         "energy_j bound_j baseline_energy_j overhead_j overhead_bound_j gap "
         "peak_ram_bytes written_bytes steps_until_worn compute_s transfer_s makespan_s "

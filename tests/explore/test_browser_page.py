@@ -104,9 +104,9 @@ def test_figures_and_timeline_are_those_of_the_answer(page):
     page.type("ram", "75%")
     point = page.json(f"/api/points/{page.wait_until_settled()['point']}")
     assert point["status"] == "optimal"
-    assert page.read_number("energy") == point["energy_j"]
-    assert page.read_number("time") == point["makespan_s"]
-    assert page.read_number("peak") == point["peak_ram_bytes"]
+    assert page.read_number("energy_j") == point["energy_j"]
+    assert page.read_number("makespan_s") == point["makespan_s"]
+    assert page.read_number("peak_ram_bytes") == point["peak_ram_bytes"]
     assert page.read_number("proof") == point["gap"]
     baseline_j = point["energy_j"] - point["overhead_j"]
     assert page.read_number("overhead") == pytest.approx(
@@ -135,7 +135,7 @@ def test_dragging_changes_the_timeline(opened):
 def test_known_point_is_shown_before_any_reply(page):
     """The way back needs no server: figures and charts of a known point are there at once."""
     first = page.wait_until_settled()["answer"]
-    energy = page.read_number("energy")
+    energy = page.read_number("energy_j")
     page.type("ram", "70%")
     page.page.wait_for_function(
         "(first) => document.documentElement.dataset.answer !== first", arg=first
@@ -149,7 +149,7 @@ def test_known_point_is_shown_before_any_reply(page):
     page.page.route("**/api/points", hold)
     page.type("ram", "90%")
     assert page.until(answer=first)["state"] == "done"
-    assert page.read_number("energy") == energy
+    assert page.read_number("energy_j") == energy
     page.page.wait_for_timeout(200)
     assert len(held) == 1
     held[0].continue_()
@@ -176,7 +176,7 @@ def test_killed_server_loses_nothing(browser, tmp_path):
     with run_explorer(tmp_path, *SMALL) as explorer:
         page = open_visit(browser, explorer, ram="80%")
         before = page.wait_until_settled()
-        energy = page.read_number("energy")
+        energy = page.read_number("energy_j")
         explorer.end(signal.SIGKILL)
         page.until(connection="lost")
         assert page.page.locator("#connection").inner_text() == "Reconnecting …"
@@ -184,7 +184,7 @@ def test_killed_server_loses_nothing(browser, tmp_path):
         page.until(connection="up", state="done", point=before["point"])
         page.page.wait_for_selector("#problem:not([aria-busy])", timeout=PATIENCE_MS)
         assert page.page.locator("#connection").inner_text() == ""
-        assert page.read_number("energy") == energy
+        assert page.read_number("energy_j") == energy
         page.type("ram", "78%")
         page.page.wait_for_function(
             "(old) => document.documentElement.dataset.point !== old", arg=before["point"]
@@ -260,7 +260,7 @@ def test_below_the_minimum_the_page_says_why(page):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     found = axe.run(page.page)
     assert found.violations_count == 0, found.generate_report()
-    assert page.page.locator("#energy").get_attribute("data-value") is None
+    assert page.page.locator("#energy_j").get_attribute("data-value") is None
     panel.get_by_role("button", name="Go to").click()
     point = page.json(f"/api/points/{page.wait_until_settled()['point']}")
     assert point["peak_ram_bytes"] == point["ram_bytes"]

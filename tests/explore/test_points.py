@@ -1,5 +1,6 @@
 """Bounds and schedules of neighbouring points, and merged records of a store."""
 
+import json
 import math
 import sqlite3
 from contextlib import closing
@@ -111,6 +112,42 @@ def test_point_comes_back_as_it_was(store):
     assert store.call_and_wait(store.load_schedule, made.id) == b"packed"
     assert store.call_and_wait(store.load_points, "problem") == [back]
     assert store.call_and_wait(store.load_points, "other") == []
+
+
+RECORD = {
+    "id": "1c27d2dbf19a9ba0b5f7",
+    "problem": "problem",
+    "ram_bytes": 100,
+    "deadline_s": None,
+    "state": "done",
+    "status": "optimal",
+    "reason": "",
+    "provisional": False,
+    "neighbour_bytes": None,
+    "lender": ["other", "digest"],
+    "value": 2.0,
+    "bound": 2.0,
+    "energy_j": 12.0,
+    "overhead_j": 2.0,
+    "peak_ram_bytes": 90,
+    "needs_bytes": 90,
+    "makespan_s": 1.0,
+    "time_s": 1.0,
+    "seconds": 0.5,
+    "revision": 3,
+    "digest": "0123456789abcdef",
+    "proof": {"termination": "proved", "build_s": 0.1, "versions": {}, "solve_s": 0.4},
+}
+"""A record of a point, as earlier stores have it."""
+
+
+def test_records_of_earlier_stores_stay_as_they_are():
+    """Each key is read and written again; a metric that a record lacks is unknown."""
+    read = Point.from_record(RECORD)
+    assert json.loads(json.dumps(read.to_record())) == RECORD
+    assert read.schedule_metrics == found(2.0, needs_bytes=90)
+    older = {key: value for key, value in RECORD.items() if key != "makespan_s"}
+    assert Point.from_record(older).metrics["makespan_s"] is None
 
 
 def test_better_point_is_never_overwritten(store):

@@ -7,28 +7,27 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.result import relative_gap
+from poetmodel.schedule.metrics import Display, metrics_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from collections.abc import Set as AbstractSet
+    from typing import Self
 
 MAX_IDLE_POINTS: Final = 500
 """Maximum number of unfinished points of a problem in memory without a schedule of their own, in
 addition to points that are requested or being solved."""
-METRICS: Final = (
-    "value",
-    "energy_j",
-    "overhead_j",
-    "peak_ram_bytes",
-    "needs_bytes",
-    "makespan_s",
-    "time_s",
-)
-"""Metrics that a worker reports about a schedule."""
+OWN_METRICS: Final = ("value", "needs_bytes", "time_s")
+"""Metrics that decide which schedule is lent or kept."""
+
+
+def shown_metrics() -> tuple[str, ...]:
+    """Return the metrics of the registry that points have beside these."""
+    return tuple(metric.key for metric in metrics_at(Display.EXPLORER))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,17 +53,15 @@ class Point:
     lender: tuple[str, str] | None = None
     """Id and digest of that neighbour, or its `lender` if its schedule was provisional, too."""
     value: float | None = None
-    """Minimized quantity above its baseline; None without a schedule, like all `METRICS`."""
+    """Minimized quantity above its baseline; None without a schedule."""
     bound: float = 0.0
     """Proven lower bound on `value`."""
-    energy_j: float | None = None
-    overhead_j: float | None = None
-    peak_ram_bytes: int | None = None
     needs_bytes: int | None = None
     """Smallest RAM budget that the schedule meets [B]."""
-    makespan_s: float | None = None
     time_s: float | None = None
     """Time that the deadline limits [s]."""
+    metrics: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(shown_metrics()))
+    """The `shown_metrics` of the schedule; None without a schedule."""
     seconds: float = 0.0
     """Time of all solves so far [s]."""
     revision: int = 0
@@ -108,10 +105,30 @@ class Point:
             self.status = "feasible"
         self.begin_revision(schedule)
 
+    @property
+    def schedule_metrics(self) -> dict[str, Any]:
+        """All metrics of the schedule, by name."""
+        return {name: getattr(self, name) for name in OWN_METRICS} | self.metrics
+
     def set_metrics(self, metrics: dict[str, Any]) -> None:
-        """Set all `METRICS` from `metrics`, which has the values of a schedule by name."""
-        for name in METRICS:
+        """Set all metrics from those of a schedule, by name."""
+        for name in OWN_METRICS:
             setattr(self, name, metrics[name])
+        self.metrics = {name: metrics.get(name) for name in shown_metrics()}
+
+    def to_record(self) -> dict[str, Any]:
+        """Return all fields as JSON values; metrics are keys beside them."""
+        values = asdict(self)
+        del values["metrics"]
+        return values | self.metrics
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Self:
+        """Return the point of a record; a metric that the record lacks is None."""
+        names = {entry.name for entry in fields(cls)}
+        values = {name: value for name, value in record.items() if name in names}
+        values["lender"] = values["lender"] and tuple(values["lender"])
+        return cls(**values, metrics={name: record.get(name) for name in shown_metrics()})
 
     def finish(self, result: dict[str, Any], schedule: bytes, *, earlier_s: float) -> None:
         """Set the result of a solve and the state ``done``, and begin a new revision.
@@ -149,7 +166,7 @@ class Point:
 
         ``bound_j`` is None unless energy is minimized. `baseline` is of the minimized quantity.
         """
-        values = asdict(self)
+        values = self.to_record()
         for name in ("digest", "lender", "proof"):
             del values[name]
         has_schedule = self.value is not None
@@ -205,9 +222,7 @@ def merge_records(first: Point, second: Point, *, has_second_schedule: bool) -> 
     record has a higher bound, the retained one is copied with this bound, at most its value.
     """
     if first.value == second.value:
-        is_available = has_second_schedule or all(
-            getattr(first, name) == getattr(second, name) for name in METRICS
-        )
+        is_available = has_second_schedule or first.schedule_metrics == second.schedule_metrics
         is_second = is_available and second.proof_rank >= first.proof_rank
     else:
         is_better = first.value is None or (second.value is not None and second.value < first.value)

@@ -24,6 +24,7 @@ from poetmodel.problem import Quantity
 from poetmodel.report.facts import TREATMENT_NAMES
 from poetmodel.report.folding import HEADS
 from poetmodel.report.template import render
+from poetmodel.schedule.metrics import Display, metrics_at
 from poetmodel.units import ESTIMATES
 
 if TYPE_CHECKING:
@@ -166,6 +167,9 @@ def render_page() -> str:
         states=STATES,
         decision_heads=HEADS,
         estimates=ESTIMATES,
+        metrics=[
+            metric for metric in metrics_at(Display.EXPLORER) if Display.EXPLORER in metric.tables
+        ],
         choices=list(TREATMENT_NAMES.values()),
         version=installed_version("poetmodel") or "",
     )

@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from poetmodel.explore.points import METRICS, OpenProblem, Point, best_neighbour, inherited_bound
+from poetmodel.explore.points import OpenProblem, Point, best_neighbour, inherited_bound
 from poetmodel.explore.pool import RefusedError, WorkerError, WorkerPool
 from poetmodel.problem import DeadlineCounts
 from poetmodel.result import relative_gap
@@ -98,7 +98,6 @@ class SolveManager:
             return
         if point.value is not None and point.value <= neighbour.value:
             return  # the point got a schedule that is as good during the wait
-        metrics = {name: getattr(neighbour, name) for name in METRICS}
         point.provisional, point.neighbour_bytes = True, neighbour.ram_bytes
         point.lender = (
             neighbour.lender if neighbour.provisional else (neighbour.id, neighbour.digest)
@@ -109,7 +108,7 @@ class SolveManager:
         if relative_gap(neighbour.value, point.bound) <= self.search.gap:
             point.state, point.status, point.provisional = "done", "optimal", False
             point.proof["termination"] = "proved"
-        point.set_schedule(metrics, schedule)
+        point.set_schedule(neighbour.schedule_metrics, schedule)
         if not point.provisional:
             await self._save(point, schedule)
 

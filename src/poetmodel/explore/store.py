@@ -14,7 +14,6 @@ import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from poetmodel.errors import InputError
@@ -162,7 +161,7 @@ class PointStore:
             # Schedule and bound come from different records.
             if merged_point not in (stored_point, point):
                 merged_point.begin_revision(packed_schedule)
-            facts = json.dumps(asdict(merged_point), allow_nan=False)
+            facts = json.dumps(merged_point.to_record(), allow_nan=False)
             connection.execute(
                 "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
@@ -216,6 +215,4 @@ class PointStore:
 
 
 def _parse_point(row: tuple[str]) -> Point:
-    values = json.loads(row[0])
-    values["lender"] = values["lender"] and tuple(values["lender"])
-    return Point(**values)
+    return Point.from_record(json.loads(row[0]))

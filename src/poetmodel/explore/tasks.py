@@ -24,6 +24,7 @@ from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.report.charts import graph_chart
 from poetmodel.schedule import Schedule, Simulation
+from poetmodel.schedule.metrics import Display, simulated_metrics
 from poetmodel.solver.facade import execute
 from poetmodel.solver.outcome import is_gap_closed
 
@@ -164,14 +165,10 @@ def to_gzipped_json(values: Any) -> bytes:
 
 
 def schedule_metrics(problem: Problem, simulation: Simulation) -> dict[str, Any]:
-    """Return the `points.METRICS` of a verified schedule; ``value`` excludes the baseline."""
-    return {
+    """Return the metrics of a verified schedule for a point; ``value`` excludes the baseline."""
+    return simulated_metrics(Display.EXPLORER, simulation) | {
         "value": problem.objective.overhead_of(simulation),
-        "energy_j": simulation.energy_j,
-        "overhead_j": simulation.overhead_j,
-        "peak_ram_bytes": simulation.peak_ram_bytes,
         "needs_bytes": simulation.peak_ram_bytes + problem.resident_bytes,
-        "makespan_s": simulation.makespan_s,
         "time_s": simulation.time_s,
     }
 

@@ -55,6 +55,8 @@ class Display(StrEnum):
     EXPLAIN = "explain"
     REPORT = "JSON of report"
     PAGE = "report page"
+    EXPLORER = "explorer"
+    """The points of the explorer (``J``), and the cells of its page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,14 +123,15 @@ def _make_metric(
 
 METRICS: Final[tuple[Metric, ...]] = (
     # The last line of an entry has a cell for each display:
-    #    file, sweep, solve, plan file, plan, verify, verify of a plan, diff, explain, report, page
+    #    file, sweep, solve, plan file, plan, verify, verify of a plan, diff, explain, report, page,
+    #    explorer
     _make_metric(
         "energy_j",
         "energy",
         MetricUnit.JOULES,
         "energy of a training step, idle power included",
         Group.ENERGY,
-        "J  J  T  J  T  JT JT JT JT J  T",
+        "J  J  T  J  T  JT JT JT JT J  T  JT",
         page_name="energy of a step",
     ),
     _make_metric(
@@ -137,7 +140,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.JOULES,
         "proven lower bound on the energy of every schedule of the problem",
         Group.PROOF,
-        "J  -  -  -  -  -  -  -  -  -  T",
+        "J  -  -  -  -  -  -  -  -  -  T  -",
         page_name="proven bound on the energy",
         is_claimed=True,
     ),
@@ -147,7 +150,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.JOULES,
         "energy of a single pass, which computes every node once",
         Group.ENERGY,
-        "J  J  -  -  -  J  -  -  -  J  T",
+        "J  J  -  -  -  J  -  -  -  J  T  -",
         page_name="baseline: a single pass",
     ),
     _make_metric(
@@ -156,7 +159,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.JOULES,
         "energy beyond the baseline",
         Group.ENERGY,
-        "J  J  T  -  -  J  -  JT J  J  T",
+        "J  J  T  -  -  J  -  JT J  J  T  J",
         exactness_key="energy_j",
     ),
     _make_metric(
@@ -165,7 +168,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.JOULES,
         "proven lower bound on the overhead of every schedule of the problem",
         Group.PROOF,
-        "J  J  -  -  -  -  -  -  -  -  T",
+        "J  J  -  -  -  -  -  -  -  -  T  -",
         is_claimed=True,
     ),
     _make_metric(
@@ -174,7 +177,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.FRACTION,
         "distance between the energy overhead and its bound, relative to the overhead",
         Group.PROOF,
-        "J  J  -  -  -  -  -  -  -  -  -",
+        "J  J  -  -  -  -  -  -  -  -  -  -",
         is_claimed=True,
     ),
     _make_metric(
@@ -183,7 +186,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.BYTES,
         "maximum RAM use, without resident bytes",
         Group.MEMORY,
-        "J  J  T  J  T  JT JT JT J  J  T",
+        "J  J  T  J  T  JT JT JT J  J  T  JT",
     ),
     _make_metric(
         "written_bytes",
@@ -191,7 +194,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.BYTES,
         "bytes paged out, each transfer counted, and those that commits write",
         Group.STORAGE,
-        "J  -  -  -  -  JT JT JT -  J  T",
+        "J  -  -  -  -  JT JT JT -  J  T  -",
     ),
     _make_metric(
         "read_bytes",
@@ -199,7 +202,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.BYTES,
         "bytes paged in, each transfer counted, first reads of state on storage included",
         Group.STORAGE,
-        "-  -  -  -  -  JT JT JT -  J  T",
+        "-  -  -  -  -  JT JT JT -  J  T  -",
     ),
     _make_metric(
         "aux_used_bytes",
@@ -207,7 +210,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.BYTES,
         "sizes of state on storage and of paged-out tensors, except samples and replacements",
         Group.STORAGE,
-        "-  -  -  -  T  JT JT -  -  J  T",
+        "-  -  -  -  T  JT JT -  -  J  T  -",
     ),
     _make_metric(
         "steps_until_worn",
@@ -215,7 +218,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.STEPS,
         "training steps that the storage endures, with ideal wear levelling",
         Group.WEAR,
-        "J  -  T  -  -  JT -  -  -  J  T",
+        "J  -  T  -  -  JT -  -  -  J  T  -",
         page_name="steps until the storage is worn",
     ),
     _make_metric(
@@ -224,7 +227,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "compute time of a training step",
         Group.WORK,
-        "J  J  T  J  T  JT JT J  -  J  T",
+        "J  J  T  J  T  JT JT J  -  J  T  -",
     ),
     _make_metric(
         "transfer_s",
@@ -232,7 +235,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "transfer time of a training step, commits included",
         Group.WORK,
-        "J  J  T  J  T  JT JT J  -  J  T",
+        "J  J  T  J  T  JT JT J  -  J  T  -",
     ),
     _make_metric(
         "time_s",
@@ -240,7 +243,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "time of a training step that the deadline limits",
         Group.STEP,
-        "-  -  -  -  -  J  -  JT J  -  -",
+        "-  -  -  -  -  J  -  JT J  -  -  -",
     ),
     _make_metric(
         "makespan_s",
@@ -248,7 +251,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "time of a training step from begin to end",
         Group.STEP,
-        "J  J  T  J  T  JT JT -  -  J  T",
+        "J  J  T  J  T  JT JT -  -  J  T  JT",
     ),
     _make_metric(
         "stall_s",
@@ -256,7 +259,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "time that the core waits for the bus",
         Group.STEP,
-        "-  -  -  J  T  -  J  -  -  -  -",
+        "-  -  -  J  T  -  J  -  -  -  -  -",
     ),
     _make_metric(
         "build_s",
@@ -264,7 +267,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "time to build and compile models",
         Group.EFFORT,
-        "J  J  -  -  -  -  -  -  -  J  T",
+        "J  J  -  -  -  -  -  -  -  J  T  -",
         is_claimed=True,
     ),
     _make_metric(
@@ -273,7 +276,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "all other wall time of the solve",
         Group.EFFORT,
-        "J  J  -  -  -  -  -  -  -  J  T",
+        "J  J  -  -  -  -  -  -  -  J  T  -",
         is_claimed=True,
     ),
     _make_metric(
@@ -282,7 +285,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "primal gap to the schedule found, integrated over the solve",
         Group.EFFORT,
-        "J  J  -  -  -  -  -  -  -  J  T",
+        "J  J  -  -  -  -  -  -  -  J  T  -",
         is_claimed=True,
     ),
 )
@@ -294,6 +297,7 @@ _FIRST_KEYS: Final[Mapping[Display, tuple[str, ...]]] = {
     Display.PLAN: ("makespan_s", "compute_s", "transfer_s", "stall_s"),
     Display.REPORT: ("aux_used_bytes", "solve_s"),
     Display.PAGE: ("aux_used_bytes",),
+    Display.EXPLORER: ("energy_j", "overhead_j", "makespan_s"),
 }
 """Keys of metrics that come first in a display, if its order differs from that of files."""
 

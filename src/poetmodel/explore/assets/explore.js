@@ -177,17 +177,26 @@
     else field.dataset.value = value;
     $(`${id}-more`).textContent = more;
   };
+  const METRICS = [...document.querySelectorAll(".figures [data-unit]")];
+  const FORMATS = { B: units.bytes, s: units.seconds, J: units.joules, fraction: units.share };
+  const NOTES = {
+    energy_j: (point) => `${units.joules(point.overhead_j)} beyond a single pass`,
+    makespan_s: (point) => (point.deadline_s === null ? "no deadline" : `deadline ${units.seconds(point.deadline_s)}`),
+    peak_ram_bytes: (point) => `${units.share(point.needs_bytes / wished.ram_bytes)} of the budget`,
+  };
   const figures = (point) => {
     const base_j = point.energy_j - point.overhead_j;
     const share = base_j ? point.overhead_j / base_j : 0;
-    put("energy", point.energy_j, units.joules(point.energy_j), `${units.joules(point.overhead_j)} beyond a single pass`);
+    for (const { id, dataset } of METRICS) {
+      const value = point[id] ?? null;
+      if (value === null) put(id, null, "–");
+      else put(id, value, (FORMATS[dataset.unit] ?? String)(value), NOTES[id]?.(point) ?? "");
+    }
     put("overhead", share, `+${units.share(share)}`, "energy of a single pass");
     const proven = point.status === "optimal" && !point.provisional;
     const gap = point.gap === null ? "" : `gap ${units.share(point.gap)}`;
     const bound = point.bound_j === null ? "" : `no schedule below ${units.joules(point.bound_j)}`;
     put("proof", point.gap, proven ? "Optimal" : gap || "Open", [proven && gap, bound].filter(Boolean).join(", "));
-    put("time", point.makespan_s, units.seconds(point.makespan_s), point.deadline_s === null ? "no deadline" : `deadline ${units.seconds(point.deadline_s)}`);
-    put("peak", point.peak_ram_bytes, units.bytes(point.peak_ram_bytes), `${units.share(point.needs_bytes / wished.ram_bytes)} of the budget`);
   };
   // A schedule may meet its budget and still not fit the board, because of the resident bytes.
   const warn = (fit) => {
@@ -205,7 +214,7 @@
     made.addEventListener("click", () => takeChoice({ ...choice, state, in_place }));
     return made;
   };
-  const nothing = () => { warn(null); for (const id of ["energy", "overhead", "proof", "time", "peak"]) put(id, null, "–"); };
+  const nothing = () => { warn(null); for (const id of ["overhead", "proof", ...METRICS.map((field) => field.id)]) put(id, null, "–"); };
   const WORDS = { waiting: "Waiting for a free core", solving: "Solving", cancelled: "Waiting for a free core", failed: "Failed" };
   const standing = (point) => {
     const known = point.energy_j !== null;
@@ -240,7 +249,7 @@
       const key = `${point.id}:${point.revision}:${point.state}`;
       if (key === announced || !isWished(point)) return;
       announced = key;
-      $("announce").textContent = `${units.bytes(point.ram_bytes)}: ${standing(point)}${point.energy_j === null ? "" : `, ${$("energy").textContent}, overhead ${$("overhead").textContent}`}.`;
+      $("announce").textContent = `${units.bytes(point.ram_bytes)}: ${standing(point)}${point.energy_j === null ? "" : `, ${$("energy_j").textContent}, overhead ${$("overhead").textContent}`}.`;
     }, 2 * CALM_MS);
   };
 
