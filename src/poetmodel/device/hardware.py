@@ -361,44 +361,12 @@ def device_quantities() -> Iterator[tuple[str, DeviceQuantity]]:
                 yield path, quantity._replace(name=prefix + quantity.name)
 
 
-def _file_keys(table_class: type) -> tuple[str, ...]:
-    """Return the keys of a table of device files: fields of its class except tables and `key`."""
-    return tuple(
-        entry.name
-        for entry in fields(table_class)
-        if entry.name not in {path.rpartition(".")[2] for path in _TABLES_BY_PATH} | {"key"}
-    )
-
-
 # -- files -----------------------------------------------------------------------------------------
-_TABLE_NAMES: Final = ("compute", "storage", "flash")
-"""Tables at the top of a device file."""
-_REQUIRED_FLASH_KEYS: Final = tuple(
-    entry.name for entry in fields(Flash) if entry.default is MISSING
-)
-
-
 def _parse_device(document: dict[str, Any], *, key: str) -> Device:
-    """Parse the content of a device file; raise `DeviceError` with all errors.
-
-    Without volatile storage, `aux_bytes` defaults to a positive `storage_bytes` of the flash.
-    """
-    faults: list[str] = _unknown_key_faults(document, (*_file_keys(Device), *_TABLE_NAMES), "")
-    compute = _parse_table(document, "compute", "compute", _file_keys(Compute), faults)
-    values = {name: document[name] for name in _file_keys(Device) if name in document}
-    values |= {name: document.get(name) for name in ("name", "ram_bytes")}
-    flash = _parse_flash(document, faults) if "flash" in document else None
-    storage = _parse_storage(document, flash, faults) if "storage" in document else None
-    if flash is not None and flash.storage_bytes and not (storage and storage.volatile):
-        values.setdefault("aux_bytes", flash.storage_bytes)
+    """Parse the content of a device file; raise `DeviceError` with all errors."""
+    faults: list[str] = []
     try:
-        device = Device(
-            compute=_parse_compute(compute),
-            storage=storage,
-            flash=flash,
-            key=key,
-            **values,
-        )
+        device: Device = _parse_table(_with_flash_defaults(document), "", faults, key=key)
     except DeviceError as error:
         raise DeviceError([*faults, *error.faults]) from None
     if faults:
@@ -406,63 +374,50 @@ def _parse_device(document: dict[str, Any], *, key: str) -> Device:
     return device
 
 
-def _parse_compute(table: Mapping[str, Any]) -> Compute:
-    values = {name: table[name] for name in _file_keys(Compute) if name in table}
-    return Compute(**{"flops_per_s": None} | values)
+def _with_flash_defaults(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a device file whose storage has the properties of the flash that contains it."""
+    flash, storage = document.get("flash"), document.get("storage")
+    is_volatile = isinstance(storage, dict) and storage.get("volatile")
+    if not isinstance(flash, dict) or not flash.get("storage_bytes") or is_volatile:
+        return document
+    if isinstance(storage, dict):
+        shared_keys = ("endurance_cycles", "erase_block_bytes")
+        storage = {key: flash[key] for key in shared_keys if key in flash} | storage
+        document = {**document, "storage": storage}
+    return {"aux_bytes": flash["storage_bytes"], **document}
 
 
-def _parse_flash(document: dict[str, Any], faults: list[str]) -> Flash:
-    """Parse the flash of a device file; missing values become None. Adds to `faults`."""
-    table = _parse_table(document, "flash", "flash", _file_keys(Flash), faults)
-    required = {key: table.get(key) for key in _REQUIRED_FLASH_KEYS}
-    return Flash(**required | {key: table[key] for key in _file_keys(Flash) if key in table})  # type: ignore[arg-type]
+def _parse_table(table: Any, path: str, faults: list[str], **values: Any) -> Any:
+    """Return the object of a table of a device file; missing values become None.
 
-
-def _parse_storage(document: dict[str, Any], flash: Flash | None, faults: list[str]) -> Storage:
-    """Parse the storage of a device file; missing values become None. Adds to `faults`.
-
-    For storage in flash, endurance and erase block default to those of the flash.
+    Adds unknown keys, and what should be a table and is none, to `faults`.
     """
-    keys, transfers = _file_keys(Storage), {}
-    storage = _parse_table(document, "storage", "storage", (*keys, "page_in", "page_out"), faults)
-    for name in ("page_in", "page_out"):
-        transfer = _parse_table(storage, name, f"storage.{name}", _file_keys(Transfer), faults)
-        transfers[name] = Transfer(**{key: transfer.get(key) for key in _file_keys(Transfer)})  # type: ignore[arg-type]
-    mode = storage.get("mode")
-    modes = {str(member): member for member in StorageMode}
-    values = {key: storage[key] for key in keys if key in storage and key != "mode"}
-    if flash is not None and flash.storage_bytes and not storage.get("volatile"):
-        for key in ("endurance_cycles", "erase_block_bytes"):
-            values.setdefault(key, getattr(flash, key))
-    mode = modes.get(mode, mode) if isinstance(mode, str) else mode
-    return Storage(mode=mode, **transfers, **values)  # type: ignore[arg-type]
-
-
-def _parse_table(
-    parent_table: Mapping[str, Any],
-    key: str,
-    path: str,
-    known_keys: tuple[str, ...],
-    faults: list[str],
-) -> dict[str, Any]:
-    """Return the table at `key` of a table of the file; {} if it is missing or no table."""
-    table = parent_table.get(key, {})
+    table_class, _ = _TABLES_BY_PATH[path]
     if not isinstance(table, dict):
         faults.append(f"[{path}]: expected a table, got {quote(table)}")
-        return {}
-    faults += _unknown_key_faults(table, known_keys, f"[{path}] ")
-    return table
-
-
-def _unknown_key_faults(
-    table: Mapping[str, Any], known_keys: tuple[str, ...], prefix: str
-) -> list[str]:
-    """Return `prefix`, the key and the text of `unknown_key_message` for each unknown key."""
-    return [
+        table = {}
+    children = {
+        child.rpartition(".")[2]: child
+        for child in _TABLES_BY_PATH
+        if child and child.rpartition(".")[0] == path
+    }
+    entries = {entry.name: entry for entry in fields(table_class) if entry.name != "key"}
+    prefix = f"[{path}] " if path else ""
+    known_keys = (*(name for name in entries if name not in children), *children)
+    faults += (
         f"{prefix}{key}: {unknown_key_message(key, known_keys)}"
         for key in table
-        if key not in known_keys
-    ]
+        if key not in entries
+    )
+    for name, entry in entries.items():
+        if name in table or entry.default is MISSING:
+            values[name] = table.get(name)
+    for name, child in children.items():
+        if name in values:
+            values[name] = _parse_table(table.get(name, {}), child, faults)
+    if values.get("mode") in tuple(StorageMode):
+        values["mode"] = StorageMode(values["mode"])
+    return table_class(**values)
 
 
 # -- checks ----------------------------------------------------------------------------------------
