@@ -55,14 +55,14 @@ class PebbleGame:
         """Return a lower bound on the RAM to compute `tensors` [B], at least `bound`."""
         remaining_sets = MAX_SETS
         while remaining_sets > 0:
-            n_visited, next_bound = self._search_within(tensors, bound, remaining_sets)
+            n_visited, next_bound = self._search_order(tensors, bound, remaining_sets)
             if next_bound is None:
                 return bound
             bound = next_bound
             remaining_sets -= n_visited
         return bound
 
-    def _search_within(
+    def _search_order(
         self, final_tensors: frozenset[int], max_bytes: int, max_sets: int
     ) -> tuple[int, int | None]:
         """Search backwards, depth first, for an order that needs at most `max_bytes`.
