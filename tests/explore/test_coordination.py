@@ -1,4 +1,4 @@
-"""Drawings of the explorer: when a worker draws, and when the stored drawing is returned."""
+"""Drawings of the explorer: when a worker draws, and who shares the drawing."""
 
 import asyncio
 from types import SimpleNamespace
@@ -34,23 +34,18 @@ def store(tmp_path):
     created_store.close()
 
 
-def load_drawings(store, point, *, count):
-    """Request the drawing of a point `count` times in succession; return all drawings."""
+def coordinator_of(store, point):
+    """Return a coordinator with one open point."""
     coordinator = Coordinator(
         store,
         solve_workers=CountingWorkers(),
         quick_workers=CountingWorkers(),
         search=SearchOptions(),
-        drawing_version="now",
     )
     coordinator.open_problems["problem"] = OpenProblem(
         "problem", {"settings": {}}, {point.id: point}
     )
-
-    async def load_all():
-        return [await coordinator.load_drawing(point.id, None) for _ in range(count)]
-
-    return asyncio.run(load_all())
+    return coordinator
 
 
 def provisional_point():
@@ -68,14 +63,13 @@ def provisional_point():
     )
 
 
-def test_provisional_point_is_drawn_once_for_a_revision(store):
-    """Without a drawing of the lender, later requests get the stored drawing of the point."""
-    assert load_drawings(store, provisional_point(), count=3) == [b"drawing 1"] * 3
+def test_concurrent_requests_of_a_revision_share_one_drawing(store):
+    """A later request is drawn again: drawings are not stored."""
+    point = provisional_point()
+    coordinator = coordinator_of(store, point)
 
+    async def load_all():
+        shared = await asyncio.gather(*(coordinator.load_drawing(point.id, 1) for _ in range(3)))
+        return [*shared, await coordinator.load_drawing(point.id, None)]
 
-def test_provisional_point_has_the_drawing_of_its_lender(store):
-    """No worker draws; a stored drawing of the point itself is preferred."""
-    store.call_and_wait(store.save_drawing, "lender", "lender digest", "now", b"of the lender")
-    assert load_drawings(store, provisional_point(), count=2) == [b"of the lender"] * 2
-    store.call_and_wait(store.save_drawing, "point", "digest", "now", b"of the point")
-    assert load_drawings(store, provisional_point(), count=1) == [b"of the point"]
+    assert asyncio.run(load_all()) == [b"drawing 1"] * 3 + [b"drawing 2"]

@@ -202,19 +202,6 @@ def test_bound_of_another_server_stays_in_the_store(store):
     assert store.call_and_wait(store.load_schedule, better.id) == b"better"
 
 
-def test_picture_of_an_earlier_revision_goes(store):
-    """And one that another version drew is not shown."""
-    made = solved(100, 2.0, needs_bytes=90)
-    store.call_and_wait(store.save, made, b"packed")
-    store.call_and_wait(store.save_drawing, made.id, made.digest, "now", b"picture")
-    assert store.call_and_wait(store.load_drawing, made.id, made.digest, "now") == b"picture"
-    assert store.call_and_wait(store.load_drawing, made.id, made.digest, "later") is None
-    before = made.digest
-    made.set_schedule(found(1.0), b"other")
-    store.call_and_wait(store.save, made, b"other")
-    assert store.call_and_wait(store.load_drawing, made.id, before, "now") is None
-
-
 def test_token_stays_and_is_for_its_owner_alone(store):
     """The address of a server that is started again is the same."""
     token = store.call_and_wait(store.load_token)

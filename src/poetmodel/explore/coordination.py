@@ -94,12 +94,10 @@ class Coordinator:
         solve_workers: WorkerPool,
         quick_workers: WorkerPool,
         search: SearchOptions,
-        drawing_version: str,
     ) -> None:
         self.store = store
         self.solve_workers = solve_workers
         self.quick_workers = quick_workers
-        self.drawing_version = drawing_version
         self.solves = SolveManager(
             store,
             solve_workers=solve_workers,
@@ -287,7 +285,7 @@ class Coordinator:
         task = self._drawing_tasks.get(digest)
         if task is None:
             task = self._drawing_tasks[digest] = asyncio.create_task(
-                self._load_or_draw(open_problem, point)
+                self._draw(open_problem, point)
             )
             task.add_done_callback(lambda _: self._discard_drawing(digest))
         return await asyncio.shield(task)
@@ -296,33 +294,15 @@ class Coordinator:
         self._drawing_tasks.pop(digest, None)
         self._unrequested_digests.discard(digest)
 
-    async def _load_or_draw(self, open_problem: OpenProblem, point: Point) -> bytes | None:
-        """Return the stored drawing of a point, or make it in a worker and store it.
-
-        None if no session requests the point any more when a worker is free.
-        """
-        digest = point.digest
-        drawing_keys = [(point.id, digest)]
-        if point.provisional and point.lender is not None:
-            drawing_keys.append(point.lender)
-        for stored_id, stored_digest in drawing_keys:
-            stored_drawing = await self.store.call(
-                self.store.load_drawing, stored_id, stored_digest, self.drawing_version
-            )
-            if stored_drawing is not None:
-                return stored_drawing
-        job, schedule = (
-            self.solves.make_job_with_proof(open_problem, point),
-            await self.solves.load_schedule(point),
-        )
+    async def _draw(self, open_problem: OpenProblem, point: Point) -> bytes | None:
+        """Draw a point in a worker; None if no session requests it when a worker is free."""
+        digest, schedule = point.digest, await self.solves.load_schedule(point)
+        job = self.solves.make_job_with_proof(open_problem, point) | {"task": "draw_point"}
         worker = await self.quick_workers.acquire()
         if digest in self._unrequested_digests:  # the slider has moved during the wait
             self.quick_workers.release(worker)
             return None
-        reply = await self.quick_workers.run_job_on(worker, {**job, "task": "draw_point"}, schedule)
-        await self.store.call(
-            self.store.save_drawing, point.id, digest, self.drawing_version, reply.body
-        )
+        reply = await self.quick_workers.run_job_on(worker, job, schedule)
         return reply.body
 
     async def export(self, point_id: str, file_kind: str) -> Frame:

@@ -51,7 +51,7 @@ class Point:
     neighbour_bytes: int | None = None
     """RAM budget of the neighbour whose schedule was last used [B]; None if none was."""
     lender: tuple[str, str] | None = None
-    """Id and digest of that neighbour, or its `lender` if its schedule was provisional, too."""
+    """Id and digest of the point whose schedule this is, if it is provisional."""
     value: float | None = None
     """Minimized quantity above its baseline; None without a schedule."""
     bound: float = 0.0

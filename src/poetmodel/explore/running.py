@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
@@ -147,7 +145,6 @@ def open_explorer(
             max(min(n_cores or 1, 2), (n_cores or 1) // 2), DRAWING_NICENESS, catalogue_text
         ),
         search=search,
-        drawing_version=_drawing_version(),
     )
     token = point_store.call_and_wait(point_store.load_token)
     app = make_application(
@@ -196,16 +193,3 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._coordinator.close_listeners()
         await super().shutdown(sockets)
-
-
-def _drawing_version() -> str:
-    """Return a hash of poetmodel's version and the modules of `explore`, `plan` and `report`.
-
-    The store labels drawings with this hash. Modules of subpackages are not hashed.
-    """
-    digest = hashlib.sha256((installed_version("poetmodel") or "").encode())
-    for package in ("poetmodel.explore", "poetmodel.plan", "poetmodel.report"):
-        for path in sorted(files(package).iterdir(), key=lambda path: path.name):
-            if path.name.endswith(".py"):
-                digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]

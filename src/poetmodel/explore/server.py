@@ -30,8 +30,7 @@ are plain JSON in SI units; bodies of requests are JSON.
     request expires ten seconds after its page was closed, so a page that reconnects repeats it.
 ``GET /api/points/ID/answer?revision=N``
     The drawing of a point: ``{charts: {TYPE: data}, answers: [{question, word, text, mood}],
-    facts, command}``, with the charts of a report by type, and its texts about one schedule; for a
-    provisional point that is not drawn yet, the stored drawing of the lender, if there is one. The
+    facts, command}``, with the charts of a report by type, and its texts about one schedule. The
     response waits until the point is drawn. The ``ETag`` identifies the revision: 304 for a page
     that has its drawing; another revision redirects to the newest one. 204 without a schedule, or
     if no session requests the point any more before it is drawn.
@@ -167,7 +166,7 @@ def make_application(  # noqa: C901 - the routes, each a few lines
             and revision != found_point.revision
         ):
             return RedirectResponse(f"/api/points/{point}/answer?revision={found_point.revision}")
-        tag = f'"{found_point.digest}-{coordinator.drawing_version}"'
+        tag = f'"{found_point.digest}-{installed_version("poetmodel")}"'
         headers = {"Cache-Control": "private, no-cache", "ETag": tag}
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)

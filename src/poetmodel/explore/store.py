@@ -1,4 +1,4 @@
-"""Store of the explorer: points with results or schedules, and drawings, in an SQLite file.
+"""Store of the explorer: points with results or schedules, in an SQLite file.
 
 Several servers may share a file. A server makes all calls in one thread, in order. Committed points
 survive a crash of the server, because SQLite uses a write-ahead log.
@@ -38,15 +38,11 @@ CREATE TABLE IF NOT EXISTS points (
     digest TEXT NOT NULL, facts TEXT NOT NULL, schedule BLOB, changed_s REAL NOT NULL
 ) STRICT;
 CREATE INDEX IF NOT EXISTS points_of_problem ON points (problem);
-CREATE TABLE IF NOT EXISTS answers (
-    point TEXT NOT NULL, digest TEXT NOT NULL, drawn_by TEXT NOT NULL, body BLOB NOT NULL,
-    PRIMARY KEY (point, digest)
-) STRICT;
 """
 
 
 class PointStore:
-    """Points and drawings in one file, and the token of its servers.
+    """Points in one file, and the token of its servers.
 
     Raises `InputError` if the file cannot be written, or is of another program or version.
     """
@@ -88,7 +84,7 @@ class PointStore:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         if not tables:
             return
-        if not {"meta", "points", "answers"} <= tables:
+        if not {"meta", "points"} <= tables:
             raise InputError(
                 f"--store {self.path}: this database is no store of the explorer; give another file"
             )
@@ -144,7 +140,7 @@ class PointStore:
     def save(self, point: Point, schedule: bytes | None) -> None:
         """Merge a point with the stored one by `merge_records`, and store the result.
 
-        `point` is unchanged. Drawings of other revisions are deleted.
+        `point` is unchanged.
         """
         with self._transaction() as connection:
             stored_point = self.load_point(point.id)
@@ -182,10 +178,6 @@ class PointStore:
                     *(packed_schedule or None, time.time()),
                 ),
             )
-            connection.execute(
-                "DELETE FROM answers WHERE point = ? AND digest <> ?",
-                (merged_point.id, merged_point.digest),
-            )
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -193,20 +185,6 @@ class PointStore:
         self._connection.execute("BEGIN IMMEDIATE")
         with self._connection as connection:
             yield connection
-
-    def load_drawing(self, point_id: str, digest: str, drawing_version: str) -> bytes | None:
-        """Return the stored drawing of a revision of a point by a version of the code, or None."""
-        query = "SELECT body FROM answers WHERE point = ? AND digest = ? AND drawn_by = ?"
-        row = self._connection.execute(query, (point_id, digest, drawing_version)).fetchone()
-        return None if row is None else row[0]
-
-    def save_drawing(self, point_id: str, digest: str, drawing_version: str, body: bytes) -> None:
-        """Store the drawing of a revision of a point; replaces an earlier drawing of it."""
-        with self._connection as connection:
-            connection.execute(
-                "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)",
-                (point_id, digest, drawing_version, body),
-            )
 
     def check_integrity(self) -> str:
         """Return ``ok``, or the first corruption that SQLite finds in the file."""
