@@ -19,6 +19,8 @@ from poetmodel.errors import InputError, quote, suggest_names
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+LICENCE_FILE: Final = "LICENSE"
+"""Name of the file with the licence's text."""
 _SHIPPED_KINDS: Final = ("graphs", "devices")
 
 
@@ -29,6 +31,16 @@ def shipped_folder(kind: str) -> Path:
         if kind in _SHIPPED_KINDS and folder.is_dir():
             return folder
     raise InputError(f"the installation of poetmodel has no {kind}; install it again")
+
+
+@cache
+def licence_text() -> str:
+    """Return the text of poetmodel's licence, for files that it generates."""
+    package = Path(str(files("poetmodel")))
+    for path in (package / "_data" / LICENCE_FILE, package.parents[1] / LICENCE_FILE):
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+    raise InputError(f"the installation of poetmodel has no {LICENCE_FILE}; install it again")
 
 
 def installed_version(package: str) -> str | None:

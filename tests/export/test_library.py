@@ -16,6 +16,7 @@ from kit.rotation import mark_seeds_except
 from kit.shared_objects import build, read_flags
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target
+from poetmodel.export.emitter import IntegerLists
 from poetmodel.export.exporting import export_step
 from poetmodel.export.kernels import make_kernel_header
 from poetmodel.export.state import load_state_tensors
@@ -31,6 +32,7 @@ CORES = (
     ("-mcpu=cortex-m4", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16"),
 )
 SOURCES = Path(__file__).with_name("library")
+LICENCE = Path(__file__).parents[2] / "LICENSE"
 STEPS = 3
 BATCHES = digit_batches(STEPS, seed=3)
 
@@ -225,6 +227,7 @@ def test_networks_share_one_copy_of_the_kernels(folders, tmp_path):
     every = (tmp_path / "kws", tmp_path / "vww", folders("pm"))
     states = [build_and_run(folder, **given).state for folder in every]
     assert states[0] == states[1] == states[2]
+    assert (shared / "LICENSE").read_text() == LICENCE.read_text()
     parts = [path for folder in (*every[:2], shared) for path in sources(folder)]
     parts.append(tmp_path / "vww" / "port" / "driver_ram.c")
     includes = [f"-I{folder / 'include'}" for folder in (*every[:2], shared)]
@@ -238,6 +241,22 @@ def test_networks_share_one_copy_of_the_kernels(folders, tmp_path):
     assert not names & {"kws_conv2d", "vww_conv2d"}
 
 
+def test_lists_are_named_by_their_first_reader(folders):
+    """By node and parameter; no name is defined twice, whatever nodes are called."""
+    text = (folders("pm") / "src" / "pm_step.c").read_text()
+    names = re.findall(r"static const int32_t (pm_list_\w+)\[\]", text)
+    assert {"pm_list_0_convolution_shape", "pm_list_1_relu_shape"} <= set(names)
+    lists = IntegerLists()
+    readers = ("a/b", "a_b", "a.b", "\u00e9", "x" * 90 + "/1", "y" * 90 + "/1")
+    made = [lists.register((k,), reader, "shape") for k, reader in enumerate(readers)]
+    assert made[:4] == [
+        *("pm_list_a_b_shape", "pm_list_a_b_shape_2", "pm_list_a_b_shape_3", "pm_list_shape")
+    ]
+    assert len(set(made)) == len(readers)
+    assert max(map(len, made)) < 60
+    assert lists.register((0,), "another", "strides") == made[0]
+
+
 def test_names_of_a_prefix_are_all_of_its_names(folders):
     """All names have the prefix except ``pm_run``; all sources but the weights have the licence."""
     folder = folders("kws")
@@ -247,6 +266,7 @@ def test_names_of_a_prefix_are_all_of_its_names(folders):
         ours = path.stem not in ("kws_weights", "README")
         assert ("SPDX-License-Identifier: Apache-2.0" in text) is ours, path
     assert not [path for path in folder.rglob("pm_*") if "run" not in path.name]
+    assert (folder / "LICENSE").read_text() == LICENCE.read_text()
     assert (folder / "include" / "kws.h").is_file()
     assert json.loads((folder / "manifest.json").read_text())["prefix"] == "kws"
 

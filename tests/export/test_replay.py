@@ -16,7 +16,8 @@ from poetmodel.device.generation import GenerationLayout
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
-from poetmodel.export.replay import create_replay, find_front
+from poetmodel.export.flash import make_smallest_program
+from poetmodel.export.replay import create_replay, find_front, list_cuts
 from poetmodel.lowered.io import load_step
 
 SAMPLES = 6
@@ -27,6 +28,7 @@ PLANS = {
     "in place": {"ram": "90%", "device": "nano33ble", "commit": True, "replay": SAMPLES},
     "dma": {"ram": "90%", "device": "stm32h743", "commit": True, "replay": SAMPLES},
     "tiles": {"ram": "150%", "tile": 1024, "commit": True, "replay": SAMPLES},
+    "cut": {"ram": "150%", "commit": True, "replay": SAMPLES, "replay_cut": "0/convolution"},
 }
 FLASHES = {"alone": (4, 4096, 4096), "shared": (16, 256, 65536), "several blocks": (8, 64, 1024)}
 """Write unit, what an operation programs, erase block [B]; of which samples take a part or more."""
@@ -61,7 +63,7 @@ def programs(tmp_path_factory):
     ("plan", "flags"),
     mark_seeds_except(
         [*((plan, ()) for plan in PLANS), ("recomputed", ("-DPM_REAL=double",))],
-        {("paged", ()), ("in place", ())},
+        {("paged", ()), ("in place", ()), ("cut", ())},
     ),
 )
 def test_steps_on_samples_have_the_bits_of_steps_on_batches(programs, plan, flags):
@@ -113,6 +115,71 @@ def test_front_is_cut_where_a_sample_is_the_smallest():
     names = {step.graph.nodes[k].name for k in front.nodes}
     assert names == {"0/convolution", "1/relu", "2/max_pool2d_with_indices"}
     assert find_front(load_step(STEP)) is None
+
+
+def test_another_cut_is_chosen_by_name(tmp_path):
+    """Its samples are others, and the step is the same; what each cut costs and saves is stated."""
+    step, documents = freeze_front(load_step(STEP)), []
+    for name, cut in (("smallest", None), ("stated", "0/convolution")):
+        options = {**PLANS["in RAM"], "replay_cut": cut}
+        made = export_step(step, tmp_path / name, gap=0.5, **options)
+        documents.append(json.loads((tmp_path / name / "manifest.json").read_text()))
+    first, second = (document["replay"] for document in documents)
+    assert second["holds"] == ["0/convolution", "inputs[1]"]
+    assert {step.graph.nodes[k].name for k in made.replay.front.nodes} == {"0/convolution"}
+    assert first["sample_id"] != second["sample_id"]
+    for key in ("step_id", "layout_id"):
+        assert documents[0]["generation"][key] == documents[1]["generation"][key]
+    assert first["cuts"] == [
+        {
+            "node": "2/max_pool2d_with_indices",
+            "is_chosen": True,
+            "instructions": first["stored_step"]["instructions"],
+            **{key: first[key] for key in ("sample_bytes", "stored_bytes")},
+        }
+    ]
+    (chosen,) = (cut for cut in second["cuts"] if cut["is_chosen"])
+    assert (chosen["node"], chosen["sample_bytes"]) == ("0/convolution", second["sample_bytes"])
+    assert chosen["instructions"] == second["stored_step"]["instructions"]
+    assert first["cuts"][0] | {"is_chosen": False} in second["cuts"]
+
+
+def test_cuts_that_cost_more_and_save_more_are_listed():
+    """If the smallest sample saves next to nothing, the next cuts are larger, and save more."""
+    step = freeze_front(load_step(STEP))
+    plan = make_smallest_program(step).plan
+    nodes = tuple(
+        replace(node, instructions=1) if node.name == "2/max_pool2d_with_indices" else node
+        for node in step.graph.nodes
+    )
+    whole = create_replay(step, 4, GenerationLayout())
+    small = replace(whole, front=find_front(step, "0/convolution"))
+    assert [cut.node for cut in list_cuts(whole, step, plan)] == ["2/max_pool2d_with_indices"]
+    cuts = list_cuts(small, replace(step, graph=replace(step.graph, nodes=nodes)), plan)
+    assert [cut.is_chosen for cut in cuts] == [False, True]
+    assert cuts[0].sample_bytes < cuts[1].sample_bytes
+    assert cuts[0].instructions < cuts[1].instructions
+
+
+def test_cuts_that_do_not_exist_are_refused(tmp_path):
+    """The names of frozen nodes are listed; without samples there is nothing to cut."""
+    step, options = freeze_front(load_step(STEP)), {**PLANS["in RAM"], "replay_cut": "0/conv"}
+    words = "expected one of 0/convolution, 1/relu, 2/max.*did you mean 0/convolution"
+    with pytest.raises(InputError, match=words):
+        export_step(step, tmp_path / "x", **options)
+    with pytest.raises(InputError, match="replay_cut: cuts stored samples, and there are none"):
+        export_step(step, tmp_path / "x", **options | {"replay": 0})
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_cut_of_tiles_is_behind_their_last_piece():
+    """The name is that of the whole node; one piece can be named, too."""
+    step = freeze_front(load_step(STEP))
+    pieces = {"0/convolution": "0/convolution[0:2]", "1/relu": "0/convolution[2:4]"}
+    nodes = tuple(replace(node, name=pieces.get(node.name, node.name)) for node in step.graph.nodes)
+    step = replace(step, graph=replace(step.graph, nodes=nodes))
+    assert find_front(step, "0/convolution") == find_front(step, "0/convolution[2:4]")
+    assert len(find_front(step, "0/convolution").nodes) == 2
 
 
 @pytest.mark.torch

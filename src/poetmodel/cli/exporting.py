@@ -102,6 +102,12 @@ class ExportArguments:
         "pm_keep_sample stores one, pm_step_stored trains the layers behind the front.",
         parser=options.integer_parser(),
     )
+    replay_cut: str | None = options.option(
+        None,
+        "--replay-cut NODE",
+        "The last node of the frozen front for --replay, such as 3/relu. Default: the node with "
+        "the smallest output; the export lists bytes and instructions of other nodes.",
+    )
     migrate_from: Path | None = options.option(
         None,
         "--migrate-from FOLDER",
@@ -241,6 +247,7 @@ def export(
         "infer": request.infer,
         "evaluate": request.evaluate,
         "replay": request.replay or 0,
+        "replay_cut": request.replay_cut,
         "migrate_from": request.migrate_from,
         "byte_inputs": _parse_byte_inputs(request.byte_input or ()),
         "prefix": request.prefix,
@@ -527,7 +534,7 @@ def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
 
     No facts without ``--replay``.
     """
-    from poetmodel.export.replay import program_instructions
+    from poetmodel.export.replay import list_cuts, program_instructions
     from poetmodel.lowered.ranges import number_check_instructions
 
     replay = deployment.replay
@@ -547,6 +554,15 @@ def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
         f"{stored_sample_instructions:,}",
         f"of a step on a stored sample, estimated; {batch_instructions:,} on a batch",
     )
+    for cut in list_cuts(replay, lowered_step, plan):
+        saved_text = format_percent(1 - cut.instructions / max(1, batch_instructions), digits=3)
+        choice = "chosen" if cut.is_chosen else f"--replay-cut {shlex.quote(cut.node)}"
+        yield text_fact(
+            f"  cut {cut.node}",
+            f"{cut.sample_bytes:,} B a sample",
+            f"{format_bytes(cut.stored_bytes)} of storage; saves {saved_text} of the instructions; "
+            f"{choice}",
+        )
 
 
 def _flash_facts(deployment: Deployment) -> Iterator[Fact]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -18,7 +19,7 @@ from poetmodel.lowered.calls import (
     ScaledLearningRate,
 )
 from poetmodel.lowered.catalogue import moving_parameters
-from poetmodel.lowered.kernels import find_kernel
+from poetmodel.lowered.kernels import Parameter, find_kernel
 from poetmodel.lowered.loops import table_columns
 from poetmodel.lowered.ranges import (
     Indices,
@@ -43,9 +44,31 @@ _CHUNK_ELEMENTS: Final = 32
 _MAX_FULL_CHUNKS: Final = 4
 """Maximum number of chunks of `_CHUNK_ELEMENTS` on the stack; if there are more, each has half
 as many elements."""
+_MAX_LIST_WORDS: Final = 40
+"""Maximum length of node and parameter in the name of a list, of which C compares 63 characters."""
 _OTHER_STACK_BYTES: Final = 1024
 """Stack that a program uses besides the windows of a weight [B]. The measured use on a Cortex-M4
 is 676."""
+
+
+class IntegerLists(dict[tuple[int, ...], str]):
+    """Names of the C arrays of integers, such as shape tables, by their content."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._taken: set[str] = set()
+
+    def register(self, values: tuple[int, ...], reader: str, meaning: str) -> str:
+        """Return the name of an array, after its first reader: ``pm_list_3_relu_shape``."""
+        if values not in self:
+            words = re.sub(r"[^A-Za-z0-9]+", "_", f"{reader}_{meaning}").strip("_")
+            name = base = f"pm_list_{words[-_MAX_LIST_WORDS:].lstrip('_')}"
+            number = 2
+            while name in self._taken:
+                name, number = f"{base}_{number}", number + 1
+            self[values] = name
+            self._taken.add(name)
+        return self[values]
 
 
 class ProgramSource:
@@ -64,8 +87,9 @@ class ProgramSource:
         self.plan = program.plan
         self.arena = program.arena
         self.weights = weights
-        self.lists: dict[tuple[int, ...], str] = {}
-        """Names of the C arrays of integers, such as shape tables, by their content."""
+        self.lists = IntegerLists()
+        self._reader = "inputs"
+        """The node whose statements are generated, which names new lists; before it the inputs."""
         self.kernels: dict[str, None] = {}
         """The kernels of calls and range checks, in the order of their registration.
 
@@ -280,7 +304,9 @@ class ProgramSource:
         self._checked_indices.append(indices)
         self.kernels.setdefault("pm_within")
         bounds = f"{indices.low}, {indices.high}, {indices.ignored}"
-        arguments = f"{self._pointer(indices.ref)}, {self._argument(indices.shape)}, {bounds}"
+        arguments = (
+            f"{self._pointer(indices.ref)}, {self._argument(indices.shape, 'indices')}, {bounds}"
+        )
         yield self._return_if(f"!pm_within({arguments})", "PM_ERROR_INPUT")
 
     def _return_if(self, condition: str, error: str) -> str:
@@ -403,6 +429,7 @@ class ProgramSource:
 
     def _heading_lines(self, k: int) -> Iterator[str]:
         """Yield comment, label and hook of a computation; count it in `_slice_count`."""
+        self._reader = self.graph.nodes[k].name
         suffix = ", again" if self._computation_counts[k] > 1 else ""
         hook = ""
         if self._is_training:
@@ -420,17 +447,22 @@ class ProgramSource:
         return target_strides == source_strides and len({*pointers}) == 1
 
     def _call_line(self, call: Call) -> str:
-        types = (parameter.type for parameter in find_kernel(call.kernel).parameters)
-        expressions = map(self._cast_argument, types, call.arguments)
+        expressions = map(self._cast_argument, find_kernel(call.kernel).parameters, call.arguments)
         return self._conditional_line(call, f"{call.kernel}({', '.join(expressions)});")
 
-    def _cast_argument(self, parameter_type: str, argument: Argument) -> str:
+    def _cast_argument(self, parameter: Parameter, argument: Argument) -> str:
         """Return the C expression of an argument, cast if int8 data is passed as unsigned bytes."""
-        text = self._argument(argument)
-        if parameter_type != "const uint8_t *" or not isinstance(argument, Ref):
+        text = self._argument(argument, parameter.name)
+        if parameter.type != "const uint8_t *" or not isinstance(argument, Ref):
             return text
         is_signed = self.step.buffers[argument.buffer].type is DataType.INT8
-        return f"({parameter_type})({text})" if is_signed else text
+        return f"({parameter.type})({text})" if is_signed else text
+
+    def _named_texts(self, call: Call) -> dict[str, str]:
+        """Return the C of the arguments of a call, by the names of their parameters."""
+        return {
+            name: self._argument(argument, name) for name, argument in call.named_arguments.items()
+        }
 
     def _conditional_line(self, call: Call, line: str) -> str:
         """Return a line of C, under the condition of its call if it has one."""
@@ -553,7 +585,7 @@ class ProgramSource:
 
     def _call_on_chunk(self, call: Call, n_elements: int, chunks: Mapping[str, str]) -> str:
         """Return the C of an update call for one chunk: ``n`` elements from ``first`` on."""
-        texts = {name: self._argument(argument) for name, argument in call.named_arguments.items()}
+        texts = self._named_texts(call)
         if "first" in call:
             texts |= {"first": "first", "count": "n"}
         elif call["n"] == n_elements:
@@ -574,7 +606,7 @@ class ProgramSource:
             f"for (int32_t row = 0; row < {call['m']}; row++) {{",
             f"for (int32_t first = 0; first < {call['n']}; first += {_CHUNK_ELEMENTS}) {{",
         )
-        texts = {name: self._argument(argument) for name, argument in call.named_arguments.items()}
+        texts = self._named_texts(call)
         texts |= {"m": "1", "n": "n", "w_row": "n"}
         texts["a"] += f" + row * {call['a_row']}"
         texts["b"] += f" + first * {call['b_column']}"
@@ -597,7 +629,7 @@ class ProgramSource:
         )
         piece_sizes = tuple(sizes._replace(channels=n_channels, results=1, groups=1))
         piece_call = call.with_arguments(shape=piece_sizes, first=0, count=1)
-        texts = {name: self._argument(x) for name, x in piece_call.named_arguments.items()}
+        texts = self._named_texts(piece_call)
         channel = f"(o + {call['first']}) / {sizes.group_results} * {channels} + i"
         texts["x"] += f" + ({channel}) * {sizes.plane}"
         texts["dy"] += f" + o * {sizes.out_plane}"
@@ -637,7 +669,7 @@ class ProgramSource:
         )
         yield "{"
         yield f"    pm_real piece[{_CHUNK_ELEMENTS + max_elements}];"
-        yield f"    const pm_real *const old = {self._argument(weight)};"
+        yield f"    const pm_real *const old = {self._pointer(weight)};"
         yield "    int32_t at = 0, held = 0;"
         yield f"    {loops[0]}"
         yield f"        {loops[1]}"
@@ -662,14 +694,14 @@ class ProgramSource:
         yield "}"
         self._written_state.add(weight.buffer)
 
-    def _argument(self, argument: Argument) -> str:
+    def _argument(self, argument: Argument, parameter: str) -> str:
         """Return the C of an argument: a pointer, list name (added to `lists`), literal or rate."""
         if isinstance(argument, Ref):
             return self._pointer(argument)
         if isinstance(argument, ScaledLearningRate):
             return "lr" if argument.factor == 1 else f"lr * {_real_literal(argument.factor)}"
         if isinstance(argument, tuple):
-            return self.lists.setdefault(argument, f"pm_list_{len(self.lists)}")
+            return self.lists.register(argument, self._reader, parameter)
         return str(int(argument)) if isinstance(argument, int) else _real_literal(argument)
 
     def _pointer(self, ref: Ref, *, is_old_value: bool = False) -> str:

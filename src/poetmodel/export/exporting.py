@@ -286,7 +286,8 @@ def _make_replay(step: LoweredStep, options: ExportOptions) -> Replay | None:
             f"replay: the storage of {device.name} is volatile and cannot retain samples; commit "
             "to its flash, which then holds samples, too"
         )
-    return create_replay(step, options.samples, GenerationLayout.for_device(device))
+    layout = GenerationLayout.for_device(device)
+    return create_replay(step, options.samples, layout, cut=options.replay_cut)
 
 
 def _check_migration(layout: StorageLayout) -> None:

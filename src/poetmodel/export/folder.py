@@ -18,7 +18,14 @@ from poetmodel.export.kernels import (
 from poetmodel.export.manifest import MANIFEST, make_manifest, read_earlier_manifest
 from poetmodel.export.packaging import WeightsFormat, folder_template_values, format_command
 from poetmodel.export.templates import fill_template
-from poetmodel.files import check_writable, raise_write_errors, write_bytes, write_text
+from poetmodel.files import (
+    LICENCE_FILE,
+    check_writable,
+    licence_text,
+    raise_write_errors,
+    write_bytes,
+    write_text,
+)
 from poetmodel.lowered.kernels import SOURCES, find_kernel
 
 if TYPE_CHECKING:
@@ -54,7 +61,9 @@ def check_folder(folder: Path) -> None:
             "would find its files; choose a folder outside of it"
         )
     if not read_earlier_manifest(folder):
-        _check_absent_files(folder, [*(name for name, _ in _list_templates()), MANIFEST])
+        _check_absent_files(
+            folder, [*(name for name, _ in _list_templates()), LICENCE_FILE, MANIFEST]
+        )
 
 
 def check_shared_folder(shared_folder: Path, folder: Path) -> None:
@@ -151,6 +160,7 @@ def write_folder(deployment: Deployment) -> None:
         for name, text in sources.items()
     }
     texts["README.md"] = texts["README.md"].replace("@COMMAND@", format_command(options.command))
+    texts[LICENCE_FILE] = licence_text()
     binary_files = (
         {apply_prefix("src/pm_weights.bin", prefix): source.weights.data} if is_binary else {}
     )

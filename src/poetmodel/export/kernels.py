@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.files import raise_write_errors, write_text
+from poetmodel.files import LICENCE_FILE, licence_text, raise_write_errors, write_text
 from poetmodel.lowered.kernels import SOURCES, find_kernel, find_prototypes, kernel_names
 
 if TYPE_CHECKING:
@@ -116,3 +116,4 @@ def write_shared_kernels(folder: Path, kernels: Iterable[str]) -> None:
         with raise_write_errors(folder):
             path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, add_licence(name, apply_prefix(text, SHARED_PREFIX)))
+    write_text(folder / LICENCE_FILE, licence_text())

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import BaseModel, ConfigDict
 
 from poetmodel.errors import InputError, convert_errors
-from poetmodel.export.replay import program_instructions, replay_arena_bytes, sample_tensor_names
+from poetmodel.export.replay import (
+    list_cuts,
+    program_instructions,
+    replay_arena_bytes,
+    sample_tensor_names,
+)
 from poetmodel.export.reserves import input_bytes, reserved_bytes
 from poetmodel.files import parse_json, read_text
 from poetmodel.headers import check_version
@@ -264,6 +269,7 @@ def _replay_keys(deployment: Deployment) -> dict[str, Any]:
         "replay": {
             "samples": replay.max_samples,
             "sample_bytes": replay.sample_bytes,
+            "cuts": [cut._asdict() for cut in list_cuts(replay, step, plan)],
             "holds": list(sample_tensor_names(step, front)),
             "sample_id": front.identify(step)[:8],
             "stored_bytes": replay.stored_bytes,

@@ -56,6 +56,7 @@ class ExportKeywords(TypedDict, total=False):
     commit_every: int
     checksum: bool
     replay: int
+    replay_cut: str | None
     migrate_from: str | Path | None
     byte_inputs: Mapping[str, str]
     prefix: str
@@ -88,6 +89,8 @@ class ExportOptions:
     evaluate: bool
     samples: int
     """Number of stored samples of latent replay; 0 for none."""
+    replay_cut: str | None
+    """Last node of the front of latent replay; None for that of the smallest samples."""
     migration_source: Generation | None
     """Layout of the generations of the earlier export whose state is migrated, if any."""
     byte_inputs: Mapping[str, str]
@@ -121,6 +124,7 @@ class ExportOptions:
         infer: bool = False,
         evaluate: bool = False,
         replay: int = 0,
+        replay_cut: str | None = None,
         migrate_from: str | Path | None = None,
         byte_inputs: Mapping[str, str] = MappingProxyType({}),
         prefix: str = "pm",
@@ -187,6 +191,9 @@ class ExportOptions:
             Number of samples on storage, or in flash if storage is volatile, each as the outputs of
             the frozen front and inputs that later nodes read. ``pm_keep_sample`` stores a sample,
             ``pm_step_stored`` trains on stored samples. 0: none.
+        replay_cut : str, optional
+            The last node of the frozen front for samples, by its name in the graph. Default: the
+            node whose samples have the fewest bytes; a later one may save more instructions.
         migrate_from : str or Path, optional
             The folder of an earlier export with commits. ``pm_migrate`` copies its state from
             storage: tensors with the same name, shape and type.
@@ -239,6 +246,10 @@ class ExportOptions:
         if commit:
             _check_commit(board)
         check_samples(replay)
+        if replay_cut is not None and not replay:
+            raise InputError(
+                "replay_cut: cuts stored samples, and there are none; give replay, their number"
+            )
         if replay and board.storage is None:
             raise InputError(f"replay: device {board.name} has no storage for samples")
         tile_choice = parse_tile(tile)
@@ -268,6 +279,7 @@ class ExportOptions:
             infer=infer,
             evaluate=evaluate,
             samples=replay,
+            replay_cut=replay_cut,
             migration_source=_load_migration_source(migrate_from, board, commit=commit),
             byte_inputs=byte_inputs,
             prefix=prefix,

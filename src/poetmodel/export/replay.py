@@ -9,9 +9,9 @@ bits.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from poetmodel.errors import InputError
+from poetmodel.errors import InputError, join_names, suggest_names
 from poetmodel.lowered.identity import front_identity
 from poetmodel.lowered.kernels import find_kernel
 from poetmodel.plan import Op
@@ -121,7 +121,9 @@ def check_samples(samples: int) -> None:
         )
 
 
-def create_replay(step: LoweredStep, samples: int, layout: GenerationLayout) -> Replay:
+def create_replay(
+    step: LoweredStep, samples: int, layout: GenerationLayout, *, cut: str | None = None
+) -> Replay:
     """Return the storage for at most `samples` samples of a step, with the front of `find_front`.
 
     `layout` has the write units and erase blocks of the storage. Raises `InputError` if the step
@@ -132,7 +134,7 @@ def create_replay(step: LoweredStep, samples: int, layout: GenerationLayout) -> 
             f"replay: {step.graph.name} has no optimizer, so no step updates parameters; "
             "compile it with one"
         )
-    front = find_front(step)
+    front = find_front(step, cut)
     if front is None:
         raise InputError(
             f"replay: {step.graph.name} has no frozen front: its first layers train, draw random "
@@ -140,9 +142,14 @@ def create_replay(step: LoweredStep, samples: int, layout: GenerationLayout) -> 
             "such as by torch.arange; freeze them (requires_grad_(False), eval() for batch norm), "
             "quantize them, or store such a tensor in a buffer"
         )
+    tensor_bytes = _tensor_bytes(step, front)
+    return Replay(max_samples=samples, front=front, tensor_bytes=tensor_bytes, layout=layout)
+
+
+def _tensor_bytes(step: LoweredStep, front: Front) -> tuple[int, ...]:
     sizes = [step.buffers[name].bytes for name in front.outputs]
     sizes += [step.buffers[step.inputs[k].pieces[0].buffer].bytes for k in front.inputs]
-    return Replay(max_samples=samples, front=front, tensor_bytes=tuple(sizes), layout=layout)
+    return tuple(sizes)
 
 
 def order_outputs(replay: Replay, step: LoweredStep, plan: Plan) -> Replay:
@@ -165,24 +172,81 @@ def order_outputs(replay: Replay, step: LoweredStep, plan: Plan) -> Replay:
     )
 
 
-def find_front(step: LoweredStep) -> Front | None:
-    """Return the front whose samples have the fewest bytes; None if no front exists.
+def find_front(step: LoweredStep, cut: str | None = None) -> Front | None:
+    """Return the front that ends with the node `cut`; by default that of the smallest samples.
 
-    Of equally small samples, the front with most nodes. A front is a prefix of the frozen nodes; a
-    sample has its outputs and the inputs of the step that nodes outside read or the step returns.
+    Of equally small samples, the front with most nodes; None if no front exists. A front is a
+    prefix of the frozen nodes; a sample has its outputs and the inputs of the step that nodes
+    outside read or the step returns. In tiles, a cut is behind the last piece of its node.
     """
+    fronts = list(_list_fronts(step))
+    if cut is None or not fronts:
+        return min(
+            (front for _, front in fronts),
+            key=lambda front: (sum(_tensor_bytes(step, front)), -len(front.nodes)),
+            default=None,
+        )
+    front_by_name = {name.partition("[")[0]: front for name, front in fronts} | dict(fronts)
+    if cut not in front_by_name:
+        names = list(dict.fromkeys(name.partition("[")[0] for name, _ in fronts))
+        guess = suggest_names(cut, names)
+        raise InputError(
+            f"replay_cut: {cut!r} is no frozen node behind which samples can be cut; expected one "
+            f"of {join_names(names, max_names=20)}{guess and f'; {guess}'}"
+        )
+    return front_by_name[cut]
+
+
+def _list_fronts(step: LoweredStep) -> Iterator[tuple[str, Front]]:
+    """Yield the name of the last node, and the front, of each prefix of frozen nodes."""
     frozen_nodes = tuple(_find_frozen_nodes(step))
     input_index_of = {value.pieces[0].buffer: k for k, value in enumerate(step.inputs)}
     node_buffers = [{name for call in calls for name in call.buffers} for calls in step.calls]
-    best_key: tuple[int, int] | None = None
-    best_front = None
     for count in range(1, len(frozen_nodes) + 1):
         front = _make_front(step, frozen_nodes[:count], node_buffers, input_index_of)
-        size = sum(step.buffers[name].bytes for name in front.outputs)
-        size += sum(step.buffers[step.inputs[k].pieces[0].buffer].bytes for k in front.inputs)
-        if front.outputs and (best_key is None or (size, -count) < best_key):
-            best_key, best_front = (size, -count), front
-    return best_front
+        if front.outputs:
+            yield step.graph.nodes[frozen_nodes[count - 1]].name, front
+
+
+class Cut(NamedTuple):
+    """A place where samples can be cut: what it costs, and what it saves."""
+
+    node: str
+    """The last node of the front."""
+    sample_bytes: int
+    stored_bytes: int
+    """Storage of all samples [B]."""
+    instructions: int
+    """Estimated instructions of a step on a stored sample."""
+    is_chosen: bool
+
+
+def list_cuts(replay: Replay, step: LoweredStep, plan: Plan) -> tuple[Cut, ...]:
+    """Return the cuts that no other beats in bytes and instructions, and the chosen one, by size.
+
+    Of cuts with equal bytes and instructions, the last one.
+    """
+    cuts = {
+        (cut.sample_bytes, cut.instructions): cut
+        for node, front in _list_fronts(step)
+        for cut in [_measure_cut(replay, step, plan, node, front)]
+    }
+    best: list[Cut] = []
+    for _, cut in sorted(cuts.items()):
+        if cut.is_chosen or not best or cut.instructions < min(c.instructions for c in best):
+            best.append(cut)
+    return tuple(best)
+
+
+def _measure_cut(replay: Replay, step: LoweredStep, plan: Plan, node: str, front: Front) -> Cut:
+    storage = replace(replay, front=front, tensor_bytes=_tensor_bytes(step, front))
+    return Cut(
+        node=node,
+        sample_bytes=storage.sample_bytes,
+        stored_bytes=storage.stored_bytes,
+        instructions=program_instructions(step, plan, front.nodes),
+        is_chosen=front.nodes == replay.front.nodes,
+    )
 
 
 def _find_frozen_nodes(step: LoweredStep) -> Iterator[int]:

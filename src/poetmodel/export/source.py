@@ -330,12 +330,9 @@ class Source:
             slot = slots.index(gradient_slot_name(gradient))
             dimension_fields = "0, 0, 0"
             if gradient.strides is not None:
-                shape = self.program.lists.setdefault(
-                    gradient.shape, f"pm_list_{len(self.program.lists)}"
-                )
-                strides = self.program.lists.setdefault(
-                    gradient.strides, f"pm_list_{len(self.program.lists)}"
-                )
+                reader = f"gradient {gradient.name}"
+                shape = self.program.lists.register(gradient.shape, reader, "shape")
+                strides = self.program.lists.register(gradient.strides, reader, "strides")
                 dimension_fields = f"{len(gradient.shape)}, {shape}, {strides}"
             rows.append(f"{{{slot}, {tensor_elements}, {piece.offset}, {dimension_fields}}}")
         if rows:

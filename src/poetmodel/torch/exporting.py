@@ -69,7 +69,7 @@ def export(
     **options
         As for `poetmodel.export.options.ExportOptions.parse`: ``ram``, ``device``, ``profile``,
         ``stack``, ``tile``, ``paging``, ``recompute``, ``minimize``, ``deadline``,
-        ``deadline_counts``, ``aux_bytes``, ``time_limit``,
+        ``deadline_counts``, ``aux_bytes``, ``time_limit``, ``replay_cut``,
         ``gap``, ``commit``, ``commit_every``, ``checksum``, ``replay``, ``migrate_from``,
         ``byte_inputs``, ``prefix``, ``weights``, ``shared_kernels``, ``command``, ``on_progress``.
         The default ``command`` is Python code that repeats this export.
