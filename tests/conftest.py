@@ -103,7 +103,7 @@ def pytest_unconfigure():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Mark tests of PyTorch; take this run's share of the slow tests that try more seeds."""
+    """Mark tests of PyTorch; select this run's share of the slow tests that try more seeds."""
     for item in items:
         if item.path in _NEED_TORCH:
             item.add_marker("torch")

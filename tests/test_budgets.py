@@ -76,7 +76,7 @@ def test_tiles_are_of_a_size_or_chosen_or_none():
 
 @pytest.fixture(scope="module")
 def step(tmp_path_factory):
-    """Give a step file."""
+    """Return a step file."""
     path = tmp_path_factory.mktemp("step") / "net.step.json"
     save_step(linear_step(), path)
     return path
@@ -110,7 +110,7 @@ def test_a_share_is_the_same_bytes_at_every_door(text, tile, step, tmp_path):
 
 
 def test_verify_takes_a_share_of_the_whole_step(step, tmp_path):
-    """The schedule of a step in tiles needs 816 of the 1,584 B that the whole one does."""
+    """The schedule of a step in tiles needs 816 of the 1,584 B of the whole one."""
     schedule, given = tmp_path / "net.schedule.json", ("--tile", "256B", "--device", BOARD)
     invoke("solve", step, *given, "--ram", "52%", "--out", schedule, status=0)
     for share, status in (("52%", 0), ("51%", 3)):

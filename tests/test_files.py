@@ -29,13 +29,13 @@ from poetmodel.schedule import GraphIdentity, Schedule, checkpoint_all
 
 
 def test_shipped_refuses_other_folders():
-    """Only the two kinds can be asked for, whatever folder lies beside them."""
+    """Only the two kinds can be read, with any folder beside them."""
     with pytest.raises(InputError, match="has no tests"):
         files.shipped_folder("tests")
 
 
 def test_read_text_returns_what_was_written(tmp_path):
-    """Text comes back as it was, line ends and all; a byte order mark is dropped."""
+    """Text is read back unchanged, with line ends; a byte order mark is dropped."""
     path = tmp_path / "file"
     files.write_text(path, "grün\r\n\n\u2028x")
     assert files.read_text(path) == "grün\r\n\n\u2028x"

@@ -28,7 +28,7 @@ def test_each_case_has_its_turn_once():
 
 
 def test_each_instance_is_in_one_part():
-    """The first part is quick, the others take turns, and together they have every instance."""
+    """The first part is quick, the others alternate, and together they have all instances."""
     given = parametrize_parts(3).args[1]
     of = [list(value.values[0].select(range(10))) for value in given]
     assert of == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]

@@ -1,6 +1,6 @@
-"""The exhaustive oracle against a dumber search: every relation there is, simulated.
+"""The exhaustive oracle against a simpler search: all relations, simulated.
 
-And the random problems that other tests rest on: reproducible, and as asked for.
+And the random problems of other tests: reproducible, and as requested.
 """
 
 import dataclasses
@@ -211,7 +211,7 @@ def test_oracle_equals_trying_every_relation(family, begin, count):
 
 
 def _roomy_graph(rng, n, **choices):
-    """Draw graphs until one can do with less RAM than keep-all takes."""
+    """Draw graphs until one needs less RAM than keep-all."""
     while True:
         graph = random_graph(rng, n, **choices)
         if len(graph.tensors) <= 4 and checkpoint_all_peak_bytes(graph) > floor(graph).bytes:
@@ -219,7 +219,7 @@ def _roomy_graph(rng, n, **choices):
 
 
 def _training_step(rng, n):
-    """Draw steps with state until one can do with less RAM than keep-all takes, and is small."""
+    """Draw small steps with state until one needs less RAM than keep-all."""
     while True:
         graph = random_step(rng, n)
         moved = len(graph.tensors) - len(graph.replacement_of)
@@ -297,7 +297,7 @@ def test_oracle_refuses_what_needs_a_plan():
 
 # -- the random problems that other tests rest on ----------------------------------------------
 def test_the_same_seed_gives_the_same_problem():
-    """A problem depends on its seed and number alone, not on how many come before it."""
+    """A problem depends on its seed and number alone, not on the problems before it."""
     first, again = (list(random_instances(20, (1, 6), seed=3)) for _ in range(2))
     assert [p.graph for p in first] == [p.graph for p in again]
     assert [p.to_dict() for p in first] == [p.to_dict() for p in again]

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="no such signals")
 
 @pytest.fixture
 def process():
-    """Start a process, and hold that it is gone afterwards."""
+    """Start a process, and assert that it has ended afterwards."""
     started = WorkerProcess()
     yield started
     started.close()
@@ -116,7 +116,7 @@ def test_a_job_that_nobody_wants_ends(process):
 
 
 def test_ctrl_c_does_not_reach_it(process):
-    """In a terminal it comes to all processes, at any time."""
+    """In a terminal, it is sent to all processes, at any time."""
     os.kill(process.pid, signal.SIGINT)
     assert process.call(jobs.echo, 1).result(PATIENCE_S) == (1,)
     job = process.call(jobs.echo_messages)
@@ -126,7 +126,7 @@ def test_ctrl_c_does_not_reach_it(process):
 
 
 def test_an_end_is_told(process):
-    """To who waits for the job, and to who gives another one."""
+    """Both to the caller that waits for the job, and to one that starts another job."""
     for job in (jobs.kill_process, jobs.return_pid):
         with pytest.raises(ProcessEndedError, match=r"ended unexpectedly \(status -9\)"):
             process.call(job).result(PATIENCE_S)
@@ -168,7 +168,7 @@ def test_a_fork_has_no_part_in_it(process):
 
 
 def test_it_does_not_outlive_its_owner():
-    """Where the one that started it is killed, it ends by itself, whatever it does."""
+    """If the process that started it is killed, it ends by itself, in any state."""
     program = (
         "import sys; sys.path[:] = eval(sys.argv[1])\n"
         "from kit import jobs\n"

@@ -193,7 +193,7 @@ def test_an_own_objective_is_told_with_its_weights():
     ],
 )
 def test_value_bound_and_gap_are_those_of_what_was_minimized(minimize, ram, value, words):
-    """In the library, in words and in the file: optimal never stands beside a larger gap."""
+    """In the library, in words and in the file: optimal never has a larger gap."""
     weights = (("energy_j", 1), ("recomputations:a", 3)) if minimize == "own" else ()
     result = solve(skip_problem(minimize=minimize, ram=ram, user_objective=weights), gap=0.0)
     assert result.status == Status.OPTIMAL
@@ -215,7 +215,7 @@ def test_value_bound_and_gap_are_those_of_what_was_minimized(minimize, ram, valu
 
 
 def test_nothing_proved_of_rewards_is_no_bound_of_zero():
-    """Without a bound of its own a result has that of all rewards taken, below 0 here."""
+    """Without a bound, a result has that of all rewards, below 0 here."""
     problem = replace(skip_problem(), minimize="own", user_objective=(("page_outs:a", -3),))
     proved = solve(problem)
     assert (proved.value, proved.gap) == (-3, 0.0)
@@ -226,7 +226,7 @@ def test_nothing_proved_of_rewards_is_no_bound_of_zero():
 
 
 def test_absent_figures_are_none():
-    """Never 0, -1, inf or nan; the time that a solve took is known all the same."""
+    """Never 0, -1, inf or nan; the time of a solve is known all the same."""
     for result in (without_schedule(), solve(skip_problem(ram=1))):
         assert result.status == Status.INFEASIBLE
         absent = ["energy_j", "overhead_j", "bound_j", "value", "bound", "overhead", "gap"]
@@ -290,7 +290,7 @@ def test_figures_on_the_result_are_the_simulators():
 @pytest.mark.parametrize("name", ["optimal", "checkmate", "paging-only", "checkpoint-all"])
 @pytest.mark.parametrize("mode", ["blocking", "dma"])
 def test_build_and_solve_are_all_of_the_wall_time(name, mode, monkeypatch):
-    """Whatever a solve does beside the solver, the two times of the file are all that it took."""
+    """The two times of the file sum to the wall time of the whole solve."""
     graph = skip_graph()
     costs = replace(even_costs(graph), device=bench_device(mode=mode))
     problem = Problem(graph, costs, ram="100%", minimize="ram" if name == "optimal" else "energy")

@@ -58,9 +58,9 @@ def test_columns_rows_and_costs(model):
 
 
 def test_range_is_one_row(model):
-    """A range constraint is one row with two sides, its constant folded, its neighbours intact.
+    """A range constraint is one row with two bounds and without a constant; other rows stay.
 
-    An upper and a lower row of different constraints are not taken for a range.
+    An upper and a lower row of different constraints are not joined to a range.
     """
     model.before = pyo.Constraint(expr=model.x[0] <= 1)
     model.range = pyo.Constraint(expr=pyo.inequality(-3, model.x[0] + model.x[1] + 1, 5))
@@ -269,7 +269,7 @@ def test_parameter_without_a_value(model, caplog):
 
 
 def test_integer_domains(model):
-    """Domains that are all whole numbers or all reals of an interval are taken as they are."""
+    """Domains that are all whole numbers or all reals of an interval are supported."""
     domains = [pyo.NegativeIntegers, pyo.RangeSet(1, 10), pyo.UnitInterval, pyo.RangeSet(0, 3, 0)]
     model.y = pyo.Var(range(4), domain=lambda _, i: domains[i])
     model.c = pyo.Constraint(expr=sum(model.y[i] for i in range(4)) <= 5)

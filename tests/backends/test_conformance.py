@@ -131,7 +131,7 @@ def test_name_and_versions(solver, monkeypatch):
     [(MINIMIZE, 0.0, 1.0), (MINIMIZE, -7.5, -6.5), (MAXIMIZE, 2.0, 5.0)],
 )
 def test_optimal(solver, sense, offset, best):
-    """The optimum, its objective with the constant, and a bound equal to it come back."""
+    """The optimum, its objective with the constant, and an equal bound are returned."""
     form = tiny(sense=sense, offset=offset)
     result = solver.solve(form, SAFE)
     assert (result.status, result.is_infeasible) == (SolverStatus.OPTIMAL, False)
@@ -164,7 +164,7 @@ def test_optimal_after_search(solver):
 
 
 def test_continuous(solver):
-    """A model without integers gives optimum and bound, counts no nodes, and takes a start."""
+    """A model without integers has optimum and bound, counts no nodes, and accepts a start."""
     result = solver.solve(tiny(integer=False, row_lower=1.5), SAFE)
     assert result.status is SolverStatus.OPTIMAL
     assert result.x == pytest.approx([1.0, 0.5])
@@ -237,7 +237,7 @@ def test_unbounded(solver, integer):
 
 @FIRST_QUICKLY
 def test_time_limit_with_incumbent(solver):
-    """Out of time, the best solution and a bound on the far side of it come back."""
+    """At the time limit, the best solution and a bound beyond it are returned."""
     result = solver.solve(hard(), Limits(time_s=0.5, rel_gap=0.0), start=np.zeros(400))
     assert result.status is SolverStatus.TIME_LIMIT
     assert not result.is_infeasible
@@ -334,7 +334,7 @@ def test_start_malformed(solver, start):
 
 
 def test_unknown_option(solver):
-    """The solver's own options reach it and win; one that it does not have is named."""
+    """The solver's own options have precedence; unknown ones are named."""
     with pytest.raises(UnknownOptionError, match="no_such_option"):
         solver.solve(tiny(), Limits(options={"no_such_option": 1}))
     result = solver.solve(
@@ -407,7 +407,7 @@ def test_stop_without_progress(solver):
 
 
 def test_progress_and_log_may_raise(solver):
-    """An exception of a callback stops the solve and comes out as itself, once."""
+    """An exception of a callback stops the solve and is raised once, unchanged."""
     needs(solver, "callbacks", "log")
     calls = []
 
@@ -458,7 +458,7 @@ def test_solving_within_a_callback(solver):
 
 @FIRST_QUICKLY
 def test_reuse_is_deterministic(solver):
-    """Two solves in one process with one seed do the same work and give the same answer."""
+    """Two solves in one process with one seed have the same work and result."""
     form = knapsack(50, 8)
     first, second = (solver.solve(form, Limits(time_s=60.0, rel_gap=0.0, seed=7)) for _ in "ab")
     assert first.status is second.status is SolverStatus.OPTIMAL
@@ -545,7 +545,7 @@ def test_general_bounds(solver, least, best):
 
 
 def test_log_is_passed_on_and_nothing_is_printed(solver, capfd):
-    """The log goes to whoever requested it, and never to the terminal."""
+    """The log is passed to the caller that requests it, and never printed."""
     pieces = []
     solver.solve(covering(), Limits(time_s=60.0, log=pieces.append))
     assert solver.name in "".join(pieces).lower() or not solver.capabilities.log
@@ -572,7 +572,7 @@ def test_every_status_has_a_meaning(solver):
 
 @pytest.mark.scip
 def test_nameless_exceptions_of_scip_are_failures():
-    """PySCIPOpt's exceptions come out as errors of the back end."""
+    """PySCIPOpt's exceptions become errors of the back end."""
     pytest.importorskip("pyscipopt")
     from poetmodel.backends.scip import _optimize
 

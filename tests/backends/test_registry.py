@@ -262,7 +262,7 @@ WITHOUT_SOLUTION = RawSolution(status=SolverStatus.OPTIMAL, bound=9.0)
     ],
 )
 def test_proofs_of_small_models_are_confirmed(scripted, wrong):
-    """A solve without presolve that finds something better takes the place of a wrong one."""
+    """A better solution of a solve without presolve replaces a wrong one."""
     runs = scripted(lambda call: None if "presolve" in call.options else (wrong, None))
     raw = Highs().solve(SMALL, Limits(rel_gap=0.0))
     assert wrong is WITHOUT_SOLUTION or runs == [(None, False), ("off", False), ("off", False)]

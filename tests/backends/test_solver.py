@@ -20,7 +20,7 @@ from poetmodel.errors import BackendError, BackendUnavailableError, InputError, 
 
 
 class Puppet(Solver):
-    """Returns the outcomes it was given, one per call."""
+    """Returns the given outcomes, one per call."""
 
     name = "puppet"
     package = "math"

@@ -91,7 +91,7 @@ def test_contradiction_is_named(changes, said):
 
 
 def test_contradiction_of_an_empty_row():
-    """A row without coefficients holds or does not; bounds that cross by rounding are equal."""
+    """A row without coefficients is satisfied or not; bounds that differ by rounding are equal."""
     matrix = [[1.0], [0.0]]
     assert (
         StandardForm.from_arrays(matrix, [1.0], row_upper=[1.0, 0.0]).describe_contradiction()

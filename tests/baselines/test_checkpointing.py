@@ -134,7 +134,7 @@ def test_graph_that_is_no_chain_is_refused():
 
 
 def test_state_is_freed_and_recomputed_where_it_takes_too_much():
-    """On tight chains it finds a schedule wherever one fits that frees states as revolve does."""
+    """On tight chains, it finds a schedule if one exists that frees states as revolve does."""
     only_freed = 0
     for seed in range(20):
         rng = make_rng(f"revolve/{seed}")
@@ -268,9 +268,9 @@ def test_no_published_sequence_is_quicker(begin, end, most):
 
 
 def test_state_that_is_a_tape_may_be_freed_and_recomputed():
-    """In 25 B every state must leave before its own step's part; 120 s is the proven optimum.
+    """In 25 B, each state must be freed before its own step's part; 120 s is the proven optimum.
 
-    The published sequence takes 123 s: it makes every state again, also where it could stay.
+    The published sequence needs 123 s: it recomputes each state, also those that fit.
     """
     # Forward and backward [s], activation and gradient [B].
     rows = ("7 1 5 1", "6 9 5 5", "8 7 4 5", "3 9 2 4", "5 3 9 2", "3 9 3 9")
@@ -290,7 +290,7 @@ STAYING = (Action.KEEP, Action.OFFLOAD)
 
 
 def planned_s(problem, table, actions):
-    """Return the makespan of the plan for some actions; None where they take too much RAM."""
+    """Return the makespan of the plan for some actions; None if they need too much RAM."""
     schedule = build_schedule(table, ActionPrefix(actions=actions))
     simulation = verify(problem, schedule).simulation
     fits = simulation.peak_ram_bytes <= problem.usable_ram_bytes
@@ -344,7 +344,7 @@ def test_offloading_is_no_worse_than_none(seed):
 
 
 def test_quick_transfers_are_hidden_and_slow_ones_avoided():
-    """With RAM for less than all, cheap storage is used; dear storage gives way to recomputing."""
+    """Below keep-all, cheap storage is used; expensive storage is replaced by recomputation."""
     graph = training_chain([2] * 7)
     seconds = [10] * len(graph.nodes)
     problem = Problem(

@@ -110,10 +110,10 @@ def test_liveness_knows_what_nobody_reads_and_what_comes_anyway():
 
 
 def test_what_cannot_be_recomputed_is_not_evicted():
-    """When `p` is gone for ever, `b` stays although its score is the least.
+    """If `p` is not available any more, `b` stays although its score is the lowest.
 
-    A tensor that cannot be recomputed outlives its last user while an evicted one needs it: `b` is
-    evicted for `d`; `x` is the last node that reads `p`, and `e` needs `b` again.
+    A tensor that cannot be recomputed stays after its last reader while an evicted one needs
+    it: `b` is evicted for `d`; `x` is the last node that reads `p`, and `e` needs `b` again.
     """
     assert _recomputed(_two_victims(a_s=16, recomputable=False), "local") == ["a"]
     graph = parse_graph("p! 1; b 4 p; c 4; d 2 c; x 1 p d; e 1 b x")
@@ -123,7 +123,7 @@ def test_what_cannot_be_recomputed_is_not_evicted():
 
 
 def test_cheap_storage_is_used():
-    """`a` goes to storage when 0.5 J of transfers beat 1 J of computing, else it is recomputed."""
+    """`a` is paged out if 0.5 J of transfers are below 1 J of computation, else recomputed."""
     dear = dtr_paging(skip_problem())
     assert [(t, k) for t, k in dear.R if k < t] == [(3, 0)]
     assert dear.M_in == ()
@@ -153,10 +153,10 @@ def test_better_of_two_scores_decides():
 
 
 def test_pages_where_recomputing_does_not_fit_into_its_stage():
-    """`b` leaves for `c`; transfers of 10 J are dear, but recomputing `b` finds no room.
+    """`b` is evicted for `c`; transfers of 10 J are expensive, but recomputing `b` does not fit.
 
-    At `d`, which reads `x` too, `p`, `x`, `b` and its workspace take 2 + 2 + 3 + 4 of 9 bytes. Of
-    two tensors of 4 bytes that must go 8 bytes of storage are enough, 7 are not.
+    At `d`, which reads `x`, too, `p`, `x`, `b` and its workspace need 2 + 2 + 3 + 4 of 9 bytes.
+    For two evicted tensors of 4 bytes, 8 bytes of storage are enough, 7 are not.
     """
     graph = parse_graph("p 2; b 3+4 p; c 7; x 2 c; d 1 b x")
     costs = even_costs(graph, page_in=(5.0, 5.0), page_out=(5.0, 5.0))
@@ -187,7 +187,7 @@ def test_variants_have_names():
 # -- the authors' simulator ------------------------------------------------------------------------
 @pytest.mark.parametrize(("heuristic", "passes"), [("full", 1.63), ("eq", 1.26)])
 def test_true_resnet_takes_what_the_authors_simulator_takes(heuristic, passes):
-    """At half of the RAM ResNet-18 takes 1.63 and 1.26 passes, as in simrd; with liveness 1.05."""
+    """At half of the RAM, ResNet-18 needs 1.63 and 1.26 passes, as in simrd; with liveness 1.05."""
     graph = resnet18_cifar()
     problem = Problem(graph, Costs.estimate(graph, Device.load("jetson-tx2")), ram="50%")
     ours, theirs = _clocks(problem, heuristic)

@@ -88,5 +88,5 @@ def test_schedules_are_those_recorded(name):
 
 
 def test_every_method_is_recorded():
-    """No record is left of a method that is gone."""
+    """A removed method has no record."""
     assert sorted(json.loads(FILE.read_text(encoding="utf-8"))) == sorted(NAMES)

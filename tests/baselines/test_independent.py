@@ -218,7 +218,7 @@ class OneActionEach:
         self.again = cache(self._again)
 
     def gradient(self, s):
-        """Return the bytes of the gradient that comes into part `s`."""
+        """Return the bytes of the gradient that part `s` reads."""
         return 1 if s <= self.last else 0
 
     def part(self, s):

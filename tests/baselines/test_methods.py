@@ -75,7 +75,7 @@ def best(name):
 
 
 def _options(name):
-    """Return how long a solve of a problem may take, where the proof takes long."""
+    """Return the time limit of a problem's solve, longer for long proofs."""
     return {"time_limit": 20.0, "gap": 0.01} if name.startswith("state") else {"gap": 1e-4}
 
 
@@ -169,9 +169,9 @@ DRAWN = {"resident": True, "below_floor": True}
     ],
 )
 def test_schedules_keep_the_budget_or_are_refused(method, drawn, least_paged, least_recomputed):
-    """Whatever the graph, the schedule is valid, within RAM and storage, or there is a reason.
+    """For any graph, the schedule is valid, within RAM and storage, or there is a reason.
 
-    The storage that the search over swap sets takes is held by a test of its own.
+    The storage of the search over swap sets has a separate test.
     """
     paged = again = 0
     for count, sizes, options in drawn:
@@ -241,7 +241,7 @@ def test_refusal_names_what_is_in_the_way(method, limits, words):
 
 # -- saved sets ----------------------------------------------------------------------------------
 def problem_of(graph, ram="100%"):
-    """Return a problem over a graph where every node takes a second."""
+    """Return a problem over a graph whose nodes take a second each."""
     return Problem(graph, chain_costs(graph), ram=ram)
 
 

@@ -172,7 +172,7 @@ def test_unknown_name_lists_own_methods():
     ],
 )
 def test_fault_is_one_sentence_with_its_place(mine, function, refused, said):
-    """Whatever the function does, the error names the method, and the line where it happened."""
+    """For any exception of the function, the error names the method, and its line."""
     with pytest.raises(UserMethodError, match=said) as caught:
         run(problem_of(), f"{mine}:{function}")
     assert caught.value.refused == refused

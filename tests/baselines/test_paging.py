@@ -59,9 +59,9 @@ def test_a_gap_is_paged_or_recomputed(page):
 
 
 def test_without_gaps_every_stage_holds_its_working_set():
-    """With every tensor on storage in every gap the peak is the minimum RAM.
+    """With each tensor on storage in each gap, the peak is the minimum RAM.
 
-    Where that does not fit, the reason names the peak, its node and the budget.
+    If that does not fit, the reason names the peak, its node and the budget.
     """
     for problem in random_instances(40, (3, 8), seed=42, zero_bytes=False):
         graph = problem.graph
@@ -191,13 +191,13 @@ def _left(problem, rule="published"):
 
 
 def test_swaps_worked_by_hand():
-    """With 5.5 s `b` waits 1 s, as recomputing it takes: a swap. With 6 s it would wait 2 s.
+    """With 5.5 s, `b` waits 1 s, the time of its recomputation: a swap. With 6 s, it waits 2 s.
 
-    With 5 s on one channel both must go. `a` swaps: out 1..6 s, in 7..12 s of its 12 s; free time
-    12 - 10 = 2. The gap of `b`, 2..12 s, has 4 + 5 s of that: 10 - 9 - 10 = -9, so recomputing
-    in 1 s is less. The published rule sees a free time of 10 - 10 = 0, and swaps it, too. Where
-    transfers block, that rule pays 4 s more than the least of the three, which is taken for
-    each problem.
+    With 5 s on one channel, both must be evicted. `a` swaps: out 1..6 s, in 7..12 s of its 12
+    s; free time 12 - 10 = 2. The gap of `b`, 2..12 s, has 4 + 5 s of that: 10 - 9 - 10 = -9, so
+    recomputing in 1 s is less. The published rule counts a free time of 10 - 10 = 0, and swaps
+    it, too. If transfers block, that rule pays 4 s more than the least of the three, which is
+    selected for each problem.
     """
     assert _left(_two_gaps(5.5, ram=5)) == ([1, 0], [])
     assert _left(_two_gaps(6, ram=5)) == ([0], [1])
@@ -220,11 +220,11 @@ def test_unknown_rule_of_capuchin_is_refused():
 
 
 def test_recomputation_that_does_not_fit_becomes_a_swap():
-    """`b` is recomputed in no time, but its workspace leaves no room for that beside `a`.
+    """`b` is recomputed in 0 s, but its workspace does not fit beside `a`.
 
-    Saving beyond the budget does not count: of `a` and `b`, 8 and 4 bytes, one must leave while `c`
-    is 3 bytes above it. All bytes for 3 J and 2 J of recomputation: 8 / 3 J before 4 / 2 J;
-    needed are 3 bytes, and `b` saves these for less.
+    Savings beyond the budget do not count: of `a` and `b`, 8 and 4 bytes, one must be evicted
+    while `c` is 3 bytes above it. All bytes for 3 J and 2 J of recomputation: 8 / 3 J before 4
+    / 2 J; needed are 3 bytes, and `b` saves these for less.
     """
     graph = parse_graph("b 4+6; a 4; c 5; d 1 a b")
     seconds = [0.0, 9.0, 1.0, 1.0]
@@ -326,7 +326,7 @@ def _least_overhead_j(problem):
 
 
 def test_storage_limit_is_heeded_where_it_can_be():
-    """With room for `b` alone the search takes `b`, though `a` is cheaper to move."""
+    """With storage for `b` alone, the search selects `b`, though `a` is cheaper to move."""
     graph = parse_graph("a 6; b 4; c 5; d 1 a b")
     ones = [1.0] * 4
     pages = [(1.0, 1.0), (1.0, 5.0), (1.0, 1.0), (1.0, 1.0)]
@@ -452,9 +452,10 @@ def test_with_all_state_in_ram_a_method_sees_the_rest():
 
 @pytest.mark.parametrize("method", [capuchin, lru_paging, offload_all, swap_advisor])
 def test_best_homes_are_taken(method):
-    """State stays in RAM if it fits there, else `v` alone, which is read oftener for its bytes.
+    """State stays in RAM if it fits, else `v` alone, which has the most reads per byte.
 
-    Beside `v`, `f`, `g` and `df` take 12 of 18 bytes: `w` leaves, and comes again for its update.
+    Beside `v`, `f`, `g` and `df` need 12 of 18 bytes: `w` is freed, and read again for its
+    update.
     """
     roomy, short = layers(), layers(ram=18)
     assert set(method(roomy).resident) == set(roomy.graph.state_tensors)
@@ -466,9 +467,9 @@ def test_best_homes_are_taken(method):
 
 @pytest.mark.parametrize("name", ["lru-paging", "dtr-paging", "offload-all", "swap-advisor"])
 def test_ram_is_filled_with_the_state_that_fits(name):
-    """Where a large moment does not fit, small tensors leave RAM, not all that come after it.
+    """If a large moment does not fit, small tensors leave RAM, not all that follow it.
 
-    With 97 % of the RAM for a step of Adam, the least overhead is 0.069 J.
+    With 97 % of the RAM for a step of Adam, the minimum overhead is 0.069 J.
     """
     graph = pm.zoo.mlp(state="adam")
     problem = Problem(graph, Costs.estimate(graph, pm.Device.load("nrf52840")), ram="97%")
@@ -722,10 +723,10 @@ def test_least_ram_is_enough_on_storage(name):
     [(zero_offload, ((6, 0),), 18), (put_state_on_storage(lru_paging.__wrapped__), (), 26)],
 )
 def test_reads_of_state_by_hand(method, page_ins, peak_bytes):
-    """`w` leaves after `f` and comes again for its update; `v` is in use all the while.
+    """`w` is freed after `f` and read again for its update; `v` is in use throughout.
 
-    While `df` is computed, `f`, `g`, `v` and `df` take 4 + 4 + 6 + 4 bytes, with `w` 8 more. Demand
-    paging keeps both where there is room.
+    While `df` is computed, `f`, `g`, `v` and `df` need 4 + 4 + 6 + 4 bytes, with `w` 8 more.
+    Demand paging keeps both if they fit.
     """
     problem = layers()
     schedule = method(problem)

@@ -56,7 +56,7 @@ def few_draws(monkeypatch):
 
 
 class _Untouched:
-    """Stands for the schedule that is tidied: this one stays as it is."""
+    """A substitute for a tidied schedule: this one is not changed."""
 
     @staticmethod
     def from_schedule(_graph, schedule):

@@ -68,7 +68,7 @@ def test_reason_names_the_method_and_the_limit():
 
 
 def test_broken_schedule_is_a_bug_and_said_so(monkeypatch):
-    """A method that breaks a rule of execution does not get away as one that does not apply."""
+    """A method that violates a rule of execution raises another error than an inapplicable one."""
     broken = SimpleNamespace(
         name="broken",
         uses_solver=False,
@@ -258,9 +258,10 @@ def test_recorded_schedules_are_valid(seed):
 
 
 def test_keeping_everything_is_keep_all():
-    """Computations alone, with frees at last uses or without any, compute every node once.
+    """Computations alone, with or without frees at last uses, compute each node once.
 
-    A tensor that a stage frees unread, after recomputing something, does not begin with it.
+    A tensor that a stage frees without a read, after a recomputation, is not in RAM at its
+    beginning.
     """
     graph = training_chain([2, 3, 1])
     plain, freeing = Execution(graph), Execution(graph)
@@ -301,7 +302,7 @@ def test_room_is_made_by_evictions_and_refused_without_a_victim():
 
 
 def test_fitted_gives_a_method_less_until_the_budget_is_kept():
-    """A method that takes two bytes too much gets two bytes less."""
+    """A method that needs two bytes too many gets two bytes less."""
     graph = training_chain([1] * 5)
     costs = chain_costs(graph)
     peak = simulate(graph, None, checkpoint_all(graph)).peak_ram_bytes
@@ -326,9 +327,9 @@ def endless():
 
 
 def test_cheapest_keeps_what_was_found_before_the_time_limit(monkeypatch):
-    """A rule without end takes neither the schedule of an earlier one nor the time to verify it.
+    """An endless variant loses neither an earlier schedule nor the time to verify it.
 
-    The clock goes on by 1 s with each look.
+    The clock advances by 1 s with each reading.
     """
     looks = map(float, count())
     monkeypatch.setattr("poetmodel.clock.time", SimpleNamespace(monotonic=lambda: next(looks)))

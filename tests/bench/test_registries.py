@@ -177,7 +177,7 @@ def test_problems_are_many_and_can_be_solved():
 
 
 def test_every_shipped_method_is_run_on_whole_steps():
-    """All of the registry but one, and more; all runs of a problem come right after each other."""
+    """All methods of the registry but one, and more; all runs of a problem are consecutive."""
     steps = list_methods(compared.STEPS)
     assert set(SHIPPED) - {EQUAL_METHOD} < set(steps)
     runs = [run for run in compared.runs((compared.STEPS,)) if run.ram == "least+30%"]
@@ -223,7 +223,7 @@ def record_of(run, peak_bytes, **changes):
 
 
 def test_peers_run_before_those_that_need_their_peak():
-    """Whatever order is asked for, a peer comes first; all names differ."""
+    """In any order, a peer is first; all names differ."""
     names = [run.name for run in make_training_runs()]
     count = len(TRAINING_NETWORKS) * (5 + 5 * len(SHARES) + len(AT_PEERS) - 1)
     assert len(names) == len(set(names)) == count
@@ -369,7 +369,7 @@ def test_transformer_follows_the_published_rules():
     ],
 )
 def test_nodes_peak_and_flops(name, nodes, peak_bytes, flops):
-    """Budgets are fractions of these peaks; ResNet takes 7.89 J at the A72's 40.1 MFLOP/J."""
+    """Budgets are fractions of these peaks; ResNet needs 7.89 J at the A72's 40.1 MFLOP/J."""
     graph = published.MODELS[name]()
     assert (graph.name, len(graph.nodes)) == (name, nodes)
     assert checkpoint_all_peak_bytes(graph) == peak_bytes

@@ -1,4 +1,4 @@
-"""The one runner: options, a process for each run, records as they come, and resuming."""
+"""The runner of studies: options, a process for each run, immediate records, and resumption."""
 
 import json
 import os
@@ -70,7 +70,7 @@ def test_settings_choose_instances(tmp_path, monkeypatch):
 
 
 def test_wrong_settings_are_told(tmp_path, capsys):
-    """A name that does not exist, and one that is required, end with a sentence."""
+    """An unknown name, and a missing one, end with a sentence."""
     out = ["--out", str(tmp_path / "new.jsonl")]
     required = two_instances(settings={"checkout": REQUIRED})
     for study, more, words in (

@@ -45,7 +45,7 @@ def records(tmp_path, monkeypatch):
 
 # -- records and words -----------------------------------------------------------------------------
 def test_kind_is_the_whole_name_after_the_day(records):
-    """Records of a kind come from ``DATE-KIND.jsonl``, not from a file that ends alike."""
+    """Records of a kind are in ``DATE-KIND.jsonl``, not in a file with the same ending."""
     records("grid", {"gap": 1})
     records("old-grid", {"gap": 2})
     assert [record["gap"] for record in measured.read_records("grid")] == [1]
@@ -64,7 +64,7 @@ def test_records_say_what_when_and_where(path):
 
 
 def test_newest_file_and_last_record_of_a_name_count(records):
-    """Fields of cells are columns; a measured field comes before one of the cell."""
+    """Fields of cells are columns; a measured field precedes one of the cell."""
     records("x", {"cell": {"ram": "1%"}})
     records("x", {"name": "a", "gap": 1}, {"name": "a", "cell": {"gap": 9, "ram": "2%"}, "gap": 2})
     found = measured.load_frame("x")
@@ -126,7 +126,7 @@ def ratios(method_name):
 
 
 def test_ratio_without_a_proof_is_an_interval(records):
-    """The least lies between the bound and the best of any method; if it is 0, so is the bound."""
+    """The minimum is between the bound and the best of any method; if it is 0, so is the bound."""
     records("compared", optimum(2.0, 0.5), method("dtr", 1.0))
     assert ratios("optimal") == [(2.0, 4.0)]
     assert ratios("dtr") == [(1.0, 2.0)]
@@ -159,7 +159,7 @@ def test_rows_have_most_solved_first_and_the_optimum_before_all(records):
 
 
 def test_distribution_counts_problems_by_factors_of_the_least(records):
-    """Counts are of all problems up to a factor; then come those beyond all, and the unsolved."""
+    """Counts are of all problems up to a factor; then those beyond all, and the unsolved."""
     records("compared", optimum(1.0, 1.0), method("capuchin", 1.2),
             optimum(1.0, 1.0, ram="70%"), method("capuchin", 30.0, ram="70%"),
             optimum(1.0, 1.0, ram="80%"), method("capuchin", None, ram="80%"))  # fmt: skip
@@ -364,7 +364,7 @@ def test_stale_parts_are_noticed(monkeypatch, tmp_path, capsys):
 
 
 def test_chart_is_drawn_with_all_digits_of_its_ticks(records, tmp_path):
-    """Small overheads have ticks of their own; the same chart gives the same bytes."""
+    """Small overheads have ticks of their own; the same chart has the same bytes."""
     pytest.importorskip("matplotlib")
     kind, model, device = charts.CURVES[0]
     place = {"kind": kind, "model": model, "device": device}
@@ -385,7 +385,7 @@ def test_chart_is_drawn_with_all_digits_of_its_ticks(records, tmp_path):
 
 
 def test_memory_of_inference_is_that_of_the_page():
-    """Training takes 8.9 times the RAM of inference; 23 samples take 200 times that of one."""
+    """Training needs 8.9 times the RAM of inference; 23 samples need 200 times that of one."""
     text = (make_pages.DOCS / "results" / "paper.md").read_text("utf-8")
     graphs = [load_model("resnet50", InputShape(batch=batch)) for batch in (1, 23)]
     training = [checkpoint_all_peak_bytes(graph) for graph in graphs]

@@ -117,7 +117,7 @@ def test_export_is_offered_where_it_solves_the_same_problem():
 
 
 def test_files_and_the_explorer_hand_each_limit_on():
-    """All limits of a file, and all but those that sliders set or a page does not ask for."""
+    """All limits of a file, and all limits of the explorer except those of its sliders."""
     entry = ProblemEntry(**resolved(LIMITS))
     assert resolved(entry.limits()) == resolved(LIMITS)
     asked = set(ExplorerSettings.model_fields) & set(named(LIMITS))

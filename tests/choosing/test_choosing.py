@@ -53,7 +53,7 @@ def settled():
 
 
 def pooled():
-    """Return convolutions of which the first one takes the most to train."""
+    """Return convolutions of which the first one costs the most to train."""
     norm = nn.BatchNorm2d(2, affine=False)
     layers = (nn.Conv2d(1, 2, 3, 1, 1), norm, nn.ReLU(), nn.AvgPool2d(2))
     model = nn.Sequential(*layers, nn.Conv2d(2, 4, 1, 1, 1), nn.BatchNorm2d(4), nn.ReLU())
@@ -62,7 +62,7 @@ def pooled():
 
 
 def shortcut():
-    """Return two convolutions around which the result of another one goes."""
+    """Return two convolutions with a shortcut around them."""
 
     def classify(own, x):
         x = torch.relu(own.a(x))
@@ -143,7 +143,7 @@ def _sets(names):
     ),
 )
 def test_derived_graph_is_that_of_a_capture(name, optimizer):
-    """To leave out updates gives the nodes and the order of a step that is captured frozen."""
+    """Without updates, nodes and order are those of a step that is captured frozen."""
     step = freezable(name, optimizer)
     torch.manual_seed(0)
     model, inputs = NETWORKS[name]()
@@ -287,7 +287,7 @@ def test_best_set_of_random_chains(widths, scores, ram, deadline, *, paging):
 
 
 def test_tensors_are_chosen_alone():
-    """With ``tensor`` a bias may be trained whose weight does not fit; without score none is."""
+    """With ``tensor``, a bias may train whose weight does not fit; one without score does not."""
     step = freezable("chain")
     problem = problem_of(step, "nrf52840", ram="35%", paging=False)
     scores = dict.fromkeys(step.parameters, 1.0)
@@ -503,7 +503,7 @@ def test_without_a_bound_estimates_of_a_device_are_costs_of_any_step(commit):
 
 
 def test_costs_of_a_device_without_storage_have_no_page_costs(tmp_path):
-    """Whether they are an object or come from a file."""
+    """Of an object and of a file."""
     model, inputs = chain()
     optimizer = torch.optim.SGD(model.parameters())
     graph = lower(model, functional.cross_entropy, inputs, optimizer=optimizer, masks=False).graph

@@ -151,7 +151,7 @@ def test_no_heavy_library_is_loaded_early(script, heavy):
 
 
 def examples(command):
-    """Return the command lines that the help of a command gives as examples."""
+    """Return the command lines of examples in the help of a command."""
     return re.findall(r"Example: poetmodel (.*\S)", invoke(command, "--help").out)
 
 

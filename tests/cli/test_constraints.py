@@ -14,7 +14,7 @@ WEAR = '[[constraint]]\nname = "wear"\nsum = {"bytes_written" = 1}\nat_most = "0
 
 
 def solve(text, *arguments, **due):
-    """Run the command on the chain and the board, given the text of a file of constraints."""
+    """Run the command on the chain and the board, with the text of a file of constraints."""
     path = Path("rows.toml")
     path.write_text(text)
     problem = ("--graph", CHAIN, "--device", BOARD_FILE, "--constraints", path)
@@ -167,7 +167,7 @@ def test_diff_and_explain_and_report_carry_the_rows(schedule_file, told):
 
 
 def test_the_report_says_how_to_solve_again():
-    """Its commands write the file of constraints and give the same schedule, objective included."""
+    """Its commands write the file of constraints and have the same schedule, objective included."""
     path = Path("c.schedule.json")
     text = EACH + '[objective]\nsum = {"energy_j" = 1, "bytes_written" = 1e-06, "constant" = 2}\n'
     assert solve(text, "--ram", "350", "--out", path).status == 0
@@ -194,7 +194,7 @@ def test_a_method_that_breaks_a_row_ends_with_status_4(told):
 
 
 def test_limits_keep_the_rows():
-    """All limits together take more RAM: without a page-out all is kept, 404 B."""
+    """The limits include the rows: without a page-out, the minimum is keep-all, 404 B."""
     path = Path("rows.toml")
     path.write_text(WEAR.replace("0.1kB", "0B"))
     problem = ("--graph", CHAIN, "--device", BOARD_FILE, "--constraints", path)
@@ -226,7 +226,7 @@ def test_infeasible_rows_are_named_with_the_nearest_limit():
 
 
 def test_no_innocent_constraint_is_named():
-    """A constraint outside the conflict stands nowhere, not even in a larger set."""
+    """A constraint outside the conflict is not in the output, not even in a larger set."""
     harmless = '[[constraint]]\nname = "harmless"\nsum = {"bytes_read" = 1}\nat_most = 1000000\n'
     strict = WEAR.replace("0.1kB", "0.05kB") + harmless
     limits = ("--ram", "350", "--no-recompute", "--deadline", "1h", "--json")

@@ -48,7 +48,7 @@ def test_schedule_is_explained_in_json():
 
 
 def test_cost_of_a_decision_is_in_json():
-    """Without paging x it is recomputed for 1 J; to keep it takes 404 B, which saves the 4 mJ."""
+    """Without paging, x is recomputed for 1 J; keeping it needs 404 B, which saves the 4 mJ."""
     document = explain("--json", tensor="x").json
     (decision,) = document["decisions"]
     found = {other["without"]: other for other in decision["alternatives"]}

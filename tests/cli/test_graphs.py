@@ -26,7 +26,7 @@ BOARD = ("--device", "rpi4b", "--ram", "80%", "--method", "lru-paging")
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Give a schedule and a plan of the network itself, and with other sizes."""
+    """Return a schedule and a plan of the network itself, and with other sizes."""
     folder = tmp_path_factory.mktemp("files")
     made = {}
     for name, sizes in (("own", ()), ("batch", ("--batch", "8")), ("image", ("--image", "20"))):
@@ -74,7 +74,7 @@ def test_sizes_are_those_of_the_zoo(model, option, argument, size):
     ],
 )
 def test_sizes_that_cannot_be_are_refused(arguments, words):
-    """Exit status 2 and a sentence with the option, in every command that takes a network."""
+    """Exit status 2 and a sentence with the option, in all commands that read a network."""
     solved = ("--device", "rpi4b", "--ram", "80%")
     swept = ("--devices", "rpi4b", "--ram", "80%", "--out", Path("sweep"))
     commands = (
@@ -92,7 +92,7 @@ def test_sizes_that_cannot_be_are_refused(arguments, words):
 
 
 def test_graph_files_have_fixed_sizes(told):
-    """A size beside a graph file is refused, whichever way the file is given."""
+    """A size beside a graph file is refused, for both forms of the file's option."""
     for command in (
         ("inspect", CHAIN, "--batch", "2"),
         ("inspect", "--graph", CHAIN, "--image", "2"),
@@ -103,7 +103,7 @@ def test_graph_files_have_fixed_sizes(told):
 
 @pytest.mark.parametrize("name", ["own", "own plan", "batch", "batch plan"])
 def test_files_find_the_network_that_they_name(name, files):
-    """Without --graph the network of that name is taken, of its own or of a usual batch size."""
+    """Without --graph, the network is that of the name, with its own or a usual batch size."""
     assert invoke("verify", files[name]).status == 0
     if name in ("own", "batch"):
         sha256 = json.loads(files[name].read_text())["graph"]["sha256"]
@@ -115,7 +115,7 @@ def test_files_find_the_network_that_they_name(name, files):
 
 @pytest.mark.parametrize("name", ["image", "image plan"])
 def test_files_of_other_sizes_say_what_to_give(name, files, told):
-    """A size that is not tried is asked for; with it the file is read."""
+    """For a size that is not tried, the error names the option; with it, the file is read."""
     told(invoke_refused("verify", files[name]))
     assert invoke("verify", files[name], "--image", "20").status == 0
     assert invoke("verify", files[name], "--graph", "mlp", "--image", "20").status == 0
@@ -286,7 +286,7 @@ def test_bad_option_exits_with_its_status_and_is_named(options, status, out, tol
     ],
 )
 def test_unknown_or_missing_input_exits_2(arguments, out, told):
-    """A model, device or file that does not exist, or is not given, is named."""
+    """An unknown or missing model, device or file is named."""
     told(refusal(out, *arguments.split()))
 
 

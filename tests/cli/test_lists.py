@@ -50,7 +50,7 @@ def test_models_are_a_list_of_objects():
 
 
 def test_one_model_is_described():
-    """A name gives that model alone; for people its description and the table of inspect."""
+    """A name selects that model alone; the text has its description and the table of inspect."""
     outcome = invoke("models", "resnet18-cifar")
     assert outcome.out.startswith(describe_model("resnet18-cifar"))
     assert "keep-all" in outcome.out
@@ -61,7 +61,7 @@ def test_one_model_is_described():
 
 @pytest.mark.parametrize("name", device_names())
 def test_one_device_shows_where_its_figures_come_from(name):
-    """A name gives that device, with its source, in 80 columns."""
+    """A name selects that device, with its source, in 80 columns."""
     outcome = invoke("devices", name, status=0)
     assert Device.load(name).source.split()[0] in outcome.out
     assert max(map(len, outcome.out.splitlines())) <= 80
@@ -177,7 +177,7 @@ def test_json_has_the_hand_computed_numbers():
 
 
 def test_inference_peak_stands_beside_the_training_peak(told):
-    """The forward pass alone takes h1 + h2 (or x + h1) = 200 B of 404 B; unknown without phases."""
+    """The forward pass needs h1 + h2 (or x + h1) = 200 B of 404 B; unknown without phases."""
     facts = invoke("inspect", CHAIN, "--json").json
     assert facts["inference_peak_bytes"] == 200
     assert facts["inference_peak_node"] == "h1"
@@ -261,7 +261,7 @@ def test_device_shows_whether_a_step_trains_there(ram_bytes, told, *, mapped, ke
 
 
 def test_resident_bytes_are_in_the_gauges_of_a_device():
-    """Parameters that no budget counts take RAM of the device all the same."""
+    """Parameters that no budget counts use RAM of the device all the same."""
     path = write_graph(Path("g.json"), chain() | {"resident_bytes": {"parameters": 999_900}})
     (Path("board.toml")).write_text(BOARD)
     facts = invoke("inspect", path, "--device", Path("board.toml"), "--json").json

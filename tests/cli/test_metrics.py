@@ -71,7 +71,7 @@ def test_one_entry_is_a_metric_of_schedules_everywhere(monkeypatch):
 
 
 def test_a_new_metric_is_a_claim_that_verify_checks(monkeypatch):
-    """A file that states another number than the simulation is refused, and so is another type."""
+    """A file with another number than the simulation is refused, and so is another type."""
     added(monkeypatch, "executed_steps", lambda simulation: len(simulation.curve))
     steps = solved(A, "--ram", "100%")
     document = json.loads(A.read_text())

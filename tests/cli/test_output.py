@@ -71,7 +71,7 @@ def test_pipe_has_no_edge(command):
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_says_all_of_what_is_written(command, monkeypatch):
-    """No word of a help text is taken for markup, which rich leaves out."""
+    """No word of a help text is parsed as markup, which rich omits."""
     monkeypatch.setenv("COLUMNS", "2000")
     out = " ".join(invoke(command, "--help").out.split())
     for parameter in get_command(app).commands[command].params:

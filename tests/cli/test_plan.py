@@ -103,7 +103,7 @@ def test_what_goes_to_the_file_goes_to_stdout(form, told):
 
 
 def test_default_mode_is_the_devices_or_the_schedules():
-    """A device with DMA gives dma plans; without a device an overlap schedule is for DMA."""
+    """A device with DMA has dma plans; without a device, an overlap schedule is for DMA."""
     board = Path("dma.toml")
     board.write_text(BOARD.replace('"blocking"', '"dma"'))
     with_device, without = ("--device", board, "--json"), ("--profile", PROFILE, "--json")

@@ -109,10 +109,10 @@ def test_table_says_what_people_ask():
 
 
 def test_profile_replaces_the_devices_costs():
-    """With both, the profile gives costs and the device RAM; alone, the profile has no RAM limit.
+    """With both, the profile has costs and the device RAM; alone, the profile has no RAM limit.
 
-    In the profile a node costs 2 J and a transfer 1 J: a pass is 12 J, and computing x again (2 J)
-    is as dear as paging it out and in.
+    In the profile, a node costs 2 J and a transfer 1 J: a pass is 12 J, and recomputing x (2 J)
+    costs as much as paging it out and in.
     """
     common = ("solve", CHAIN, "--profile", PROFILE, "--json")
     both = invoke(*common, "--device", BOARD_FILE).json
@@ -180,7 +180,7 @@ def test_what_is_resident_is_told():
 
 
 def test_schedule_that_the_judge_rejects_exits_6_and_is_written(told):
-    """The paper's model does not see that g2's inputs and output are in RAM together with x."""
+    """The paper's model does not count that g2's inputs and output are in RAM together with x."""
     out = Path("x.schedule.json")
     outcome = solve("--ram", "310", "--formulation", "paper", "--out", out, status=6)
     told(outcome.err)

@@ -53,7 +53,7 @@ def train(tmp_path):
 
 @pytest.fixture(scope="module")
 def step(tmp_path_factory):
-    """Give a step file."""
+    """Return a step file."""
     path = tmp_path_factory.mktemp("steps") / "net.step.json"
     save_step(linear_step(), path)
     return path
@@ -61,7 +61,7 @@ def step(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def schedule(step):
-    """Give a schedule of the step, as ``solve`` finds it."""
+    """Return a schedule of the step, as ``solve`` finds it."""
     path = step.with_name("net.schedule.json")
     invoke("solve", step, *BOARD, *RAM, "--out", path, status=0)
     return path
@@ -89,7 +89,7 @@ def test_other_sizes_are_refused(step, told):
 
 @pytest.mark.torch
 def test_sums_of_gradients_are_captured(train, tmp_path, told):
-    """``--accumulate`` belongs to the capture: a step file has it, and takes no other."""
+    """``--accumulate`` belongs to the capture: a step file has it, and accepts no other."""
     step, train = tmp_path / "net.step.json", f"{train}:linear"
     options = ("--optimizer", "sgd", "--accumulate", "4")
     invoke("export", train, *options, "--target", "step", "--out", step, status=0)
@@ -236,7 +236,7 @@ def test_one_model_has_one_least_ram_from_trace_to_board(more, train, tmp_path, 
 
 @pytest.mark.parametrize("command", ["plan", "explain", "verify", "report"])
 def test_schedules_of_a_step_are_read_with_it(command, step, schedule):
-    """``--graph`` takes the step file that the schedule was solved for."""
+    """``--graph`` accepts the step file of the schedule."""
     more = ("--out", Path("page.html")) if command == "report" else ()
     invoke(command, schedule, "--graph", step, *more, status=0)
 

@@ -183,7 +183,7 @@ def here(runs, folder, **_):
 
 @pytest.fixture(autouse=True)
 def _small_figure(monkeypatch):
-    """Let there be a figure that takes no time."""
+    """Register a figure whose runs take no time."""
     known = figures.find_figure
     monkeypatch.setattr(
         figures, "find_figure", lambda name: SMALL if name == "small" else known(name)

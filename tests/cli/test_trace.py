@@ -79,7 +79,7 @@ def test_trace_with_an_optimizer(user, name, moments):
 
 @pytest.mark.torch
 def test_trace_writes_the_profile_beside_the_graph(user, told):
-    """One option is enough for both files, and `solve` takes them."""
+    """One option writes both files, and `solve` reads them."""
     outcome = invoke("trace", "user_train.py:step", "--out", "net.graph.json", "--repeats", "1")
     assert outcome.status == 0, outcome.err
     told(outcome.err)
@@ -142,7 +142,7 @@ def test_measured_energies_are_at_a_power(user, options, power_w, source):
 
 
 def test_what_is_written_is_no_other_file_of_the_command():
-    """A profile would take the place of the graph, or of the device that it is for."""
+    """A profile may not overwrite the graph, or the file of its device."""
     before = BOARD_FILE.read_text()
     twice = ("--out", "x.json", "--profile-out", Path.cwd() / "x.json")
     device = ("--device", BOARD_FILE, "--profile-out", BOARD_FILE)
@@ -254,7 +254,7 @@ def choose(*arguments):
 
 @pytest.mark.torch
 def test_set_schedule_and_step_are_written_and_verified():
-    """Files and JSON agree, the verifier accepts the schedule, and export takes the step."""
+    """Files and JSON agree, the verifier accepts the schedule, and export reads the step."""
     files = ("--out", "net.schedule.json", "--step", "net.step.json")
     done = invoke(*choose("--ram", "8KiB", "--scores", write_scores(l7=2.0), *files, "--json"))
     assert done.status == 0, done.err

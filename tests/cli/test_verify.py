@@ -120,9 +120,9 @@ def test_resident_bytes_count_where_the_file_says_so():
 
 
 def test_measured_costs_are_checked_with_the_profile(told):
-    """A profile gives the costs of the file; estimates alone are other costs.
+    """A profile has the costs of the file; estimates alone are other costs.
 
-    The device still gives the idle power.
+    The idle power is the device's.
     """
     path = Path("x.schedule.json")
     costs = ("--device", BOARD_FILE, "--profile", PROFILE)
@@ -174,7 +174,7 @@ def without(path, *keys):
 
 
 def slow_board():
-    """Return the file of a device like the board, which takes 1.5 times as long."""
+    """Return the file of a device like the board, with 1.5 times its computation time."""
     path = Path("slow.toml")
     rate, power = "flops_per_s = ", "power_w = "
     lines = [
@@ -292,7 +292,7 @@ def verify_plan(path, graph, *arguments, **due):
 
 
 def test_storage_is_that_of_the_option(plan_file):
-    """A plan solved for another storage than the device's: x takes 100 B there."""
+    """A plan solved for another storage than the device's: x needs 100 B there."""
     small = BOARD_FILE.read_text().replace("aux_bytes = 1_000_000", "aux_bytes = 99")
     Path("small.toml").write_text(small)
     given = ("--device", "small.toml")
@@ -337,7 +337,7 @@ def test_valid_plan(plan_file, told):
 
 
 def test_binary_plan_is_checked_as_its_file():
-    """The graph is the given one, or the built-in one of its fingerprint; damage is named."""
+    """The graph is the given one, or the built-in one with its hash; damage is named."""
     graph, binary = Graph.load(CHAIN), Path("chain.plan")
     made = parse_plan(PROGRAM, device=str(BOARD_FILE))
     data = encode(made, graph)

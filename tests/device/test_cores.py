@@ -25,7 +25,7 @@ LABEL = "estimated: cycles of the core, without waits for memory"
     ],
 )
 def test_a_core_is_found_by_its_name(text, name, per_cycle):
-    """It has its own figure with a source; a core without one does one instruction a cycle."""
+    """It has a number with a source; without a name, a core executes one instruction per cycle."""
     core = find_core(text)
     assert (core.name, core.instructions_per_cycle or 1.0) == (name, per_cycle)
     assert core.source

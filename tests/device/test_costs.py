@@ -1,4 +1,4 @@
-"""Costs by name: estimated, given, checked, and put in a graph's order."""
+"""Costs by name: estimated, given, checked, and in a graph's order."""
 
 import pickle
 from dataclasses import astuple, replace
@@ -34,7 +34,7 @@ from poetmodel.graph import Graph, Node, Tensor, checkpoint_all_peak_bytes, floo
 
 @pytest.fixture
 def board():
-    """Give a device of round figures: 10 FLOP/s at 2 W, and storage that is slower to write."""
+    """Return a device of round numbers: 10 FLOP/s at 2 W, and storage that is slower to write."""
     return Device(
         name="board",
         ram_bytes=1024,
@@ -49,7 +49,7 @@ def board():
 
 @pytest.fixture
 def pair():
-    """Give x (8 B, 20 FLOP) and a node of two outputs (4 B, 2 B, 5 FLOP) that reads x twice."""
+    """Return x (8 B, 20 FLOP) and a node of two outputs (4 B, 2 B, 5 FLOP) that reads x twice."""
     outputs = (Tensor(name="y", bytes=4), Tensor(name="mask", bytes=2))
     return Graph(
         name="pair",
@@ -65,9 +65,9 @@ def pair():
 def test_estimates_follow_the_figures(pair, board):
     """Time is FLOP over rate, energy time times power; a transfer adds its latency.
 
-    With flops_per_j energy is FLOP over it, and power_w is not used. A node takes at least its
-    traffic: x moves 8 B, drop 8 + 4 + 2 B (x once), at 4 B/s. A device without storage gives no
-    page costs.
+    With flops_per_j, energy is FLOP over it, and power_w is not used. A node takes at least the
+    time of its traffic: x moves 8 B, drop 8 + 4 + 2 B (x once), at 4 B/s. A device without
+    storage has no page costs.
     """
     table = Costs.estimate(pair, board).table(pair)
     assert (table.compute_time_s, table.compute_energy_j) == ((2.0, 0.5), (4.0, 1.0))
@@ -138,7 +138,7 @@ def test_arrays_must_fit(pair, told):
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), True, "1", None])
 def test_every_figure_is_checked(value):
-    """Negative, endless and missing figures are faults that name row and quantity; all come."""
+    """Each negative, infinite or missing number is a fault that names row and quantity."""
     with pytest.raises(CostError) as caught:
         Costs(
             compute={"a": Cost(value, 1.0)},

@@ -25,7 +25,7 @@ FLASH = Flash(
 
 @pytest.fixture
 def board():
-    """Give a device with every part."""
+    """Return a device with all parts."""
     return Device(
         name="board",
         ram_bytes=1024,
@@ -51,7 +51,7 @@ def with_figure(part, key, value):
 
 
 def test_a_transfer_takes_its_latency_and_its_bytes():
-    """Time is latency plus bytes over rate; flash takes that of all erases before it."""
+    """Time is latency plus bytes over rate; flash adds that of all erases before it."""
     assert WAY.time_s(6) == 0.5 + 1.5
     assert WAY.time_s(0) == 0.5
     assert FLASH.write_s(6, 3) == 3 * 0.5 + 1.5
@@ -141,7 +141,7 @@ SD_CARD = Transfer(latency_s=1e-4, bytes_per_s=1e6, power_w=0.3)
 
 @pytest.fixture
 def plausible():
-    """Give a device that raises no eyebrow: 1 GFLOP/s at 2 W, that is 500 MFLOP/J."""
+    """Return a device without warnings: 1 GFLOP/s at 2 W, that is 500 MFLOP/J."""
     return Device(
         name="plausible",
         ram_bytes=2**20,

@@ -53,7 +53,7 @@ HEADER = (
 
 @pytest.fixture
 def board(tmp_path):
-    """Give a device file with every key."""
+    """Return a device file with all keys."""
     path = tmp_path / "board.toml"
     path.write_text(BOARD)
     return path
@@ -236,8 +236,8 @@ def test_storage_in_flash_takes_what_the_flash_states(board, tmp_path):
 def test_a_profile_is_read(tmp_path, board):
     """Rows of nodes, of tensors and of both become costs by name, in any order of columns.
 
-    A byte order mark, line ends of Windows and quoted names are read. A device gives RAM and
-    storage; without storage the page columns are not used.
+    A byte order mark, line ends of Windows and quoted names are read. RAM and storage are a
+    device's; without storage, the page columns are not used.
     """
     path = tmp_path / "p.csv"
     path.write_text(
@@ -272,7 +272,7 @@ def test_a_profile_is_read(tmp_path, board):
 
 @given(data=st.data())
 def test_saved_profiles_lose_nothing(data, tmp_path_factory):
-    """Costs of any graph, whatever its names, come back as the same floats."""
+    """Costs of any graph, with any names, are read back as the same floats."""
     amount = st.floats(min_value=0, allow_infinity=False)
     cost = st.builds(Cost, amount, amount)
     costs = data.draw(costs_for(data.draw(rich_graphs(max_nodes=3))))

@@ -131,7 +131,7 @@ def test_blocks_share_names_files_and_what_is_printed(tmp_path, monkeypatch):
 
 
 def test_blocks_that_need_a_missing_package_are_told(tmp_path):
-    """Such a block is left out, the others run, and the caller hears of it."""
+    """Such a block is omitted, the others run, and the caller is informed."""
     blocks = parse_blocks(
         page("<!-- needs: nowhere_to_be_found -->", "```python", "1 / 0", "```")
         + page("```python", "open('ran.txt', 'w').close()", "```").replace("ran", f"{tmp_path}/ran")

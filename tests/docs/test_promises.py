@@ -190,7 +190,7 @@ def test_question_has_its_answer(page, words):
 
 
 def test_each_kind_of_reader_asks_ten_questions():
-    """No question is asked twice, and none is dropped."""
+    """No question is repeated, and none is dropped."""
     assert [len(part) for part in PARTS] == [10, 10, 10]
     assert len({asked for part in PARTS for asked, _, _ in part}) == 30
 

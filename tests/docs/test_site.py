@@ -177,7 +177,7 @@ def test_search_knows_the_pages(site):
     ],
 )
 def test_links_of_the_repository_become_links_of_the_site(page, text, expected):
-    """A link goes to where the site has its target; one to a file that it lacks becomes text."""
+    """A link leads to its target in the site; one to a file that the site lacks becomes text."""
     assert convert_links(text, page) == expected
 
 
@@ -224,7 +224,7 @@ def test_docstrings_come_out_as_the_signature_has_them(whole):
 
 
 def test_pages_from_outside_docs_exist():
-    """Every file that the site takes from elsewhere in the repository is there."""
+    """All files that the site copies from the rest of the repository exist."""
     assert [source for source in PAGES if not (ROOT / source).is_file()] == []
 
 

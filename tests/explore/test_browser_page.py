@@ -157,7 +157,7 @@ def test_known_point_is_shown_before_any_reply(page):
 
 
 def test_reload_in_the_middle_of_a_solve(opened):
-    """After a reload the same point is there, with its schedule, and goes on."""
+    """After a reload, the same point is shown, with its schedule, and its solve continues."""
     page = opened(**{**SLOW, "ram": "45%"})
     before = page.until(state="solving")
     page.page.wait_for_selector("html[data-answer]", state="attached", timeout=PATIENCE_MS)
@@ -198,7 +198,7 @@ def test_killed_server_loses_nothing(browser, tmp_path):
 
 
 def test_two_browsers_do_not_disturb_each_other(opened):
-    """Each page has its own wish; both see the other's points."""
+    """Each page has its own request; both show the other's points."""
     one, other = opened(ram="85%"), opened(ram="72%")
     first, second = one.wait_until_settled()["point"], other.wait_until_settled()["point"]
     assert first != second
@@ -283,7 +283,7 @@ def test_step_that_does_not_fit_is_planned_whole_by_a_click(opened):
 
 
 def test_placeholders_are_shown_whole(page):
-    """None is wider than its field, whose steppers take room too."""
+    """None is wider than its field minus the steppers."""
     widths = page.page.evaluate(
         """() => Array.from(document.querySelectorAll('.choices input[placeholder]'), (field) => {
             const pen = document.createElement('canvas').getContext('2d');
@@ -342,7 +342,7 @@ def test_another_model_in_the_middle_of_a_drag(opened):
 
 
 def test_point_of_the_chart_leads_there(page):
-    """A key or a click on an answer of the Pareto chart goes to its limits."""
+    """A key or a click on a point of the Pareto chart sets its limits."""
     page.type("ram", "88%")
     first = page.wait_until_settled()["point"]
     page.type("ram", "76%")

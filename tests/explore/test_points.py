@@ -185,7 +185,7 @@ def test_two_servers_lose_nothing_of_a_point(first, second, carried):
 
 
 def test_bound_of_another_server_stays_in_the_store(store):
-    """A better schedule with a worse bound takes its place, and its picture is drawn anew."""
+    """A better schedule with a worse bound replaces it, and its drawing is made again."""
     bounded = solved(100, 3.0, needs_bytes=90)
     bounded.bound = 1.8
     store.call_and_wait(store.save, bounded, b"bounded")

@@ -18,7 +18,7 @@ class DeadProcess:
 
 
 def test_requests_fail_where_no_process_can_be_started(monkeypatch):
-    """The one that waits while the dead process is replaced fails, and so does a later one."""
+    """The request that waits while the dead process is replaced fails, and so does a later one."""
 
     def refuse():
         raise OSError("no memory")

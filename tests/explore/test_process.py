@@ -47,7 +47,7 @@ def gone(pid):
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_everything(tmp_path, asked):
-    """So does a polite kill: the exit status is 0, no process is left, and one file."""
+    """So does SIGTERM: the exit status is 0, no process is left, and one file."""
     with run_explorer(tmp_path, *SMALL) as explorer:
         visitor = explorer.visitor()
         visitor.listen()
@@ -70,7 +70,7 @@ def test_ctrl_c_ends_everything(tmp_path, asked):
     ],
 )
 def test_ctrl_c_ends_it_while_it_starts(tmp_path, asked, delay_s):
-    """No traceback, whenever it comes; at the very beginning the signal itself ends the process."""
+    """No traceback, at any time; at the very beginning, the signal itself ends the process."""
     started = subprocess.Popen(
         [
             *(sys.executable, "-m", "poetmodel", "explore", *SMALL),
@@ -207,7 +207,7 @@ def test_wish_of_a_closed_page_lapses(tmp_path):
 
 @pytest.mark.slow
 def test_worker_that_dies_is_replaced(tmp_path):
-    """The point fails with a sentence, and the next wish is solved."""
+    """The point fails with a sentence, and the next request is solved."""
     with run_explorer(tmp_path, *SMALL) as explorer:
         visitor = explorer.visitor()
         visitor.listen()

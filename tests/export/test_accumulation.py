@@ -145,7 +145,7 @@ def test_training_goes_on_in_the_middle_of_a_sum(before, tmp_path):
 
 
 def test_a_model_has_the_sums_as_its_gradients(tmp_path):
-    """PyTorch goes on with the batches that are missing; a file that it saves begins with none."""
+    """PyTorch continues with the missing batches; a file that it saves begins with none."""
     program, given = exported(tmp_path, "adam", 3), training()
     every = [tuple(x.float() for x in batch) for batch in make_batches_like(given[2], 8)]
     state = program.run(every, 5, target=Target.HOST).require_success().state

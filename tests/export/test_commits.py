@@ -26,7 +26,7 @@ from poetmodel.lowered.io import load_step
 
 
 def paged(name):
-    """Return a board whose storage the core does not read where it lies."""
+    """Return a board whose core does not read storage in place."""
     board = Device.load(name)
     assert board.storage is not None
     return replace(board, storage=replace(board.storage, memory_mapped=False))
@@ -200,7 +200,7 @@ def test_small_tensors_share_blocks():
     "plan", ["on storage", "in RAM", "read in place", "without sums", *FORGETS]
 )
 def test_power_cut_at_any_moment(programs, whole, plan):
-    """In an erase, a tensor, a record, again and again: the state comes to the same end."""
+    """In an erase, a tensor, a record, repeatedly: the final state is the same."""
     program, random = programs(plan), np.random.default_rng(4)
     cuts = 0
     for _ in range(12):
@@ -284,7 +284,7 @@ def test_damaged_state_without_another_is_no_empty_storage(programs):
 
 @pytest.mark.parametrize("code", [-1, 1, 2, 3, 4, 5, 6, 8, 10, 11, 13])
 def test_storage_that_does_not_answer_loses_nothing(programs, whole, code):
-    """Whatever number a driver gives at the start: an error, no new beginning."""
+    """For any number that a driver returns at the start: an error, no new state."""
     program = programs("read in place")
     program.run(4)
     for call in range(1, 2 * program.deployment.generations, 5):
@@ -377,7 +377,7 @@ def test_state_on_storage_that_forgets_goes_to_flash(programs):
 
 @pytest.mark.parametrize("target", mark_seeds_except((Target.HOST, Target.M4), (Target.M4,)))
 def test_a_board_goes_on_where_memory_beside_it_forgets(tmp_path, target):
-    """The power goes in the middle of a write to flash: the program resumes, with the same end."""
+    """The power is cut during a write to flash: the program resumes, with the same end."""
     require_programs(target)
     export_step(load_step(STEP), tmp_path, gap=0.5, **PLANS["forgets, each third"])
     options = {"target": target, "settings": ("FAULTS=1", "POISON=1"), "inputs": BATCHES}
@@ -397,7 +397,7 @@ def test_a_board_goes_on_where_memory_beside_it_forgets(tmp_path, target):
 
 
 def test_commits_that_storage_cannot_keep_are_refused(tmp_path):
-    """State on storage is not taken back over steps, nor updated where flash has large units."""
+    """State on storage cannot be undone over steps, nor updated if flash has large write units."""
     with pytest.raises(NoScheduleError, match="replaced state stays in RAM between commits"):
         export_step(load_step(STEP), tmp_path, ram="90%", commit_every=2, gap=0.5)
     for number in (0, -1, 1.5):

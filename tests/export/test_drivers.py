@@ -257,7 +257,7 @@ def _agrees(text, value, digits):
 @example(3.4028234663852886e38)
 @example(float.fromhex("0x1.82db34p-77"))  # rounds up to 1e-23
 def test_floats_are_rounded_exactly(single, value):
-    """Nine digits of any float are those of Python, and give the float again."""
+    """Nine digits of any float are those of Python, and are read back as the float."""
     text = single.write(value)
     assert _agrees(text, value, 9)
     if not math.isnan(value):
@@ -277,7 +277,7 @@ def test_doubles_are_rounded_exactly(double, value):
 @example(0.05, False)
 @example(1.0, True)
 def test_learning_rates_are_read_as_python_does(single, double, value, negative):
-    """The text of a number gives that number in double, and its float but for the last bit."""
+    """The text of a number is read as that double, and as its float except the last bit."""
     value = -value if negative else value
     assert double.read(repr(value)) == value
     assert single.read(repr(value)) == pytest.approx(float(np.float32(value)), rel=2.0**-23)

@@ -46,7 +46,7 @@ def test_state_that_is_read_in_place_needs_no_ram(tmp_path):
 
 
 def sums():
-    """Return parameters whose gradients lie as none does: constants, one number, transposed."""
+    """Return parameters whose gradients have no dense layout: constants, one number, transposed."""
 
     def loss(own, x):
         y = x @ own.a @ own.b + x @ own.b.t() @ own.a.t()
@@ -136,7 +136,7 @@ def test_any_names_compile(tmp_path):
 
 @pytest.mark.parametrize("second", [slice(5, 7), slice(3, 5)])
 def test_batches_may_be_parts_of_larger_tensors(tmp_path, second):
-    """A program takes each input by itself, and no more than that; two of them may be alike."""
+    """A program reads each input separately, and only its elements; two of them may be equal."""
     torch.manual_seed(0)
     samples = torch.randn(20, 4)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
@@ -164,7 +164,7 @@ def test_what_are_no_inputs_is_said(tmp_path, inputs):
 
 
 def test_parts_of_larger_tensors_are_not_written_on_mapped_storage(tmp_path):
-    """There a write begins where the tensor does; on storage that is paged such a weight trains."""
+    """A write there begins at the beginning of a tensor; on paged storage, such a weight trains."""
     weight = torch.nn.Parameter(torch.linspace(-1, 1, 60)[20:])
     model = FunctionModule(lambda own, x: x * own.weight, weight=weight)
     training = (model, torch.nn.functional.mse_loss, (torch.randn(2, 40), torch.randn(2, 40)))

@@ -87,7 +87,7 @@ def captured(case, *, optimizer=True):
 
 
 def built(step, folder, compiler, **options):
-    """Export a step with the program that gives it refused batches; return the folder's code."""
+    """Export a step with a program that passes it refused batches; return the folder's code."""
     require_programs("gcc")
     settings = {"ram": "101%", "paging": False} | options
     if settings["ram"] != "101%":
@@ -105,7 +105,7 @@ def built(step, folder, compiler, **options):
 
 
 def refused(folder, inputs):
-    """Give the program batches with an element of the last input whose square overflows."""
+    """Pass the program batches with an element of the last input whose square overflows."""
     batch = b"".join(
         x.numpy().astype("<f4" if x.is_floating_point() else "<i4").tobytes() for x in inputs
     )
@@ -122,7 +122,7 @@ def refused(folder, inputs):
     ],
 )
 def test_a_loss_that_is_not_finite_updates_nothing(tmp_path, case, compiler):
-    """In one call and in slices: state and loss as before, and training goes on as without it."""
+    """In one call and in slices: state and loss as before, and training continues without it."""
     code = built(captured(case), tmp_path, compiler, **CASES[case][-1])
     if case == "transfers under way":
         (check,) = (line for line in code.splitlines() if "pm_is_finite" in line)
@@ -171,7 +171,7 @@ def test_a_front_with_statistics_alone_computes_what_pytorch_does(tmp_path):
 
 @pytest.mark.parametrize("target", [Target.HOST, pytest.param(Target.M4, marks=pytest.mark.slow)])
 def test_a_refused_batch_commits_nothing(tmp_path, target):
-    """After a restart training goes on from the step before, to the state of one without it."""
+    """After a restart, training continues from the step before, to the state without that batch."""
     program = Exported(load_step(STEP), tmp_path, ram="150%", commit=True)
     good = [np.frombuffer(digit_batches(1, seed=seed), np.uint8).copy() for seed in (1, 2)]
     bad = good[1].copy()
@@ -244,7 +244,7 @@ int main(void)
 
 @pytest.mark.parametrize("real", ["float", "double"])
 def test_fast_math_takes_no_check_away(tmp_path, real):
-    """Compilers may take all numbers for finite; the check goes by bits."""
+    """Compilers may assume finite numbers; the check tests bits."""
     require_programs("gcc")
     export_step(load_step(STEP), tmp_path, gap=0.5, ram="100%", paging=False)
     (tmp_path / "check.c").write_text(CHECK, encoding="utf-8")

@@ -61,7 +61,7 @@ def test_the_table_has_all_kernels():
 
 
 def test_what_takes_flash_is_said_everywhere(tmp_path):
-    """The parts add up to the flash of the chip, everywhere; pages on a card take none."""
+    """The parts sum to the flash of the chip in all outputs; pages on a card need none."""
     made = exported(tmp_path / "flash", "nano33ble", commit=True)
     sizes = made.flash_map()
     assert list(sizes) == ["code", "constants", "first weights", "storage", "free"]

@@ -147,7 +147,7 @@ def test_failing_flash_is_noticed(trainers, driver):
     ],
 )
 def test_power_cut_leaves_a_whole_generation(trainers, whole, plan, driver):
-    """In the middle of an erase, a write or a transfer: training goes on to the same end."""
+    """During an erase, a write or a transfer: training continues to the same end."""
     trainer = trainers(plan, driver)
     _, calls = trainer.train()
     resumed = set()

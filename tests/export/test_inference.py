@@ -212,7 +212,7 @@ def test_inference_runs_on_boards(target, tmp_path):
 
 
 def wide():
-    """Return a network whose evaluation takes more room than its training."""
+    """Return a network whose evaluation needs more RAM than its training."""
 
     def scores(own, x):
         if own.training:
@@ -250,9 +250,9 @@ def test_what_is_found_is_written_at_a_limit_that_is_over_at_once(tmp_path):
 
 
 def test_inference_is_the_forward_pass_alone():
-    """Neither loss nor gradients are in it; the target is no input; dropout is gone.
+    """It has neither loss nor gradients; the target is no input; dropout is omitted.
 
-    The capture in evaluation mode puts each module back as it was.
+    The capture in evaluation mode restores each module.
     """
     model = convolutional()
     model[1].eval()

@@ -28,7 +28,7 @@ def executed(operation, *, step=0):
 
 
 def test_generator():
-    """The reference gives the first known answers of Random123 for Philox 4x32-10."""
+    """The reference has the first known results of Random123 for Philox 4x32-10."""
     found = [f"{word:08x}" for word in draw_words(0, 0, 4)]
     assert found == ["6627e8d5", "e169c58d", "bc57ac4c", "9b00dbd8"]
 
@@ -65,7 +65,7 @@ def test_sites_differ():
 
 
 def masked(site, dropped_ratio):
-    """Return dropout by masks that are given, those of exported code; each call is a step."""
+    """Return dropout by given masks, those of exported code; each call is a step."""
     steps = iter(range(9))
 
     def drop(_, x):
@@ -78,7 +78,7 @@ def masked(site, dropped_ratio):
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["keep-all", "recomputed"])
 def test_training_with_dropout(schedule, tmp_path):
-    """Exported, a network with dropout trains as PyTorch does with the documented masks."""
+    """An exported network with dropout trains as PyTorch with the documented masks."""
     require_programs(Target.HOST_DOUBLE)
     torch.manual_seed(0)
     first, second = torch.nn.Linear(5, 80), torch.nn.Linear(80, 3)
@@ -213,7 +213,7 @@ def variational(draw):
     [(Target.HOST_DOUBLE, 1e-12), pytest.param(Target.HOST, 1e-5, marks=pytest.mark.slow)],
 )
 def test_training_with_noise(target, within, tmp_path):
-    """A variational autoencoder trains as PyTorch does with the documented noise."""
+    """A variational autoencoder trains as PyTorch with the documented noise."""
     require_programs(target)
     torch.manual_seed(0)
     ours, steps = variational(torch.randn_like), iter(range(9))

@@ -276,7 +276,7 @@ def test_work_is_counted_as_it_is_done():
 
 
 def test_pools_are_counted_by_words():
-    """Nine channels are two words and a byte; sums of more than 256 elements are taken by bytes."""
+    """Nine channels are two words and a byte; windows above 256 elements are summed by bytes."""
     layers = Layers()
     found = count_work(layers.add_pool("pm_q8_maximum", square_sizes(9, 9, 5, 3, 1, 9)))[1]
     assert found == {

@@ -67,7 +67,7 @@ def same(name, *args):
 
 
 def lists(geometry):
-    """Return stride, padding and dilation as operators take them."""
+    """Return stride, padding and dilation as operators expect them."""
     return tuple(map(list, geometry))
 
 
@@ -153,7 +153,7 @@ def numbers_of_updates():
 
 
 def updated(state, gradient, scale, *numbers):
-    """Return the state that a kernel leaves: weights, and residuals if it is given any."""
+    """Return the state after a kernel: weights, and residuals if there are any."""
     types = {"w": DataType.INT8, "r": DataType.INT8, "g": DataType.REAL, "s": DataType.REAL}
     given = {**dict(zip("wr", state, strict=False)), "g": gradient, "s": scale}
     memory = Memory(

@@ -329,9 +329,9 @@ def test_kernels_build_without_warnings(compiler, level, tmp_path):
 
 @pytest.mark.parametrize("path", SOURCE_FILES, ids=lambda path: path.stem)
 def test_kernels_are_written_as_the_exporter_reads_them(path):
-    """A file has one function that is called: results come first, then inputs, then numbers.
+    """A file has one function that is called: results are first, then inputs, then numbers.
 
-    One that has no results returns an answer.
+    One without results returns a value.
     """
     kinds = [
         0 if re.match(r"(pm_real|int32_t|u?int8_t) \*", p) else 1 if "*" in p else 2

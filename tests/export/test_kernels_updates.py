@@ -75,7 +75,7 @@ class Lowered:
             self.put(name, tensor)
 
     def put(self, name, tensor):
-        """Give a tensor elements, as it lies."""
+        """Set the elements of a tensor in its layout."""
         size = self.looks[name].elements
         self.memory[name][:] = tensor.detach().as_strided((size,), (1,)).numpy()
 
@@ -116,7 +116,7 @@ def trained(name, parameter):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_five_steps(name):
-    """Five steps give parameters and moments that PyTorch's optimizer gives."""
+    """After five steps, parameters and moments are those of PyTorch's optimizer."""
     parameter, optimizer, state = trained(name, real(*SHAPE))
     rule = group_rules(optimizer)[0][0]
     names = ["w", *state]

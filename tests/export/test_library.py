@@ -89,7 +89,7 @@ def folders(tmp_path_factory):
     ],
 )
 def test_sources_compile_without_warnings(folders, tmp_path, prefix, flags):
-    """All of ``src/``, of ``port/`` and of ``host/`` that any machine takes, one include path."""
+    """All of ``src/``, ``port/`` and ``host/`` that any machine supports, with one include path."""
     folder = folders(prefix)
     own = [flag.replace("PM_", f"{prefix.upper()}_") for flag in flags]
     files = [
@@ -364,7 +364,7 @@ def test_a_step_that_fails_may_be_done_again(tmp_path, kind, options):
     ids=["on storage", "in RAM", "without commits", "mapped"],
 )
 def test_a_step_without_state_is_an_error_that_writes_nothing(tmp_path, options):
-    """Before a start that succeeds, after one that does not, and after a torn step."""
+    """Before a successful start, after a failed one, and after a torn step."""
     require_programs(Target.HOST)
     folder = tmp_path / "folder"
     export_step(load_step(STEP), folder, gap=0.5, **{"ram": "90%"} | options)
@@ -375,7 +375,7 @@ def test_a_step_without_state_is_an_error_that_writes_nothing(tmp_path, options)
 
 @pytest.mark.parametrize("nodes", [1, 7, 1000])
 def test_slices_are_the_step(called, nodes):
-    """However many nodes at a time: same losses, same state, and as many slices as that takes."""
+    """For any number of nodes per slice: same losses, same state, and the expected slices."""
     whole, (none, seen) = called("", "0")
     sliced, (slices, again) = called("", str(nodes))
     assert sliced == whole

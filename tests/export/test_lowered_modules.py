@@ -234,7 +234,7 @@ def test_attention():
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2])
 def test_words(batch):
-    """Embeddings, a block of BERT, and padding that takes no part."""
+    """Embeddings, a block of BERT, and padding that is ignored."""
     torch.manual_seed(0)
     given = torch.tensor([[4, 9, 4, 0, 0], [1, 2, 3, 10, 0]][:batch])
     check(words(), functional.cross_entropy, given, torch.tensor([2, 0][:batch]))

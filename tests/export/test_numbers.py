@@ -85,7 +85,7 @@ def test_float_steps_refuse_them(tmp_path, way, flags):
     ),
 )
 def test_int8_steps_refuse_them(tmp_path, train, way):
-    """A level of int8 has no NaN: without the check the zero point would take its place."""
+    """An int8 level cannot be NaN: without the check, the zero point would replace it."""
     pytest.importorskip("torchao")
     assert refuse(int8_step(train), tmp_path / "made", **WAYS[way]) == "refused\n"
 

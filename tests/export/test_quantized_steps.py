@@ -32,7 +32,7 @@ EXACTNESS = "int8 front: exact against its definition, not against float"
 
 
 def training(*, wrapped=True, width=8):
-    """Return a network with an int8 front, whose loss takes no function of the C library."""
+    """Return a network with an int8 front, whose loss calls no function of the C library."""
     torch.manual_seed(0)
     module = convert_front(float_front(width), images(8))
     front = pmt.quantized(module) if wrapped else module
@@ -171,9 +171,9 @@ def scoring(scores):
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
-    """Return folders of a step with three scores, and of one with four that takes its state over.
+    """Return folders of a step with three scores, and of one with four that migrates its state.
 
-    The RAM is a little less than the largest node takes whole, so that ``auto`` cuts it.
+    The RAM is slightly below that of the largest undivided node, so that ``auto`` divides it.
     """
     base = tmp_path_factory.mktemp("boards")
     before = None
@@ -194,9 +194,9 @@ def programs(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("target", [Target.M3, Target.M4, Target.M7])
 def test_boards_evaluate_replay_and_migrate_in_tiles(programs, target):
-    """Steps on stored samples, evaluations and state that is taken over have the host's bits.
+    """Steps on stored samples, evaluations and migrated state have the host's bits.
 
-    The new program goes on from the old one's state after a restart.
+    The new program continues from the old one's state after a restart.
     """
     require_programs(target)
 

@@ -140,7 +140,7 @@ def test_whole_steps_are_near_eager(whole, kept):
 
 @pytest.mark.parametrize("batches_", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_stochastic_steps_are_near_eager(batches_, tmp_path):
-    """Rounded by the draws of eager PyTorch; weights take a byte, and no residual is kept."""
+    """Rounded by the numbers of eager PyTorch; weights need a byte, and there is no residual."""
     model = network(rounding="stochastic")
     exported = Exported(step_of(model, accumulate=batches_), tmp_path)
     assert_near(on_host(exported), model, accumulate=batches_)

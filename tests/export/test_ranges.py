@@ -150,7 +150,7 @@ def test_ignored_labels_and_columns_that_nothing_reads_are_no_faults(tmp_path):
 
 
 def test_step_files_keep_the_ranges(tmp_path):
-    """Calls come back with them."""
+    """Calls are read back with them."""
     step = captured("label")
     save_step(step, tmp_path / "a.step.json")
     assert load_step(tmp_path / "a.step.json").calls == step.calls
@@ -162,7 +162,7 @@ def test_step_files_keep_the_ranges(tmp_path):
 
 # -- which elements ------------------------------------------------------------------------------
 def gather(ref, sizes, steps):
-    """Return a call that goes by indices."""
+    """Return a call with indices."""
     table = make_shape_table((sizes, sizes, steps, steps))
     assert table is not None
     return Call("pm_gather", (Ref("out"), Ref("x"), ref, table, 1, 4), index_range=(0, 4))
@@ -197,7 +197,7 @@ def test_a_narrower_range_is_enough(low, high, ignored, implied):
 
 
 def test_copies_are_traced_where_all_of_them_are_indices():
-    """A copy of more, or one that something else writes too, is asked itself."""
+    """A copy of further elements, or one that another call writes, is checked itself."""
     wanted = Indices(ref=Ref("copy"), shape=(1, 6, 1), low=0, high=4, ignored=0)
     copy = Call("pm_copy_int", (Ref("copy"), Ref("x", 1), (2, 3, 1, 1, 2, 3, 4)))
     found = trace_copies(wanted, {"copy": [copy]})

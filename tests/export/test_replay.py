@@ -77,7 +77,7 @@ def test_steps_on_samples_have_the_bits_of_steps_on_batches(programs, plan, flag
 )
 @parametrize_parts(PARTS)
 def test_no_cut_mixes_samples(programs, plan, flash, part):
-    """A restart finds the samples of before or those with one more, and goes on from there."""
+    """A restart finds the earlier samples or those with one more, and continues from there."""
     count = part.divide(CUTS // len(FLASHES)) + 1
     said = programs(plan, flash, "cuts", str(part.number * count), str(count))
     assert said == f"{count} trials\n"

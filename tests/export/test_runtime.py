@@ -111,7 +111,7 @@ def test_stack_is_painted(toys, tmp_path):
 
 @pytest.mark.parametrize("target", BOARDS)
 def test_full_stack_ends_in_a_fault(toys, tmp_path, target):
-    """A step that takes more stack than there is changes no data: the core stops."""
+    """A step that needs more than the stack changes no data: the core stops."""
     found = toys.run(target, ("EXTRA=-DTOY_DEEP=6000",), tmp_path, steps=1)
     assert found.status == FAULT_STATUS
     assert "stack" in found.messages
@@ -198,7 +198,7 @@ def _resumed(toys, target, folder, *, printed):
 
 
 def test_power_cut_in_any_write_leaves_a_whole_generation(toys, tmp_path):
-    """Training goes on from the last whole step, to the very state; without commits from none."""
+    """Training continues from the last whole step, to the same state; without commits from none."""
     whole = toys.run(Target.HOST, COMMIT, tmp_path, steps=STEPS).require_success()
     lost = 0
     for write in range(1, whole.metrics["storage_writes"] + 1):

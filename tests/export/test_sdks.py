@@ -124,7 +124,7 @@ def test_storage_begins_where_the_build_says(folders, expected, tmp_path, sdk):
 
 
 def test_start_that_no_erase_block_has_is_refused(folders, tmp_path):
-    """The build ends with a sentence, and so it does where the chip has no room behind it."""
+    """The build ends with a sentence, also if the chip has no space after it."""
     require_programs("cmake", "cc")
     for start, words in ((100, "begins where an erase block does"), (2**24, "does not fit behind")):
         command = ["cmake", "-S", SOURCES / "cmake" / "board", "-B", tmp_path]

@@ -1,4 +1,4 @@
-"""Storage that another network uses too, and a chip that does not answer."""
+"""Storage that another network uses, too, and a chip that does not respond."""
 
 import pytest
 
@@ -78,7 +78,7 @@ def test_start_over_another_network_is_a_call_of_its_own(chip, second):
 
 @pytest.mark.parametrize("second", mark_slow_except(["bar", "lin"], ["bar"]))
 def test_networks_behind_each_other_do_not_meet(chip, second):
-    """With a start of its own the second one trains, and so does the first one, over restarts."""
+    """With a start of its own, the second one trains, and so does the first one, over restarts."""
     start = f"-D{second.upper()}_FLASH_START=0x10000"
     said = chip("foo", second, f"{TRAINED} start2 step2 resume1 step1 resume2 resume1", start)
     assert said[5:] == ["0 0 changed", "0 1 changed", "0 3", "0 4 changed", "0 1", "0 4"]

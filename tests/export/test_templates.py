@@ -13,13 +13,13 @@ def test_words_become_their_values():
 
 @pytest.mark.parametrize(("count", "text"), [(2, "a\n  2 b\nd\n"), (0, "a\nc\nd\n")])
 def test_blocks_of_lines_leave_no_empty_line(count, text):
-    """The line of a mark goes with it, whether the block stays or not."""
+    """The line of a mark is removed, whether its block stays or not."""
     template = "a\n@IF N@\n  @N@ b\n@END N@\n@UNLESS N@\nc\n@END N@\nd\n"
     assert fill_template(template, {"N": count}) == text
 
 
 def test_blocks_may_lie_in_a_line_and_in_each_other():
-    """Blocks inside of one that goes are not read; those of one that stays are."""
+    """Marks inside of a removed block are not read; those of a block that stays are."""
     template = "x@IF A@ a@IF B@ b@END B@@END A@;\n@UNLESS A@\n@C@\n@END A@\n"
     assert fill_template(template, {"A": True, "B": ""}) == "x a;\n"
     assert fill_template(template, {"A": True, "B": "1"}) == "x a b;\n"

@@ -29,7 +29,7 @@ def preprocessed(*options):
 
 
 def test_other_compilers_see_no_pragma():
-    """GCC is given the number of repetitions; a compiler that calls itself another one is not."""
+    """GCC gets the number of repetitions; a compiler with another name does not."""
     require_programs("cc")
     assert "#pragma GCC unroll 4" in preprocessed()
     for name in OTHERS:
@@ -41,7 +41,7 @@ def test_other_compilers_see_no_pragma():
 
 @pytest.mark.parametrize("target", [Target.HOST, pytest.param(Target.M4, marks=pytest.mark.slow)])
 def test_repeated_loops_have_the_same_bits(folder, target):
-    """Losses and state are those of loops that are not repeated, and take fewer instructions."""
+    """Losses and state are those of loops that are not unrolled, with fewer instructions."""
     require_programs(target)
     given = {"inputs": digit_batches(3, seed=7), "steps": 3}
     repeated = build_and_run(folder("plain"), target, **given)

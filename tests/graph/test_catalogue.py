@@ -110,7 +110,7 @@ def test_file_name_in_place_of_a_model_points_to_the_option(told):
 
 
 def test_sizes_of_an_input_are_said_in_two_ways():
-    """Tables label a network with the sizes that are not its own; commands take them as options."""
+    """Tables label a network with its other sizes; commands accept them as options."""
     assert InputShape(batch=8).label("mlp") == "mlp, batch 8"
     assert InputShape().label("mlp") == "mlp"
     assert InputShape(batch=8, image=96).options == ("--batch", "8", "--image", "96")

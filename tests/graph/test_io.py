@@ -22,7 +22,7 @@ HEAD = '{"format": "poetmodel-graph", "version": 1, "name": "g", '
 
 
 def node(name="a", **changes):
-    """Return a node as a file holds it; a change to None takes the key out."""
+    """Return a node as in a file; a change to None removes the key."""
     item = {"name": name, "op": "op", "phase": "forward", "inputs": [], "output_bytes": 4}
     return {key: value for key, value in (item | changes).items() if value is not None}
 
@@ -47,7 +47,7 @@ def faults_of(content):
 
 
 def test_the_example_of_the_format_is_read(tmp_path):
-    """A file with every key gives the graph it describes."""
+    """A file with all keys is read as its graph."""
     text = """
     {"format": "poetmodel-graph", "version": 1, "name": "two", "batch_size": 3, "dtype": "int8",
      "resident_bytes": {"parameters": 7, "gradients": 6, "optimizer": 0}, "parameters": 5,
@@ -105,7 +105,7 @@ def test_what_may_be_left_out_has_its_default():
 
 @given(graph=rich_graphs())
 def test_nothing_is_lost(graph, tmp_path_factory):
-    """A graph comes back from dictionary, canonical text, file, digraph, pickle and copy."""
+    """A graph is unchanged by dictionary, canonical text, file, digraph, pickle and copy."""
     path = tmp_path_factory.mktemp("graph") / "g.graph.json"
     graph.save(path)
     loaded = Graph.load(path)
@@ -296,7 +296,7 @@ def test_structure_is_checked():
 # -- networkx ------------------------------------------------------------------------------------
 @pytest.fixture
 def norm():
-    """Give x -> norm (three outputs) -> use, which reads two of them, one twice, the last first."""
+    """Return x -> norm (three outputs) -> use, which reads two, one twice, the last first."""
     outputs = tuple(Tensor(name=name, bytes=size) for name, size in (("y", 8), ("m", 2), ("d", 1)))
     return Graph(
         name="norm",

@@ -36,7 +36,7 @@ def step(*changed):
 
 
 def document(**changes):
-    """Return `step` as a file holds it, with keys of nodes changed; None takes one out."""
+    """Return `step` as in a file, with changed keys of nodes; None removes one."""
     found = step().to_dict()
     for node in found["nodes"]:
         node.update(changes.get(node["name"]) or {})
@@ -89,7 +89,7 @@ def test_graph_knows_its_state():
 # -- files -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("seed", range(150))
 def test_nothing_is_lost(seed, tmp_path):
-    """Dictionary, canonical text, file, networkx and pickle give the same graph back."""
+    """Dictionary, canonical text, file, networkx and pickle return the same graph."""
     graph = random_step(make_rng(f"files/{seed}"), flops=5)
     path = tmp_path / "step.graph.json"
     graph.save(path)

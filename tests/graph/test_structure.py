@@ -1,4 +1,4 @@
-"""Numbering and invariants of the training graph, and the memory that it takes."""
+"""Numbering and invariants of the training graph, and its memory."""
 
 from dataclasses import FrozenInstanceError, replace
 
@@ -84,10 +84,10 @@ def test_numbering_is_consistent(graph):
 
 
 def test_graphs_are_frozen_values(fork):
-    """A graph cannot be changed, equals its like, and differs from any other.
+    """A graph is immutable, equals graphs with the same content, and differs from others.
 
-    Nodes may come as any sequence; a phase as a member or as its text. The largest sizes and
-    counts, and none at all, are good.
+    Nodes may be any sequence; a phase a member or its text. The largest sizes and counts, and
+    none, are valid.
     """
     with pytest.raises(FrozenInstanceError):
         fork.name = "other"  # type: ignore[misc]

@@ -152,7 +152,7 @@ def test_with_paging_and_no_limits_one_is_always_found(part, with_state, at_floo
 
 
 def test_first_schedule_drops_what_is_needless_when_time_is_up(monkeypatch):
-    """Making it took all the time there is, and dropping takes a share of that."""
+    """After a construction that used all the time, dropping takes a fraction of its time."""
     graph = make_random_layered(100, 0)
     costs = Costs.estimate(graph, Device.load("paper-m4"))
     problem = Problem(graph, costs, ram="80%", paging=False)
@@ -166,7 +166,7 @@ def test_first_schedule_drops_what_is_needless_when_time_is_up(monkeypatch):
 
 
 def test_solve_goes_on_without_a_greedy_schedule(monkeypatch):
-    """Where it is given up for its time; even the first attempt looks at the clock."""
+    """It is abandoned at its time limit; also the first attempt reads the clock."""
 
     def give_up(*_, **__):
         raise TimeLimitError
@@ -537,7 +537,7 @@ def test_a_late_page_out_moves_to_the_first_computation():
 @pytest.mark.parametrize("state", KINDS)
 @parametrize_parts(3)
 def test_ram_is_that_of_the_simulator(part, state):
-    """Homes, in-place operators and restorations at random, added, removed and taken back."""
+    """Homes, in-place operators and restorations at random, added, removed and undone."""
     for number in part.select(range(150)):
         rng = make_rng(f"partial/{state}/{number}")
         graph, costs = random_case(rng, state, (3, 12), max_bytes=50)

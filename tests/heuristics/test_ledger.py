@@ -1,4 +1,4 @@
-"""RAM by links alone: by hand, and the same after every change is taken back."""
+"""RAM from links alone: by hand, and equal after all changes are undone."""
 
 from kit.instances import make_rng, random_step
 from kit.worked import comb_graph
@@ -13,7 +13,7 @@ def ledger_of(graph):
 
 
 def test_a_step_changes_the_rows_that_count_its_links():
-    """`f0` of the comb, read in stages 1 and 5, leaves rows 2 to 4 when it comes back in 5."""
+    """`f0` of the comb, read in stages 1 and 5, is not in rows 2 to 4 if it is restored in 5."""
     ledger = ledger_of(comb_graph(3))
     kept = [4, 8, 12, 13, 10, 6]
     assert ledger.row_bytes.tolist() == kept

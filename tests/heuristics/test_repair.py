@@ -330,7 +330,7 @@ def made_of(problem):
 
 
 def test_without_own_constraints_there_are_no_rows():
-    """With an objective that pays for something there are; page-outs that are paid for come."""
+    """An objective with rewards has rows; rewarded page-outs are added."""
     problem = tight_problem()
     assert UserRows.from_problem(problem) is None
     assert UserRows.from_problem(problem.minimizing(lambda v: v.energy_j)) is None
@@ -428,7 +428,7 @@ def test_rows_on_homes_of_state_are_kept(wanted):
 
 
 def test_both_transfers_of_a_restoration_count_in_one_row():
-    """A page-in that needs a page-out takes two of a sum of which one is permitted."""
+    """A page-in that needs a page-out counts twice in a sum with limit 1."""
     problem = tight_problem().subject_to(t=lambda v: v.page_ins["a"] + v.page_outs["a"] <= 1)
     rows = UserRows.from_problem(problem)
     assert rows is not None
@@ -446,7 +446,7 @@ def test_state_does_not_end_the_forward_pass():
 
 
 def test_running_statistics_do_not_end_the_forward_pass():
-    """Updates of batch norms come amid the forward pass, and only the backward pass recomputes."""
+    """Updates of batch norms are in the forward pass, and only the backward pass recomputes."""
     graph = zoo.resnet8(state="sgd")
     first = next(k for k, node in enumerate(graph.nodes) if node.phase == Phase.BACKWARD)
     assert any(node.phase == Phase.UPDATE for node in graph.nodes[:first])

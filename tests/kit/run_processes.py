@@ -6,7 +6,7 @@ import threading
 
 
 def kill_process(*_, **__):
-    """Kill this process by a signal, as a crash of a solver does."""
+    """Kill this process by a signal, like a crash of a solver."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -77,7 +77,7 @@ def captured(model, batch=3, **rule):
     ],
 )
 def test_gradients_of_weights_are_no_tensors(model, batch, made):
-    """They are gone with their nodes; those of biases stay. The step takes less RAM."""
+    """They are removed with their nodes; those of biases stay. The step needs less RAM."""
     joined, _ = captured(model(), batch)
     two = split_fused_updates(joined)
     gone = set(two.graph.tensor_index) - set(joined.graph.tensor_index)
@@ -92,7 +92,7 @@ def test_gradients_of_weights_are_no_tensors(model, batch, made):
 
 
 def test_small_gradients_of_large_images_stay():
-    """They take little, and a node of their own is a stage in which something may be recomputed."""
+    """They are small, and a separate node is a stage in which a node may be recomputed."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.LazyLinear(5)

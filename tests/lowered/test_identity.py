@@ -1,4 +1,4 @@
-"""The identity of a step: training goes on behind it where that is right, and nowhere else."""
+"""The identity of a step: equal identities permit continued training, other steps differ."""
 
 import re
 from dataclasses import replace
@@ -160,7 +160,7 @@ def test_everything_that_changes_what_is_computed_counts(others):
     ],
 )
 def test_what_changes_nothing_does_not_count(options):
-    """First values, the rate that the caller gives, names, and values of the example."""
+    """Initial values, the caller's rate, names, and values of the example."""
     make = options.get("model", Small)
     assert identity(**{**options, "model": make()}) == identity()
 
@@ -186,7 +186,7 @@ def test_names_of_state_count():
 
 
 def test_files_inference_and_tiles_leave_it(tmp_path):
-    """A step that is read has that of the step that was written; `export` takes it before tiles."""
+    """A read step has the identity of the written one; `export` computes it before tiles."""
     model = nn.Sequential(nn.Linear(12, 40), nn.ReLU(), nn.Linear(40, 4))
     inputs = (torch.randn(2, 12), torch.tensor([0, 2]))
     optimizer = torch.optim.Adam(model.parameters())

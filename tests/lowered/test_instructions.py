@@ -33,7 +33,7 @@ SHAPE = (8, 6, 10, 16, 6, 10, 3, 3, 1, 1, 1, 1, 1, 1, 1)
 
 
 def captured(name, tile=None):
-    """Return the step of a network with plain SGD, in tiles of a size if one is given."""
+    """Return the step of a network with plain SGD, in tiles of a given size."""
     torch = pytest.importorskip("torch")
     from poetmodel.torch.lowering.step import lower
 
@@ -100,8 +100,8 @@ def test_taps_beside_the_input_have_no_rows():
 def test_windows_of_one_pixel_may_leave_pixels_out():
     """A transposed convolution with output padding: no window reaches its last row and column.
 
-    Rows then stay rows. In its gradient, 9 places are two blocks of four and a single one; to
-    the outputs, the last of 10 places sees no window, nor does the last of 6 rows.
+    Rows then stay rows. In its gradient, 9 positions are two blocks of four and a single one;
+    for the outputs, the last of 10 positions has no window, nor has the last of 6 rows.
     """
     shape = (8, 6, 10, 16, 5, 9, 1, 1, 1, 1, 0, 0, 2, 2, 1)
     found = counts("pm_conv2d", Ref("y"), Ref("x"), Ref("w"), 0, shape, 1, 0, 16, 720, 0)
@@ -374,7 +374,7 @@ def test_wrong_choices_are_refused(device, options, words):
 
 
 def test_profile_measures_a_step_file(tmp_path):
-    """`profile --target qemu` writes costs that `export` takes."""
+    """`profile --target qemu` writes costs that `export` reads."""
     require_programs(Target.M4)
     step, costs, folder = (tmp_path / name for name in ("a.step.json", "a.csv", "firmware"))
     save_step(linear_step(), step)
@@ -396,7 +396,7 @@ def test_profile_measures_a_step_file(tmp_path):
     ],
 )
 def test_profile_refuses_options_that_do_nothing(tmp_path, monkeypatch, options, words):
-    """Options of one way to measure are not taken by another."""
+    """Options of one kind of measurement are refused by the other."""
     monkeypatch.chdir(tmp_path)
     save_step(linear_step(), "a.step.json")
     done = invoke("profile", "a.step.json", *options, status=2)

@@ -103,7 +103,7 @@ def test_small_activations_in_a_row_take_no_more():
 @given(training=trainings(), which=st.sampled_from(sorted(TRAINED)))
 @settings(max_examples=7)
 def test_random_networks_have_the_same_bits(training, which):
-    """So do random networks, which take no more RAM then."""
+    """Random networks have the same bits, too, with at most the same RAM."""
     if not train(training[0], which):
         return
     before, after = steps(training, which)

@@ -51,7 +51,7 @@ class Seen(nn.Module):
 
 
 def from_lists(_, x):
-    """Normalize as torchvision does, by lists of numbers."""
+    """Normalize like torchvision, by lists of numbers."""
     x = x.to(torch.float32).div(255)
     mean, std = (torch.as_tensor(each, dtype=x.dtype) for each in ([0.5, 0.4, 0.3], [0.2] * 3))
     return x.clone().sub_(mean.view(-1, 1, 1)).div_(std.view(-1, 1, 1))
@@ -130,7 +130,7 @@ def rows_of(step):
     ids=str,
 )
 def test_a_table_has_the_bits_of_what_a_model_makes_of_bytes(look, kind):
-    """One call takes the place of the formula: the step is that of real numbers, bit by bit."""
+    """One call replaces the formula: the step is bitwise that of real numbers."""
     (x, step), (y, plain) = pair(look, kind)
     assert rows_of(step) == [LOOKS[look][0]]
     assert list_kernels(step).count("pm_lookup") == 1
@@ -195,7 +195,7 @@ def test_tiles_convert_a_channel_at_a_time(look):
     ids=str,
 )
 def test_programs_read_bytes(target, kind, tmp_path):
-    """Training and inference take files of bytes, and give the bits of real numbers."""
+    """Training and inference read files of bytes, with the bits of real numbers."""
     require_programs(target)
     found = []
     for folder, (x, step) in zip("ab", pair("normalized", kind, infer=True), strict=True):
@@ -263,7 +263,7 @@ def test_numbers_that_are_not_finite_are_in_a_manifest(tmp_path):
     ids=["scale", "integers", "channels"],
 )
 def test_an_option_says_what_bytes_mean(text, look, tmp_path):
-    """The step is the one that is given these real numbers; its inference and its file too."""
+    """The step is that of these real numbers; its inference and its file, too."""
     torch.manual_seed(0)
     x = image("", torch.int8 if text.startswith("int8") else torch.uint8)
     y = look(x)

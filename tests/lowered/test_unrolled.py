@@ -182,7 +182,7 @@ def test_slices_that_do_not_fill_a_tensor_leave_it_whole():
 
 
 def test_shared_weights_are_summed_in_place():
-    """The second gradient of a weight goes into the first: no tensor has it alone."""
+    """The second gradient of a weight is added to the first: no separate tensor has it."""
     twice = FunctionModule(lambda parts, x: parts[0](torch.tanh(parts[0](x))), nn.Linear(5, 5))
     training = twice, functional.mse_loss, (torch.randn(3, 5), torch.randn(3, 5))
     before, after = steps_of(training)

@@ -138,7 +138,7 @@ def test_an_ablation_is_one_line():
 
 
 def test_read_schedule_reads_the_values_of_a_model():
-    """A model solved by other means gives its schedule; so do values read in another way."""
+    """A model solved by other means has a schedule; so do values read in another way."""
     model = build(skip_problem(recompute=False))
     pyo.SolverFactory("appsi_highs").solve(model)
     schedule = read_schedule(model)
@@ -164,7 +164,7 @@ def test_a_schedule_goes_into_a_model_and_comes_out_again(reductions):
 
 @pytest.mark.parametrize("formulation", FORMULATIONS)
 def test_a_clone_is_solved_like_the_model(formulation):
-    """Copies of a model, for a series of variants, stand on their own feet."""
+    """Copies of a model, for a series of variants, are independent."""
     model = build(skip_problem(recompute=False), formulation)
     copy = model.clone()
     assert solve(copy).schedule == solve(model).require_schedule()
@@ -427,7 +427,7 @@ def page_outs_of_one_stage(model):
 
 
 def a_dominated_recomputation(model):
-    """Ask for `b` again, which costs as much to recompute as to page."""
+    """Require another computation of `b`, whose recomputation costs as much as its paging."""
     return [model.R[3, 1] >= 1]
 
 
@@ -508,7 +508,7 @@ def test_what_is_no_formulation_is_refused(make, words):
 
 
 def test_swap_puts_one_component_in_the_place_of_another():
-    """An ablation is one line; the formulation that it comes from stays, as does the order."""
+    """An ablation is one line; the original formulation stays, and so does the order."""
     anew = Component("second", _second_anew, "made up", frozenset({"first"}))
     swapped = BOTH.swap(anew, name="anew")
     assert (swapped.name, swapped.components) == ("anew", (FIRST, anew))
@@ -525,7 +525,7 @@ def test_swap_puts_one_component_in_the_place_of_another():
 
 @pytest.mark.parametrize("formulation", [*FORMULATIONS.values(), UNREDUCED], ids=lambda f: f.name)
 def test_every_shipped_component_states_itself_and_its_source(formulation):
-    """One family each: an inequality or an explanation, and where it comes from."""
+    """One family each: an inequality or an explanation, and its source."""
     assert formulation is UNREDUCED or FORMULATIONS[formulation.name] is formulation
     for part in formulation.components:
         assert len(part.statement.strip()) > 20, part.name

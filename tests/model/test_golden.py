@@ -173,7 +173,7 @@ def variable_line(variable):
 
 
 def constraint_line(constraint):
-    """Return a constraint with its variables, in any order given, on the left."""
+    """Return a constraint with its variables, in the given order, on the left."""
     lower, body, upper = constraint.to_bounded_expression(evaluate_bounds=True)
     repn = generate_standard_repn(body, compute_values=False)
     shift = pyo.value(repn.constant)

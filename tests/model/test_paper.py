@@ -133,7 +133,7 @@ def test_outputs_of_a_node_are_one_tensor():
 
 
 def test_rules_of_a_users_own_hold_on_a_reduced_model():
-    """Where `mask` may not be paged out, neither output of its node is, and `a` goes instead."""
+    """If `mask` may not be paged out, neither output of its node is, and `a` is paged instead."""
     graph = several_outputs()
     graph = replace(
         graph, nodes=(*graph.nodes[:3], operation("big", output_bytes=6), graph.nodes[-1])

@@ -40,7 +40,7 @@ def triangle(name, graph):
 
 
 def usable(entry):
-    """Return whether an entry can stand in a constraint and in a sum."""
+    """Return whether an entry is valid in a constraint and in a sum."""
     m = pyo.ConcreteModel()
     m.row = pyo.Constraint(expr=2 * entry + 1 <= 3)
     return m.row.body is not None

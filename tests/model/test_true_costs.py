@@ -23,9 +23,9 @@ PACKAGES = {"highs": "highspy", "scip": "pyscipopt"}
 
 
 def either_page(first_j, second_j, **limits):
-    """Return a step of which either `a` or `b` must be paged out, for so many joules.
+    """Return a step of which either `a` or `b` must be paged out, for given energies.
 
-    A pass takes 7 J, a page-in 1 J, and neither can be recomputed.
+    A pass needs 7 J, a page-in 1 J, and neither can be recomputed.
     """
     read = {"a": ("x",), "b": ("x",)}
     nodes = (

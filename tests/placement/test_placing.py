@@ -82,7 +82,7 @@ def test_the_search_closes_holes_that_greedy_leaves():
 
 
 def test_the_same_seed_gives_the_same_addresses():
-    """Whatever the search does at random comes from the seed."""
+    """All random choices of the search depend on the seed."""
     for seed in range(10):
         graph, _, found = random_state_plan(make_rng(f"same/{seed}"), "dma")
         assert place(graph, found, seed=3) == place(graph, found, seed=3)

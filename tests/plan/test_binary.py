@@ -59,7 +59,7 @@ def test_bytes_are_as_the_page_says():
 
 
 def test_homes_are_stored_as_bits():
-    """State on storage, with its first reads as page-ins; resident state takes its bit alone."""
+    """State on storage has first reads as page-ins; resident state has only its bit."""
     graph = state_step()
     data = encode(parse_plan(STORED, "blocking", resident=()), graph)
     records = (6, 2, 6, 0, 1, 4, 12, 0)  # read w, page w in, read v, page out what u made
@@ -112,7 +112,7 @@ def test_recomputations_in_a_row_are_expected():
 
 @pytest.mark.parametrize("mode", ["blocking", "dma"])
 def test_planned_programs_come_back(mode):
-    """Every plan of the planner comes back identical, with the graph that it is for."""
+    """Each plan of the planner is read back identically, with its graph."""
     for seed in range(100):
         graph, _, made = random_plan(make_rng(f"binary/{mode}/{seed}"), mode)
         data = encode(made, graph)
@@ -125,7 +125,7 @@ def test_planned_programs_come_back(mode):
 
 @pytest.mark.parametrize("mode", ["blocking", "dma"])
 def test_every_valid_program_comes_back(mode):
-    """Programs that wait or free elsewhere come back too, in the literal form."""
+    """Programs with other waits or frees are read back, too, in the literal form."""
     literal = 0
     for seed in range(50):
         rng = make_rng(f"literal/{mode}/{seed}")
@@ -202,7 +202,7 @@ def test_sealed_nonsense_is_told(place, value, words):
 
 
 def test_other_bytes_are_told_apart():
-    """No JSON text is taken for a binary plan."""
+    """No JSON text is read as a binary plan."""
     assert is_binary(encode(parse_plan(PAGED_AND_FREED), skip_graph()))
     assert not is_binary(b'{"format": "poetmodel-plan"}')
     with pytest.raises(PlanError, match="expected a binary plan, which begins with 89504c4e"):
@@ -248,7 +248,7 @@ def test_size_is_that_of_what_cannot_be_derived():
 )
 @pytest.mark.parametrize("mode", ["blocking", "dma"])
 def test_networks_of_the_paper_take_a_few_hundred_bytes(model, ram, max_bytes, mode, tmp_path):
-    """The bytes come back as the same plan, also through a file and without the graph."""
+    """The bytes are read back as the same plan, also through a file and without the graph."""
     graph = load_model(model)
     problem = pm.Problem(graph, pm.Costs.estimate(graph, pm.Device.load("paper-a72")), ram=ram)
     schedule = pm.solve(problem, gap=0.01, time_limit=30).require_schedule()
@@ -263,7 +263,7 @@ def test_networks_of_the_paper_take_a_few_hundred_bytes(model, ram, max_bytes, m
 
 
 def test_plan_without_its_graph_needs_it(tmp_path):
-    """A plan from a file, of a graph that is not built in, takes the graph as an argument."""
+    """A plan from a file, of a graph that is not built in, needs the graph as an argument."""
     graph, _, made = random_plan(make_rng("binary/file"), "dma")
     made.save(tmp_path / "p.plan.json")
     loaded = Plan.load(tmp_path / "p.plan.json")

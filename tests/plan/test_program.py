@@ -111,7 +111,7 @@ def test_file_has_the_keys_of_the_contract():
 
 
 def test_saved_plan_is_loaded_again(tmp_path):
-    """Program, mode, budget, device and identity come back, with and without figures.
+    """Program, mode, budget, device and identity are read back, with and without metrics.
 
     A file must name its graph.
     """

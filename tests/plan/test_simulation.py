@@ -31,7 +31,7 @@ from poetmodel.schedule.machine import BEFORE, Content, Origin, Stay
 
 
 def slow_costs(**more):
-    """Return costs of which a page-in takes 7 s and a page-out 5 s."""
+    """Return costs with page-ins of 7 s and page-outs of 5 s."""
     return even_costs(skip_graph(), page_in=(7.0, 0.5), page_out=(5.0, 0.25), **more)
 
 
@@ -39,10 +39,10 @@ BLOCKING = parse_plan(PAGED.replace("w0 ", ""), "blocking")
 
 
 def test_blocking_program_has_one_clock():
-    """Compute 1 + 2 + 3 + 4 s, a page-out of 5 s and a page-in of 7 s come one after the other.
+    """Computations of 1 + 2 + 3 + 4 s, a page-out of 5 s and a page-in of 7 s follow each other.
 
     Idle power of 2 W is drawn over the makespan: 20 s of a dma plan, 22 s of the blocking one.
-    Without costs there are no times; peak and order all the same.
+    Without costs, there are no times, but peak and order.
     """
     check = check_plan(skip_graph(), slow_costs(), BLOCKING)
     assert check.violations == ()
@@ -201,7 +201,7 @@ def test_copies_of_a_plan_that_pages():
 
 
 def test_outputs_in_place_and_replacements_take_no_byte_twice():
-    """Of x, 10 B, y takes 6 B; w+ lies where w lay, until it is paged out and freed."""
+    """Of x, 10 B, y uses 6 B; w+ has the memory of w, until it is paged out and freed."""
     found = check_sum(state_step(), parse_plan(STORED, "blocking", resident=()))
     by_begin = {(s.index, s.begin): s for s in found}
     assert (
@@ -261,7 +261,7 @@ BESIDE = "c0 c1 w1 c2 f0 f1 c3 i1 w3 w1 c4 f2 f3 c5 f4 o5 w5 f5"
 
 
 def costs_of(graph, device=None):
-    """Return costs in whole numbers: node k takes 1 + k seconds, page-ins 100, page-outs 1000."""
+    """Return integer costs: node k takes 1 + k seconds, page-ins 100, page-outs 1000."""
     compute = [0 if node.is_state else 1 + k for k, node in enumerate(graph.nodes)]
     return Costs.from_arrays(
         graph,

@@ -114,7 +114,7 @@ def test_events_are_the_plan_checkers(mode, *, with_state):
 
 
 def check_slices(events, check, made, graph):
-    """Compare the slices with the records of all instructions that take place on a track."""
+    """Compare the slices with the records of all instructions on a track."""
     by_position = {e["args"]["instruction"]: e for e in events if e["ph"] == "X"}
     reads = made.first_reads(graph)
     for position, (step, record) in enumerate(zip(made.program, check.records, strict=True)):

@@ -138,7 +138,8 @@ def test_page_ins_without_a_stall_are_just_in_time():
 def paged_comb(page_s):
     """Page two tensors of a comb out and in; computations take 1 s, a transfer `page_s`.
 
-    Stages: f0 f1 f2 g2 g1 g0. f0 and f1 are paged out when made, and in where g1 and g0 read them.
+    Stages: f0 f1 f2 g2 g1 g0. f0 and f1 are paged out after their computation, and in where g1
+    and g0 read them.
     """
     graph = comb_graph(3)
     costs = bus_costs(graph, [1.0] * 6, page_s, page_s)
@@ -198,7 +199,7 @@ def test_page_ins_ahead_of_their_use_share_what_ram_is_left(spare):
 
 
 def test_a_plan_is_the_same_every_time_and_made_without_time_to_improve_it():
-    """It is valid, within the budget, and never quicker than the one with all the time it takes."""
+    """It is valid, within the budget, and never faster than the plan without a time limit."""
     for case in plan_cases(20):
         graph, costs, schedule, budget = case
         assert case.plan("dma").program == case.plan("dma").program
@@ -243,8 +244,8 @@ def test_plans_say_where_state_is():
 def layers():
     """Return three layers y = f(y, w), w+ = u(w, y), each with all of its state on storage.
 
-    f takes 4 s, u 1 s, a page-in 3 s and a page-out 2 s; w has 10 B and y 1 B. In a stage its w is
-    read, used and written back. Nodes: x, then w, f, u of each layer.
+    f takes 4 s, u 1 s, a page-in 3 s and a page-out 2 s; w has 10 B and y 1 B. In a stage, its
+    w is read, used and written back. Nodes: x, then w, f, u of each layer.
     """
     nodes = [operation("x", output_bytes=1)]
     for layer, before in enumerate(("x", "y0", "y1")):
@@ -284,7 +285,7 @@ def layers():
     ],
 )
 def test_state_is_read_ahead_and_written_back_behind(budget, makespan_s):
-    """Each w comes during the layer before and goes during the layer after, where RAM allows it."""
+    """Each w is paged in during the layer before and out during the layer after, if RAM permits."""
     graph, costs, schedule = layers()
     simulation = simulate(graph, costs, schedule)
     assert (simulation.violations, simulation.peak_ram_bytes) == ((), 12)
@@ -350,7 +351,7 @@ TRANSFERS = range(4, 11)
 def cases(count, *, with_state, number=0):
     """Yield schedules of five to seven nodes with four to ten transfers; half of the budgets tight.
 
-    Tight is the least that page-ins at their use come to. With state, some of it is on storage.
+    Tight is the minimum for page-ins at their use. With state, some of it is on storage.
     """
     found = 0
     while found < count:
@@ -401,10 +402,11 @@ def test_the_search_is_nearly_always_optimal(count, first, *, with_state):
 
 
 def test_the_least_makespan_is_found_by_hand_too():
-    """A transfer of 1 s each way is hidden, or stalls where RAM is for one tensor at a time.
+    """A transfer of 1 s each way is hidden, or stalls if RAM is for one tensor at a time.
 
-    Computations take 1, 2, 3, 4 s. `a` leaves beside `b`. In 15 B it comes back beside `c`, which
-    needs 6 + 5 of them: 10 s. In 14 B it cannot, and `d` waits for it: 11 s. `c` needs 11 B.
+    Computations take 1, 2, 3, 4 s. `a` is paged out beside `b`. In 15 B it is paged in beside
+    `c`, which needs 6 + 5 of them: 10 s. In 14 B it cannot, and `d` waits for it: 11 s. `c`
+    needs 11 B.
     """
     graph = skip_graph()
     table = even_costs(graph).table(graph)
@@ -477,11 +479,11 @@ def test_waits_for_page_outs_come_where_ram_is_short():
 
 
 def test_page_ins_by_hand():
-    """A page-in of 1 s begins before `c`, which hides it; one that takes no time, after `c`.
+    """A page-in of 1 s begins before `c`, which hides it; one that takes 0 s, after `c`.
 
-    Computations take 10 s; transfers of 1 s take 2, of 7 s 14. A page-in before the tensor is made
-    again, or at the end, has no reader. While `a` comes back, `b` and `c` are there: 4 + 6 + 5
-    bytes, however soon `b` is gone.
+    Computations take 10 s; transfers of 1 s take 2, of 7 s 14. A page-in before the tensor is
+    recomputed, or at the end, has no reader. While `a` is paged in, `b` and `c` are in RAM: 4 +
+    6 + 5 bytes, however soon `b` is freed.
     """
     timing = Timing(HOMES, TABLE, EARLY, 99)
     assert delay_page_ins(timing) == EARLY
@@ -497,7 +499,7 @@ def test_page_ins_by_hand():
 
 
 def test_the_windows_of_transfers():
-    """`a` may leave from the first gap on, and come back before `c` if 4 + 6 + 5 bytes fit."""
+    """`a` may be paged out from the first gap on, and in before `c` if 4 + 6 + 5 bytes fit."""
     for budget, first, due in ((15, 2, 3), (14, 3, 2)):
         windows = TransferWindows(HOMES, TABLE, MOVES, budget)
         assert windows.min_ram_bytes == [4, 10, 11, 12]

@@ -19,7 +19,7 @@ def graph():
 
 @pytest.fixture
 def problem():
-    """Return a problem with a pass of 6 s and 9 J; keep-all takes 160 B."""
+    """Return a problem with a pass of 6 s and 9 J; keep-all needs 160 B."""
     costs = Costs.from_arrays(graph(), compute_time_s=[1, 2, 3], compute_energy_j=[2, 3, 4])
     return Problem(graph(), costs, ram=200)
 
@@ -106,7 +106,7 @@ def test_a_sum_names_totals(read, text, terms, lower, upper):
     ],
 )
 def test_amounts_have_units(read, total, amount, upper):
-    """Bytes, times and energies are written as options take them; percentages likewise."""
+    """Bytes, times and energies are written as in options; percentages likewise."""
     (row,) = read(one(f'sum = {{{total} = 1}}\nat_most = "{amount}"')).constraints
     assert row.upper == pytest.approx(upper, rel=1e-12)
 
@@ -136,7 +136,7 @@ def test_an_objective_replaces_what_is_minimized(read):
 
 
 def test_rows_of_a_file_join_those_of_the_problem(read, tmp_path):
-    """A second file adds to the first; a name that is taken is refused."""
+    """A second file adds to the first; a used name is refused."""
     text = one("sum = {bytes_read = 1}\nat_most = 9")
     path = tmp_path / "rows.toml"
     first = read(text)

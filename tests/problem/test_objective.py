@@ -66,10 +66,10 @@ def test_a_sum_over_decisions_is_what_the_simulator_adds_up(part, minimize, coun
 
 
 def test_units_sums_and_limits():
-    """The peak has the minimum RAM as its bound, and no decision adds to it by itself.
+    """The bound on the peak is the minimum RAM, and single decisions have no coefficient.
 
     Writes have no baseline: the largest tensor counts 1. A pass takes 10 s and 10 J of linear
-    limits; the tolerance is included. Weighted sums go decision by decision.
+    limits; the tolerance is included. Weighted sums are per decision.
     """
     objective = skip_problem(minimize="ram").objective
     assert not objective.is_sum
@@ -187,17 +187,18 @@ def rows(rule):
     ],
 )
 def test_a_rule_gives_one_row(rule, terms, lower, upper):
-    """Constants move to the limits, and a total that comes twice is one term."""
+    """Constants move to the limits, and a repeated total is one term."""
     (row,) = rows(rule)
     assert row.terms == terms
     assert (row.lower, row.upper) == (lower, upper)
 
 
 def test_a_list_of_relations_gives_numbered_rows():
-    """Each has the name of the rule, with its place in the list.
+    """Each has the name of the rule, with its position in the list.
 
-    Several may be a generator or a tuple, and some left out; three numbers and expressions in a
-    tuple stay one relation, as everywhere in Pyomo. A rule may ask which entries there are.
+    A list may be a generator or a tuple, and some entries skipped; three numbers and
+    expressions in a tuple stay one relation, as everywhere in Pyomo. A rule may test which
+    entries exist.
     """
     found = rows(lambda v: [v.page_ins[i] <= 1 for i in v.page_ins])
     assert [row.name for row in found] == ["own[0]", "own[1]", "own[2]"]
@@ -611,7 +612,7 @@ def test_what_the_least_ram_is_needed_for_adds_up(tmp_path):
 
 
 def test_count_without_decisions_in_stages_is_an_error(monkeypatch):
-    """A count that is only listed as one of stages is not taken for page-ins."""
+    """A count that is only listed as one of stages is not read as page-ins."""
     row = Constraint(name="w", terms={"page_outs@1:b": 1}, upper=0)
     monkeypatch.setattr("poetmodel.problem.totals.STAGE_COUNTS", ("page_ins", "page_outs"))
     problem = replace(PROBLEM, constraints=(row,))

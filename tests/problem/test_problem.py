@@ -84,7 +84,7 @@ def test_unusable_ram_is_refused(graph, costs, ram, words):
     [(12.5, 12.5, 40, 40.0), ("10min", 600.0, "1Wh", 3600.0), ("110%", 11.0, "105%", 42.0)],
 )
 def test_times_and_energies_have_units(graph, costs, deadline, deadline_s, energy, energy_j):
-    """SI, units, and percent of one computation of every node, which takes 10 s and 40 J."""
+    """SI, units, and percent of one computation of each node, which takes 10 s and 40 J."""
     found = Problem(graph, costs, ram=50, deadline=deadline, energy_budget=energy)
     assert found.deadline_s == pytest.approx(deadline_s, rel=1e-15)
     assert found.energy_budget_j == pytest.approx(energy_j, rel=1e-15)
@@ -123,7 +123,7 @@ def test_unusable_limits_are_refused(graph, costs, limits, words):
 
 
 def test_free_work_may_have_a_limit_of_nothing(graph):
-    """Where a pass takes no time and no energy, 0 is a limit that can be kept."""
+    """If a pass takes no time and no energy, 0 is a feasible limit."""
     free = Costs.from_arrays(graph, compute_time_s=[0] * 4, compute_energy_j=[0] * 4)
     problem = Problem(graph, free, ram=50, deadline=0, energy_budget="0J")
     assert (problem.deadline_s, problem.energy_budget_j) == (0.0, 0.0)
@@ -204,7 +204,7 @@ def test_device_gives_ram_storage_and_idle_power(graph, costs):
     ("mode", "meaning"), [("blocking", DeadlineCounts.SERIAL), ("dma", DeadlineCounts.OVERLAP)]
 )
 def test_meaning_of_the_deadline_follows_the_storage(graph, costs, mode, meaning):
-    """Storage that blocks the core counts serially, DMA overlaps; a stated meaning goes first."""
+    """Storage that blocks the core counts serially, DMA overlaps; a stated value has precedence."""
     device = bench_device(mode=mode)
     assert Problem(graph, replace(costs, device=device)).deadline_counts is meaning
     stated = Problem(graph, replace(costs, device=device), deadline_counts="compute")
@@ -355,7 +355,7 @@ def test_all_faults_are_told_at_once():
 
 
 def test_a_replaced_field_is_resolved_anew():
-    """Percentages are taken of the new graph; choices and numbers are members and floats."""
+    """Percentages refer to the new graph; choices and numbers are members and floats."""
     graph = skip_graph()
     costs = even_costs(graph, device=bench_device())
     problem = Problem(graph, costs, ram="50%", deadline="150%", minimize="time")

@@ -110,7 +110,7 @@ def penalize(model, x):
 
 
 def differentiate(model, x):
-    """Ask for a gradient that is not for ``.grad``."""
+    """Compute a gradient that is not for ``.grad``."""
     torch.autograd.grad(model(x), [model.scale])
 
 
@@ -120,19 +120,19 @@ def select(model, x):
 
 
 def penalize_first(model, x):
-    """Use a parameter in an operation whose backward pass comes after that of the function."""
+    """Use a parameter in an operation whose backward pass follows that of the function."""
     loss = model.scale.square().sum()
     (loss + model(x)).backward()
 
 
 def differentiate_a_leaf(model, x):
-    """Give a gradient to a parameter itself."""
+    """Set a gradient of a parameter itself."""
     loss = model(x)
     torch.autograd.backward([loss, model.scale], [torch.ones(()), torch.ones(WIDTH, WIDTH)])
 
 
 def hook(model, x):
-    """Register a hook that takes the gradient."""
+    """Register a hook that uses the gradient."""
     model.scale.register_hook(lambda gradient: 2 * gradient)
     model(x).backward()
 
@@ -196,7 +196,7 @@ class Block(nn.Module):
 
 
 def test_a_fault_of_a_later_call_is_found_before_gradients_are_added():
-    """Blocks are compiled one by one; the backward pass comes to the first one last."""
+    """Blocks are compiled one by one; the backward pass reaches the first one last."""
     torch._dynamo.reset()
     blocks = nn.Sequential(Block(), Block())
     back = pmt.backend("100%", cache=False, add_gradients=True)

@@ -386,7 +386,7 @@ print(torch.allclose(planned, model(x).square().sum(), rtol=1e-4))
 
 @inductor
 def test_kernels_of_other_vector_instructions_are_compiled_again(tmp_path):
-    """Instead of taken from Inductor's cache, where a run with others has left them."""
+    """They are not reused from Inductor's cache, which a run with others has filled."""
     for capability in ("avx512", "avx2"):
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", OF_OTHER_INSTRUCTIONS],
@@ -717,7 +717,7 @@ def test_results_that_the_caller_has_count(paging, tmp_path):
 
 
 class Normed(nn.Module):
-    """A norm over channels that come last, behind a layer that is not trained."""
+    """A norm over the last channels, behind a frozen layer."""
 
     def __init__(self, kind):
         super().__init__()

@@ -125,7 +125,7 @@ def compiled(model, back):
 
 
 def test_a_percentage_is_of_the_first_shape(caplog):
-    """The same bytes for all that come after; where everything was kept, it still is.
+    """The same bytes for all later ones; if all was kept, it still is.
 
     Another function has a budget of its own, and evaluation has that of its peak.
     """
@@ -661,7 +661,7 @@ def test_a_summary_says_that_nothing_was_compiled():
     ],
 )
 def test_wrong_budgets_of_regions_are_refused(given, told):
-    """When they are given."""
+    """At their construction."""
     with pytest.raises(InputError, match=told):
         pmt.backend("60%", **given)
 

@@ -33,7 +33,7 @@ def test_a_share_is_of_the_peak_with_everything_kept(text):
 
 
 def test_a_wrong_budget_is_refused_alike():
-    """By the same sentence, whoever is asked."""
+    """With the same sentence, for all entry points."""
     model, inputs = training()
     refusals = []
     for door in (

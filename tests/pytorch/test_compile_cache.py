@@ -178,7 +178,7 @@ def test_faults_of_ours_are_no_damage(name, folder, monkeypatch):
 
 
 def test_more_time_goes_on_from_what_is_known(tmp_path, monkeypatch):
-    """A solve with more time begins with a schedule not proved before; less time takes it."""
+    """A longer solve begins with the unproven schedule; with less time, the cached one is used."""
     starts = []
     solve = preparation.solve
 

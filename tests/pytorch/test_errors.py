@@ -1,4 +1,4 @@
-"""PyTorch is asked for in words where it is missing, and so is a user's function."""
+"""Errors for missing PyTorch, and for a missing function of a user."""
 
 import logging
 import re
@@ -258,7 +258,7 @@ def test_modules_that_cannot_exist_are_missing(name):
 
 
 def test_targets_are_told_from_files():
-    """Graph files and models that come along are no targets."""
+    """Graph files and built-in models are no targets."""
     assert is_target("package.module:step")
     assert is_target("folder/file.py:step")
     assert not is_target("net.graph.json")

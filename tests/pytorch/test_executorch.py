@@ -190,7 +190,7 @@ def test_powers_have_kernels(loss_fn, tmp_path):
 
 
 def test_the_runtime_gets_the_options_of_the_optimizer(tmp_path):
-    """SGD with momentum and decay trains as PyTorch's does, to rounding; hooks run once."""
+    """SGD with momentum and decay trains like PyTorch's, up to rounding; hooks run once."""
     from executorch.extension.training import _load_for_executorch_for_training as load
     from executorch.extension.training import get_sgd_optimizer
 
@@ -216,7 +216,7 @@ def test_the_runtime_gets_the_options_of_the_optimizer(tmp_path):
 
 
 def test_a_batch_by_name_and_a_loss_with_parameters(tmp_path):
-    """The program takes the tensors in the order of the names, and trains the loss too."""
+    """The program expects the tensors in the order of the names, and trains the loss, too."""
 
     class Named(nn.Module):
         def __init__(self):

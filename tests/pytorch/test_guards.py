@@ -1,4 +1,4 @@
-"""Guards: no step is run that would leave something out, and no change goes unnoticed."""
+"""Guards: no step runs that would omit a computation, and all changes are detected."""
 
 import copy
 from contextlib import suppress
@@ -111,9 +111,9 @@ def test_the_tensor_that_an_input_overlaps_now_is_named():
 
 # -- weights in several places -----------------------------------------------------------------
 def test_untied_weights_are_noticed():
-    """A weight in two places that became two is named; with retrace each has eager's gradient.
+    """A shared weight that became two is named; with retrace, each has eager's gradient.
 
-    So is a tensor that is given twice and requires a gradient, and then two of them.
+    So is a tensor that is passed twice and requires a gradient, and then two of them.
     """
     (model, _, inputs), step = tied()
     model[1].weight = nn.Parameter(model[1].weight.detach().clone())
@@ -155,7 +155,7 @@ HOOKS = (
     ),
 )
 def test_hooks_of_parameters_are_refused(register, dynamic):
-    """Before and after compile, by a step and by `verify`; without them all goes on."""
+    """Before and after compile, by a step and by `verify`; without them, training continues."""
     own, step = layers(dynamic=dynamic)
     model, _, inputs = own
     handle = register(model[3].weight)
@@ -195,7 +195,7 @@ def test_hooks_of_inputs_and_losses_are_refused(register):
     ],
 )  # fmt: skip
 def test_hooks_of_modules_that_come_later_are_noticed(kind, kept):
-    """The module is named; when the hook is gone the step runs."""
+    """The module is named; after the hook is removed, the step runs."""
     own, step = kept
     handle = getattr(own[0][1], f"register_{kind}")(nothing)
     with pytest.raises(pmt.CaptureError, match="hooks of 1 were added or removed"):

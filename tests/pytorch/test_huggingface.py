@@ -266,7 +266,7 @@ class Averaging(torch.optim.SGD):
         self._move(train_mode=False)
 
     def step(self, closure=None):
-        """Update as plain SGD does, in the mode of training."""
+        """Update like plain SGD, in training mode."""
         assert self.training
         assert all(group["train_mode"] for group in self.param_groups)
         return super().step(closure)
@@ -383,7 +383,7 @@ def test_models_of_other_libraries(name, tmp_path):
 
 
 def test_several_processes_are_refused_with_what_trains_there(monkeypatch):
-    """The stock Trainer takes a compiled model."""
+    """The stock Trainer accepts a compiled model."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match=r"one of 2 processes.*transformers\.Trainer\(model"):
         Trainer(model=None, ram="90%")

@@ -162,7 +162,7 @@ def compiled(model, rows, **options):
 
 
 class ByBatch(nn.Module):
-    """Takes a whole batch."""
+    """Expects a whole batch."""
 
     def __init__(self):
         super().__init__()
@@ -174,7 +174,7 @@ class ByBatch(nn.Module):
 
 
 def same_as_eager(step, model, expected, *batch):
-    """Return whether a step gives the loss and gradients of eager."""
+    """Return whether a step has the loss and gradients of eager."""
     model.zero_grad()
     expected.backward()
     gradients = [p.grad for p in model.parameters()]
@@ -237,7 +237,7 @@ def test_a_batch_is_given_by_name_where_forward_takes_any_keyword(kind):
 
 
 def test_flat_inputs_come_back():
-    """In their order; mappings come back as dicts, named inputs in the order of their names."""
+    """In their order; mappings are returned as dicts, named inputs in the order of their names."""
     flat, form = flatten(({"b": 1, "a": 2}, [UserDict(c=3)], 4))
     assert flat == [1, 2, 3, 4]
     assert unflatten([10, 20, 30, 40], form) == ({"b": 10, "a": 20}, [{"c": 30}], 40)
@@ -272,9 +272,9 @@ def test_a_step_returns_what_the_model_does(kind):
 
 
 def test_results_of_a_call_are_its_own():
-    """No later step changes them, though memory of the step is used again.
+    """No later step changes them, although memory of the step is reused.
 
-    A parameter, a buffer or an input among them takes no part in autograd; a cache is left out.
+    A parameter, a buffer or an input among them has no autograd; a cache is omitted.
     """
     model = Model(lambda loss, y: (loss, y, y[0], model.norm.running_mean.clone()))
     step = compiled(model, batch())
@@ -384,7 +384,7 @@ NESTS = st.recursive(
 
 @given(output=NESTS)
 def test_a_form_gives_back_what_it_took(output):
-    """With the same types, for nests of all kinds; other tensors come in the same places, named."""
+    """With the same types, for all nestings; new tensors have the same positions, by name."""
     loss = torch.zeros(())
     form, others = OutputStructure.from_output({"loss": loss, "rest": output}, loss)
     assert len(form.names) == len(others)

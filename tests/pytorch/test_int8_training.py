@@ -383,7 +383,7 @@ def test_gradients_of_micro_batches_accumulate(step, batches):
 
 @pytest.mark.parametrize("rounding", ["16 bits", "stochastic"])
 def test_update_of_an_accumulating_step_is_that_of_eager(batches, rounding):
-    """The update sums gradients of batches, and takes one step with the last one, clipped."""
+    """The update sums gradients of batches, and is made with the last one, clipped."""
     model = pmt.quantized(network(), batches, train="last-1", rounding=rounding)
     optimizer = pmt.QuantizedSGD(model, lr=0.5, weight_decay=1e-2, seed=3)
     (layer,) = model.trained_layers().values()
@@ -430,7 +430,7 @@ def test_backend_has_the_bits_of_eager(step, batches):
 
 @pytest.mark.parametrize("failing", [False, True])
 def test_updates_go_on_after_a_kill(batches, tmp_path, failing, monkeypatch):
-    """Stochastic rounding draws by the number of the update, which a state file has.
+    """Stochastic rounding depends on the number of the update, which a state file has.
 
     A step that fails at its commit does not count as an update.
     """
@@ -590,7 +590,7 @@ def test_refusals_are_sentences(step, batches, told, tmp_path):
 
 
 def test_operators_without_a_kernel_are_refused_before_batches_run(batches, told):
-    """A batch norm that no convolution can take over, a layer without a backward pass."""
+    """A batch norm that cannot be folded into a convolution, a layer without a backward pass."""
 
     def first_only():
         yield batches[0]
@@ -610,7 +610,7 @@ def test_operators_without_a_kernel_are_refused_before_batches_run(batches, told
 
 @pytest.mark.parametrize("copied", [False, True])
 def test_optimizers_of_pytorch_are_refused_by_name(trained, batches, copied):
-    """Before they change a parameter; also after a copy of the model, whose stand-ins have memory.
+    """Before they change a parameter; also after a copy of the model, whose proxies have memory.
 
     Without int8 weights they work.
     """

@@ -172,7 +172,7 @@ def custom(function, factor=1):
 
 
 def test_operations_that_fail_on_copies_get_their_own_values():
-    """A product that an operation can work on is not taken for an equal one that it cannot."""
+    """A product on which an operation succeeds does not replace an equal one on which it fails."""
 
     def grow(x):
         if x.trace() < 0:

@@ -311,7 +311,7 @@ def inside(norm, *, reentrant):
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("momentum", [0.1, 0.3])
 def test_batch_norm_inside_of_a_checkpoint_is_updated_as_in_eager(momentum, reentrant):
-    """Eager updates it again when it computes the part again; the step does so too."""
+    """Eager updates it again when it recomputes the part; the step does so, too."""
     own = inside(nn.BatchNorm1d(4, momentum=momentum), reentrant=reentrant)
     step = compile_keep_all(*own)
     for _ in range(2):
@@ -356,7 +356,7 @@ def mistaken(joint):
 
 
 def check(own):
-    """Assert that a capture has real strides and that replaying it gives eager's bits."""
+    """Assert that a capture has real strides and that its replay has eager's bits."""
     assert mistaken(check_replay(own).joint) == []
 
 

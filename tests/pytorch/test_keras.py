@@ -243,7 +243,7 @@ class Adding(layers.Layer):
 
 
 def test_losses_and_frozen_layers_are_seen_in_a_call(told):
-    """A loss that a call adds is refused while it trains, and so are layers frozen since."""
+    """A loss that a call adds is refused during training, and so are layers frozen since."""
     model = net(layers.Dense(4, name="fc"), Adding())
     mine, x = pmt.from_keras(model), torch.randn(2, 4)
     assert torch.equal(mine.eval()(x), model(x))

@@ -71,7 +71,7 @@ class Classifier(lightning.LightningModule):
         self.seen.append([parameter.grad.sum().item() for parameter in self.parameters()])
 
     def on_before_optimizer_step(self, optimizer):
-        """Note that it comes."""
+        """Record the call."""
         self.seen.append(len(optimizer.param_groups))
 
     def on_train_batch_end(self, outputs, *_):
@@ -139,7 +139,7 @@ def test_a_back_end_needs_no_strategy(tmp_path):
 
 @pytest.mark.slow
 def test_training_resumes_within_an_epoch(tmp_path):
-    """From a checkpoint in the middle of one, as it does without us."""
+    """From a checkpoint in the middle of one, as without poetmodel."""
     model = Classifier()
 
     def trained(**options):
@@ -162,7 +162,7 @@ def test_training_resumes_within_an_epoch(tmp_path):
 
 @pytest.mark.slow
 def test_the_optimizer_is_a_part_of_the_step(tmp_path):
-    """Weights, moments and logs are those of the plain one; state comes back from storage."""
+    """Weights, moments and logs are those of the plain one; state is restored from storage."""
 
     class Quiet(Classifier):
         def on_after_backward(self):

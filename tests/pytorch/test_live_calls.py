@@ -290,7 +290,7 @@ def test_calls_of_other_threads_change_no_choice(monkeypatch):
 
 
 def test_plans_after_a_step_have_the_time_of_a_call(monkeypatch):
-    """The end of the search for the plans of one step does not hold for later solves."""
+    """The time limit of one search for a step's plans does not apply to later solves."""
     tower, back = by_block("900KiB", outside=LOSS)
     x = batch().requires_grad_()
     for _ in range(2):
@@ -436,7 +436,7 @@ def test_calls_one_after_another_are_never_refused():
 
 
 def test_a_second_call_runs_when_the_first_is_over():
-    """Not while its backward pass is to come, in any thread; then as soon as it ran or cannot."""
+    """Not before its backward pass, in any thread; but once that ran or is impossible."""
     run, back = compiled(Block(), "500KiB")
     x = batch()
     run(x).sum().backward()
@@ -646,7 +646,7 @@ class Patterns:
 @pytest.mark.parametrize("seed", mark_seeds_except(range(16), range(1)))
 @functorch.patch(donated_buffer=False)  # PyTorch refuses retain_graph=True with these
 def test_no_pattern_of_calls_exceeds_the_budget(seed):
-    """Whichever calls wait, are dropped, evaluated, checkpointed or gone back through twice."""
+    """With any calls that wait, are dropped, evaluated, checkpointed or differentiated twice."""
     patterns = Patterns(seed)
     gc.collect()
     peak = heap_peak_bytes(patterns.run)

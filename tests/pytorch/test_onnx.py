@@ -370,7 +370,7 @@ def test_exported_interpolation_is_that_of_pytorch(how, tmp_path):
     "name", mark_seeds_except(["ds-cnn", "encoder", "bert-block", "GRU"], ["ds-cnn"])
 )
 def test_newer_exporter_writes_what_trains(name, tmp_path):
-    """So it does of a file of PyTorch's newer exporter that keeps batch norms."""
+    """A file of PyTorch's newer exporter trains, too, if it keeps batch norms."""
     pytest.importorskip("onnxscript")
     model, loss, inputs = make_training(name)
     export_onnx(model, inputs[:-1], tmp_path / "network.onnx", dynamo=True, optimize=False)
@@ -382,7 +382,7 @@ def test_newer_exporter_writes_what_trains(name, tmp_path):
 
 @pytest.mark.large
 def test_newer_exporter_splits_into_sequences(tmp_path):
-    """A split that PyTorch writes as a sequence is one all the same."""
+    """A split that PyTorch writes as a sequence is supported."""
     pytest.importorskip("onnxscript")
 
     class Parts(nn.Module):
@@ -686,9 +686,9 @@ def test_file_becomes_c_that_trains_as_pytorch(name, tmp_path, monkeypatch):
 
 
 def test_commands_take_files(tmp_path, monkeypatch):
-    """`trace` and `profile` take a file, and a loss of one's own whose target is its default.
+    """`trace` and `profile` accept a file, and a user's loss whose target is its default.
 
-    ``--infer`` exports probabilities where the loss took logits.
+    ``--infer`` exports probabilities if the loss has logits.
     """
     (tmp_path / "own.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
@@ -732,7 +732,7 @@ def of_domain(domain, node):
 
 
 def with_sequence():
-    """Return a file that takes a sequence too."""
+    """Return a file with a sequence as an input, too."""
     file = linear()
     kind = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, None))
     file.graph.input.append(helper.make_value_info("words", kind))

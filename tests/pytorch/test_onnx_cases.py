@@ -21,7 +21,7 @@ COMPLETE = (
 @pytest.mark.parametrize("weights", [False, True], ids=["inputs", "weights"])
 @pytest.mark.parametrize("operator", COMPLETE)
 def test_operator_passes_all_cases(operator, weights, tmp_path):
-    """With all inputs given to the network, and with all but the first as constants of the file."""
+    """With all inputs as inputs of the network, and with all but the first as constants."""
     cases = node_cases(operator)
     assert cases
     outcomes = {case.name: run_case(case, tmp_path, weights=weights) for case in cases}

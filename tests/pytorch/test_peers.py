@@ -49,16 +49,16 @@ def gradients(make):
 
 
 def test_registry_and_networks_agree():
-    """Every name stands for a network."""
+    """Each name is that of a network."""
     assert set(NETWORKS) == {*NAMES, "mlp8-b16", *FUSED_NETWORKS}
     assert {name.partition("-")[0] for name in NAMES} == set(SMALLEST)
 
 
 def test_peers_compute_what_eager_does(tmp_path):
-    """Without batch norm all of them give eager's gradients; the random state is restored.
+    """Without batch norm, all of them have eager's gradients; the random state is restored.
 
-    Each takes less than eager, and checkpointing with its convolutions kept more than without: only
-    one of the network's blocks is in memory as a whole at a time.
+    Each needs less than eager, and checkpointing with its convolutions kept more than without:
+    only one of the network's blocks is in memory as a whole at a time.
     """
     expected = gradients(make_eager)
     for make in (
@@ -159,7 +159,7 @@ def settings():
     ],
 )
 def test_every_method_runs(network, tmp_path, monkeypatch):
-    """Each gives a peak, times and bytes; compiled steps equal eager and keep budget and plan."""
+    """Each has a peak, times and bytes; compiled steps equal eager within budget and plan."""
     name = next(name for name in NAMES if name.startswith(f"{network}-"))
     monkeypatch.setitem(NETWORKS, name, SMALLEST[network])
     tried = []

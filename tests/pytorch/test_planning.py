@@ -40,7 +40,7 @@ def searched(steps, known=None, *, time_limit_s=60.0, **ends):
 
 
 def test_a_search_ends_when_it_costs_more_than_it_may_gain():
-    """Each round takes twice the time, and begins from the best schedule."""
+    """Each round has twice the time, and begins from the best schedule."""
     found, rounds = searched(10)
     assert rounds == [(1.0, None)]  # ten steps may gain 0.19 s, and the next round takes 2 s
     assert found.time_limit_s == 1.0

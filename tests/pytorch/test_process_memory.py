@@ -62,9 +62,9 @@ SLACK_BYTES = 2 << 20
 
 
 def test_process_peak_is_that_of_the_heap():
-    """A step within 40 % raises the peak of its process by no more than its budget and gradients.
+    """A step within 40 % raises the peak of its process by at most its budget and gradients.
 
-    So does eager PyTorch by its heap peak, which is more than twice the budget.
+    Eager PyTorch raises it by its heap peak, which is more than twice the budget.
     """
     environment = os.environ | RETURNED | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Profiles: times of operations and pages, and which kernels convolutions take."""
+"""Profiles: times of operations and pages, and the kernels of convolutions."""
 
 import dataclasses
 import os
@@ -98,9 +98,9 @@ def test_measurements_that_make_no_sense_are_refused(options, words):
 
 
 def test_least_time_counts_and_views_belong_to_their_reader(monkeypatch):
-    """With a clock that runs slower from step to step, the last step's times come out.
+    """With a clock that slows down from step to step, the last step's times are returned.
 
-    Measuring with some threads leaves the setting of the process as it was.
+    A measurement with some threads does not change the setting of the process.
     """
     before = torch.get_num_threads()
     profiling.measure_operation_times(
@@ -127,9 +127,9 @@ SIZES = (4096, 65536)
 
 
 def test_fit_is_exact_on_a_line(tmp_path):
-    """Latency and rate come out as they went in, over four decades; no latency is negative.
+    """Latency and rate are the given ones, over four decades; no latency is negative.
 
-    Of a folder both directions get a rate, and it is empty afterwards.
+    Both directions of a folder have a rate, and it is empty afterwards.
     """
     sizes = [10**k for k in range(3, 8)]
     way = fit_transfer_time(sizes, [2e-4 + size / 5e7 for size in sizes])
@@ -147,7 +147,7 @@ def test_fit_is_exact_on_a_line(tmp_path):
 
 
 def test_every_page_is_synced_dropped_and_read_in_full(tmp_path, monkeypatch):
-    """Short writes and reads go on, and every timed read comes after a sync and a drop."""
+    """Short writes and reads are continued, and each timed read follows a sync and a drop."""
     calls = []
     write, read = os.pwrite, os.preadv
 

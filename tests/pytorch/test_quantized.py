@@ -54,7 +54,7 @@ def sgd(net, **options):
 # -- what they compute -------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_layer_is_that_of_pytorch_within_one_step(kind):
-    """Given PyTorch's operands, a layer has its values but for one last bit, and seldom that."""
+    """With PyTorch's operands, a layer has its values except for a rare last bit."""
     module = convert_front(_without_flatten(), images(8), **KINDS[kind])
     front = pmt.quantized(module)
     apart = torch.cat(
@@ -370,7 +370,7 @@ def test_layers_have_names_of_their_own():
 
 
 def test_limits_of_the_input_are_kept():
-    """A quantizer that takes a part of the bytes of the input has it so, as for x86."""
+    """A quantizer that uses a part of the input's bytes keeps it, as for x86."""
     module = convert_front(nn.Sequential(nn.AvgPool2d(1)), images(8), dtype=torch.uint8)
     first, back = (next(n for n in module.graph.nodes if n.name.startswith(name))
                    for name in ("quantize_per_tensor", "dequantize_per_tensor"))  # fmt: skip
@@ -574,7 +574,7 @@ def with_norms():
 
 @pytest.mark.large
 def test_quantized_is_one_line_from_a_float_front():
-    """It takes a data loader's batches of any size, and leaves the front as it is."""
+    """It accepts a data loader's batches of any size, and does not change the front."""
     pytest.importorskip("torchao")
     net = with_norms()
     state = copy.deepcopy(net.state_dict())
@@ -591,7 +591,7 @@ def test_quantized_is_one_line_from_a_float_front():
 @pytest.mark.large
 @pytest.mark.parametrize("first", [True, False])
 def test_zeros_around_what_is_quantized_are_those_of_the_kernel(first):
-    """An uneven padding of its own, before the first layer or behind another, takes no layer."""
+    """An uneven separate padding, before the first layer or behind another, adds no layer."""
     pytest.importorskip("torchao")
     pad, stem = nn.ZeroPad2d((0, 1, 0, 1)), [] if first else [nn.Conv2d(3, 3, 1), nn.ReLU()]
     net = nn.Sequential(*stem, pad, nn.Conv2d(3, 8, 3, 2), nn.ReLU6())

@@ -29,7 +29,7 @@ SIZES = {"small": 10, "large": LARGE_BYTES // 4 + 3, "frozen": 1500}
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    """Compute with one thread: a forked process does not have those that its parent has started."""
+    """Compute with one thread: a forked process does not have its parent's threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -98,7 +98,7 @@ def recovered(folder):
 
 
 def test_at_every_moment_of_a_power_cut_there_is_one_whole_state(tmp_path, monkeypatch):
-    """Of writes that no sync came after, any sectors may be on the medium and any may not."""
+    """Of writes without a later sync, any sectors may be on the medium and any may not."""
     chance = random.Random(7)  # noqa: S311 - no secret
     calls = []
     write, sync = os.pwritev, os.fdatasync
@@ -356,10 +356,10 @@ def test_a_step_without_rollback_leaves_the_recovered_file(tmp_path, rollback):
 
 
 def test_of_several_files_one_is_chosen_by_the_user(tmp_path):
-    """A folder with the states of two runs is refused; the file of one is taken.
+    """A folder with the states of two runs is refused; the file of one is read.
 
-    A folder that is not there has no state, so a script may always begin with `recover`; a file
-    must be there, with a second generation.
+    A missing folder has no state, so a script may always begin with `recover`; a file must
+    exist, with a second generation.
     """
     assert recovered(tmp_path / "first run")[0] == 0
     with pytest.raises(InputError, match=r"cannot be read \(No such file"):
@@ -510,7 +510,7 @@ def forked_run(folder, steps):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", mark_seeds_except(range(8), (0,)))
 def test_a_run_that_is_killed_at_random_ends_as_one_that_is_not(tmp_path, seed):
-    """Each process goes on with the state that the killed one left."""
+    """Each process continues with the state of the killed one."""
     steps, latest = 150, 0
     chance = random.Random(seed)  # noqa: S311 - no secret
     expected = killed_run.eager_states(steps)

@@ -323,7 +323,7 @@ class Recorded(nn.Module):
 
 
 def test_recorded_outputs_are_recorded_once():
-    """Each layer's output is there once, and so is its gradient."""
+    """Each layer's output is recorded once, and so is its gradient."""
 
     def loss_fn(out, y):
         return sum((h * h).mean() for h in out["hidden"]) + (out["last"] - y).square().mean()
@@ -364,7 +364,7 @@ def test_draws_that_are_not_of_pytorch_are_refused(kind):
 
 
 def replaced(parts, x):
-    """Put another module around the layer the first time, as BigBird does."""
+    """Wrap the layer in another module the first time, like BigBird."""
     if type(parts[0]) is nn.ModuleList:
         new = nn.Sequential(nn.Linear(4, 4))
         new[0] = parts[0][0]
@@ -536,7 +536,7 @@ def test_attributes_are_put_back_and_told(caplog):
 
 @pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.weight_norm])
 def test_weights_that_hooks_make_are_not_told(norm, caplog, tmp_path):
-    """A weight that is made anew of parameters in each pass is no attribute that goes stale."""
+    """A weight that is computed from parameters in each pass is no attribute that gets stale."""
     model = nn.Sequential(norm(nn.Linear(4, 4)), nn.Linear(4, 4))
     own = model, nn.functional.mse_loss, (torch.randn(3, 4), torch.randn(3, 4))
     with caplog.at_level(logging.WARNING):

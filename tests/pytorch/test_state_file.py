@@ -126,7 +126,7 @@ class Table:
         )
 
     def absent(self, _):
-        """Take a tensor away."""
+        """Remove a tensor."""
         index = self.draw.choice([i for i in SIZES if i not in self.mapped] or [None])
         if index is not None:
             self.file.commit(absent_indices=[index])
@@ -139,7 +139,7 @@ class Table:
             self.addresses[index] = tensor.data_ptr()
 
     def change(self, number):
-        """Change elements through a mapping: they are read at once, and taken over."""
+        """Change elements through a mapping: they are read at once, and committed."""
         for index in self.draw.sample(sorted(self.mapped), min(1, len(self.mapped))):
             begin, before = self.draw.randrange(SIZES[index]), self.file.written_bytes
             for tensor in (self.mapped[index], self.values[index]):
@@ -294,7 +294,7 @@ def test_a_first_state_that_cannot_be_renamed_leaves_no_file(tmp_path, monkeypat
     ],
 )
 def test_a_full_disk_is_told_at_once(make, kind, tmp_path, monkeypatch):
-    """Room is taken when the file is made; without it there is an error and no file."""
+    """The file is allocated when it is made; if that fails, there is an error and no file."""
     monkeypatch.setattr(os, "posix_fallocate", make_system_fault(errno.ENOSPC))
     with pytest.raises(InputError, match=rf"not enough space for a {kind} file of .*No space left"):
         make(tmp_path)
@@ -418,7 +418,7 @@ def test_a_forked_process_on_a_full_disk_writes_to_no_closed_file(page_file, mon
 
 
 def test_page_files_go_with_their_object(tmp_path):
-    """No file and no descriptor is left when the object is gone or closed."""
+    """No file and no descriptor is left after the object is deleted or closed."""
     gc.collect()
     before = len(list(Path("/proc/self/fd").iterdir()))
     file = PageFile(tmp_path, [matrix(0, 10)])

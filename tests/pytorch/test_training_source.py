@@ -211,7 +211,7 @@ def _failing(*_):
 
 # -- compiled steps --------------------------------------------------------------------------------
 def large(name, clip=None):
-    """Return a step whose activations take more than its state and workspaces."""
+    """Return a step whose activations need more than its state and workspaces."""
     torch.manual_seed(1)
     return Twins(residual_step(batch=16, size=16), OPTIMIZERS[name], clip=clip)
 
@@ -250,7 +250,7 @@ def test_steps_keep_the_budget_and_are_eagers(name, way, tmp_path, monkeypatch):
 
 
 def test_tied_weights_and_dropout_train_as_eager():
-    """So does a transformer with a tied weight, by costs that are measured here."""
+    """So does a transformer with a tied weight, with costs that are measured here."""
     twins = Twins(transformer_step(), OPTIMIZERS["adam"])
     step = twins.compile(device=None)
     assert step.verify().equal
@@ -357,7 +357,7 @@ def test_the_budget_counts_state_and_inputs():
 
 @pytest.mark.parametrize("minimize", mark_slow_except(["writes", "ram", "energy"], ["writes"]))
 def test_all_state_is_in_ram_whatever_is_minimized(minimize, tmp_path):
-    """A home on storage costs no byte written where state is reserved; it is RAM all the same."""
+    """A home on storage costs no written byte if state is reserved; it is RAM all the same."""
     twins = Twins(residual(), OPTIMIZERS["momentum"])
     with twins.compile(minimize=minimize, storage=tmp_path) as step:
         assert step.plan.resident == step.compiled.scheduled.graph.state_tensors
@@ -366,7 +366,7 @@ def test_all_state_is_in_ram_whatever_is_minimized(minimize, tmp_path):
 
 # -- state on storage ------------------------------------------------------------------------------
 def perceptron():
-    """Return a step whose state takes much more than its activations."""
+    """Return a step whose state needs much more than its activations."""
     layers = [nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)]
     layers += [nn.Dropout(0.2), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)]
     inputs = (torch.randn(4, 32), torch.randint(0, 10, (4,)))
@@ -395,7 +395,7 @@ NETWORKS = {
 
 
 def twins_of(network, optimizer="adamw", clip=None):
-    """Return a step and the same one as PyTorch does it."""
+    """Return a step and the same one in PyTorch."""
     torch.manual_seed(1)
     return Twins(NETWORKS[network][0](), OPTIMIZERS[optimizer], clip=clip)
 
@@ -616,7 +616,7 @@ def test_a_step_that_fails_leaves_the_state_of_before(name, after, tmp_path, mon
 
 
 def test_without_rollback_a_failed_step_says_that_it_is_torn(tmp_path, monkeypatch):
-    """One generation takes half of the storage, and a failed step may leave state half new."""
+    """One generation needs half of the storage, and a failed step may leave state half new."""
     twins = twins_of("perceptron")
     broken = Broken(monkeypatch, "write")
     with twins.compile(storage=tmp_path, ram="55%", rollback=False) as step:
@@ -692,7 +692,7 @@ def test_reports_tell_state_on_storage(tmp_path):
 
 @pytest.mark.parametrize("rollback", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_state_moves_where_another_plan_has_other_homes(tmp_path, rollback):
-    """A plan that takes over between steps finds state in its homes, also to be verified."""
+    """After a change of plans between steps, state is in its new homes, also for verification."""
     twins = twins_of("perceptron")
     with twins.compile(storage=tmp_path, ram="60%", rollback=rollback) as step:
         assert not twins.find_compiled_differences(step, 2)

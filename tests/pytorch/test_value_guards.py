@@ -222,7 +222,7 @@ def written(x):
 
 
 def trimmed(x):
-    """Take as many columns as the longest row has positive numbers."""
+    """Return as many columns as the longest row has positive numbers."""
     return x[:, : (x > 0).sum(1).max()]
 
 

@@ -228,7 +228,7 @@ def test_a_compiled_wrapper_is_refused(is_called, options):
 
 
 def test_sharded_blocks_share_a_budget(alone, tmp_path):
-    """Compiled one by one, in either order and as torchtitan does; unsharded parameters count."""
+    """Compiled one by one, in any order, and like torchtitan; unsharded parameters count."""
     eager, xs = Tower(), batches(3)
     expected = trained(copy.deepcopy(eager), None, xs)
     for order in ("compiled first", "sharded first", "wrapped"):

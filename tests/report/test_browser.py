@@ -66,7 +66,7 @@ def test_hover_names_node_stage_bytes_and_action(report, subjects):
 
 
 def test_map_answers_to_keys(report, subjects):
-    """Arrows go from cell to cell and read it out; plus zooms in, 0 goes back."""
+    """Arrows move from cell to cell and announce it; plus zooms in, 0 resets."""
     graph = subjects[0].graph
     report.draw("map-A")
     report.page.locator("#map-A").focus()

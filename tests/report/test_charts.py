@@ -101,7 +101,7 @@ def test_addresses_of_the_plan():
 
 
 def test_map_of_addresses():
-    """A box for each copy, from its instruction to its free, coloured by how it came there."""
+    """A box for each copy, from its instruction to its free, coloured by its origin."""
     graph = skip_graph(workspace=True)
     made = parse_plan("c0 o0 c1 c2 f1 w0 c1 f1 f0 i0 w0 c3 f0 f2")
     costs = even_costs(graph, page_in=(7.0, 0.5), page_out=(5.0, 0.25))

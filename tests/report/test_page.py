@@ -140,7 +140,7 @@ def test_gauge_shows_what_takes_the_ram_of_the_device():
 
 
 def test_gauge_of_a_rejected_schedule_is_absent_from_the_text():
-    """Neither free bytes nor a verdict stand there, though another schedule has its gauge."""
+    """Its text has neither free bytes nor a verdict, though another schedule has its gauge."""
     whole = skip_problem()
     device = Device.load("stm32f746")
     good = subject(replace(whole, costs=Costs.estimate(whole.graph, device), ram=None))
@@ -161,7 +161,7 @@ def test_missing_extra_is_told(monkeypatch):
 
 # -- a compiled PyTorch step -----------------------------------------------------------------------
 def test_the_section_shows_what_was_measured():
-    """Its answers stand first, its tables below the timeline; figures are those of the facts."""
+    """Its answers are first, its tables below the timeline; values are those of the facts."""
     one = step_subject(skip_problem())
     page = read_page(report_page([one]))
     order = ["step", "answers", "ram", "measured", "map"]

@@ -55,8 +55,8 @@ def constraint(name, value, key="page_ins:a", **limits):
 def test_constraints_are_told_with_value_and_limits():
     """In the unit of the sum; at a limit, beyond it, or an equality.
 
-    Of many, people read of the first few and JSON has all. Those of several schedules stand beside
-    each other by their names, each with its own limit, empty where a schedule has none.
+    Of many, tables have the first few and JSON all. Those of several schedules are in one row
+    by name, each with its own limit, empty if a schedule has none.
     """
     found = [
         constraint("wear", 3136, "bytes_written", upper=4000),

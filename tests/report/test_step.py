@@ -15,7 +15,7 @@ from poetmodel.solver import solve
 
 
 def test_a_step_is_judged_and_planned():
-    """Its schedule has the figures of the solve, and all that is known of the step goes along."""
+    """Its schedule has the values of the solve, and the facts about the step are retained."""
     problem = skip_problem()
     values = step_values(problem)
     found = planned_subject(problem, values)
@@ -48,9 +48,9 @@ def test_the_ram_of_a_step_has_one_value():
 
 
 def test_keep_all_in_parts_has_a_name_and_the_peak_is_the_plans():
-    """Keep-all of operations in parts takes less than the step as captured, 100 % of a budget.
+    """Keep-all of operations in parts needs less than the captured step, 100 % of a budget.
 
-    The peak is that of the plan, which may hold more than the schedule beside transfers.
+    The peak is that of the plan, which may hold more than the schedule during transfers.
     """
     one = step_subject(skip_problem(), keep_all_bytes=190)
     chart = timeline_chart(one)
@@ -68,7 +68,7 @@ def test_keep_all_in_parts_has_a_name_and_the_peak_is_the_plans():
 
 
 def measured(problem):
-    """Return a problem with the same costs as if they were measured here, to take least time."""
+    """Return a problem with the same costs as if they were measured here, to minimize time."""
     costs = replace(problem.costs, device=None)
     return replace(problem, costs=costs, minimize="time")
 

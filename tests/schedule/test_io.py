@@ -219,9 +219,9 @@ def test_later_versions_and_unknown_inner_keys_name_the_writer(full):
 
 
 def test_many_faults_are_counted(bare):
-    """A file that is wrong a thousand times does not fill the screen.
+    """Of a thousand faults, only a few are printed.
 
-    An index beyond every graph is a violation, not a crash. A NaN is an error of the program,
+    An index beyond the graph is a violation, not a crash. A NaN is an error of the program,
     before any file.
     """
     bare["R"] = [[0, -1]] * 1000

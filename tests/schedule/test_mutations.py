@@ -24,7 +24,7 @@ from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule, checkpoint_al
 
 
 class Mutation(NamedTuple):
-    """One changed entry; a move takes one away and adds another to the same relation."""
+    """One changed entry; a move removes one and adds another to the same relation."""
 
     relation: str
     removed: tuple[int, int] | None

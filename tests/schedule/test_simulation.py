@@ -291,7 +291,7 @@ def test_checkpoint_all_has_the_profile_of_the_graph(graph):
 @given(graph=graphs(on_aux=True), seed=SEEDS)
 @settings(deadline=None)
 def test_names_change_nothing(graph, seed):
-    """Other names in the same order give the same figures."""
+    """Other names in the same order have the same values."""
     schedule = random_schedule(make_rng(seed), graph)
     assert simulate(rename_graph(graph), None, schedule) == simulate(graph, None, schedule)
 

@@ -212,7 +212,7 @@ def test_homes_of_state_by_hand():
     ],
 )
 def test_each_broken_rule_is_named(schedule, fault):
-    """The violation comes first or alone, with the entry and the names."""
+    """The violation is first or alone, with the entry and the names."""
     violations = simulate(step(), None, schedule).violations
     assert fault in violations, violations
 
@@ -232,7 +232,7 @@ def test_memory_mapped_state_is_in_no_relation_of_ram(name):
 
 # -- a second opinion --------------------------------------------------------------------------
 def flagged(run, *, first=False):
-    """Return the entries that the violations name, or the first of them, as `Blunt` does."""
+    """Return the entries that the violations name, or the first of them, as in `Blunt`."""
     found = set()
     for violation in run.violations[: 1 if first else None]:
         match = re.match(r"(\w+)\[(?:(-?\d+),)?(-?\d+)\]: ", violation)

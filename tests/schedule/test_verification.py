@@ -283,7 +283,7 @@ def test_true_claims_pass(graph, costs, paged):
     ],
 )
 def test_each_false_claim_is_named(graph, costs, paged, key, claim):
-    """A figure that the simulation does not confirm is a violation with both numbers."""
+    """A number that the simulation does not confirm is a violation with both numbers."""
     verdict = check_schedule(Problem(graph, costs, ram=100), paged, stated={**TRUE, key: claim})
     assert len(verdict.violations) == 1
     assert verdict.violations[0].startswith(f"{key}: the file says {claim!r}, the simulation gives")
@@ -302,7 +302,7 @@ def test_each_false_claim_is_named(graph, costs, paged, key, claim):
     ],
 )
 def test_gap_is_that_of_the_bound_beside_it(graph, costs, paged, bound_j, gap, said):
-    """A file cannot claim a proof that its own bound does not give."""
+    """A file cannot claim a proof that its own bound does not permit."""
     stated = {**TRUE, "overhead_bound_j": bound_j, "gap": gap}
     verdict = check_schedule(Problem(graph, costs, ram=100), paged, stated=stated)
     assert len(verdict.violations) == (said is not None)
@@ -487,7 +487,7 @@ def test_outputs_are_in_place_where_the_simulator_has_them_so():
 
 
 def test_state_on_storage_has_ram_at_its_limit():
-    """Steps with less room than a state tensor on storage takes are those that keep it there."""
+    """Steps with less free RAM than a state tensor on storage are those that keep it there."""
     w, v = make_state_node("w", 8), make_state_node("v", 3)
     nodes = (
         w,

@@ -637,7 +637,7 @@ def test_problems_reach_every_case(kind, count, least, reached):
 
 
 def test_bare_rounds_decide_something():
-    """Most cost something, some are infeasible, and rows of stages and steps come up."""
+    """Most have costs, some are infeasible, and rows of stages and steps occur."""
     stages, steps, costly, infeasible = 0, 0, 0, 0
     for number in range(50):
         found = run_rounds(SMALL["scarce"](f"scarce/{number}"))

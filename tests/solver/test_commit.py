@@ -136,9 +136,9 @@ def test_every_nth_step_pays_its_share_and_keeps_state_in_ram():
 
 
 def test_commits_of_storage_that_forgets_go_to_flash():
-    """Replaced state is written there, beside the page-outs of homes on the storage.
+    """Replaced state is written there, in addition to page-outs of homes on the storage.
 
-    Flash takes two generations: less is infeasible, whatever the schedule.
+    Flash needs two generations: less is infeasible, for any schedule.
     """
     forgets = board(storage=storage(volatile=True), aux_bytes=None)
     problem = stated(forgets, 1)
@@ -206,6 +206,6 @@ def test_transfers_beside_the_computing_leave_a_tail():
 
 @pytest.mark.parametrize("commit", [0, -1, True, 1.5, "daily"])
 def test_other_numbers_of_steps_are_refused(commit):
-    """A commit comes after a whole number of steps."""
+    """The number of steps between commits is a whole number."""
     with pytest.raises(InputError, match="commit"):
         stated(board(), commit)

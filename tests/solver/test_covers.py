@@ -165,7 +165,7 @@ def signed_form(values, limit):
 @pytest.mark.parametrize("whole", [True, False])
 @parametrize_parts(2)
 def test_no_point_that_keeps_a_signed_row_is_lost(part, whole):
-    """The row and its covers keep every 0/1 point within the limit; covers take the others."""
+    """The row and its covers admit each 0/1 point within the limit; covers exclude the others."""
     excluded = 0
     for seed in part.select(range(40)):
         rng = np.random.default_rng(seed)

@@ -46,7 +46,7 @@ def hard_problem():
 
 
 def medium_problem():
-    """State a problem that takes a solver some branching, and about a second."""
+    """Return a problem that needs some branching, and about a second."""
     return comb_problem(9, 17, 9.0)
 
 
@@ -147,7 +147,7 @@ def test_wrong_arguments_are_refused(name, value):
 
 
 def test_a_model_is_solved_as_it_was_built():
-    """Another formulation cannot be requested, its own name can. Wrong arguments come together."""
+    """Another formulation is refused, its own is accepted. All wrong arguments are listed."""
     with pytest.raises(InputError) as caught:
         solve(skip_problem(), time_limit=0, gap=-1, threads=0, seed=-1)
     assert len(caught.value.faults) == 4
@@ -168,7 +168,7 @@ def test_what_is_neither_problem_nor_model_is_refused(thing):
 
 @pytest.mark.slow
 def test_a_chain_of_fifty_thousand_nodes_and_its_gradient_has_a_schedule():
-    """It is verified, within the default time limit on an idle machine; no file takes it."""
+    """It is verified, within the default time limit on an idle machine; no file holds it."""
     problem = chain_problem(50_000)
     result = solve(problem, time_limit=240, on_progress=lambda told: told.value is None)
     schedule = result.require_schedule()
@@ -211,7 +211,7 @@ WASTEFUL = Schedule(
     ("start", "broken"), [(WASTEFUL, 0), (checkpoint_all(skip_graph()), 1)], ids=["paged", "kept"]
 )
 def test_a_start_does_not_stand_in_the_way(formulation, start, broken):
-    """The optimum is found from a wasteful start, and from one that takes 15 of 13 bytes."""
+    """The optimum is found from a wasteful start, and from one that needs 15 of 13 bytes."""
     problem = skip_problem(recompute=False)
     assert len(check_schedule(problem, start).violations) == broken
     result = solve(problem, formulation=formulation, start=start, gap=0.0)
@@ -432,7 +432,7 @@ def test_compiling_a_model_ends_with_the_time_limit(monkeypatch):
 
 @pytest.mark.parametrize("make", [as_it_is, build], ids=["problem", "model"])
 def test_what_a_late_solver_found_is_verified_and_kept(make, monkeypatch):
-    """Solvers may overrun the limit by seconds; schedule and bound count all the same."""
+    """Solvers may exceed the limit by seconds; schedule and bound count all the same."""
     given, run = make(medium_problem()), Highs.solve
 
     def overrun(self, form, limits, **options):
@@ -475,9 +475,9 @@ def test_a_time_limit_on_the_way_keeps_bound_and_schedule(formulation):
 
 @pytest.mark.parametrize("formulation", EXACT)
 def test_progress_is_reported(formulation):
-    """Seconds grow, incumbents do not get worse, bounds never pass the answer.
+    """Seconds grow, values do not get worse, bounds never exceed the result.
 
-    With each incumbent of `lazy` comes a valid schedule of that value, to the answer itself.
+    Each value of `lazy` has a valid schedule of that value, up to the result itself.
     """
     problem, seen = hard_problem(), []
     gap = 0.05 if formulation == "lazy" else 0.25
@@ -640,7 +640,7 @@ def wanted_again(often, **choices):
     [(1, True, 2), (2, True, 9), (3, True, None), (1, False, 2), (2, False, None)],
 )
 def test_what_has_no_room_where_groups_want_it_is_decided_by_stages(often, paging, overhead_j):
-    """Once is free; twice takes `d` out and in; three times, or twice without paging, cannot be."""
+    """Once is free; twice pages `d` out and in; more, or twice without paging, is infeasible."""
     result = solve(wanted_again(often, paging=paging), time_limit=60)
     assert result.status == (Status.INFEASIBLE if overhead_j is None else Status.OPTIMAL)
     assert result.overhead_j == (overhead_j and pytest.approx(overhead_j))

@@ -211,7 +211,7 @@ def test_a_search_alone_follows_a_solve_that_was_cut_short(number):
 
 
 def test_a_plan_without_overlap_is_none_of_a_deadline_that_counts_it():
-    """Its transfers take longer; without paging both are the same."""
+    """Its transfers take longer; without paging, both are the same."""
     problem = skip_problem(ram=13, deadline_counts="overlap")
     with pytest.raises(InputError, match="state 'serial'"):
         fit_arena(problem, mode="blocking", alignment=1)

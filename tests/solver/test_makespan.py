@@ -35,12 +35,12 @@ MORE_BRANCHES = pytest.param(range(100, 160), marks=pytest.mark.seeds)
 
 
 def slow_storage(page_s=2.0, **limits):
-    """Return a chain whose sample has to leave RAM, by a slow page or a dear recomputation.
+    """Return a chain whose sample must leave RAM, by a slow page or an expensive recomputation.
 
-    x is read at once by a and in the end by d; b has a workspace for which x must go. All tensors
-    take 4 B, and the budget is 12 B. One pass takes 10 s and 10 J: x 1 s, a 3 s, b 3 s, c 2 s, d
-    1 s, and 2 J each. Paging x costs 1 J, and a transfer 2 s: out from 1 s to 3 s, in from 7 s,
-    when b has ended, to 9 s, when d begins. Computing it anew takes 1 s and 2 J.
+    x is read at once by a and in the end by d; b has a workspace for which x must be evicted.
+    All tensors have 4 B, and the budget is 12 B. One pass takes 10 s and 10 J: x 1 s, a 3 s, b
+    3 s, c 2 s, d 1 s, and 2 J each. Paging x costs 1 J, and a transfer 2 s: out from 1 s to 3
+    s, in from 7 s, when b has ended, to 9 s, when d begins. Recomputing it takes 1 s and 2 J.
     """
     graph = Graph(
         name="slow-storage",
@@ -104,7 +104,7 @@ def two_branches(**limits):
 
 
 def planned_s(problem, result):
-    """Return how long the plan of a result takes, by the verifier of plans."""
+    """Return the makespan of a result's plan, by the verifier of plans."""
     graph, costs, ram = problem.graph, problem.costs, problem.usable_ram_bytes
     plan = make_plan(graph, costs, result.require_schedule(), mode="dma", ram_budget_bytes=ram)
     check = check_plan(graph, costs, plan)
@@ -155,12 +155,12 @@ def test_deadline_of_the_quickest_plan_is_kept(seed, minimize):
 
 
 def test_makespans_are_those_of_plans():
-    """Paging takes no time of its own here: the pass of 10 s is reached and proved.
+    """Paging takes no additional time here: the pass of 10 s is reached and proven.
 
-    Without a deadline `makespan_s` is the plan's, and the status that of the energy; idle power of
-    3 W is drawn over it, and in the baseline over one pass. Below one pass a deadline is
-    infeasible; where only plans miss it, unknown with the best makespan. False of a callback
-    ends the search.
+    Without a deadline, `makespan_s` is the plan's, and the status that of the energy; idle
+    power of 3 W is drawn over it, and in the baseline over one pass. Below one pass, a deadline
+    is infeasible; if only plans miss it, unknown with the best makespan. A callback that
+    returns False ends the search.
     """
     result = solve(slow_storage(minimize="time"))
     assert (result.status, result.value) == (Status.OPTIMAL, pytest.approx(10.0))
@@ -234,7 +234,7 @@ def test_a_deadline_just_above_the_least_time_is_met(minimize):
 
 
 def test_model_with_own_rows_keeps_the_deadline_of_its_plan():
-    """A user's constraint forbids the page-out; then x is computed anew and takes 11 s."""
+    """A user's constraint forbids the page-out; then x is recomputed, for 11 s."""
     for deadline, status in ((11, Status.OPTIMAL), (10, Status.INFEASIBLE)):
         model = build(slow_storage(deadline=deadline))
         model.no_writes = pyo.Constraint(
@@ -333,7 +333,7 @@ def test_rows_of_a_model_may_want_page_outs_that_no_plan_makes(*, reductions):
 
 
 def test_least_ram_is_that_in_which_the_plan_keeps_the_deadline():
-    """Paging x takes 12 B if x comes in when b has ended, at 11 s; with 16 B it comes earlier."""
+    """Paging x needs 12 B if x is paged in when b has ended, at 11 s; with 16 B it is earlier."""
     limits = {"page_s": 3.0, "deadline": 10.5, "recompute": False}
     result = solve(slow_storage(**limits, ram=20, minimize="ram"))
     assert (result.value, result.simulation.makespan_s) == (16, 10)
@@ -484,7 +484,7 @@ def test_an_own_limit_on_energy_is_held_as_the_energy_budget_is(part):
 # -- without time ------------------------------------------------------------------------------
 @pytest.mark.parametrize("limits", [{}, {"deadline": 30}, {"minimize": "time"}])
 def test_a_schedule_that_is_found_is_returned_without_time_to_plan_it(monkeypatch, limits):
-    """Planning takes long for thousands of nodes; transfers and computing then take turns."""
+    """Planning takes long for thousands of nodes; transfers and computing then alternate."""
     problem = slow_storage(**limits)
 
     def late(stated, schedule, **_):

@@ -36,9 +36,9 @@ RECOMPUTED = Schedule(R=((0, 0), (1, 1), (2, 2), (3, 0), (3, 3)), S_RAM=((1, 0),
     [("energy", True), ("energy", False), ("time", True), ("ram", True), ("writes", True)],
 )
 def test_a_valid_schedule_is_a_complete_start(minimize, *, reductions):
-    """Every column has a value, the model is satisfied, and the value is the verifier's.
+    """Each column has a value, the model is satisfied, and the value is the verifier's.
 
-    With all kept, which takes 15 of 13 bytes, a row is broken.
+    Keep-all, which needs 15 of 13 bytes, violates a row.
     """
     problem = skip_problem(minimize=minimize)
     model = build(problem, reductions=reductions)

@@ -127,7 +127,7 @@ def test_the_command_says_what_is_wrong(given, words):
 
 
 def test_keywords_are_declared_once():
-    """The typed keywords of each door are those of the function that takes them."""
+    """The typed keywords of each entry point are those of its function."""
     of_solve = [*signature(solve).parameters][1:]
     assert sorted(SolveKeywords.__annotations__) == sorted(of_solve)
     assert set(SolveKeywords.__annotations__) - set(SearchKeywords.__annotations__) == {
@@ -138,6 +138,6 @@ def test_keywords_are_declared_once():
 
 
 def test_unknown_keywords_name_the_known_ones():
-    """Of methods, too, which take those of `solve`."""
+    """Also those of methods, which accept the keywords of `solve`."""
     with pytest.raises(TypeError, match=r"'limit'.*time_limit"):
         run(skip_problem(), "checkpoint-all", limit=3)

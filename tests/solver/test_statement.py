@@ -13,13 +13,13 @@ from poetmodel.solver.statement import restate
 
 
 def problem_of(minimize="energy"):
-    """State a problem whose time is a makespan; a pass takes 10 s."""
+    """Return a problem whose time is a makespan; a pass takes 10 s."""
     problem = skip_problem(ram=13, deadline=12, minimize=minimize)
     return replace(problem, deadline_counts="overlap")
 
 
 def test_it_adds_a_share_of_the_transfers():
-    """It is no makespan any more; it survives pickling, as its problem does."""
+    """It is no makespan any more; it can be pickled, as its problem can."""
     surrogate = restate(problem_of(), transfer_weight=0.25)
     for found in (surrogate, pickle.loads(pickle.dumps(surrogate))):  # noqa: S301 - its own
         assert not found.is_overlapping

@@ -55,7 +55,7 @@ def test_the_way_to_the_solver_is_short(depths, counts, make, deadline):
 
 
 def test_a_start_is_verified_although_the_time_has_passed(monkeypatch):
-    """As on a busy machine, where a large graph takes longer to verify than the remaining time."""
+    """As on a busy machine, if the verification of a large graph takes longer than the rest."""
     problem = comb_problem(8, 10)
     start = solve(problem).schedule
     monkeypatch.setattr(task, "GRACE_S", -1.0)

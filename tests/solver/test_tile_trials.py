@@ -1,4 +1,4 @@
-"""Sizes of tiles that are tried: the cheapest is taken, within a share of the time."""
+"""Trials of tile sizes: the cheapest is selected, within a fraction of the time."""
 
 import time
 from dataclasses import replace
@@ -40,7 +40,7 @@ def test_the_cheapest_size_is_taken_with_its_schedule():
 
 
 def test_sizes_whose_program_does_not_fit_come_last():
-    """The cheapest that fits is taken, and the one that exceeds its limit least if none fits."""
+    """The cheapest that fits is selected, and the one with the smallest excess if none fits."""
     wide, narrow = comb_problem(8, 13), comb_problem(8, 11)
     for excess, best in (((9, 0, 0), 1), ((0, 0, 9), 0), ((3, 2, 1), 2)):
         problems = [replace(wide), replace(narrow), replace(narrow)]
@@ -59,7 +59,7 @@ def test_sizes_whose_program_does_not_fit_come_last():
 
 
 def test_a_single_size_is_not_tried():
-    """Neither is any where the time is over: the largest is taken then."""
+    """Neither is any after the time limit: the largest is selected then."""
     problem, late = comb_problem(8, 13), Request(started_s=time.monotonic() - 100.0)
     for candidates in ([(None, problem)], [(4096, problem)]):
         chosen = find_cheapest_tiles(candidates, lambda problem: problem, Request())

@@ -259,7 +259,7 @@ def test_study_runs_on_a_cluster(cluster, tmp_path):
 
 @pytest.mark.slow
 def test_killed_client_resumes(cluster, tmp_path):
-    """The same command does the other runs alone, and ends with all."""
+    """The same command runs only the rest, and ends with all."""
     cluster.add_worker()
     cluster.wait_for_workers(1)
     out = tmp_path / "sweep"

@@ -76,7 +76,7 @@ def solution(tmp_path, schedule, name="chain"):
 
 
 def test_library_states_its_problems(library):
-    """Graph, costs and limits give the problem back; checksums and an MPS file are there."""
+    """The problem is read back from graph, costs and limits; checksums and an MPS file exist."""
     folder, problem = library
     (line,) = read_library(folder).values()
     graph = pm.Graph.load(folder / line["graph"])

@@ -210,7 +210,7 @@ def test_run_whose_process_dies_is_tried_twice(tmp_path):
 
 
 class _Breaking(_Pool):
-    """Breaks for good at its third run: by an exception, by cancelling it, or when it is given."""
+    """Breaks for good at its third run: by an exception, a cancellation, or its submission."""
 
     def __init__(self, how):
         super().__init__([], [])
@@ -253,7 +253,7 @@ def test_interrupt_that_reaches_another_thread_stops_the_sweep(tmp_path):
         future.set_exception(ProcessEndedError("nobody stopped"))
 
     class Interrupted(Executor):
-        """Starts a run that ends after the sweep; Ctrl-C comes when the sweep waits for it."""
+        """Starts a run that ends after the sweep; Ctrl-C is sent while the sweep waits for it."""
 
         def submit(self, *_):
             threading.Timer(0.5, interrupt).start()
@@ -268,9 +268,9 @@ def test_interrupt_that_reaches_another_thread_stops_the_sweep(tmp_path):
 
 
 def test_pool_of_the_caller_gets_the_files_of_runs(tmp_path, monkeypatch):
-    """Graph, device, method and the modules beside it come from the caller, not from the disk.
+    """Graph, device, method and the modules beside it are the caller's, not files on the disk.
 
-    Records name them as the caller does, and the kind of the pool.
+    Records have the caller's names, and the kind of the pool.
     """
     there = tmp_path / "there"
     there.mkdir()
@@ -296,7 +296,7 @@ def test_pool_of_the_caller_gets_the_files_of_runs(tmp_path, monkeypatch):
     }
 
     class Elsewhere(Executor):
-        """Does each run at once, in another folder."""
+        """Executes each run at once, in another folder."""
 
         def submit(self, function, *arguments):
             future = Future()

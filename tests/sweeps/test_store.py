@@ -33,7 +33,7 @@ def test_records_and_schedules_are_kept(tmp_path):
 
 
 def test_failed_runs_are_not_finished(tmp_path):
-    """They are run again; the record of a later run takes the place of the earlier one."""
+    """They are run again; the record of a later run replaces the earlier one."""
     store = Store(tmp_path)
     store.add(_record("a", "failed"))
     assert store.finished_records() == {}
@@ -88,7 +88,7 @@ def test_folder_that_cannot_be_made(tmp_path):
     "line", [b"nonsense", b"[1]", b"\xff\xfe", b'{"key": "a"}', b"[" * 100_000, b"null", b""]
 )
 def test_lines_without_a_record_are_passed_over(tmp_path, line):
-    """A damaged line costs its own record alone, wherever it stands."""
+    """A damaged line loses only its own record, at any position."""
     store = Store(tmp_path)
     store.add(_record("a"))
     store.path.write_bytes(line + b"\n" + store.path.read_bytes() + line + b"\n")
@@ -150,7 +150,7 @@ def test_records_of_other_sweeps_are_seen(tmp_path):
 def test_all_combinations_budgets_ascending():
     """Back ends multiply methods that need one; budgets ascend as sizes, not as texts.
 
-    A cell survives JSON: its fields travel as plain values, and give the same run and key.
+    A cell survives JSON: its fields are plain values, and have the same run and key.
     """
     runs = grid(
         ["mlp"],

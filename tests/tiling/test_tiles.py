@@ -78,7 +78,7 @@ def channels():
 
 
 def evaluated():
-    """Return it with batch norms whose statistics are given."""
+    """Return the model with batch norms of given statistics."""
     model, *others = residual()
     return model.eval(), *others
 
@@ -200,7 +200,7 @@ def quantized(batch=2):
 
 
 class TrainedInt8(nn.Module):
-    """Layers of each kind that takes slices of gradients in int8, with a sum around two of them."""
+    """Layers of each kind that reads slices of int8 gradients, with a sum around two of them."""
 
     def __init__(self):
         super().__init__()
@@ -256,7 +256,7 @@ def lowered(network, optimizer="sgd", **options):
 
 
 def fill(memory, values, random):
-    """Give inputs random numbers."""
+    """Fill inputs with random numbers."""
     for value in values:
         array = memory[value.pieces[0].buffer]
         integers = array.dtype == np.int32
@@ -491,7 +491,7 @@ def test_a_weight_has_gradients_and_updates_in_tiles():
 
 
 def test_sums_over_slices_are_chains_in_place():
-    """Each link goes on from the one before; a weight is replaced after its last reader."""
+    """Each link continues the one before; a weight is replaced after its last reader."""
     found = tile_step(lowered(residual, "momentum"), 2048)
     graph = found.graph
     links = [node for node in graph.nodes if node.name.startswith("inner/convolution_backward[")]
@@ -538,7 +538,7 @@ def test_what_cannot_be_split_stays_whole():
 
 
 def test_auto_is_the_cheapest_of_sizes_that_fit(tmp_path):
-    """From the largest on; only where the whole step does not fit. Less RAM is refused."""
+    """From the largest on; only if the whole step does not fit. Less RAM is refused."""
     step, device = lowered(residual), Device.load("nrf52840")
     whole = needed_bytes(step, device, paging=True)
     auto, none = TileChoice.AUTO, TileChoice.WHOLE

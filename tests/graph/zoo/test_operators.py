@@ -130,7 +130,7 @@ def test_operator_declares_what_was_worked_out_by_hand(case):
 
 
 def test_every_operator_is_in_the_table():
-    """An operator that is added comes with figures worked out by hand."""
+    """Each operator has values that were derived by hand."""
     tested = {case.split()[0] for case in CASES} | {"activation"}
     for name, function in inspect.getmembers(operators, inspect.isfunction):
         if function.__module__ == operators.__name__ and not name.startswith("_"):
@@ -150,10 +150,10 @@ def test_gradients_cover_every_input_and_weight(case):
 
 
 def test_bytes_of_single_operators():
-    """A place in a window of 16 x 16 fits one byte, in one of 17 x 17 it does not.
+    """A position in a window of 16 x 16 fits one byte, in one of 17 x 17 it does not.
 
     The traffic of a look-up is that of its rows, not of the table; backward adds to them. The
-    traffic of a linear layer's input gradient holds its 8 x 5 weight, not its bias.
+    traffic of a linear layer's input gradient includes its 8 x 5 weight, not its bias.
     """
     x = value("x", 1, 1, 34, 34)
     for kernel, place_bytes in ((16, 1), (17, 4)):

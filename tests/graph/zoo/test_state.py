@@ -45,7 +45,7 @@ def on_storage(graph):
 
 
 def replaced_by(graph):
-    """Return for each state tensor that is replaced the node that does."""
+    """Return the replacing node of each replaced state tensor."""
     return {
         tensor.replaces: node
         for node in graph.nodes
@@ -314,10 +314,10 @@ def test_tiles_have_the_sums_of_the_whole(tile):
 
 
 def test_tiles_of_tables_norms_and_channels():
-    """Looked-up rows are added to a table's gradient; its tiles do that between them.
+    """Looked-up rows are added to a table's gradient; its tiles together compute that.
 
-    Tiles of a norm's weight come from its one backward node, with no more work. A row of 784
-    weights has 3136 B; tiles of 1 kB are single rows.
+    Tiles of a norm's weight have one backward node, with no more work. A row of 784 weights has
+    3136 B; tiles of 1 kB are single rows.
     """
     added = []
     for tile in (None, "1MB"):
@@ -402,7 +402,7 @@ def chain(train, *, kind="relu"):
 
 @pytest.mark.parametrize("kind", ["relu", "relu6"])
 def test_masks_stand_for_values_that_no_gradient_reads(kind):
-    """Where weights are trained, the next layer's gradient reads them; of biases none does."""
+    """If weights train, the next layer's gradient reads the values; for biases, none does."""
     assert not [node for node in chain("*.weight", kind=kind).nodes if node.op == "mask"]
     graph = chain("biases", kind=kind)
     nodes = {node.name: node for node in graph.nodes}

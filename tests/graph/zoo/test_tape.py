@@ -264,7 +264,7 @@ KINDS = ("linear", "add", "relu", "gelu", "norm", "matmul", "drop")
 
 @st.composite
 def networks(draw, kinds=KINDS, **options):
-    """Return a random network: each layer takes results that are there already.
+    """Return a random network: each layer reads existing results.
 
     A ``tied`` layer has the weight of the last.
     """

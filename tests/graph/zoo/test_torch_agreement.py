@@ -88,7 +88,7 @@ def resnet(*, bottleneck, small, depths):
 def mobilenet(*channels):
     """Return MobileNetV2 without dropout, with the channels of the first layer and the stages.
 
-    ReLU stands for ReLU6, whose backward in PyTorch reads the input; the zoo's reads the result.
+    ReLU replaces ReLU6, whose backward in PyTorch reads the input; the zoo's reads the result.
     """
     inner, *widths = channels
     layers = [*conv_bn(3, inner, 3, 2), nn.ReLU()]
@@ -198,7 +198,7 @@ class Encoder(nn.Module):  # type: ignore[misc,name-defined]
         self.head = nn.Sequential(nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, 2))
 
     def forward(self, ids):
-        """Classify; the first row is copied, as the zoo does."""
+        """Classify; the first row is copied, as in the zoo."""
         token, position, kind = self.tables
         x = (
             token(ids)

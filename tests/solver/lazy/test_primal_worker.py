@@ -46,7 +46,7 @@ def paged_comb(**choices):
 
 
 def request_of(**choices):
-    """Ask for a proof with two threads, and time enough."""
+    """Return a request with two threads, and time enough."""
     usual = {"gap": 0.0, "time_limit_s": 300.0, "threads": 2, "policy": AT_ONCE}
     return Request(**{**usual, **choices})
 
@@ -175,7 +175,7 @@ class Peer:
 
     @property
     def alive(self):
-        """Whether the search goes on."""
+        """Return whether the search continues."""
         return self._work.is_alive()
 
 
@@ -199,7 +199,7 @@ def test_a_search_ends_with_its_time_or_the_gap():
 
 
 def test_a_search_sends_what_is_better_and_takes_the_latest_answer(monkeypatch):
-    """Values are the verifier's, ever better; the last answer and all bounds are taken."""
+    """Values are the verifier's, strictly better; the last answer and all bounds are used."""
     problem, start, _ = paged_comb()
     found = FoundSchedule(start.schedule, start.value)
     with Peer(problem, ProofState(bound=0.0, max_columns=0, found_schedule=found)) as peer:

@@ -40,7 +40,7 @@ def least_time_s():
 
 
 def unlimited(**choices):
-    """Ask for a proof, with time enough."""
+    """Return a request with time enough."""
     return Request(**{"gap": 0.0, "time_limit_s": 300.0, **choices})
 
 
@@ -139,7 +139,7 @@ def test_with_a_schedule_nothing_is_asked(monkeypatch):
 
 
 def test_without_a_verdict_the_solve_goes_on(monkeypatch):
-    """With the schedule that was found, or one that comes late; the caller's stop ends it."""
+    """With the present schedule, or one that is late; the caller's stop ends it."""
     problem = timed_comb("200%")
     found = fastest(problem).best
     for start in (found, None):
@@ -253,7 +253,7 @@ def test_a_ceiling_above_the_deadline_proves_no_more_than_it_says():
     ],
 )
 def test_no_answer_depends_on_them(policy):
-    """With anything left out the optimum is proved all the same."""
+    """Without any of them, the optimum is proven all the same."""
     problem = comb_problem(8, 9, deadline="200%", deadline_counts="serial")
     usual, other = (
         prove(problem, request, start=None, first_grouping=group_all_stages(problem))

@@ -115,7 +115,7 @@ def test_points_of_schedules_are_admitted_and_cost_no_more(part):
 
 
 def test_points_of_other_valid_schedules_are_points_or_nothing():
-    """So does the point of any schedule that the verifier accepts, however wasteful."""
+    """Also those of any schedule that the verifier accepts, however wasteful."""
     admitted = 0
     for number, problem in enumerate(random_instances(150, (3, 6), seed=15)):
         rng = make_rng(f"wasteful/{number}")

@@ -48,11 +48,11 @@ def value_of(outcome):
 
 # -- what it reports -----------------------------------------------------------------------------
 def test_statistics_tell_rounds_rows_and_columns(monkeypatch):
-    """The worked example is proved at once, with one row: in stage 2 checkpoint-all is worst.
+    """The worked example is proven at once, with one row: stage 2 is the maximum of keep-all.
 
-    Its columns are keeping, recomputing, paging in and paging out `a`: `b` and `c` are free. With
-    RAM for everything there is no column. The comb takes several rounds, fewer rows than
-    stages, and far fewer columns than the whole model has. One thread makes no process ready.
+    Its columns are keeping, recomputing, paging in and paging out `a`: `b` and `c` are free.
+    With RAM for all tensors, there is no column. The comb needs several rounds, fewer rows than
+    stages, and far fewer columns than the whole model. With one thread, no process is prepared.
     """
     outcome = solved(skip_problem())
     assert outcome.termination == Termination.PROVED
@@ -187,7 +187,7 @@ AT_ONCE = Policy(worker_start_s=0.0)
 @pytest.mark.slow
 @pytest.mark.parametrize("start_s", [0.0, 0.3, 1e9])
 def test_a_search_beside_the_proof_changes_no_value(start_s, monkeypatch):
-    """Whenever its process starts, or if it never does; without leaving one."""
+    """Whenever its process starts, or if it never does; no process is left."""
     policy = Policy(worker_start_s=start_s)
     made = []
 
@@ -225,7 +225,7 @@ def test_without_time_the_start_comes_back_with_a_bound():
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("calls", [1, 5, 15])
 def test_a_callback_that_fails_is_heard(calls, threads):
-    """Its exception ends the solve and comes out of it, whichever thread it was called from."""
+    """Its exception ends the solve and is raised by it, in any thread."""
     told = []
 
     def fail(progress):

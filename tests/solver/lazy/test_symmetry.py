@@ -19,7 +19,7 @@ from poetmodel.solver.lazy.symmetry import count_equal_columns
 
 
 def counted_form(form, cutoff):
-    """Count the decisions that take more than 2 % of a limit."""
+    """Count the decisions that need more than 2 % of a limit."""
     return count_equal_columns(form, cutoff, min_use_ratio=0.02)
 
 

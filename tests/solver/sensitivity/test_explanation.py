@@ -127,7 +127,7 @@ def test_amounts_as_they_are_printed_have_a_schedule(meaning):
 
 
 def test_graphs_beyond_the_largest_size_are_explained():
-    """Tensors that take more than 2^53 B together: storage may be enough, or no RAM at all."""
+    """Tensors of more than 2^53 B in total: storage may be enough, or no RAM at all."""
     size = 2**52
     graph = Graph(
         name="large",
@@ -294,9 +294,9 @@ def test_what_is_not_proved_is_said_to_be_open(monkeypatch):
 
 @pytest.mark.slow
 def test_least_storage_counts_the_homes_of_state():
-    """With the storage named there is a schedule, with a byte less there is none.
+    """With the named storage, there is a schedule, with a byte less there is none.
 
-    State that is only read takes its room, too.
+    State that is only read needs its bytes, too.
     """
     rng, checked = make_rng("least storage of state"), 0
     for _ in range(60):
@@ -393,9 +393,9 @@ def test_json_has_what_is_in_conflict_and_the_nearest_limit():
 
 
 def test_rows_are_left_out_and_named_as_a_whole():
-    """An equality has no nearest limit; of one rule a few rows are named one by one, many together.
+    """An equality has no nearest limit; of one rule, few rows are named singly, many together.
 
-    Where a constraint of the model is blamed, one of the problem takes part.
+    If a constraint of the model is in conflict, so is one of the problem.
     """
     row = Constraint(name="same", terms={"page_ins:a": 1, "page_outs:b": -1}, lower=-1)
     row = replace(row, upper=-1)
@@ -452,7 +452,7 @@ def undecided_after(monkeypatch, solves):
 
 @pytest.mark.parametrize("solves", range(6))
 def test_no_harmless_constraint_is_named_when_time_ends(monkeypatch, solves):
-    """Constraints that were not shown to take part are named apart, wherever the search ends."""
+    """Constraints without a proof of conflict are named separately, wherever the search ends."""
     rows = [WEAR, *(upper(f"once[{name}]", 0, **{f"recomputations__{name}": 1}) for name in "ab")]
     rows.insert(1, upper("harmless", 100, bytes_written=1))
     result = solve(with_rows(*rows, upper("idle", 100, energy_j=1)))

@@ -82,9 +82,9 @@ def test_limits_are_those_of_an_exhaustive_search():
 
 
 def test_what_is_wanted_for_its_own_sake_may_take_more_ram_than_keep_all():
-    """Node b is computed twice more, each time beside its input, which is not computed again.
+    """Node b is recomputed twice, each time beside its input, which is not recomputed.
 
-    Keep-all takes 20 B; at c, between the two, all of a, b and c are in RAM.
+    Keep-all needs 20 B; at c, between the two, all of a, b and c are in RAM.
     """
     names = ("a", "b", "c", "d")
     reads = ((), ("a",), ("b",), ("c",))
@@ -150,7 +150,7 @@ def test_time_is_shared_and_none_goes_without(monkeypatch):
 
 
 def test_paging_first_reaches_the_minimum_ram(monkeypatch):
-    """The start then takes exactly the minimum RAM; without room on storage there is none."""
+    """The start then needs exactly the minimum RAM; without storage, there is none."""
     calls = recorded(monkeypatch)
     for aux, peak in ((None, 12), (0, None)):
         problem = skip_problem(aux_bytes=aux).without_limits(Quantity.RAM, minimize=Quantity.RAM)

@@ -14,9 +14,9 @@ from poetmodel.solver.sensitivity import LimitState, find_used_limits, variants
 
 
 def priced_problem(**limits):
-    """Return a chain with a skip: a (4 B) is read by b and d; keeping it takes 12 B at c.
+    """Return a chain with a skip: a (4 B) is read by b and d; keeping it needs 12 B at c.
 
-    Below that it is computed again for 1 s and 3 J, or paged for 4 s and 1 J. A pass: 4 s and 6 J.
+    Below that, it is recomputed for 1 s and 3 J, or paged for 4 s and 1 J. A pass: 4 s and 6 J.
     """
     graph = Graph(
         name="skip",
@@ -64,7 +64,7 @@ def test_limit_binds_if_something_is_gained_without_it(limits, states):
 
 
 def test_amounts_of_a_limit_are_stated():
-    """How much of each limit the schedule takes, and how much it may."""
+    """For each limit, its value and the amount that the schedule uses."""
     found = find_used_limits(solve(priced_problem(ram=10, deadline=7)))
     assert [(each.used, each.allowed) for each in found] == [(9, 10), (5.0, 7.0)]
 

@@ -175,7 +175,7 @@ def separated(numbers, kind, n, *, own=False):
 
 
 def test_a_cut_cuts_off_the_point_that_it_was_made_for():
-    """And stating it again in the same groups gives the same row; no cut comes twice."""
+    """A cut restated for the same groups is the same row; no cut is repeated."""
     count = 0
     for seed, relaxation, found in separated(range(40), "off", (6, 10)):
         for cut, x in found:
@@ -188,7 +188,7 @@ def test_a_cut_cuts_off_the_point_that_it_was_made_for():
 
 
 def test_no_more_cuts_come_at_once_than_may_be():
-    """Of too many the most violated ones are taken."""
+    """Of too many, the most violated ones are selected."""
     _, relaxation, found = max(separated(range(20), "most", (9, 12)), key=lambda one: len(one.cuts))
     x = found[0][1]
     every = separate(relaxation, x)
@@ -213,7 +213,7 @@ def test_no_more_cuts_come_at_once_than_may_be():
     ids=str,
 )
 def test_every_point_of_a_relaxation_keeps_its_cuts(numbers, kind, n, own, cuts, each):
-    """So does every point of a finer relaxation, once they are stated in it."""
+    """Points of finer relaxations satisfy them, too, after they are restated."""
     seen = Counter()
     for seed, relaxation, found in separated(numbers, kind, n, own=own):
         rng = make_rng(f"points of {seed}")
