@@ -298,40 +298,29 @@ def _make_fused_arguments(lookup_call: Call, quantize_call: Call) -> dict[str, i
     if not np.array_equal(np.sort(out), np.arange(elements)):
         return None
     order = np.argsort(out)
-    positions = [
-        element_positions[order].reshape(batch, channels, plane) for element_positions in (x, table)
-    ]
-    index = np.indices((batch, channels, plane))
-    strides_of_tensors = []
-    for element_positions in positions:
-        if element_positions[0, 0, 0]:
-            return None
-        strides = [
-            int(element_positions[neighbour])
-            if all(
-                size > step for size, step in zip(element_positions.shape, neighbour, strict=True)
-            )
-            else 0
-            for neighbour in ((1, 0, 0), (0, 1, 0), (0, 0, 1))
-        ]
-        if not np.array_equal(np.tensordot(strides, index, 1), element_positions):
-            return None
-        strides_of_tensors.append(strides)
-    (
-        (image_stride, channel_stride, element_stride),
-        (table_image_stride, table_channel_stride, table_element_stride),
-    ) = strides_of_tensors
-    if table_image_stride or table_element_stride:
+    x_strides, table_strides = (
+        _find_strides(positions[order].reshape(batch, channels, plane)) for positions in (x, table)
+    )
+    if x_strides is None or table_strides is None or table_strides[0] or table_strides[2]:
         return None
+    names = ("image_step", "channel_step", "element_step")
     return {
         "batch": batch,
         "channels": channels,
         "plane": plane,
-        "image_step": image_stride,
-        "channel_step": channel_stride,
-        "element_step": element_stride,
-        "table_step": table_channel_stride,
+        **dict(zip(names, x_strides, strict=True)),
+        "table_step": table_strides[1],
     }
+
+
+def _find_strides(positions: np.ndarray) -> list[int] | None:
+    """Return the strides that reach positions from 0 on; None if no constant strides do."""
+    strides = [
+        int(np.diff(positions, axis=axis).flat[0]) if size > 1 else 0
+        for axis, size in enumerate(positions.shape)
+    ]
+    reached = np.tensordot(strides, np.indices(positions.shape), 1)
+    return strides if np.array_equal(reached, positions) else None
 
 
 def _fuse_pair(
