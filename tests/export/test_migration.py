@@ -207,6 +207,23 @@ def test_labels_of_all_samples_are_labels_of_the_new_step(classes, is_taken):
     assert not match_samples(now, None)
 
 
+def test_state_that_no_step_replaces_is_not_beside_migrated_state(tmp_path):
+    """Its first values would be written where the earlier state is, also if it stays in RAM."""
+    step, given = load_step(STEP), {"ram": "150%", "gap": 0.5, "commit": True}
+    export_step(step, tmp_path / "old", **given)
+    operations = (
+        operation
+        for operation in step.operations
+        if "3.weight" not in {tensor.replaces for tensor in operation.node.outputs}
+    )
+    constant = step.with_operations(operations)
+    made = export_step(constant, tmp_path / "alone", **given)
+    assert "3.weight" in made.resident_names
+    assert "3.weight" in made.slots
+    with pytest.raises(InputError, match=r"no step replaces 3\.weight"):
+        export_step(constant, tmp_path / "new", migrate_from=tmp_path / "old", **given)
+
+
 def test_folder_states_what_is_taken_over(tmp_path):
     """The folder lists the names; one without commits, or without common state, is refused."""
     step, given = load_step(STEP), {"ram": "150%", "gap": 0.5}

@@ -291,14 +291,17 @@ def _make_replay(step: LoweredStep, options: ExportOptions) -> Replay | None:
 
 
 def _check_migration(layout: StorageLayout) -> None:
-    """Raise `InputError` if a step that migrates has state on storage that is in no generation."""
+    """Raise `InputError` if a step that migrates has state in no generation.
+
+    ``pm_migrate`` would write it to its own slot, where the state of the other step may be.
+    """
     graph = layout.step.graph
     names = {graph.tensors[i].name for i in graph.state_tensors} - {*layout.generation_names}
-    stored_names = names - layout.resident_names
-    if layout.migration is not None and stored_names:
+    if layout.migration is not None and names:
         raise InputError(
-            f"migrate_from: {join_names(sorted(stored_names))} is on storage, and no step "
-            "replaces it, so that it is in no generation; give more ram"
+            f"migrate_from: no step replaces {join_names(sorted(names))}, so that it is in no "
+            "generation, and a power cut while it is written could destroy the earlier state; "
+            "train it, or make it a constant"
         )
 
 
