@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from kit import milp
 from kit.commands import BOARD, training_step, write_graph
 from poetmodel.baselines.running import run_method
 from poetmodel.errors import BackendUnavailableError, InputError, LicenceError, WorkersLostError
@@ -268,7 +269,7 @@ def test_interrupt_that_reaches_another_thread_stops_the_sweep(tmp_path):
 
 
 def test_pool_of_the_caller_gets_the_files_of_runs(tmp_path, monkeypatch):
-    """Graph, device, method and the modules beside it are the caller's, not files on the disk.
+    """Graph, device, method, solver and modules beside them are the caller's, not the worker's.
 
     Records have the caller's names, and the kind of the pool.
     """
@@ -283,9 +284,15 @@ def test_pool_of_the_caller_gets_the_files_of_runs(tmp_path, monkeypatch):
         "def mine(problem):\n"
         "    return pm.baselines.run(problem, NAME).require_schedule()\n"
     )
+    Path("solver.py").write_text(Path(milp.__file__).read_text())
     runs = grid(
-        [graph.name], ["board.toml"], ram=["1140"], methods=["mine.py:mine", "checkpoint-all"]
+        [graph.name],
+        ["board.toml"],
+        ram=["1140"],
+        methods=["mine.py:mine", "checkpoint-all", "optimal"],
+        backends=["solver.py:Milp"],
     )
+    assert {run.backend for run in runs} == {None, "solver.py:Milp"}
     here = sweep(runs, tmp_path / "here")
 
     files = read_run_files(runs[0].to_dict())
@@ -294,6 +301,7 @@ def test_pool_of_the_caller_gets_the_files_of_runs(tmp_path, monkeypatch):
         "device": ["board.toml"],
         "method": ["alongside.py", "mine.py"],
     }
+    assert "solver.py" in read_run_files(runs[-1].to_dict())["backend"]
 
     class Elsewhere(Executor):
         """Executes each run at once, in another folder."""
