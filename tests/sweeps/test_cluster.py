@@ -25,28 +25,30 @@ ARGUMENTS = ("sweep", "mlp", "--devices", "rpi4b", "--ram", "75%,90%")
 @pytest.mark.parametrize(
     ("scheduler", "said"),
     [
-        ("tcp://127.0.0.1:9", "cannot be reached"),
-        ("127.0.0.1:9", "cannot be reached"),
-        ("tcp://127.0.0.1:99999", "cannot be reached"),
-        ("tcp://127.0.0.1", "expected an address such as tcp://"),
-        ("http://127.0.0.1:9", "expected an address such as tcp://"),
-        ("nonsense", "expected an address such as tcp://"),
-        ("", "expected an address such as tcp://"),
+        ("tcp://127.0.0.1:9", "no Dask scheduler ("),
+        ("127.0.0.1:9", "no Dask scheduler ("),
+        ("tcp://127.0.0.1:99999", "no Dask scheduler ("),
+        ("tcp://127.0.0.1", "missing port number"),
+        ("http://127.0.0.1:9", "unknown address scheme 'http'"),
+        ("nonsense", "missing port number"),
+        ("", "expected an address"),
     ],
 )
-def test_address_where_nobody_listens_is_one_sentence(scheduler, said):
+def test_address_where_nobody_listens_is_one_sentence(scheduler, said, monkeypatch):
     """The command ends with status 2 and one line, before a folder is made."""
+    monkeypatch.setattr("poetmodel.sweeps.cluster.ANSWER_S", 0.5)
     ended = invoke(*ARGUMENTS, "--out", Path("sweep"), "--scheduler", scheduler)
     assert (ended.status, ended.out) == (2, "")
     assert ended.err.count("\n") == 1
     assert said in ended.err
+    assert "expected an address such as tcp://" in ended.err
     assert not Path("sweep").exists()
 
 
 @pytest.mark.parametrize("banner", [b"", b"SSH-2.0-OpenSSH_9.6\r\n", b"short"])
 def test_server_that_is_no_scheduler_is_refused(banner, tmp_path, monkeypatch):
     """A server that is silent, or greets otherwise than Dask, is refused in time."""
-    monkeypatch.setattr("poetmodel.sweeps.cluster.CONNECT_S", 0.2)
+    monkeypatch.setattr("poetmodel.sweeps.cluster.ANSWER_S", 0.5)
     connections = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -61,7 +63,7 @@ def test_server_that_is_no_scheduler_is_refused(banner, tmp_path, monkeypatch):
         thread = threading.Thread(target=answer)
         thread.start()
         port = server.getsockname()[1]
-        with pytest.raises(InputError, match=r"no Dask scheduler|cannot be reached"):
+        with pytest.raises(InputError, match="no Dask scheduler"):
             sweep((), tmp_path / "sweep", scheduler=f"tcp://127.0.0.1:{port}")
         thread.join()
         for connection in connections:

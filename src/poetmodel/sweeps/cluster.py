@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import re
-import socket
 from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
@@ -18,16 +17,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 CONNECT_S: Final = 4
-"""Maximum time for each of these: to connect to the scheduler, to receive its first message, and to
-close the client [s]."""
-_LENGTH_BYTES: Final = 8
-"""Size of the prefix of a Dask message, which states the length of the message [B]."""
-_MAX_GREETING_BYTES: Final = 2**20
-"""Maximum size of the first message of a scheduler [B]."""
-_ADDRESS: Final = re.compile(
-    r"(?:(?:tcp|tls)://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})"
-)
-"""An address of a scheduler, such as ``tcp://10.0.0.1:8786``; the protocol may be absent."""
+"""Time to connect to the scheduler, and to close the client [s]."""
+ANSWER_S: Final = 8.0
+"""Maximum time until the scheduler answers [s]."""
 _VERSION: Final = "__import__('poetmodel').__version__"
 """Expression that each worker evaluates. Unlike a pickled function, it also reaches workers without
 poetmodel, which report an error."""
@@ -44,7 +36,6 @@ def connect(
     Raises `InputError` for an unusable scheduler, `MissingExtraError` without the extra
     ``cluster``.
     """
-    _check_address(scheduler)
     try:
         distributed: Any = import_module("distributed")
     except ImportError:
@@ -52,12 +43,8 @@ def connect(
             "scheduler: a Dask cluster needs the extra: pip install 'poetmodel[cluster]'"
         ) from None
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors are raised, not logged
-    try:
-        client = distributed.Client(scheduler, timeout=CONNECT_S, set_as_default=False)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"scheduler {scheduler!r}: the server at this address is no Dask scheduler ({error})"
-        ) from error
+    _check_scheduler(distributed, scheduler)
+    client = distributed.Client(scheduler, timeout=CONNECT_S, set_as_default=False)
     try:
         _check_workers(scheduler, client)
         pool = ShippingPool(client.get_executor(pure=False), isolation or Isolation())
@@ -93,32 +80,22 @@ def _check_workers(scheduler: str, client: Any) -> None:
         )
 
 
-def _check_address(scheduler: str) -> None:
-    """Raise `InputError` for a malformed address, or if no Dask scheduler seems to listen.
+def _check_scheduler(distributed: Any, scheduler: str) -> None:
+    """Raise `InputError` unless a Dask scheduler answers in time; a client may wait for ever."""
 
-    Dask itself would retry for minutes. With TLS, any server that accepts a connection passes,
-    because the client sends the first message.
-    """
-    match = _ADDRESS.fullmatch(scheduler)
-    if match is None:
-        raise InputError(
-            f"scheduler {scheduler!r}: expected an address such as tcp://10.0.0.1:8786"
-        )
-    host, port = match["host"].strip("[]"), int(match["port"])
+    async def ask() -> None:
+        async with distributed.rpc(scheduler, timeout=CONNECT_S) as remote:
+            await asyncio.wait_for(remote.identity(), ANSWER_S)
+
     try:
-        with socket.create_connection((host, port), timeout=CONNECT_S) as connection:
-            is_dask = scheduler.startswith("tls:") or _greets_like_dask(connection)
-    except (OSError, OverflowError, UnicodeError) as error:
-        raise InputError(
-            f"scheduler {scheduler!r}: cannot be reached ({error}); is 'dask scheduler' running?"
-        ) from error
-    if not is_dask:
-        raise InputError(
-            f"scheduler {scheduler!r}: the server at this address is no Dask scheduler"
-        )
-
-
-def _greets_like_dask(connection: socket.socket) -> bool:
-    """Return whether a connection begins with the length of a short message, as Dask's do."""
-    length = connection.recv(_LENGTH_BYTES, socket.MSG_WAITALL)
-    return len(length) == _LENGTH_BYTES and int.from_bytes(length, "little") < _MAX_GREETING_BYTES
+        asyncio.run(ask())
+    except TimeoutError:
+        reason = f"no answer within {ANSWER_S:g} s"
+    except Exception as error:  # noqa: BLE001 - Dask has no type for the many ways to fail
+        reason = " ".join(str(error).split()) or type(error).__name__
+    else:
+        return
+    raise InputError(
+        f"scheduler {scheduler!r}: no Dask scheduler ({reason}); expected an address such as "
+        "tcp://10.0.0.1:8786 where 'dask scheduler' runs"
+    )
