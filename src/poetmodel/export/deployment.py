@@ -25,7 +25,7 @@ MAX_GENERATIONS: Final = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Build(StorageLayout):
-    """Programs with their C, and what they use of flash and storage."""
+    """Programs with their C, and their use of flash and storage."""
 
     source: Source
     """The generated C."""

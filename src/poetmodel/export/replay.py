@@ -208,8 +208,8 @@ def _list_fronts(step: LoweredStep) -> Iterator[tuple[str, Front]]:
             yield step.graph.nodes[frozen_nodes[count - 1]].name, front
 
 
-class Cut(NamedTuple):
-    """A place where samples can be cut: what it costs, and what it saves."""
+class SampleCut(NamedTuple):
+    """A node after which a step can be cut to store samples, with its storage and instructions."""
 
     node: str
     """The last node of the front."""
@@ -221,8 +221,8 @@ class Cut(NamedTuple):
     is_chosen: bool
 
 
-def list_cuts(replay: Replay, step: LoweredStep, plan: Plan) -> tuple[Cut, ...]:
-    """Return the cuts that no other beats in bytes and instructions, and the chosen one, by size.
+def list_cuts(replay: Replay, step: LoweredStep, plan: Plan) -> tuple[SampleCut, ...]:
+    """Return the Pareto-optimal cuts in bytes and instructions, and the chosen one, by size.
 
     Of cuts with equal bytes and instructions, the last one.
     """
@@ -231,16 +231,18 @@ def list_cuts(replay: Replay, step: LoweredStep, plan: Plan) -> tuple[Cut, ...]:
         for node, front in _list_fronts(step)
         for cut in [_measure_cut(replay, step, plan, node, front)]
     }
-    best: list[Cut] = []
+    best: list[SampleCut] = []
     for _, cut in sorted(cuts.items()):
         if cut.is_chosen or not best or cut.instructions < min(c.instructions for c in best):
             best.append(cut)
     return tuple(best)
 
 
-def _measure_cut(replay: Replay, step: LoweredStep, plan: Plan, node: str, front: Front) -> Cut:
+def _measure_cut(
+    replay: Replay, step: LoweredStep, plan: Plan, node: str, front: Front
+) -> SampleCut:
     storage = replace(replay, front=front, tensor_bytes=_tensor_bytes(step, front))
-    return Cut(
+    return SampleCut(
         node=node,
         sample_bytes=storage.sample_bytes,
         stored_bytes=storage.stored_bytes,

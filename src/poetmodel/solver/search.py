@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
     Forward = Callable[[float | None, float | None, Schedule | None], bool]
-    """Receives value, bound and schedule of a report; returns whether the search goes on."""
+    """Receives value, bound and schedule of a report; returns whether the search continues."""
 
 REFUTED: Final = "a verified schedule refutes the proof of the solver, and no valid proof was found"
 """Reason of a result whose schedule contradicts the proof, which is dropped."""
