@@ -117,6 +117,7 @@ class Guards:
         joint = self._joint
         return (
             joint.python_guards.hold()
+            and not any(joint.process_state.differences())
             and not any(self._replaced_constant_names())
             and self._collect_assumptions(inputs) == self.compiled_assumptions
             and joint.value_guards.hold(joint.guarded_tensors(inputs))
@@ -163,7 +164,10 @@ class Guards:
         yield from self._module_differences(current_assumptions)
         replaced_constants = [*self._replaced_constant_names()]
         yield from (f"{name} is another tensor, or missing" for name in replaced_constants)
-        python_differences = [*self._joint.python_guards.differences()]
+        python_differences = [
+            *self._joint.process_state.differences(),
+            *self._joint.python_guards.differences(),
+        ]
         yield from python_differences
         if (
             compiled_assumptions == current_assumptions

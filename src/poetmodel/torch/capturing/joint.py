@@ -47,6 +47,7 @@ from poetmodel.torch.capturing.modules import (
     Leftovers,
     ModuleSnapshot,
 )
+from poetmodel.torch.capturing.process_state import ProcessState, record_environment
 from poetmodel.torch.capturing.python_reads import PythonReads
 from poetmodel.torch.capturing.replay import temporary_setting
 from poetmodel.torch.capturing.state_changes import StateChanges, WrittenTensors
@@ -164,7 +165,7 @@ def capture(
             native_operators(),
             infrequent_gc(),
         ):
-            with generator_states.restore_at_end():
+            with generator_states.restore_at_end(), record_environment() as environment:
                 _record_python_reads(
                     captured_module, flat_inputs, snapshot, python_reads, state_changes
                 )
@@ -227,6 +228,7 @@ def capture(
         inputs=tuple(flat_inputs),
         value_guards=ValueGuards(tuple(values.reads.values())),
         python_guards=python_reads.make_guards(name, state_changes.first_pass_keys),
+        process_state=ProcessState(environment),
         output=output,
         finite_check_lines=tuple(checks.lines),
     )
@@ -350,6 +352,15 @@ def _wrap_with_loss(
             if isinstance(loss_fn, torch.nn.Module):
                 self.add_module(LOSS, loss_fn)
             self.training = model.training
+
+        def __call__(self, *flat_inputs: Any) -> Any:
+            """Call `forward` and own hooks; hooks of all modules see only the user's modules."""
+            for hook in self._forward_pre_hooks.values():
+                hook(self, flat_inputs)
+            results = self.forward(*flat_inputs)
+            for hook in self._forward_hooks.values():
+                hook(self, flat_inputs, results)
+            return results
 
         def forward(self, *flat_inputs: Any) -> Any:
             """Return (loss, *other tensors, result of checks), or the loss itself if alone."""

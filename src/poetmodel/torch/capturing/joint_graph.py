@@ -14,6 +14,7 @@ from torch._functorch._aot_autograd import descriptors
 
 from poetmodel.errors import join_names
 from poetmodel.torch.capturing.inputs import flatten, input_names, unflatten
+from poetmodel.torch.capturing.process_state import ProcessState
 from poetmodel.torch.capturing.python_guards import PythonGuards
 from poetmodel.torch.errors import CaptureError
 
@@ -188,6 +189,8 @@ class Joint:
     """Guards of values of inputs and buffers that the model's Python code read."""
     python_guards: PythonGuards = field(default_factory=PythonGuards)
     """Guards of Python values that the model's code read."""
+    process_state: ProcessState = field(default_factory=lambda: ProcessState({}))
+    """Environment, hooks of all modules and flags of PyTorch at the capture."""
     output: OutputStructure | None = None
     """Structure of the model's output if inputs are named; None if the step returns the loss."""
     accumulate: int = 1

@@ -1,0 +1,70 @@
+"""State of the process on which a step depends, and which no object of the model holds."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.nn.modules import module as module_hooks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+_HOOKS: Final = (
+    module_hooks._global_forward_pre_hooks,  # noqa: SLF001 - no public name
+    module_hooks._global_forward_hooks,  # noqa: SLF001
+    module_hooks._global_backward_pre_hooks,  # noqa: SLF001
+    module_hooks._global_backward_hooks,  # noqa: SLF001
+)
+"""Hooks that PyTorch calls for all modules."""
+
+_FLAGS: Final[dict[str, Callable[[], object]]] = {
+    "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled,
+    "torch.get_default_dtype()": torch.get_default_dtype,
+}
+"""Settings of PyTorch that code of a model may read."""
+
+
+@contextmanager
+def record_environment() -> Iterator[dict[str, str | None]]:
+    """Context manager that yields the environment variables read so far; None for a missing one."""
+    values: dict[str, str | None] = {}
+    kind: Any = type(os.environ)
+
+    class Recording(kind):  # type: ignore[misc]
+        def __getitem__(self, key: str) -> str:
+            values[key] = None
+            values[key] = value = super().__getitem__(key)
+            return str(value)
+
+    os.environ.__class__ = Recording
+    try:
+        yield values
+    finally:
+        os.environ.__class__ = kind
+
+
+class ProcessState:
+    """Current environment variables of given names, hooks on all modules, and flags of PyTorch."""
+
+    def __init__(self, environment: Mapping[str, str | None]) -> None:
+        self._environment = dict(environment)
+        self._hooks = _hook_keys()
+        self._flags = {name: get() for name, get in _FLAGS.items()}
+
+    def differences(self) -> Iterator[str]:
+        """Yield a text for each change since the object was made."""
+        for key, value in self._environment.items():
+            if os.environ.get(key) != value:
+                yield f"the environment variable {key} was {value} and is {os.environ.get(key)}"
+        if self._hooks != _hook_keys():
+            yield "hooks of all modules (register_module_forward_hook, ...) were added or removed"
+        for name, flag in self._flags.items():
+            if (current_flag := _FLAGS[name]()) != flag:
+                yield f"{name} was {flag} and is {current_flag}"
+
+
+def _hook_keys() -> list[list[int]]:
+    return [*map(list, _HOOKS)]
