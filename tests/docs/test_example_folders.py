@@ -59,7 +59,7 @@ def test_experiment(tmp_path):
 @pytest.mark.torch
 @pytest.mark.timeout(1800)
 def test_sensor(tmp_path):
-    """The board learns its users, in int8 with a quarter of the RAM; a power cut changes nothing."""
+    """The board learns its users, in int8 and a quarter of the RAM; power cuts change nothing."""
     for package in ("torch", "torchao", "sklearn", "matplotlib"):
         pytest.importorskip(package)
     require_programs(Target.M4)

@@ -15,15 +15,15 @@ from poetmodel.device import Device
 from poetmodel.errors import FlashError
 from poetmodel.export import board
 from poetmodel.export.board import Target
+from poetmodel.export.checks import flash_warning
 from poetmodel.export.exporting import export_step
 from poetmodel.export.flash import (
     code_bytes,
     count_elements,
-    flash_warning,
     load_code_sizes,
     table_bytes,
 )
-from poetmodel.export.manifest import summarize
+from poetmodel.export.summary import summarize
 from poetmodel.lowered.io import load_step
 from poetmodel.lowered.kernels import kernel_names
 

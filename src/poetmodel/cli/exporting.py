@@ -221,7 +221,7 @@ def export(
 ) -> None:
     """Make a folder of C that trains on a device, a step file, or a program of ExecuTorch."""
     start_s = context.obj or time.monotonic()
-    from poetmodel.export.folder import check_folder
+    from poetmodel.export.paths import check_folder
     from poetmodel.torch.target import needs_capture
 
     has_capture = needs_capture(request.step_source)
@@ -282,8 +282,8 @@ def export(
         save_step(with_byte_inputs(step, export_keywords["byte_inputs"]), request.out)
         print_written(request.out)
         return
+    from poetmodel.export.checks import flash_warning, ram_warning
     from poetmodel.export.exporting import export_with
-    from poetmodel.export.flash import flash_warning, ram_warning
 
     if parsed is None:
         from poetmodel.export.options import ExportOptions
@@ -297,7 +297,7 @@ def export(
     print_warnings(filter(None, (ram_warning(deployment), flash_warning(deployment))))
     facts = list(_deployment_facts(deployment))
     if output.json:
-        from poetmodel.export.manifest import summarize
+        from poetmodel.export.summary import summarize
 
         print_json(summarize(deployment))
     else:

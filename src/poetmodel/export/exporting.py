@@ -9,9 +9,9 @@ from poetmodel.budgets import Budget, TileChoice
 from poetmodel.device import Costs, StorageMode
 from poetmodel.device.generation import GenerationLayout
 from poetmodel.errors import BudgetError, InputError, VerificationError, join_names
-from poetmodel.export.checks import make_ram_error, min_weight_bytes
+from poetmodel.export.checks import check_flash, make_ram_error, min_weight_bytes
 from poetmodel.export.deployment import Build, Deployment
-from poetmodel.export.flash import check_flash, make_smallest_program, make_zero_arena
+from poetmodel.export.flash import make_smallest_program, make_zero_arena
 from poetmodel.export.folder import write_folder
 from poetmodel.export.migration import match_state
 from poetmodel.export.options import ExportKeywords, ExportOptions

@@ -16,18 +16,14 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device import StorageMode
-from poetmodel.errors import FlashError
-from poetmodel.export.storage import NEARLY_FULL, Program
-from poetmodel.graph import Phase
+from poetmodel.export.storage import Program
 from poetmodel.plan import Arena, Instruction, Op, Plan
 from poetmodel.plan.arena import CopyOffset
 from poetmodel.schedule.machine import BEFORE, Content
-from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-    from poetmodel.export.deployment import Build
     from poetmodel.export.source import Source
     from poetmodel.export.storage import StorageLayout
     from poetmodel.lowered.step import LoweredStep
@@ -98,68 +94,6 @@ def make_zero_arena(step: LoweredStep, plan: Plan) -> Arena:
             contents.append((position, Content.OUTPUT, index))
     offsets = tuple(CopyOffset(*content, 0) for content in contents)
     return Arena(bytes=0, lower_bound_bytes=0, offsets=offsets)
-
-
-def check_flash(deployment: Build, *, are_lower_bounds: bool = False) -> None:
-    """Raise `FlashError` if a step does not fit the flash of its device."""
-    sizes, device = deployment.flash_map(), deployment.device
-    if device.flash is None or sizes["free"] >= 0:
-        return
-    missing_bytes, flash_bytes = -sizes.pop("free"), device.flash.size_bytes
-    uses = [f"{use} {amount:,} B" for use, amount in sizes.items() if amount]
-    raise FlashError(
-        f"flash: {', '.join(uses[:-1])} and {uses[-1]} are {flash_bytes + missing_bytes:,} B"
-        f"{' at least' if are_lower_bounds else ''}, and device {device.name} has "
-        f"{flash_bytes:,} B; "
-        f"{_flash_advice(deployment, sizes, missing_bytes)}"
-    )
-
-
-def _flash_advice(deployment: Build, sizes: Mapping[str, int], missing_bytes: int) -> str:
-    """Return advice for a step that exceeds the flash by `missing_bytes`."""
-    updates = (node for node in deployment.step.graph.nodes if node.phase == Phase.UPDATE)
-    has_moments = any(len(node.outputs) > 1 for node in updates)
-    smaller_optimizer = ["take an optimizer with fewer bytes of state"] if has_moments else []
-    if sizes["storage"] < missing_bytes:
-        return " or ".join([*smaller_optimizer, "take a smaller network"])
-    first_options = []
-    if deployment.commit:
-        first_options = ["leave out the option commit"]
-    elif deployment.ram_bytes < deployment.device.ram_bytes:
-        first_options = ["increase the option ram"]
-    return (
-        ", ".join([*first_options, *smaller_optimizer] or ["take a smaller network"])
-        + " or take a device whose storage is a card"
-    )
-
-
-def ram_warning(deployment: Build) -> str | None:
-    """Return a warning if the RAM limit of a step exceeds the RAM of the device, otherwise None."""
-    device, ram_bytes = deployment.device, deployment.ram_bytes
-    if ram_bytes <= device.ram_bytes:
-        return None
-    return (
-        f"the step may take {format_bytes(ram_bytes)} of RAM, and device {device.short_name} has "
-        f"{format_bytes(device.ram_bytes)}"
-    )
-
-
-def flash_warning(deployment: Build) -> str | None:
-    """Return a warning if program and storage use more than `NEARLY_FULL` of the flash, or None."""
-    device, free_bytes = deployment.device, deployment.flash_map().get("free", 0)
-    if device.flash is None:
-        return None
-    flash_bytes = device.flash.size_bytes
-    if free_bytes >= (1 - NEARLY_FULL) * flash_bytes:
-        return None
-    return (
-        f"the step takes {1 - free_bytes / flash_bytes:.0%} of the flash of device "
-        f"{device.short_name}: "
-        f"{format_bytes(free_bytes)} of {format_bytes(flash_bytes)} are left to the application"
-    )
-
-
-# -- code ----------------------------------------------------------------------------------------
 
 
 def code_bytes(source: Source) -> int:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.errors import InputError
 from poetmodel.export.kernels import (
     FORWARDING_HEADER,
-    SHARED_PREFIX,
     add_licence,
     apply_prefix,
     find_included_headers,
     make_kernel_header,
     write_shared_kernels,
 )
-from poetmodel.export.manifest import MANIFEST, make_manifest, read_earlier_manifest
-from poetmodel.export.packaging import WeightsFormat, folder_template_values, format_command
-from poetmodel.export.templates import fill_template
+from poetmodel.export.manifest import MANIFEST, read_earlier_manifest
+from poetmodel.export.options import WeightsFormat
+from poetmodel.export.packaging import folder_template_values, format_command
+from poetmodel.export.summary import make_manifest
+from poetmodel.export.templates import fill_template, list_templates
 from poetmodel.files import (
     LICENCE_FILE,
     check_writable,
@@ -26,100 +26,13 @@ from poetmodel.files import (
     write_bytes,
     write_text,
 )
-from poetmodel.lowered.kernels import SOURCES, find_kernel
+from poetmodel.lowered.kernels import find_kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from importlib.resources.abc import Traversable
+    from collections.abc import Iterator
     from pathlib import Path
 
     from poetmodel.export.deployment import Deployment
-
-_PREFIX_PATTERN: Final = re.compile(r"[a-z][a-z0-9_]*")
-_RESERVED_PREFIXES: Final = re.compile(
-    r"arduino|assert|complex|ctype|errno|fenv|float|inttypes|iso646|limits|locale|math|pthread|"
-    r"setjmp|signal|std(align|arg|atomic|bool|def|int|io|lib|noreturn)|strings?|tgmath|threads|"
-    r"time|uchar|unistd|w(char|ctype)|"  # headers
-    r"all|clean|edit_cache|help|install|m|package|rebuild_cache|test"  # CMake targets, a library
-)
-"""Prefixes that clash with the name of a standard header, a CMake target or a library."""
-
-
-def check_folder(folder: Path) -> None:
-    """Raise `InputError` unless an export could be written to a folder; a temporary file is.
-
-    The folder must not be inside another exported folder and, unless it contains an earlier export,
-    have no manifest and no file with the path of a template.
-    """
-    _check_folder_writable(folder)
-    outer_folder = next(
-        (ancestor for ancestor in folder.resolve().parents if read_earlier_manifest(ancestor)), None
-    )
-    if outer_folder is not None:
-        raise InputError(
-            f"{folder}: is inside {outer_folder}, which is an exported folder, and builds of that "
-            "would find its files; choose a folder outside of it"
-        )
-    if not read_earlier_manifest(folder):
-        _check_absent_files(
-            folder, [*(name for name, _ in _list_templates()), LICENCE_FILE, MANIFEST]
-        )
-
-
-def check_shared_folder(shared_folder: Path, folder: Path) -> None:
-    """Raise `InputError` unless `shared_folder` can contain kernels of the step in `folder`."""
-    _check_folder_writable(shared_folder)
-    if shared_folder.resolve() == folder.resolve():
-        raise InputError(
-            f"{shared_folder}: expected another folder for shared kernels than for the step"
-        )
-    if not (shared_folder / "include" / f"{SHARED_PREFIX}_kernels.h").is_file():
-        _check_absent_files(
-            shared_folder, [name for name, _ in _list_template_files(SOURCES / "shared")]
-        )
-
-
-def _check_folder_writable(folder: Path) -> None:
-    """Raise `InputError` unless a folder, or its nearest parent, takes a temporary file."""
-    with raise_write_errors(folder):
-        existing_folder = next(
-            ancestor for ancestor in (folder, *folder.absolute().parents) if ancestor.exists()
-        )
-        if not existing_folder.is_dir():
-            raise InputError(
-                f"{folder}: expected a folder to write, and {existing_folder} is a file"
-            )
-    check_writable(existing_folder / MANIFEST)
-
-
-def _check_absent_files(folder: Path, names: Sequence[str]) -> None:
-    with raise_write_errors(folder):
-        present_name = next((name for name in sorted(names) if (folder / name).is_file()), None)
-    if present_name is not None:
-        raise InputError(
-            f"{folder}: holds {present_name}, which no export has written there; choose another "
-            "folder"
-        )
-
-
-def check_prefix(prefix: object) -> None:
-    """Raise `InputError` unless `prefix` is a string that is a valid prefix of names in C.
-
-    It has small letters, digits and underscores, and begins with a letter. Names of headers, build
-    targets and libraries, and the prefix of shared kernels are not valid.
-    """
-    if not (isinstance(prefix, str) and _PREFIX_PATTERN.fullmatch(prefix)):
-        raise InputError(
-            f"prefix: expected small letters, digits and underscores after a letter, such as kws, "
-            f"got {prefix!r}"
-        )
-    if _RESERVED_PREFIXES.fullmatch(prefix):
-        raise InputError(
-            f"prefix: {prefix} is the name of a header, a build target or a library already; "
-            "choose another one"
-        )
-    if prefix == SHARED_PREFIX:
-        raise InputError(f"prefix: {prefix} is that of shared kernels; choose another one")
 
 
 def write_folder(deployment: Deployment) -> None:
@@ -153,7 +66,7 @@ def write_folder(deployment: Deployment) -> None:
         **source.template_values(),
         "COMMAND": "@COMMAND@",
     }
-    templates = (template for template in _list_templates() if _is_needed(template[0], deployment))
+    templates = (template for template in list_templates() if _is_needed(template[0], deployment))
     sources |= {name: fill_template(text, values) for name, text in templates}
     texts = {
         apply_prefix(name, prefix): add_licence(name, apply_prefix(text, prefix))
@@ -193,22 +106,6 @@ def _list_earlier_files(folder: Path) -> Iterator[str]:
 
 _REPLACED_FILE: Final = re.compile(r"(src|include|examples/Train)/[a-z0-9_]+\.(c|h|bin)")
 """Files to delete if a new export lacks them, because a build would compile or include them."""
-
-
-def _list_templates() -> Iterator[tuple[str, str]]:
-    """Yield (path, text) of all templates of an exported folder, which `_is_needed` filters."""
-    yield from _list_template_files(SOURCES)
-    yield from _list_template_files(SOURCES / "generated")
-
-
-def _list_template_files(folder: Traversable, parent: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (path, text) of each file below a folder, paths relative to it, after `parent`."""
-    for path in folder.iterdir():
-        name = f"{parent}{path.name}"
-        if path.is_file():
-            yield name, path.read_text(encoding="utf-8")
-        elif name not in {"generated", "kernels", "shared"}:
-            yield from _list_template_files(path, f"{name}/")
 
 
 def _is_needed(name: str, deployment: Deployment) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Self, TypedDict
@@ -12,9 +13,8 @@ from poetmodel.budgets import Budget, TileChoice
 from poetmodel.device import Costs, Device
 from poetmodel.device.generation import MIN_WRITE_UNIT_BYTES, GenerationLayout
 from poetmodel.errors import BudgetError, InputError
-from poetmodel.export.folder import check_folder, check_prefix, check_shared_folder
 from poetmodel.export.migration import load_generation_layout
-from poetmodel.export.packaging import WeightsFormat
+from poetmodel.export.paths import check_folder, check_prefix, check_shared_folder
 from poetmodel.export.replay import check_samples
 from poetmodel.export.reserves import RUNTIME_BYTES, parse_stack
 from poetmodel.lowered.tables import parse_byte_inputs
@@ -34,6 +34,15 @@ if TYPE_CHECKING:
 
 DEFAULT_DEVICE: Final = "nrf52840"
 """Default device of an export: a Cortex-M4 with 256 KiB of RAM."""
+
+
+class WeightsFormat(StrEnum):
+    """Format of the initial values of state and of the constants in an exported folder."""
+
+    C = "c"
+    """An array in C, for any build system."""
+    BINARY = "binary"
+    """A binary file that the assembler includes: faster to build if the weights are large."""
 
 
 class ExportKeywords(TypedDict, total=False):

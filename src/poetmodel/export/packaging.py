@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from poetmodel.export.options import WeightsFormat
 from poetmodel.lowered.calls import DataType
 from poetmodel.units import format_bytes
 
@@ -18,15 +18,6 @@ if TYPE_CHECKING:
 
 _EXAMPLE_ADDRESS: Final = 0xC0000
 """Start address of the example partition unless the device commits to its flash."""
-
-
-class WeightsFormat(StrEnum):
-    """Format of the initial values of state and of the constants in an exported folder."""
-
-    C = "c"
-    """An array in C, for any build system."""
-    BINARY = "binary"
-    """A binary file that the assembler includes: faster to build if the weights are large."""
 
 
 def folder_template_values(deployment: Deployment) -> TemplateValues:

@@ -12,7 +12,7 @@ import numpy as np
 
 from poetmodel.device.generation import RECORD_BYTES, SEAL_BYTES, WRITE_PADDING_BYTES
 from poetmodel.export.emitter import ProgramSource, comment_text
-from poetmodel.export.packaging import WeightsFormat
+from poetmodel.export.options import WeightsFormat
 from poetmodel.export.reserves import input_bytes, output_bytes
 from poetmodel.export.storage import gradient_slot_name
 from poetmodel.export.templates import read_template

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from poetmodel.lowered.kernels import SOURCES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+    from importlib.resources.abc import Traversable
 
 TemplateValues: TypeAlias = "Mapping[str, str | int]"
 """Values by template word. True and False are written as 1 and 0."""
@@ -47,3 +48,19 @@ def _resolve_blocks(text: str, values: TemplateValues) -> str:
 
 def _format_value(value: str | int) -> str:
     return value if isinstance(value, str) else str(int(value))
+
+
+def list_templates() -> Iterator[tuple[str, str]]:
+    """Yield (path, text) of all templates of exported folders; a folder needs some of them."""
+    yield from list_template_files(SOURCES)
+    yield from list_template_files(SOURCES / "generated")
+
+
+def list_template_files(folder: Traversable, parent: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (path, text) of each file below a folder, paths relative to it, after `parent`."""
+    for path in folder.iterdir():
+        name = f"{parent}{path.name}"
+        if path.is_file():
+            yield name, path.read_text(encoding="utf-8")
+        elif name not in {"generated", "kernels", "shared"}:
+            yield from list_template_files(path, f"{name}/")
