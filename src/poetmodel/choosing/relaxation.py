@@ -86,15 +86,9 @@ class ChoiceRelaxation:
 
     def solve(self, request: Request) -> RawSolution:
         """Solve the relaxation in the remaining time; scores in the result are in `unit`."""
-        from poetmodel.backends.protocol import Limits
         from poetmodel.backends.registry import backend as find_backend
 
-        limits = Limits(
-            time_s=max(request.remaining_s(), 1e-3),
-            rel_gap=1e-9,
-            seed=request.seed,
-            options=request.solver_options,
-        )
+        limits = request.solver_limits(max(request.remaining_s(), 1e-3), rel_gap=1e-9)
         return find_backend(request.backend).solve(_Program(self).to_standard_form(), limits)
 
     def selected_layers(self, solution: RawSolution) -> tuple[str, ...]:

@@ -157,11 +157,7 @@ def _problem_facts(stated: ProblemEntry, subject: Checked) -> dict[str, Any]:
     """Return the stated problem; the budget of a compiled step includes the reserved bytes."""
     values = stated.model_dump()
     values["ram_budget_bytes"] += subject.reserved_bytes
-    return {
-        key: value
-        for key, value in values.items()
-        if value or key not in {"constraints", "weights", "solver_options"}
-    }
+    return {key: value for key, value in values.items() if value not in ([], {})}
 
 
 def _peak_facts(subject: Checked) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import numpy as np
 
 from poetmodel.backends.layout import require_layout, to_standard_form
-from poetmodel.backends.protocol import BackendProgress, Limits, RawSolution, SolverStatus
+from poetmodel.backends.protocol import BackendProgress, RawSolution, SolverStatus
 from poetmodel.backends.registry import backend
 from poetmodel.backends.standard_form import StandardForm, round_integers
 from poetmodel.backends.worker import run_interruptibly
@@ -209,14 +209,10 @@ class ModelProof:
         if remaining_s <= 0:
             return None
         solver = backend(request.backend)
-        limits = Limits(
-            time_s=remaining_s,
-            rel_gap=GAP_FRACTION * request.gap,
+        limits = replace(
+            request.solver_limits(remaining_s, rel_gap=GAP_FRACTION * request.gap),
             threads=request.threads,
-            seed=request.seed,
-            presolve=request.presolve,
             log=self.search.log.append,
-            options=request.solver_options,
         )
         stop = threading.Event()
         self.last_report = None

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from poetmodel.backends import OptionValue
+    from poetmodel.backends.protocol import Limits
     from poetmodel.schedule import Schedule
 
     OnProgress = Callable[["SolveProgress"], bool | None]
@@ -163,6 +164,18 @@ class Request(SearchOptions):
             on_progress=on_progress,
             started_s=now_s(),
             wall_end_s=wall_end_s(),
+        )
+
+    def solver_limits(self, time_s: float, *, rel_gap: float) -> Limits:
+        """Return the limits of one call of the solver, with one thread."""
+        from poetmodel.backends.protocol import Limits
+
+        return Limits(
+            time_s=time_s,
+            rel_gap=rel_gap,
+            seed=self.seed,
+            presolve=self.presolve,
+            options=self.solver_options,
         )
 
     def elapsed_s(self) -> float:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.backends.protocol import (
     BackendProgress,
     Basis,
-    Limits,
     RawSolution,
     SolverStatus,
 )
@@ -139,13 +138,10 @@ class Session:
         if wall_s <= 0 or request.remaining_s() <= 0 or search.stop_reason is not None:
             search.is_done()
             return None
-        limits = Limits(
-            time_s=wall_s if max_s is None else min(max_s, wall_s),
-            rel_gap=request.gap / 2,
-            seed=request.seed,
-            presolve=request.presolve,
+        time_s = wall_s if max_s is None else min(max_s, wall_s)
+        limits = replace(
+            request.solver_limits(time_s, rel_gap=request.gap / 2),
             log=search.log.append,
-            options=request.solver_options,
             **(extra_limits or {}),
         )
 
