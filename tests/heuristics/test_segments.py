@@ -79,6 +79,17 @@ def test_best_segments_are_kept_where_time_ends_in_their_repair(monkeypatch):
     assert verdict.simulation.peak_ram_bytes < checkpoint_all_peak_bytes(problem.graph) / 3
 
 
+def test_phases_may_be_plain_words():
+    """A graph of a file, whose phases are strings, is divided as one whose phases are members."""
+    made = recurrence(100)
+    read = Graph.from_dict(made.to_dict())
+    schedules = [
+        checkpoint_segments(problem_of(graph, ram="20%", minimize="time")) for graph in (made, read)
+    ]
+    assert schedules[0] is not None
+    assert schedules[0].R == schedules[1].R
+
+
 def test_nothing_is_cut_where_that_cannot_help():
     """Small graphs, those that fit, and those without recomputation have no such schedule."""
     large, small = recurrence(100), recurrence(20)

@@ -89,9 +89,34 @@ class RamLedger:
         """For each node, a mapping from the tensors that it reads and computes to the node."""
         self._peak_changes: list[tuple[int, int]] = []
         """Stages with their previous `_extra_bytes`; -1 if the stage became stale."""
-        for i in range(len(self.sizes)):
+        self._counts_links = False
+        """Whether changes update the links and rows; False until `count_links`."""
+
+    def count_links(self) -> None:
+        """Count the links of all tensors, once; later changes keep them up to date."""
+        self._counts_links = True
+        changes = [0] * (len(self.recomputed) + 1)
+        """For each stage, the bytes of the links that begin there, less those that end."""
+        for i, size in enumerate(self.sizes):
             check_time_limit()
-            self._count_all_links(i, 1)
+            always_counting, intervals = self._always_counting[i], self.intervals[i]
+            overwritable_bytes = self._overwritable_bytes.get(i, {})
+            for last, need in self._links(i):
+                first = last + 1 if last in always_counting else last
+                if first < need:
+                    changes[first] += size
+                    changes[need] -= size
+                    intervals.append((first, need))
+                    if first in overwritable_bytes:
+                        saved_bytes = overwritable_bytes[first] - size
+                        changes[first] += saved_bytes
+                        changes[first + 1] -= saved_bytes
+                if last >= 0:
+                    self._links_from[last].add(i)
+        self.row_bytes += np.cumsum(changes[:-1], dtype=np.int64)
+        for t, (nodes, tensors) in enumerate(zip(self.recomputed, self.paged_in, strict=True)):
+            if nodes or tensors:
+                self._mark_stale(t)
 
     # -- tensors in RAM --------------------------------------------------------------------------
 
@@ -207,7 +232,8 @@ class RamLedger:
             items.add(item)
         else:
             items.remove(item)
-        self._mark_stale(t)
+        if self._counts_links:
+            self._mark_stale(t)
         for i in graph.outputs_of[item] if is_recomputation else (item,):
             self._change_source(i, t, is_added=is_added)
         for i in graph.inputs_of[item] if is_recomputation else ():
@@ -218,7 +244,8 @@ class RamLedger:
         k, n_stages = self.graph.node_of[i], len(self.recomputed)
         sources, needs = self._sources[i], self._needs[i]
         fixed_needs = (k, n_stages) if k in self._always_counting[i] else (n_stages,)
-        self._count_all_links(i, -1)
+        if self._counts_links:
+            self._count_all_links(i, -1)
         sources.remove(-1 if to_storage else k)
         insort(sources, k if to_storage else -1)
         for need in fixed_needs:
@@ -227,8 +254,9 @@ class RamLedger:
             else:
                 insort(needs, need)
         (self.resident.remove if to_storage else self.resident.add)(i)
-        self._count_all_links(i, 1)
-        self._mark_stale(k)
+        if self._counts_links:
+            self._count_all_links(i, 1)
+            self._mark_stale(k)
 
     def _undo_peaks(self, n_changes: int) -> None:
         """Restore the peaks that were known after `n_changes` changes of peaks."""
@@ -279,8 +307,8 @@ class RamLedger:
         else:
             del sources[position]
         next_position = position + is_added
-        if next_position < len(sources) and sources[next_position] == t:
-            return  # the stage has another source of the tensor
+        if not self._counts_links or (next_position < len(sources) and sources[next_position] == t):
+            return  # the stage may have another source of the tensor
         need_position = bisect_left(needs, t)
         last = sources[position - 1]
         if need_position and needs[need_position - 1] > last:
@@ -303,8 +331,8 @@ class RamLedger:
         else:
             del needs[position]
         next_position = position + is_added
-        if next_position < len(needs) and needs[next_position] == t:
-            return  # another step of the stage reads it
+        if not self._counts_links or (next_position < len(needs) and needs[next_position] == t):
+            return  # another step of the stage may read it
         source_position = bisect_right(sources, t)
         last = sources[source_position - 1]
         if last == t:
@@ -371,8 +399,12 @@ class RamLedger:
         self._mark_stale(t)
 
     def _mark_stale(self, t: int) -> None:
-        """Mark the peak of stage `t` as stale, and log this for `undo`."""
-        if t not in self._stale_stages:
+        """Mark the peak of stage `t` as stale, and log this for `undo`.
+
+        Without restorations a stage has no step above its last one.
+        """
+        has_steps = self.recomputed[t] or self.paged_in[t] or self._extra_bytes[t]
+        if has_steps and t not in self._stale_stages:
             self._stale_stages.add(t)
             self._peak_changes.append((t, -1))
 

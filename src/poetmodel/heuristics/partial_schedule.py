@@ -95,6 +95,7 @@ class PartialSchedule(RamLedger):
             check_time_limit()
             if restoration not in self:
                 self._apply(restoration, is_added=True)
+        self.count_links()
         self.commit()
 
     @classmethod

@@ -14,8 +14,8 @@ Chen, Xu, Zhang, Guestrin, *Training Deep Nets with Sublinear Memory Cost*, 2016
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left, bisect_right
+from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -57,51 +57,80 @@ If no node begins within this distance, the segment begins at the next node, if 
 def checkpoint_segments(problem: Problem) -> Schedule | None:
     """Return the schedule with the lowest `Score` among segmentations and repairs of one of them.
 
-    Per-stage constraints and makespans are not checked. None for fewer than `MIN_NODES` nodes, or
-    if keep-all fits in RAM and RAM is not minimized.
+    Per-stage constraints and makespans are not checked. None if `SegmentSearch.applies_to` is
+    False or no schedule meets the limits.
     """
-    keep_all_bytes = checkpoint_all_peak_bytes(problem.graph)
-    keep_all_fits = keep_all_bytes <= problem.usable_ram_bytes and problem.objective.is_sum
-    if len(problem.graph.nodes) < MIN_NODES or keep_all_fits:
+    if not SegmentSearch.applies_to(problem):
         return None
-    search = _SegmentSearch(problem, keep_all_bytes)
-    try:
-        with limit_time(SEARCH_TIME_RATIO * time_left_s()):  # the rest is for the schedule
-            search.find_best()
-    except TimeLimitError:
-        if search.best is None:
-            raise
-    return None if search.best is None else search.best.schedule()
+    search = SegmentSearch(problem)
+    search.find_best()
+    search.improve()
+    return search.schedule()
 
 
-class _SegmentSearch:
-    """The search over numbers of segments, and the repair of the best segmentation."""
+class SegmentSearch:
+    """The search over numbers of segments, and the repair of the best segmentation.
 
-    def __init__(self, problem: Problem, keep_all_bytes: int) -> None:
+    A time limit of the context ends `find_best` with an error, if there is no schedule yet.
+    """
+
+    def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.objective = PenalizedObjective(problem)
         self.best: PartialSchedule | None = None
         self.best_score = WORST
         self.min_peak_restorations: list[Restoration] = []
         """Restorations of the partial schedule with the smallest peak; empty for keep-all."""
-        self.min_peak_bytes = keep_all_bytes
-        self.until_s = math.inf
-        """Time at which repairs end, on the clock of `now_s` [s]; set by `find_best`."""
+        self.min_peak_bytes = checkpoint_all_peak_bytes(problem.graph)
+        self.repair_s = 0.0
+        """Maximum time for repairs [s]; set by `find_best`."""
+        self.is_improved = False
+        """Whether a repair has been tried."""
+
+    @staticmethod
+    def applies_to(problem: Problem) -> bool:
+        """Return whether a graph has `MIN_NODES` nodes, and keep-all does not fit or RAM counts."""
+        keep_all_bytes = checkpoint_all_peak_bytes(problem.graph)
+        keep_all_fits = keep_all_bytes <= problem.usable_ram_bytes and problem.objective.is_sum
+        return len(problem.graph.nodes) >= MIN_NODES and not keep_all_fits
+
+    def schedule(self) -> Schedule | None:
+        """Return the best schedule; None without one."""
+        return None if self.best is None else self.best.schedule()
 
     def find_best(self) -> None:
-        """Evaluate all segmentations, and store the best schedule within the limits in `best`."""
+        """Evaluate all segmentations; improve the best if none fits, or if RAM is minimized."""
         started_s = now_s()
-        for restorations in _segmentations(self.problem):
-            self._store_if_best(self.objective.make_partial(restorations))
-        if not self.min_peak_restorations:
+        with self._limited():
+            for restorations in _segmentations(self.problem):
+                self._store_if_best(self.objective.make_partial(restorations))
+        self.repair_s = REPAIR_TIME_RATIO * (now_s() - started_s)
+        if self.best is None or not self.problem.objective.is_sum:
+            self.improve()
+
+    def improve(self) -> None:
+        """Repair the best segmentation, or without one that of the smallest peak; once."""
+        if self.is_improved or not self.min_peak_restorations:
             return
-        ended_s = now_s()
-        self.until_s = ended_s + REPAIR_TIME_RATIO * (ended_s - started_s)
-        if not self.problem.objective.is_sum:
-            self._minimize_peak()
-        else:
-            start = self.min_peak_restorations if self.best is None else self.best.restorations()
-            self._repair(start, self.problem.usable_ram_bytes)
+        self.is_improved = True
+        until_s = now_s() + self.repair_s
+        with self._limited():
+            if not self.problem.objective.is_sum:
+                self._minimize_peak(until_s)
+            else:
+                best = self.best
+                start = self.min_peak_restorations if best is None else best.restorations()
+                self._repair(start, self.problem.usable_ram_bytes, until_s)
+
+    @contextmanager
+    def _limited(self) -> Iterator[None]:
+        """Leave time for the schedule; the limit is an error only without a schedule."""
+        try:
+            with limit_time(SEARCH_TIME_RATIO * time_left_s()):
+                yield
+        except TimeLimitError:
+            if self.best is None:
+                raise
 
     def _store_if_best(self, partial: PartialSchedule) -> None:
         """Store the best schedule within limits, and the restorations of the smallest peak."""
@@ -112,11 +141,11 @@ class _SegmentSearch:
         if fits and score < self.best_score:
             self.best, self.best_score = partial, score
 
-    def _repair(self, start: list[Restoration], limit_bytes: int) -> bool:
+    def _repair(self, start: list[Restoration], limit_bytes: int, until_s: float) -> bool:
         """Repair a schedule to fit `limit_bytes` [B], maybe not other limits, by `until_s`."""
         partial = self.objective.make_partial(start)
         prices = self.objective.prices(0.0)
-        repair = Repair(self.problem, partial, prices, limit_bytes, until_s=self.until_s)
+        repair = Repair(self.problem, partial, prices, limit_bytes, until_s=until_s)
         is_fit = repair.fit()
         if is_fit and self.problem.objective.is_sum:
             repair.drop_unneeded()
@@ -124,14 +153,14 @@ class _SegmentSearch:
             self._store_if_best(partial)
         return is_fit
 
-    def _minimize_peak(self) -> None:
+    def _minimize_peak(self, until_s: float) -> None:
         """Bisect for the smallest peak, by at most `MAX_PEAKS` repairs."""
         low = self.problem.floor.bytes
         for _ in range(MAX_PEAKS):
-            if low >= self.min_peak_bytes or now_s() > self.until_s:
+            if low >= self.min_peak_bytes or now_s() > until_s:
                 break
             middle = (low + self.min_peak_bytes) // 2
-            if not self._repair(self.min_peak_restorations, middle):
+            if not self._repair(self.min_peak_restorations, middle, until_s):
                 low = middle + 1
 
 
@@ -139,7 +168,7 @@ def _segmentations(problem: Problem) -> Iterator[list[Restoration]]:
     """Yield the recomputations of 16, 8, 32, 4, ... segments: 16 is best most often."""
     graph = problem.graph
     forward_count = next(
-        (k for k, node in enumerate(graph.nodes) if node.phase is Phase.BACKWARD), 0
+        (k for k, node in enumerate(graph.nodes) if node.phase == Phase.BACKWARD), 0
     )
     if not problem.recompute:
         return

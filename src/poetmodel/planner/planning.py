@@ -312,6 +312,9 @@ def verify(
         blocking_metrics = PlanMetrics(simulation.makespan_s)
         if simulation.violations:  # no program can execute the schedule
             return blocking_metrics
+        transfers = simulation.page_ins or simulation.page_outs or simulation.committed_bytes
+        if not transfers and plan is None and problem.minimize != Quantity.RAM:
+            return blocking_metrics  # the plan is the schedule
         peak_bytes, ram_bytes = simulation.peak_ram_bytes, None
         try:
             with nullcontext() if planning_s is None else limit_time(planning_s):

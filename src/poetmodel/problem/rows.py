@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from operator import mul
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
@@ -43,7 +43,7 @@ def weighted_sum(*terms: tuple[Coefficients, float]) -> Coefficients:
     """Return the weighted sum of at least one pair (coefficients, weight), for each decision."""
     weights = [weight for _, weight in terms]
 
-    def weigh_column(values: Iterable[float]) -> float:
+    def weigh(values: Iterable[float]) -> float:
         """Return the weighted sum of the coefficients of one decision; 0 for a rounding error."""
         products: list[float] = list(map(mul, weights, values))
         total: float = sum(products)
@@ -55,7 +55,7 @@ def weighted_sum(*terms: tuple[Coefficients, float]) -> Coefficients:
 
     return Coefficients(
         *(
-            tuple(weigh_column(values) for values in zip(*columns, strict=True))
+            tuple(map(cache(weigh), zip(*columns, strict=True)))  # layers are often alike
             for columns in zip(*(coefficients for coefficients, _ in terms), strict=True)
         )
     )
