@@ -33,7 +33,7 @@ class Build(StorageLayout):
     @classmethod
     def of(cls, layout: StorageLayout) -> Self:
         """Generate the C of a layout."""
-        return cls(**layout.fields(), source=Source(layout))
+        return cls(**layout.field_values(), source=Source(layout))
 
     @cached_property
     def program_bytes(self) -> Mapping[str, int]:

@@ -93,7 +93,7 @@ def export_with(step: LoweredStep, options: ExportOptions) -> Deployment:
         trial.candidates(), trial.build_problem, request, excess_bytes=trial.excess_flash_bytes
     )
     step = tiles.step
-    check_flash(trial.build(step), are_lower_bounds=True)
+    trial.check_least_flash(step)
     trial.check_min_ram(tiles)
     problem = trial.build_problem(step)
     if problem.table.commit is not None:
@@ -135,7 +135,7 @@ def export_with(step: LoweredStep, options: ExportOptions) -> Deployment:
     build = Build.of(layout)
     check_flash(build)
     deployment = Deployment(
-        **build.fields(),
+        **build.field_values(),
         result=result,
         tile_bytes=tiles.tile_bytes,
         tile_trials=() if tiles.tile_bytes is None else tiles.trials,
@@ -181,20 +181,25 @@ class Trial:
         """Raise `FlashError` if the weights alone exceed the flash: no tiles reduce those not 0."""
         flash = self.options.device.flash
         if flash is not None and min_weight_bytes(self.step) > flash.size_bytes:
-            check_flash(self.build(self.step), are_lower_bounds=True)
+            self.check_least_flash(self.step)
+
+    def check_least_flash(self, step: LoweredStep) -> None:
+        """Raise `FlashError` if the smallest program of the step in tiles exceeds the flash."""
+        if self.options.device.flash is not None:
+            check_flash(self._build(make_smallest_program(step)), are_lower_bounds=True)
 
     def build_problem(self, step: LoweredStep) -> Problem:
         """Return the problem of the step in tiles."""
         return self.options.build_problem(step, ram_bytes=self.budget_bytes, paging=self.may_page)
 
-    def build(self, step: LoweredStep, program: Program | None = None) -> Build:
-        """Return the C of the step in tiles, to size it; by default its smallest program."""
+    def _build(self, program: Program) -> Build:
+        """Return the C of the step in tiles, to size it."""
         layout = StorageLayout(
             options=self.options,
             identity=self.identity,
-            programs=(program or make_smallest_program(step),),
+            programs=(program,),
             ram_bytes=self.ram_bytes,
-            replay=_make_replay(step, self.options),
+            replay=_make_replay(program.step, self.options),
             migration=None,
         )
         return Build.of(layout)
@@ -209,9 +214,16 @@ class Trial:
             paging=self.may_page,
             names_nodes=self.options.profile is not None,
         )
+        if self.options.device.flash is None:
+            return [first, *later]
+        smallest = ((tile_bytes, make_smallest_program(step)) for tile_bytes, step in later)
         return [
             first,
-            *(pair for pair in later if self._free_flash_bytes(self.build(pair[1])) >= 0),
+            *(
+                (tile_bytes, program.step)
+                for tile_bytes, program in smallest
+                if self._build(program).flash_map()["free"] >= 0
+            ),
         ]
 
     def excess_flash_bytes(self, step: LoweredStep, result: SolveResult) -> int:
@@ -223,12 +235,7 @@ class Trial:
         plan = make_plan(step.graph, costs, schedule, mode=_transfer_mode(device))
         program = Program(kind="step", step=step, plan=plan, arena=make_zero_arena(step, plan))
         min_free_bytes = int((1 - TRIAL_FLASH_RATIO) * device.flash.size_bytes)
-        return max(0, min_free_bytes - self._free_flash_bytes(self.build(step, program)))
-
-    @staticmethod
-    def _free_flash_bytes(build: Build) -> int:
-        """Return the flash that a program leaves [B]: negative if it does not fit, 0 if unknown."""
-        return build.flash_map().get("free", 0)
+        return max(0, min_free_bytes - self._build(program).flash_map()["free"])
 
     def check_min_ram(self, tiles: ChosenTiles) -> None:
         """Raise `BudgetError` if a node needs more RAM than tensors may use."""

@@ -142,7 +142,7 @@ class StorageLayout:
             return "ram"
         return "mapped" if self.plan.memory_mapped else "storage"
 
-    def fields(self) -> dict[str, Any]:
+    def field_values(self) -> dict[str, Any]:
         """Return the fields, for a value that states more about the same programs."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
