@@ -138,12 +138,14 @@ static uint32_t pm_unit(void)
 #endif
 }
 
+#if PM_STATE_SUMS
 /* Returns whether a slot is a tensor of a generation with a checksum after it. */
 static int pm_has_sum(uint32_t slot)
 {
     const uint32_t row = pm_row_of(slot);
-    return PM_STATE_SUMS && slot < PM_SLOTS && row > PM_RECORD_ROW && row < PM_SEAL_ROW;
+    return slot < PM_SLOTS && row > PM_RECORD_ROW && row < PM_SEAL_ROW;
 }
+#endif
 
 /* Returns the size of the slots of a generation before one of them. */
 static uint32_t pm_rows_before(uint32_t end)
