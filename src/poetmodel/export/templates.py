@@ -1,4 +1,4 @@
-"""The syntax of the templates in ``c``, from which files of exported folders are made.
+"""The templates in ``c``, from which files of exported folders are made, and their syntax.
 
 ``@WORD@`` is replaced by the value of a word. ``@IF WORD@ ... @END WORD@`` retains the enclosed
 text if the value is true, ``@UNLESS WORD@ ... @END WORD@`` if it is false. A mark of a block that
