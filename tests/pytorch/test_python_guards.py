@@ -227,6 +227,14 @@ PLACES = {
     "keys": (
         attribute("table", {"a": 1.0}), lambda m: float(len(list(m.table))), item("table", "b", 0)
     ),
+    "order of a dict": (
+        attribute("table", {"a": 1.0, "b": 2.0}), lambda m: next(iter(m.table.values())),
+        lambda m: m.table.update(a=m.table.pop("a")),
+    ),
+    "order of an ordered dict": (
+        attribute("table", OrderedDict(a=1.0, b=2.0)), lambda m: next(iter(m.table.values())),
+        lambda m: m.table.move_to_end("a"),
+    ),
     "nested dict": (
         attribute("table", {"a": {"b": 1.0}}), lambda m: m.table["a"]["b"],
         lambda m: m.table["a"].update(b=2.0),

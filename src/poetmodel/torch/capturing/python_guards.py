@@ -17,6 +17,7 @@ from poetmodel.torch.capturing.python_values import (
     comparison_key,
     describe,
     format_read_line,
+    keys_and_values,
     snapshot_of,
 )
 from poetmodel.torch.errors import FOREIGN_ERRORS
@@ -205,7 +206,7 @@ class PythonGuards:
     def _is_valid(self, place: GuardedPlace) -> bool:
         """Return whether a place has its old value, or the one that forward sets (`alternatives`).
 
-        For `Access.CONTENT` of a dict, each item may have either value.
+        For `Access.CONTENT` of a dict, each item may have either value, in the old order.
         """
         value = place.current_value()
         if place.access is Access.CONTENT:
@@ -224,6 +225,8 @@ class PythonGuards:
             return bool(self._alternatives.get((holder_id, None), ABSENT) == comparison_key(holder))
         keys = place.value[: len(place.value) // 2]
         old_items = dict(zip(keys, place.value[len(keys) :], strict=True))
+        if [key for key in keys if key in holder] != [key for key in holder if key in old_items]:
+            return False
         for key in old_items.keys() | holder.keys():
             if self._comparison.is_same(old_items.get(key, ABSENT), holder.get(key, ABSENT)):
                 continue
@@ -248,7 +251,7 @@ def _has_identical_items(holder: Any, snapshot: Any) -> bool:
     Sets and arrays only need to be equal.
     """
     if isinstance(holder, dict):
-        items = (*holder, *dict.values(holder))
+        items = keys_and_values(holder)
         return len(items) == len(snapshot) and all(map(is_, items, snapshot))
     if isinstance(holder, set | frozenset):
         return bool(holder == snapshot)

@@ -242,10 +242,18 @@ def _get_attribute(value: Any, key: str) -> Any:
 def snapshot_of(content: Any) -> Any:
     """Return an immutable, shallow copy of a container's content."""
     if isinstance(content, dict):
-        return (*content, *dict.values(content))
+        return keys_and_values(content)
     if isinstance(content, np.ndarray):
         return (str(content.dtype), tuple(content.shape), content.tobytes())
     return frozenset(content) if isinstance(content, set | frozenset) else tuple(content)
+
+
+def keys_and_values(items: dict[Any, Any]) -> tuple[Any, ...]:
+    """Return the keys of a dict in their order, then the value of each."""
+    if type(items) is dict:
+        return (*items, *items.values())
+    keys = tuple(items)  # an OrderedDict has an order of its own
+    return (*keys, *(dict.get(items, key) for key in keys))
 
 
 # -- text ----------------------------------------------------------------------------------------
