@@ -58,6 +58,7 @@ def _parse_argument(value: Any) -> Argument:
             offset = others.get("offset", 0)
             if type(offset) is int and offset >= 0:
                 return Ref(buffer, offset)
+            raise PydanticCustomError("argument", "offset: expected a number of elements")
     raise PydanticCustomError(
         "argument", "expected a number, a list of integers, a buffer or a learning rate"
     )
