@@ -64,7 +64,8 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
     node that the runtime computes twice within a stage is computed once by the schedule, and its
     outputs stay between the uses there. If the schedule then exceeds the budget, the step is
     executed again with less RAM. An execution above fifty single passes is abandoned. Tensors of 0
-    bytes are not evicted; of equal scores, the lowest index is evicted.
+    bytes are not evicted; of equal scores, the lowest index is evicted. Without a schedule within
+    the budget, and after an abandoned execution, `MethodNotApplicableError` has the reason.
     """
     if heuristic == LIVENESS:
         heuristic, liveness = HEURISTICS[0], True
@@ -373,7 +374,11 @@ class _PagingExecution(_LivenessExecution):
         return p in self.ram or p in self.paged_out
 
     def _recomputation_cost(self, i: int) -> float:
-        """Return the cost of recomputing tensor `i` and its evicted ancestors [s or J]."""
+        """Return the cost of recomputing tensor `i` and its evicted ancestors [s or J].
+
+        It includes page-ins of their paged-out inputs and, with `counts_neighbourhood`, the
+        recomputation of evicted descendants.
+        """
         ancestors = self.scores.evicted_ancestors(i)
         paged_inputs = {
             p

@@ -182,7 +182,10 @@ def _solve_for_fractions(problem: Problem, ram_bytes: int) -> list[tuple[int, in
 
 
 def _pin_checkpoints(problem: Problem) -> Checkpoints:
-    """Return the checkpoints of tensors that cannot be recomputed, shape (stages, tensors)."""
+    """Return the checkpoints of tensors that cannot be recomputed, shape (stages, tensors).
+
+    Each is kept after its node's stage until the last stage that can read it.
+    """
     graph = problem.graph
     recomputable = {i for i, k in enumerate(graph.node_of) if problem.may_recompute(k)}
     checkpoints = np.zeros((len(graph.nodes), len(graph.tensors)), dtype=bool)

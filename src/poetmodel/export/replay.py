@@ -277,6 +277,11 @@ def _make_front(
     node_buffers: Sequence[Collection[str]],
     input_index_of: dict[str, int],
 ) -> Front:
+    """Return the front that consists of `nodes`, given by their indices in the graph.
+
+    `node_buffers` has the buffers of every node of the graph; the keys of `input_index_of` are
+    buffers.
+    """
     graph, front_nodes = step.graph, frozenset(nodes)
     read_names: set[str] = set(step.returned_buffers)
     for k, node in enumerate(graph.nodes):

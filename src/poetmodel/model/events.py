@@ -303,7 +303,10 @@ def _paging_costs_no_more(problem: Problem, i: int, outputs: Sequence[int]) -> b
 
 
 class _EventFinder:
-    """Finds events from the last node to the first: readers' recomputations are uses of outputs."""
+    """Finds events from the last node to the first: readers' recomputations are uses of outputs.
+
+    `counted_page_in_groups` are by tensor. Without `is_free`, no free keep is found.
+    """
 
     def __init__(
         self,

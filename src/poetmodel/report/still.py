@@ -254,7 +254,10 @@ def band_colour(band_kind: str) -> str:
 def _lane_bars(
     chart: Mapping[str, Any], kind_by_letter: Mapping[str, Kind]
 ) -> list[tuple[Kind, float, float]]:
-    """Return (kind, start, length) of the bars of a lane, in program order and the chart's unit."""
+    """Return (kind, start, length) of the bars of a lane, in program order and the chart's unit.
+
+    Work whose letter `kind_by_letter` lacks has no bar in the lane.
+    """
     return [
         (kind_by_letter[letter], start, end - start)
         for position, start, end in chart["work"]

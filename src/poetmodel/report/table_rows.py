@@ -228,6 +228,7 @@ _MEASURED_ROWS: Final[
 
 
 def _step_rows() -> dict[str, tuple[RowSpec, ...]]:
+    """Return the `RowSpec` of each row about a compiled step, by the section's title."""
     return {
         "Memory of the step": (
             ("step.budget_bytes", "RAM budget", format_exact_bytes),

@@ -466,7 +466,10 @@ def _tolerance(problem: Problem, *overheads: float) -> float:
 def _check_solution(
     line: Mapping[str, Any], path: Path, problem_reader: _ProblemReader
 ) -> CheckedSolution:
-    """Verify a solution file and compare its overhead with the best known overhead and bound."""
+    """Verify the solution file `path`; compare it with the best known overhead and bound in `line`.
+
+    `line` is the problem's line of the library's index. An invalid solution is a finding.
+    """
     name, best = str(line["name"]), line["best"]
     known_values = {
         "name": name,

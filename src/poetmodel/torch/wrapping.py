@@ -56,7 +56,8 @@ def refuse_processes(name: str, remedy: str) -> None:
 def forbid_reads(owner: object, *attribute_names: str, method: str) -> Iterator[None]:
     """Let reading or setting attributes of `owner`, which are counters, raise `CaptureError`.
 
-    Properties replace these attributes of its class. `method` is the reader in the message.
+    Properties of its class replace these attributes, also in other instances. `method` is the
+    reader in the message.
     """
     with ExitStack() as stack:
         for attribute_name in attribute_names:

@@ -60,7 +60,10 @@ def disaggregate(
 
 
 class _Disaggregator:
-    """Assigns the decisions of one solution to stages, group by group."""
+    """Assigns the decisions of one solution to stages, group by group.
+
+    `last_stages` has the last stage in which each node may be computed.
+    """
 
     def __init__(self, graph: Graph, grouping: Grouping, last_stages: Sequence[int]) -> None:
         self.graph, self.grouping, self.last_stages = graph, grouping, last_stages

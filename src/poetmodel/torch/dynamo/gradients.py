@@ -207,7 +207,10 @@ def _current_pass_id() -> int:
 
 
 def _find_targets(node: Any) -> list[tuple[Any, str]]:
-    """Return (AccumulateGrad node, name) of each parameter whose gradient a checked call adds."""
+    """Return (AccumulateGrad node, name) of each parameter of the call with autograd node `node`.
+
+    The call stored the names in the node's metadata. Only direct successors of the node count.
+    """
     names = node.metadata[_NAMES_KEY]
     return [
         (target, names[id(target.variable)])

@@ -275,7 +275,8 @@ class MeasuringCompiler:
 def _make_synthetic_source(value: Any, *, is_counted: bool, integer: int) -> Callable[[], Any]:
     """Return a function that returns a synthetic CPU tensor like `value`; `value` if no tensor.
 
-    With `is_counted` each call allocates a new tensor, which a measured peak then includes.
+    It is full of 1 if its type is floating-point, otherwise of `integer`. With `is_counted` each
+    call allocates a new tensor, which a measured peak then includes.
     """
     if not isinstance(value, torch.Tensor):
         return lambda: value

@@ -52,8 +52,8 @@ class JointGraph(StepGraph):
     """The operations of a joint graph, forward pass first, with predicted or measured sizes.
 
     Each node of `graph` has its fake value. `forward_outputs` counts the results that precede
-    gradients; None for a graph without a backward pass. The fake value of a wait becomes that of
-    its input.
+    gradients; None for a graph without a backward pass. `is_inlined` is described in `StepGraph`.
+    The fake value of a wait becomes that of its input.
     """
 
     def __init__(

@@ -25,7 +25,8 @@ _EXCHANGE_NUMBERS: Final = count()
 class RankExchange:
     """Exchanges values through the store of PyTorch's default process group.
 
-    All processes must make the same exchanges in the same order.
+    All processes must make the same exchanges in the same order. If one has another key, or does
+    not arrive in time, the others raise `CaptureError`.
     """
 
     def __init__(self, time_limit_s: float) -> None:
@@ -57,7 +58,10 @@ class RankExchange:
         return value
 
     def gather(self, key: str, value: Any) -> list[Any]:
-        """Return the picklable values of all processes, by rank; `key` must be equal in all."""
+        """Return the picklable values of all processes, by rank.
+
+        `key` must be equal in all; several exchanges may have the same key.
+        """
         if _is_alone():
             return [value]
         store, prefix = self._exchange(key, pickle.dumps(value))

@@ -236,7 +236,10 @@ def _output_size(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> tuple[int, int]:
-    """Return (rows, columns): the numbers of window positions along height and along width."""
+    """Return (rows, columns): the numbers of window positions along height and along width.
+
+    `x` has channels last; `padding` is (above, below, left, right).
+    """
     rows, columns = (
         (x.shape[1 + i] + sum(padding[2 * i : 2 * i + 2]) - dilation[i] * (window[i] - 1) - 1)
         // stride[i]

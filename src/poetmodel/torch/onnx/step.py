@@ -44,7 +44,7 @@ def make_onnx_step(
     `loss` is ``cross-entropy``, ``bce``, ``nll``, ``mse``, ``l1`` or ``module:function``, which
     `load_function` loads. In training mode, ``cross-entropy`` replaces a Softmax or LogSoftmax at
     the end of the file, ``bce`` a Sigmoid. `batch` and `dims` are as for
-    `from_onnx`.
+    `from_onnx`. If `loss` is None, the `InputError` asks for ``--loss``.
     """
     if loss is None:
         raise InputError(f"{path}: --loss is missing; expected {_format_loss_names()}")
