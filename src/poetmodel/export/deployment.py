@@ -96,6 +96,8 @@ class Build(StorageLayout):
     def steps_until_worn(self) -> float | None:
         """Number of steps until the first block reaches its rated erase cycles; None if none does.
 
+        It is None, too, if the rated erase cycles are unknown.
+
         Drivers do no wear levelling: each page stays in the same blocks, and generations take
         turns. Writes of samples and of the best generation are not counted.
         """

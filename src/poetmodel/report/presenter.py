@@ -168,7 +168,7 @@ def wear_facts(display: Display, simulation: Simulation) -> Iterator[Fact]:
 def wear_fact(steps: float | None, written_bytes: int) -> Fact:
     """Return a fact about the steps until storage is worn out, with the bytes written per step.
 
-    `steps` is None if no block wears out.
+    `steps` is None if the endurance is unknown, or no block is erased.
     """
     return Fact(
         "steps_until_worn",
