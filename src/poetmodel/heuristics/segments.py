@@ -101,7 +101,7 @@ class SegmentSearch:
     def find_best(self) -> None:
         """Evaluate all segmentations; improve the best if none fits, or if RAM is minimized."""
         started_s = now_s()
-        with self._limited():
+        with self._limit_time():
             for restorations in _segmentations(self.problem):
                 self._store_if_best(self.objective.make_partial(restorations))
         self.repair_s = REPAIR_TIME_RATIO * (now_s() - started_s)
@@ -114,7 +114,7 @@ class SegmentSearch:
             return
         self.is_improved = True
         until_s = now_s() + self.repair_s
-        with self._limited():
+        with self._limit_time():
             if not self.problem.objective.is_sum:
                 self._minimize_peak(until_s)
             else:
@@ -123,7 +123,7 @@ class SegmentSearch:
                 self._repair(start, self.problem.usable_ram_bytes, until_s)
 
     @contextmanager
-    def _limited(self) -> Iterator[None]:
+    def _limit_time(self) -> Iterator[None]:
         """Leave time for the schedule; the limit is an error only without a schedule."""
         try:
             with limit_time(SEARCH_TIME_RATIO * time_left_s()):
