@@ -74,3 +74,20 @@ def test_sensor(tmp_path):
     assert int(resumed) > 0
     assert again == whole
     assert (tmp_path / "out" / "learning.svg").stat().st_size > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_gpt(tmp_path):
+    """All ways have eager's losses; a smaller budget has a smaller peak."""
+    for package in ("torch", "matplotlib"):
+        pytest.importorskip(package)
+    rows = [line.split(" | ") for line in run("gpt/gpt.py", tmp_path).stdout.splitlines()[2:]]
+    assert len(rows) == 7
+    assert all(row[-1] == "equal to eager's |" for row in rows)
+    peak = {row[0].removeprefix("| "): int(row[1].split()[0]) for row in rows}
+    for way in ("backend", "compile"):
+        assert peak[f"{way} 40%"] < peak[f"{way} 60%"] < peak["eager"]
+    assert (tmp_path / "out" / "curves.svg").stat().st_size > 1000
