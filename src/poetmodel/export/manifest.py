@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 MANIFEST: Final = "manifest.json"
 """Name of the manifest in an exported folder."""
 FORMAT: Final = "poetmodel-export"
+VERSION: Final = 1
+"""Version of the format of manifests."""
 
 
 class _Entry(BaseModel):
@@ -74,7 +76,7 @@ def load_manifest(folder: str | Path) -> dict[str, Any]:
         document = parse_json(text, expected="manifest of an export")
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise InputError("expected the manifest of a folder that poetmodel export made")
-        check_version(document, (1,))
+        check_version(document, (VERSION,))
         return document
 
 

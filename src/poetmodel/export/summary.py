@@ -6,7 +6,13 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from poetmodel.export.manifest import FORMAT, Generation, GenerationState, describe_samples
+from poetmodel.export.manifest import (
+    FORMAT,
+    VERSION,
+    Generation,
+    GenerationState,
+    describe_samples,
+)
 from poetmodel.export.replay import (
     list_cuts,
     program_instructions,
@@ -34,7 +40,7 @@ def make_manifest(deployment: Deployment, names: Sequence[str]) -> str:
     identity = GraphIdentity.from_graph(step.graph)
     document: dict[str, Any] = {
         "format": FORMAT,
-        "version": 1,
+        "version": VERSION,
         "prefix": deployment.options.prefix,
         "shared_kernels": deployment.options.shared_path,
         "graph": {"name": identity.name, "sha256": identity.sha256},
