@@ -34,10 +34,13 @@ def griewank_walther(problem: Problem) -> Schedule:
 
     Steps are those of `poetmodel.baselines.chain`: nodes on a plain chain, otherwise the nodes
     between articulation points. All have equal cost. A slot stores all outputs of a step's last
-    node that are read later; the sample uses the first slot. All state is in RAM. Reversing a step
-    computes it once more if its part of the backward pass reads its outputs; `min_forward_steps`
-    does not count this, as revolve does not count the taped step. The state of a step stays in RAM
-    if the next step's part has read it, unless the schedule then exceeds the budget.
+    node that are read later; the sample uses the first slot. All state of the
+    graph, such as parameters, is in RAM. Reversing a step computes it once more if its part of the
+    backward pass reads its outputs; `min_forward_steps` does not count this, as revolve does not
+    count the taped step. Outputs that a step passes to the next one stay in RAM if the next one's
+    part of the backward pass has read them, unless the schedule then exceeds the budget.
+
+    Raises `MethodNotApplicableError` if the schedule with one slot exceeds the budget.
     """
     chain = Chain(problem.graph)
     best_schedule: Schedule | None = None

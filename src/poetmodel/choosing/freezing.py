@@ -40,7 +40,7 @@ class Freezable:
     def parameters(self) -> Mapping[str, tuple[str, ...]]:
         """For each trained parameter, the names of its tensor or tiles and of its optimizer state.
 
-        The key of int8 weights and their residuals has the suffix ``_gradient``.
+        Every int8 weight has the key ``WEIGHT_gradient``; its residual, if any, belongs to it.
         """
         updates = {
             str(tensor.replaces): node

@@ -77,6 +77,8 @@ class GenerationLayout:
     def generations_per_block(self, sizes: Sequence[int]) -> int:
         """Return the number of generations that can share an erase block: an even number, or 1.
 
+        `sizes` are those of the tensors of a generation [B].
+
         A block is erased only before its first generation is written. The number is even because a
         double-precision build stores half as many generations in a block. ``PM_BLOCK_GENERATIONS``
         is this number, but at most half of ``PM_GENERATIONS``, rounded down to an even number, or

@@ -143,8 +143,9 @@ def find_whole_step(
 ) -> WholeStep | None:
     """Return settings with which a built-in network's step, state included, may fit a device.
 
-    They are SGD and in-place operators. None if the minimum RAM of that step exceeds the RAM, if
-    `shape` states `state` already, and for graphs that are not built-in or have fixed sizes.
+    They are SGD and in-place operators. None without a device, if the minimum RAM of that step
+    exceeds the RAM, if `shape` states `state` already, and for graphs that are not built-in or have
+    fixed sizes. With `paging`, state may be on the storage of the device, if it has any.
     """
     from poetmodel.graph.zoo import MODELS
 

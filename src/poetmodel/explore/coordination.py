@@ -306,7 +306,10 @@ class Coordinator:
         return reply.body
 
     async def export(self, point_id: str, file_kind: str) -> Frame:
-        """Return a file about a point: ``schedule``, ``plan``, ``report`` or ``command``."""
+        """Return a file about a point: ``schedule``, ``plan``, ``report`` or ``command``.
+
+        Raises `GoneError` for an unknown point, `RefusedError` for a point without a schedule.
+        """
         open_problem, point = self.find_point(point_id)
         if point.value is None:
             msg = "there is no schedule yet to export"

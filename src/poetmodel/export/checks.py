@@ -86,7 +86,10 @@ def make_ram_error(
 
 
 def check_flash(deployment: Build, *, are_lower_bounds: bool = False) -> None:
-    """Raise `FlashError` if a step does not fit the flash of its device."""
+    """Raise `FlashError` if a step does not fit the flash of its device.
+
+    With `are_lower_bounds`, the message says "at least"; the comparison is the same.
+    """
     sizes, device = deployment.flash_map(), deployment.device
     if device.flash is None or sizes["free"] >= 0:
         return

@@ -74,6 +74,7 @@ def _check_folder_writable(folder: Path) -> None:
 
 
 def _check_absent_files(folder: Path, names: Sequence[str]) -> None:
+    """Raise `InputError` if a file of `names` exists in the folder."""
     with raise_write_errors(folder):
         present_name = next((name for name in sorted(names) if (folder / name).is_file()), None)
     if present_name is not None:

@@ -465,8 +465,9 @@ def count_q8_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> 
     """Count the work on pairs of output channels; an odd last channel of a group counts as a pair.
 
     Units: ``2x2`` at two pixels with whole windows, ``1x2`` at single pixels with cut windows, each
-    with ``run``, ``word`` and ``rest``; calls (``inside``) and rows (``line``) of whole windows,
-    positions of cut ones (``place``), and ``limited`` outputs.
+    with dot products (``run``), their words of four elements (``word``) and left elements
+    (``rest``); calls (``inside``) and rows (``line``) of whole windows, positions of cut ones
+    (``place``), and outputs that are clamped to other limits than int8's (``limited``).
     """
     sizes = ConvolutionSizes(*arguments["shape"])
     n_pairs = arguments["batch"] * sizes.groups * -(-arguments["count"] // sizes.groups // 2)

@@ -164,7 +164,10 @@ class InstructionText:
         self.is_mapped = plan.memory_mapped
 
     def format_verb(self, instruction: Instruction, *, is_repeated: bool) -> str:
-        """Return the verb of an instruction, such as ``page in``, ``wait for`` or ``recompute``."""
+        """Return the verb of an instruction, such as ``page in``, ``wait for`` or ``recompute``.
+
+        To compute a state node is to ``read`` it from storage, or else to ``hold`` it.
+        """
         op, index = instruction
         if op == Op.COMPUTE and index in self.first_reads:
             return "read"

@@ -139,7 +139,10 @@ class TransferWindows:
         return tuple(actions)
 
     def _add_copy(self, copy: Copy, intervals: Sequence[int], *, is_paged_in: bool) -> None:
-        """Register a copy's change of RAM and, with their windows, its page-in and page-out."""
+        """Register a copy's change of RAM and, with their windows, its page-in and page-out.
+
+        `intervals` holds the interval of each instruction, by position.
+        """
         i, interval, end = copy.tensor, intervals[copy.begin], len(self.nodes)
         size, table = self._homes.sizes[i], self._table
         begin, first_dead_interval, overwritable_bytes = (

@@ -32,7 +32,11 @@ PICTURE_LIBRARIES: Final[Mapping[str, Sequence[str]]] = {
 def check_picture(
     path: str | Path, libraries: Mapping[str, Sequence[str]] = PICTURE_LIBRARIES
 ) -> None:
-    """Check that a picture with this file name can be drawn; write no file."""
+    """Check that a picture with this file name can be drawn; write no file.
+
+    `libraries` are those that each suffix needs. Raises `InputError` for another suffix,
+    `MissingExtraError` if a library is not installed.
+    """
     suffix = Path(path).suffix.lower()
     if suffix not in libraries:
         raise InputError(

@@ -288,7 +288,11 @@ class Machine:
         )
 
     def _replace_state(self, k: int) -> None:
-        """Register that node `k` replaces state; on storage, its copy becomes the replacement's."""
+        """Register that node `k` replaces state.
+
+        If the home of the state is storage, its copy in RAM becomes the replacement's; if it has no
+        copy in RAM, the replacement gets a new one.
+        """
         for new in self.graph.outputs_of[k]:
             old = self.graph.state_of.get(new)
             if old is None:

@@ -406,7 +406,10 @@ class _FittingSearch:
     def _try_fit(
         self, first_result: SolveResult, result: SolveResult, budget_bytes: int
     ) -> Fitted | None:
-        """Plan and place a later result; None if the arena is too large or a limit is violated."""
+        """Plan and place a later result; None if the arena is too large or a limit is violated.
+
+        `budget_bytes` is the RAM budget of the plan. `first_result` gives the bounds.
+        """
         plan, arena = self._plan_and_place(result.require_schedule(), budget_bytes)
         if arena.bytes > self.usable_bytes:
             return None

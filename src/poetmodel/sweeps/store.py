@@ -71,7 +71,7 @@ class RecordFile:
         return self._records.get(key)
 
     def add(self, record: Record) -> None:
-        """Append a record, without NaN and infinities, to the file and flush it to disk."""
+        """Append a record to the file and flush it to disk; NaN and infinities are a ValueError."""
         content = (json.dumps(record, allow_nan=False) + "\n").encode()
         with raise_write_errors(self.path), self.path.open("a+b") as stream:
             _lock(stream.fileno(), wait=True)  # until the file is closed

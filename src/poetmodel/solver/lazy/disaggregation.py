@@ -39,7 +39,8 @@ def disaggregate(
     """Return the recomputations, then the page-ins of groups, by stage and item.
 
     Decisions are (group, item) pairs; a kept tensor is in RAM when the group begins. `graph` is the
-    working graph; `last_stages` is of the graph with its state, by default of `graph`.
+    working graph; `last_stages` is `Graph.last_stages` of the graph with its state, by default of
+    `graph`. A restoration that its group does not read and the next one does not keep is dropped.
     """
     placement = _Disaggregator(graph, grouping, last_stages or graph.last_stages)
     for decisions, items_of_groups in (

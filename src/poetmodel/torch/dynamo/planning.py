@@ -669,7 +669,10 @@ def _solve(
 def _regions_message(
     regions: tuple[Region, ...], name: str, budget_bytes: int, status: Status | None = None
 ) -> str:
-    """Return the message that no plan meets the budgets of regions."""
+    """Return the message that no plan of the graph `name` meets the budgets of its regions.
+
+    `budget_bytes` is the budget of the whole step. Without `status`, no reason is given.
+    """
     budgets = ", ".join(f"{region.name} {format_bytes(region.limit_bytes)}" for region in regions)
     reason = {None: "", Status.INFEASIBLE: ", and none exists"}.get(status, " in time")
     return (

@@ -259,7 +259,10 @@ def to_integers(node: OnnxNode, value: Any, description: str) -> list[int]:
 
 
 def to_number_list(node: OnnxNode, value: Any, description: str) -> list[float]:
-    """Return a tuple of numbers, or a single number, as a list; a tensor is an error."""
+    """Return a tuple or a single number as a list: ``(1, 2)`` -> [1, 2], ``1`` -> [1].
+
+    Raises the error of `node` for a tensor; `description` names the value in the message.
+    """
     if isinstance(value, torch.Tensor):
         raise node.unsupported_error(
             f"its {description} depends on the values of tensors; expected a constant, or a "
