@@ -281,6 +281,14 @@ PLACES = {
         attribute("table", numpy.ones(2)), lambda m: float(m.table.sum()), item("table", 0, 2.0)
     ),
     # objects
+    "mode of a teacher": (
+        attribute("teacher", [nn.Dropout(0.5)]), lambda m: 2.0 if m.teacher[0].training else 1.0,
+        lambda m: m.teacher[0].eval(),
+    ),
+    "mode of a layer of a teacher": (
+        attribute("teacher", [nn.Dropout(0.5)]), lambda m: m.teacher[0](torch.ones(4)).sum(),
+        lambda m: m.teacher[0].eval(),
+    ),
     "dataclass": (
         attribute("config", Config()), lambda m: m.config.value,
         attribute("value", 2.0, of="config"),

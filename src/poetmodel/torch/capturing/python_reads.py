@@ -58,7 +58,8 @@ if TYPE_CHECKING:
     from poetmodel.torch.capturing.python_code import Line
 
 _MODULE_ATTRIBUTES: Final = frozenset(vars(torch.nn.Module())) | {"_flat_weights"}
-"""Attributes of modules that other guards cover."""
+"""Attributes of modules that other guards cover, except `_MODE` outside of the captured module."""
+_MODE: Final = "training"
 _LOOKUP_METHODS: Final = ("__getattribute__", "__getattr__")
 _MODULE_FILE: Final = torch.nn.Module.__call__.__code__.co_filename
 """File of `torch.nn.Module`, whose own reads are ignored, except of ``forward``."""
@@ -70,6 +71,7 @@ class PythonReads:
     def __init__(self, captured_module: torch.nn.Module, loss_fn: object) -> None:
         self._attributes = AttributeRecorder(self._record_attribute)
         self.places = RecordedPlaces(captured_module, self._attributes)
+        self._captured_ids = set(map(id, captured_module.modules()))
         self._codes: dict[int, ExecutedCode] = {}
         """Executed code, by the ``id`` of its code object."""
         self._first_globals: dict[tuple[int, str], Any] = {}
@@ -146,7 +148,8 @@ class PythonReads:
             return
         kind = type(value)
         is_module = issubclass(kind, torch.nn.Module)
-        if is_module and name in _MODULE_ATTRIBUTES:
+        is_covered = name != _MODE or id(value) in self._captured_ids
+        if is_module and name in _MODULE_ATTRIBUTES and is_covered:
             return
         frame = sys._getframe(2)  # noqa: SLF001 - the code that reads
         if name == "__dict__" and code_origin(frame.f_code.co_filename) is CodeOrigin.TORCH:
