@@ -27,7 +27,7 @@ FILES = {
     "poetmodel-schedule": "schedule/identity.py",
     "poetmodel-plan": "plan/versions.py",
     "poetmodel-step": "lowered/io.py",
-    "poetmodel-export": "export/summary.py",
+    "poetmodel-export": "export/manifest.py",
 }
 """The module that states the newest version of each format."""
 
