@@ -248,7 +248,10 @@ def _write_to_caller(step: LoweredStep, model_input_count: int, joint: Joint) ->
 def _remove_shared_values(
     step: LoweredStep, pass_name: str, forward_pass: LoweredStep
 ) -> LoweredStep:
-    """Return a forward pass without initial values that the step or its passes already contain."""
+    """Return a forward pass without initial values that the step or its passes already contain.
+
+    A buffer with other values under the same name is renamed: ``NAME of the PASS_NAME``.
+    """
     new_values, new_names = {}, {}
     step_values = dict(step.values)
     for other_pass in step.forward_passes:

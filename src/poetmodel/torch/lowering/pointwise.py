@@ -378,6 +378,7 @@ def _lower_masked_fill_scalar(op: Lowering) -> None:
     aten.view_copy.default,
 )
 def _lower_clone(op: Lowering) -> None:
+    """Lower a copy, perhaps to another type; another shape needs contiguous tensors."""
     out, x = op.output(), op.value(op.args[0])
     if out.shape != x.shape:
         if not (out.is_contiguous and x.is_contiguous):

@@ -134,6 +134,7 @@ def _lower_any(op: Lowering) -> None:
 
 @lowers(aten.var.correction, aten.std.correction, aten.var_mean.correction)
 def _lower_var(op: Lowering) -> None:
+    """Lower a variance or standard deviation and, as second output of ``var_mean``, the mean."""
     dimensions, correction = op.args[1], op.args[2]
     count = _count_reduced_elements(op, dimensions)
     divisor = max(0.0, count - float(1 if correction is None else correction))

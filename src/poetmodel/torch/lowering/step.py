@@ -179,7 +179,7 @@ class StepLowering:
     # -- tensors -----------------------------------------------------------------------------------
 
     def _compute_relative_rates(self) -> dict[fx.Node, float]:
-        """Return the rate of each group with trained parameters, relative to the first's."""
+        """Return learning rates over the first, by graph input; refuse a first 0 before others."""
         rates = {
             a.node: float(self.joint.value(a))
             for a in self.joint.arguments_of(InputKind.LEARNING_RATE)
@@ -277,7 +277,7 @@ class StepLowering:
         )
 
     def _element_type(self, storage: TensorStorage, *view_types: torch.dtype) -> torch.dtype:
-        """Return the type of a storage's elements; torch.uint8 for torch.bool."""
+        """Return the only type of a storage and its views, uint8 for bool; refuse several types."""
         dtypes = (*(layout.dtype for layout in storage.layouts), *view_types)
         types = {torch.uint8 if dtype is torch.bool else dtype for dtype in dtypes}
         if len(types) > 1:
@@ -290,7 +290,7 @@ class StepLowering:
     def _name_tensors(
         self, arguments: Iterator[InputSpec] | Sequence[InputSpec]
     ) -> Iterator[NamedTensor]:
-        """Yield inputs or state tensors by name, one per buffer."""
+        """Yield inputs or state, one per buffer; refuse boolean inputs, and non-contiguous ones."""
         seen_buffers: set[str] = set()
         for argument in arguments:
             view = self.views.get(argument.node)
@@ -373,7 +373,7 @@ class StepLowering:
         return operation.phase is not Phase.STATE or operation.storages[0] in self.replaced_states
 
     def _make_graph(self, lowerings: Mapping[int, Lowering]) -> Graph:
-        """Return the graph of the exported step: a node for each operation with `_has_node`."""
+        """Return the graph of operations with `_has_node`; `lowerings` are by operation index."""
         operations = [
             operation for operation in self.training_graph.operations if self._has_node(operation)
         ]
@@ -531,7 +531,7 @@ def _missing_kernel_messages(operations: Sequence[Operation]) -> Iterator[str]:
 
 
 def _to_exported_array(value: torch.Tensor, kind: DataType, name: str) -> np.ndarray:
-    """Return a copy of a tensor as a NumPy array of the type that represents `kind`."""
+    """Return a copy of a tensor as an array of type `kind`; refuse integers above 32 bits."""
     if kind is DataType.INT32 and value.numel():
         limits = torch.iinfo(torch.int32)
         if int(value.min()) < limits.min or int(value.max()) > limits.max:

@@ -107,6 +107,7 @@ def _lower_batch_count(op: Lowering) -> None:
 
 
 def _lower_sgd(op: Lowering, rule: Sgd, state: Views, gradient: StridedView, rate: Rate) -> None:
+    """Add the call of SGD; `state` is the parameter and, with momentum, its momentum buffer."""
     constants = (rate, -1.0 if rule.maximize else 1.0, float(rule.weight_decay))
     if not rule.momentum:
         op.call("pm_sgd", *state, gradient, gradient.elements, *constants)
@@ -154,6 +155,7 @@ def _lower_nadam(
 def _lower_rmsprop(
     op: Lowering, rule: RmsProp, state: Views, gradient: StridedView, rate: Rate
 ) -> None:
+    """Add the call of RMSprop, of any variant, then the call that increments its step count."""
     parameter, step_count, *moments = state
     momentum_constants = (float(rule.momentum),) if rule.momentum > 0 else ()
     sign, decay, _ = _decay_constants(rule)
@@ -169,6 +171,7 @@ def _lower_rmsprop(
 def _lower_adagrad(
     op: Lowering, rule: Adagrad, state: Views, gradient: StridedView, rate: Rate
 ) -> None:
+    """Add the call of Adagrad, then the call that increments its count of earlier steps."""
     parameter, step_count, total = state
     sign, decay, _ = _decay_constants(rule)
     op.call(
@@ -182,6 +185,7 @@ def _lower_adagrad(
 def _lower_adamax(
     op: Lowering, rule: Adamax, state: Views, gradient: StridedView, rate: Rate
 ) -> None:
+    """Add the call of Adamax, then the call that increments its count of earlier steps."""
     parameter, step_count, *moments = state
     beta1, beta2 = map(float, rule.betas)
     sign, decay, _ = _decay_constants(rule)
@@ -196,6 +200,7 @@ def _lower_adamax(
 def _lower_radam(
     op: Lowering, rule: RAdam, state: Views, gradient: StridedView, rate: Rate
 ) -> None:
+    """Add the call of RAdam, then the call that increments its count of earlier steps."""
     parameter, step_count, *moments = state
     beta1, beta2 = map(float, rule.betas)
     max_length, scale = 2.0 / (1.0 - beta2) - 1.0, -2.0 / _safe_log(beta2)
