@@ -111,7 +111,7 @@ def _make_unchecked_plan(
     peak_bytes: int,
     limit_s: float | None = None,
 ) -> Plan:
-    """Make the plan of a schedule; a ``dma`` plan's budget is at least `peak_bytes`."""
+    """Make the plan of a valid schedule of peak `peak_bytes`; `limit_s` limits improvements."""
     from poetmodel.plan import Plan
 
     budget = max(ram_budget_bytes or 0, peak_bytes)
@@ -158,7 +158,7 @@ def _make_dma_program(
 def _improve_timing(
     homes: Homes, table: CostTable, actions: Sequence[Instruction], budget: int, best_timing: Timing
 ) -> Iterator[Timing]:
-    """Yield better timings: first by a search, then by passes that delay page-ins."""
+    """Yield timings at least as fast as `best_timing`: by a search, then by delaying page-ins."""
     from poetmodel.planner.search import choose_transfers
     from poetmodel.planner.timing import Timing, delay_page_ins
     from poetmodel.planner.windows import TransferWindows

@@ -270,7 +270,7 @@ class _BeamSearch:
             yield self._begin_page_out(label, page_out, interval)
 
     def _find_possible_page_ins(self, label: _Label, interval: int) -> Iterator[int]:
-        """Yield at most `max_page_ins` page-ins that can begin in `interval`, by last interval."""
+        """Yield which of the first `max_page_ins` open page-ins can begin, by last interval."""
         for n_candidates, page_in in enumerate(
             _bit_indices(self.open_page_ins[interval] & ~label.begun_ins)
         ):
@@ -520,7 +520,10 @@ def _add_if_undominated(group: list[_Label], label: _Label) -> None:
 
 
 def _dominates(label: _Label, other: _Label) -> bool:
-    """Return whether `label` dominates `other`, of the same interval and with the same page-ins."""
+    """Return whether `label` is no later than `other` and has begun at least its page-outs.
+
+    Both are of one interval and have begun the same page-ins.
+    """
     if (
         label.core_s > other.core_s
         or label.bus_s > other.bus_s

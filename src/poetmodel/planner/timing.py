@@ -304,7 +304,7 @@ def _find_ends_after_move(
     core_s: Sequence[float],
     tolerance_s: float,
 ) -> list[float] | None:
-    """Return the new ends of transfers from `old_index` on [s]; None if one is too late."""
+    """Return ends from `old_index` to the last that a move changes [s]; None if one is too late."""
     free_s = transfers[old_index - 1].end_s if old_index else 0.0
     order = [*range(old_index + 1, index + 1), old_index, *range(index + 1, len(transfers))]
     ends = []
