@@ -63,6 +63,7 @@ def _forbidden_text(problem: Problem) -> str:
 
 
 def _limit_phrases(problem: Problem, *, ram: bool) -> list[str]:
+    """Return a phrase for each limit, such as ``the storage of 8 B``; `ram` adds the RAM budget."""
     phrases = [f"the RAM budget of {problem.ram_budget_bytes:,} B"] if ram else []
     if problem.deadline_s is not None:
         phrases.append(f"the deadline of {problem.deadline_s:.6g} s ({problem.deadline_counts})")
@@ -115,6 +116,7 @@ def missing_unit_hint(budget_bytes: int, min_bytes: int) -> str:
 
 
 def _floor_contents(problem: Problem) -> Iterator[str]:
+    """Yield the contents of the minimum RAM with their sizes, such as ``conv1 (64 B)``."""
     graph, k = problem.graph, problem.floor.node
     omitted_tensors = set(graph.state_of)  # Replacements use the memory of their state tensors.
     resident_state_bytes = not problem.can_page and graph.state_bytes
@@ -151,6 +153,7 @@ def commit_space_fault(problem: Problem) -> str | None:
 
 
 def _deadline_fault(problem: Problem) -> str | None:
+    """Return a message if a single pass exceeds the deadline, else None."""
     if is_within(problem.pass_time_s, problem.deadline_s):
         return None
     commit_s = problem.pass_time_s - problem.pass_compute_s
@@ -166,7 +169,7 @@ def _deadline_fault(problem: Problem) -> str | None:
 
 
 def _commit_hint(problem: Problem, amount_text: str) -> str:
-    """Return a hint to commit at most half as often; "" without commits."""
+    """Return a hint that commits take `amount_text` and can be rarer; "" if there are none."""
     if problem.table.commit is None:
         return ""
     interval = 2 * (problem.commit or 1)
@@ -177,6 +180,7 @@ def _commit_hint(problem: Problem, amount_text: str) -> str:
 
 
 def _energy_fault(problem: Problem) -> str | None:
+    """Return a message if a single pass exceeds the energy budget, else None."""
     if is_within(problem.baseline_energy_j, problem.energy_budget_j):
         return None
     commit_j = problem.commit_cost.energy_j

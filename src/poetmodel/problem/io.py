@@ -65,7 +65,7 @@ def load_constraints(path: str | Path, problem: Problem) -> Problem:
 def state_problem(
     graph: Graph, costs: Costs, limits: Limits, constraint_files: Sequence[str] = ()
 ) -> Problem:
-    """Return the problem of stated limits and of files of user-defined constraints."""
+    """Return the problem with user constraints of files; `InputError` for a second objective."""
     problem = Problem.from_limits(graph, costs, limits)
     objective_source = None if limits.minimize is None else f"--minimize {limits.minimize}"
     for file in constraint_files:
@@ -81,7 +81,7 @@ def state_problem(
 
 
 def parse_constraints(text: str, problem: Problem, *, source: str) -> Problem:
-    """Return a problem with the constraints of a text, and with its objective if it has one."""
+    """Return `problem` with constraints and objective of a TOML text; errors name its `source`."""
     with convert_errors(InputError, source):
         reader = _ConstraintReader(problem)
         reader.read(parse_toml(text, expected="file of constraints"))

@@ -71,7 +71,7 @@ class Limits:
             raise BudgetError(faults)
 
     def with_job(self, job: Job | None, graph: Graph) -> Self:
-        """Return the limits with the time and energy that a job leaves each step of a graph."""
+        """Return the limits, with a step's deadline and energy budget where the job has them."""
         if job is None:
             return self
         deadline_s, energy_j = job.deadline_s(graph), job.energy_budget_j(graph)

@@ -427,6 +427,7 @@ def _ram_objective(problem: Problem) -> Objective:
 
 
 def _writes_objective(problem: Problem) -> Objective:
+    """Return the bytes paged out as an objective [B]; its baseline is the committed bytes."""
     sizes = problem.graph.tensor_bytes
     return Objective(
         quantity=Quantity.WRITES,
@@ -524,7 +525,7 @@ def _make_coefficients(
     page_in: Sequence[float] = (),
     page_out: Sequence[float] = (),
 ) -> Coefficients:
-    """Return the coefficients of all decisions; an omitted column is 0."""
+    """Return the coefficients of all decisions, homes included; an omitted column is 0."""
     zeros = (0.0,) * len(problem.graph.tensors)
     return _add_state_transfers(
         problem,

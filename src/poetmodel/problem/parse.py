@@ -108,7 +108,7 @@ def _parse_objective(problem: Problem, faults: list[str]) -> str:
 
 
 def _parse_deadline_counts(problem: Problem, faults: list[str]) -> DeadlineCounts:
-    """Return the time that the deadline counts: ``overlap`` by default if storage has DMA."""
+    """Return the time that the deadline counts (default with DMA: ``overlap``); add to `faults`."""
     value, device = problem.deadline_counts, problem.costs.device
     if value is None:
         has_dma = device is not None and device.has_dma
@@ -160,6 +160,7 @@ def _constraints_with_commits(problem: Problem) -> tuple[Constraint, ...]:
 
 
 def _type_faults(problem: Problem) -> Iterator[str]:
+    """Yield an error for a graph, costs, commit interval or constraints of a wrong type."""
     graph: Any = problem.graph
     costs: Any = problem.costs
     if not isinstance(graph, Graph):
@@ -214,7 +215,7 @@ def _parse_or_default(parse: Callable[[], Limit], default: Limit, faults: list[s
 def user_sum_faults(
     graph: Graph, constraints: Iterable[Constraint], objective: Terms
 ) -> Iterator[str]:
-    """Yield an error for each invalid term or name of user constraints and the objective."""
+    """Yield an error for each invalid term, repeated name, and count by stage in the objective."""
     names: set[str] = set()
     for row in constraints:
         label = f"constraint {quote(row.name)}"
@@ -232,7 +233,7 @@ def user_sum_faults(
 
 
 def _parse_ram(problem: Problem) -> int:
-    """Return the RAM budget [B]; a percentage is of keep-all peak plus resident bytes."""
+    """Return the RAM budget [B], by default the device's; 100 % is keep-all plus resident bytes."""
     value, device = problem.ram, problem.costs.device
     if value is None:
         if device is None:

@@ -280,6 +280,7 @@ class _CountVariables(Mapping[Any, Any]):
         self._variable_in_stage = variable_in_stage
 
     def __getitem__(self, key: Any) -> Any:
+        """Return the variable of a name, an index or, if counted by stage, a (stage, item) pair."""
         if key in self:
             return self._variables[self._index[key] if isinstance(key, str) else key]
         is_pair = isinstance(key, tuple) and len(key) == 2  # noqa: PLR2004 - (stage, item)
@@ -425,7 +426,7 @@ class TotalsBlock:
         return Constraint(name=name, terms=terms, lower=lower, upper=upper)
 
     def _call_function(self, function: Any, label: str) -> Any:
-        """Call a user's function of the block; return its result after `_list_relations`."""
+        """Call a user's function of the block; return its result, an iterable as a list."""
         from pyomo.common.errors import PyomoException
 
         if not callable(function):
@@ -476,7 +477,7 @@ class TotalsBlock:
 
 
 def _list_relations(result: Any) -> Any:
-    """Return the result of a function; an iterable of relations as a list."""
+    """Return an iterable of relations as a list, and any other result unchanged."""
     from pyomo.core.base.component import ComponentBase
     from pyomo.core.expr.relational_expr import RelationalExpression
 
