@@ -216,7 +216,7 @@ class Model:
         lower: float = -math.inf,
         upper: float = math.inf,
     ) -> None:
-        """Add the row ``lower <= sum of value * column <= upper``; columns must be distinct."""
+        """Add ``lower <= sum of value * column <= upper``, with distinct columns, to the family."""
         check_time_limit()
         self._columns.extend(columns)
         self._values.extend(values)
@@ -230,7 +230,7 @@ class Model:
         *,
         upper: float,
     ) -> None:
-        """Add the row ``sum of values * columns <= upper``; columns must be distinct."""
+        """Add ``sum of values * columns <= upper``, with distinct columns, to the family."""
         check_time_limit()
         self._columns.frombytes(columns.astype(np.intc).tobytes())
         self._values.frombytes(values.astype(np.float64).tobytes())

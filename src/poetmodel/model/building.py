@@ -110,7 +110,7 @@ def build_arrays(
 ) -> Model:
     """Build the model of a problem as arrays; user-defined components are left out.
 
-    Large costs are truncated unless `has_true_costs`.
+    Large costs are truncated unless `has_true_costs`; `build` describes `reductions`.
     """
     if not isinstance(problem, Problem):
         raise InputError(f"build takes a Problem, got {quote(problem)}")
@@ -206,7 +206,7 @@ def _find_formulation(formulation: str | Formulation, *, reductions: bool) -> Fo
 
 
 def estimate_build_s(problem: Problem, formulation: str) -> float:
-    """Return the approximate time to build a model and convert it for a solver [s]."""
+    """Return the approximate time to build ``paper``, else ``compact``, and convert it [s]."""
     graph = problem.graph
     n = len(graph.nodes)
     if formulation == "paper":

@@ -91,7 +91,7 @@ VARIABLES = Component(
 
 
 def source_columns(m: Model, t: int, i: int) -> list[int]:
-    """Return the columns of the keep up to `t`, recomputation and page-in at `t`, of tensor `i`."""
+    """Return the columns that put tensor `i` in RAM in group `t`: keep, recomputation, page-in."""
     k = m.problem.working_graph.node_of[i]
     a = m.events.keep_index(i, m.events.group_of[k], t)
     columns = [] if a is None else [m.kept[i, a]]

@@ -394,7 +394,7 @@ class _EventFinder:
         return self._select_useful_groups(k, range(first_group + 1, last_group + 1))
 
     def _select_useful_groups(self, k: int, candidates: Sequence[int]) -> tuple[int, ...]:
-        """Return the `candidates` in which a recomputation of node `k` can help."""
+        """Return the `candidates` in which an output of `k` is still used, perhaps not in RAM."""
         if self.is_free is None:
             return tuple(candidates)
         useful_groups: set[int] = set()

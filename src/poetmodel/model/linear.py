@@ -80,7 +80,7 @@ def scale_limit(row: LinearRow) -> LinearRow | None:
 def _scale_values(
     values: NDArray[Any], limit: float
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64], float] | None:
-    """Return the scaled row of ``sum of values <= limit``; None if the limit cannot bind."""
+    """Return (is retained, coefficients, upper) of a scaled row; None if the limit cannot bind."""
     if _exact_sum(values) <= limit:
         return None
     is_above = values > limit

@@ -152,7 +152,7 @@ class NodeRelations(TriangleRelations):
         return self.m.families[f"{name}_of_node"][t, graph.node_of[k]]
 
     def nonzero_entries(self, is_one: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
-        """Yield (relation, stage, index) of every entry that is 1."""
+        """Yield (relation, stage, node or tensor) of every entry that is 1."""
         outputs_of_node = used_outputs(self.problem.graph)
         yield from (("R", t, k) for (t, k), column in self.m.R.items() if is_one(column))
         for name in RELATIONS[1:]:

@@ -255,7 +255,7 @@ class CompactRelations(StepView):
         return ZERO if column is None else column
 
     def nonzero_entries(self, is_one: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
-        """Yield (relation, stage, index) of every entry that is 1, not sorted by relation."""
+        """Yield (relation, stage, node or tensor) of every entry that is 1, in no order."""
         m, graph = self.m, self.graph
         yield from (("R", t, t) for t in range(len(graph.nodes)))
         yield from (("R", t, k) for (t, k), column in m.recomputed.items() if is_one(column))

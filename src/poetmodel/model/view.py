@@ -99,7 +99,7 @@ def _add_variables(m: pyo.ConcreteModel, model: Model) -> list[Any]:
 
 
 def _includes_memory_rows(model: Model, rows: range, *, memory_rows: bool | None) -> bool:
-    """Return whether the Pyomo model gets the memory rows: always if they have no terms."""
+    """Return `memory_rows`, but True for rows without terms; None means True up to `MAX_TERMS`."""
     n_terms = model.n_terms(rows)
     if memory_rows is None and n_terms > MAX_TERMS:
         raise TooLargeError(
