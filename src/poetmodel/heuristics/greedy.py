@@ -156,7 +156,7 @@ class _Greedy:
                 low = middle + 1
 
     def _try_repair(self, penalty: float, limit_bytes: int) -> bool:
-        """Repair keep-all within `limit_bytes`; return whether the result meets all limits."""
+        """Repair keep-all within `limit_bytes`, store a new best; return if all limits are met."""
         partial = self.objective.make_partial()
         repair = Repair(self.problem, partial, self.objective.prices(penalty), limit_bytes)
         repair.until_s = self.until_s if self.best is not None else math.inf

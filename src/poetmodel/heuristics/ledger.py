@@ -225,7 +225,7 @@ class RamLedger:
     # -- changes ---------------------------------------------------------------------------------
 
     def change_step(self, t: int, item: int, *, is_recomputation: bool, is_added: bool) -> None:
-        """Add or remove a recomputation of node `item`, or a page-in of tensor `item`."""
+        """Add or remove, in stage `t`, a recomputation of node or page-in of tensor `item`."""
         graph = self.working_graph
         items = (self.recomputed if is_recomputation else self.paged_in)[t]
         if is_added:
@@ -442,7 +442,7 @@ class RamLedger:
         return max(bytes_at_steps, key=bytes_at_steps.__getitem__)
 
     def _step_bytes(self, t: int) -> tuple[dict[int, int], int]:
-        """Return the RAM of active steps and of the last step above the stage's begin [B]."""
+        """Return RAM above the stage's begin [B]: by step with an action, and that of step `t`."""
         recomputed, paged_in = self.recomputed[t], self.paged_in[t]
         if not recomputed and not paged_in:
             return {t: 0}, 0

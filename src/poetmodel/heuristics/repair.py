@@ -358,7 +358,7 @@ class Repair:
     def _row_amounts(
         self, rows: UserRows, restoration: Restoration, *, is_added: bool = True
     ) -> RowAmounts:
-        """Return the changes of rows if `restoration` is added or dropped."""
+        """Return (row, change) for the user rows that adding or dropping a restoration changes."""
         item = restoration.item
         if restoration.kind == RECOMPUTE:
             amounts = rows.compute[item]

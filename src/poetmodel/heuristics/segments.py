@@ -124,7 +124,7 @@ class SegmentSearch:
 
     @contextmanager
     def _limit_time(self) -> Iterator[None]:
-        """Leave time for the schedule; the limit is an error only without a schedule."""
+        """Limit the block to `SEARCH_TIME_RATIO` of the time left; raise only without `best`."""
         try:
             with limit_time(SEARCH_TIME_RATIO * time_left_s()):
                 yield
@@ -142,7 +142,7 @@ class SegmentSearch:
             self.best, self.best_score = partial, score
 
     def _repair(self, start: list[Restoration], limit_bytes: int, until_s: float) -> bool:
-        """Repair a schedule to fit `limit_bytes` [B], maybe not other limits, by `until_s`."""
+        """Repair `start` within `limit_bytes` by `until_s`, store a new best; return if it fits."""
         partial = self.objective.make_partial(start)
         prices = self.objective.prices(0.0)
         repair = Repair(self.problem, partial, prices, limit_bytes, until_s=until_s)
@@ -180,7 +180,7 @@ def _segmentations(problem: Problem) -> Iterator[list[Restoration]]:
 
 
 def _segment_starts(problem: Problem, forward_count: int, count: int) -> list[int]:
-    """Return the first node of each segment but the first, ascending.
+    """Return the first nodes of at most `count` segments, without the first's, ascending.
 
     Segments make about equal bytes; each starts where few bytes are read across its start.
     """

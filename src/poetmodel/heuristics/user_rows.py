@@ -85,7 +85,7 @@ class UserRows:
     def count_decision(
         self, row_use: list[float], exceeded_rows: set[int], row_amounts: RowAmounts, sign: int
     ) -> None:
-        """Add (`sign` 1) or subtract (-1) the amounts of a decision; update `exceeded_rows`."""
+        """Add (`sign` 1) or subtract (-1) amounts in `row_use`; update `exceeded_rows`."""
         for row, amount in row_amounts:
             row_use[row] += sign * amount
             if self.is_exceeded(row, row_use[row]):
