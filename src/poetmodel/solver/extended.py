@@ -79,7 +79,7 @@ class ModelTask(Task):
 
     @classmethod
     def from_model(cls, model: pyo.ConcreteModel, formulation: str | None) -> ModelTask:
-        """Return the task of a model as it was built; warn if `subject_to` suits better."""
+        """Return a model's task; `formulation` must match; warn if `subject_to` suits better."""
         problem = getattr(model, "problem", None)
         if not isinstance(problem, Problem):
             raise InputError(
@@ -410,7 +410,7 @@ def _lower_peak_limits(form: StandardForm, problem: Problem) -> StandardForm:
 def _to_form_columns(
     form: StandardForm, terms: Iterable[tuple[float, int]]
 ) -> tuple[dict[int, float], float]:
-    """Convert terms over a model's columns to a form's coefficients, and a constant."""
+    """Convert terms over a model's columns to coefficients by column of a form, and a constant."""
     layout = require_layout(form)
     columns: dict[int, float] = {}
     constant = 0.0

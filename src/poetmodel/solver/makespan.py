@@ -187,7 +187,10 @@ class TransferWeightSearch:
     def _try_weight(
         self, weight: float, *, time_ratio: float | None = None, problem: Problem | None = None
     ) -> tuple[Search, bool]:
-        """Solve a surrogate; return its search, and whether its plan meets all limits."""
+        """Solve a surrogate; return its search, and whether its plan meets all limits.
+
+        `problem` replaces the stated problem; `time_ratio` is a fraction of the remaining time.
+        """
         request, best = self.search.request, self.search.best
         time_ratio = SURROGATE_RATIO if time_ratio is None else time_ratio
         limit_s = request.elapsed_s() + time_ratio * request.remaining_s()
@@ -285,7 +288,7 @@ class TransferWeightSearch:
         return is_gap_closed(self.problem, best.value, search.bound, search.request.gap)
 
     def _forward(self, weight: float) -> Forward:
-        """Return the function that receives the reports of a surrogate."""
+        """Return a function that forwards a surrogate's reports; its bound only at weight 0."""
 
         def report(value: float | None, bound: float | None, schedule: Schedule | None) -> bool:
             if self._is_timed:

@@ -101,7 +101,7 @@ class Search:
         self.bound = max(self.bound, self.problem.objective.known_bound)
 
     def child(self, problem: Problem, **fields: Any) -> Search:
-        """Return a search for a related problem, which shares request, log and stop."""
+        """Return a related problem's search with this one's request, bound and log, or `fields`."""
         shared: dict[str, Any] = {
             "request": self.request,
             "bound": self.bound,
@@ -264,7 +264,7 @@ class Search:
     def _notify_user(
         self, value: float | None, bound: float | None, schedule: Schedule | None
     ) -> bool:
-        """Add a report to the history, and call the user's callback."""
+        """Add a report to the history; call the user's callback, return False if it stops."""
         progress = SolveProgress(
             seconds=self.request.elapsed_s(),
             overhead=value,

@@ -79,6 +79,7 @@ class _Disaggregator:
         """(stage, tensor) pairs."""
 
     def add_group(self, group: int) -> None:
+        """Assign stages to the recomputations, then page-ins, of a group; drop unread ones."""
         graph, grouping = self.graph, self.grouping
         readers: dict[int, list[int]] = {}
         """For each tensor, the stages of the group that read it, also for a recomputation."""

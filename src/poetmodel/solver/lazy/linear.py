@@ -41,7 +41,10 @@ def add_cuts(
     relaxation: Relaxation,
     on_cut_point: Callable[[Relaxation, NDArray[Any]], None] | None = None,
 ) -> LinearSolution:
-    """Solve a linear relaxation and add violated cuts to it, until its value stops rising."""
+    """Solve a linear relaxation and add violated cuts to it, until its value stops rising.
+
+    Raises the proven bound. `on_cut_point` gets each point before cuts are added.
+    """
     policy = session.policy
     n_idle_rounds = 0
     solution = LinearSolution(None, float("-inf"))
@@ -98,7 +101,8 @@ def add_rows(
     """Enforce more stage rows than those of `grouping` while that raises the linear bound.
 
     Few rows are added at a time, because finer groups have more columns. Returns the relaxation of
-    the last round with a gain: more rows would only make the integer problem harder.
+    the last round with a gain: more rows would only make the integer problem harder. `on_solution`
+    gets each point before rows are added.
     """
     policy = session.policy
     relaxation = session.build_relaxation(grouping)

@@ -163,7 +163,7 @@ def offer_solution(
 def _violated_user_limits(
     relaxation: Relaxation, restorations: Sequence[Restoration]
 ) -> dict[int, frozenset[int]]:
-    """Return the violated per-stage user constraints that the relaxation does not enforce."""
+    """Return where groups must end for violated, unenforced `stage_limits`, by their position."""
     limits = relaxation.problem.stage_limits
     if not limits:
         return {}

@@ -93,7 +93,7 @@ def generate_rows(search: Search, first_grouping: Grouping | None = None) -> Non
 
 
 def _add_counts(search: Search, **counts: float) -> None:
-    """Add the counts of a row generation: rounds and nodes are sums, columns and rows maxima."""
+    """Update statistics: rounds and nodes are summed, columns and rows maxima, others replaced."""
     for name, count in counts.items():
         before = search.statistics.get(name, 0)
         if name in ("rounds", "nodes"):

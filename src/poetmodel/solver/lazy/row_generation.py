@@ -122,7 +122,7 @@ class RowGeneration:
     # -- relaxations -----------------------------------------------------------------------------
 
     def _first_relaxation(self) -> Relaxation | None:
-        """Return the first integer relaxation with linear ones' rows; None if infeasible."""
+        """Solve linear relaxations; return an integer one with their rows, None if infeasible."""
         session = self.session
         callbacks = self._search_from_linear, self._search_if_due
         relaxation, solution = add_rows(session, self.grouping, *callbacks)
@@ -132,7 +132,7 @@ class RowGeneration:
         return None if solution.is_infeasible else relaxation
 
     def _solve_relaxation(self, relaxation: Relaxation) -> RawSolution | None:
-        """Solve an integer relaxation below the cutoff, if any, and raise the proven bound."""
+        """Solve an integer relaxation below any cutoff, raise the bound; None if out of time."""
         session, policy = self.session, self.session.policy
         extra_limits = session.cutoff_limits(relaxation)
         gap = session.search.request.gap / 2
@@ -218,7 +218,7 @@ class RowGeneration:
         return finer_relaxation
 
     def _max_rows_to_add(self, n_groups: int, *, is_easy: bool) -> int | None:
-        """Return the maximum number of rows to add, fewer after a larger gain; None for all."""
+        """Return the row maximum, low if the bound rose since the last call; None for all rows."""
         policy, bound = self.session.policy, self.session.search.bound
         gain, self._bound_before_rows = bound - self._bound_before_rows, bound
         if gain > policy.single_row_gain_ratio * bound:

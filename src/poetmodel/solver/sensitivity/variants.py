@@ -86,7 +86,7 @@ def with_graph_identity(schedule: Schedule, graph: Graph) -> Schedule:
 
 
 def _best_valid_schedule(results: Sequence[SolveResult], problem: Problem) -> Schedule | None:
-    """Return the earlier schedule that is valid and best for `problem`."""
+    """Return the best valid schedule for `problem` of results that minimize the same quantity."""
     candidates = (
         make_valid_candidate(problem, with_graph_identity(result.schedule, problem.graph))
         for result in results

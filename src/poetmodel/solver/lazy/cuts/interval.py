@@ -196,7 +196,7 @@ class _FractionalPoint:
     def _cumulative_sums(
         self, columns: dict[tuple[int, int], int], count: int
     ) -> NDArray[np.float64]:
-        """Return sums of columns over all earlier groups, shape (count, groups + 1)."""
+        """Return sums of `columns`, by (group, item), before each group: (count, groups + 1)."""
         values = np.zeros((count, self.n_groups + 1))
         for (group, index), column in columns.items():
             values[index, group + 1] = self.x[column]

@@ -59,7 +59,7 @@ class RoundingSeparator:
     def rows(self) -> list[Cut]:
         """Return the rounded rows of all enforced stages, by stage; cached by the first call.
 
-        None if RAM is minimized, because the limit is then a column. If time ran out, the cached
+        Empty if RAM is minimized, because the limit is then a column. If time ran out, the cached
         rows remain incomplete.
         """
         if self._rows is None:
@@ -112,7 +112,7 @@ class RoundingSeparator:
                 yield Cut.from_terms(terms, lower=-reachable_bytes / scale, name=self.family)
 
     def _crossing_columns(self, t: int, step_tensors: set[int]) -> Iterator[tuple[int, int]]:
-        """Yield (bytes, column) of each keep into the group after that of `t`, by tensor."""
+        """Yield (bytes, column) of keeps into the group after `t`, except of `step_tensors`."""
         relaxation = self.relaxation
         graph, grouping = relaxation.problem.working_graph, relaxation.grouping
         next_group = grouping.group_of[t] + 1
