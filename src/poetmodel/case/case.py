@@ -98,7 +98,7 @@ class Case:
         return state_problem(graph, self.load_costs(graph), self.limits, self.constraint_files)
 
     def absolute_limits(self) -> Limits:
-        """Return the limits; for a graph in tiles, with a percentage of RAM as a size.
+        """Return the limits; for a graph in tiles, a RAM budget in percent becomes a size.
 
         The percentage is of the keep-all peak without tiles.
         """
@@ -138,7 +138,7 @@ class Case:
         )
 
     def command(self, name: str, *, out: str, options: Mapping[str, str] | None = None) -> str:
-        """Return the shell command that solves or exports the case; `options` replace its own."""
+        """Return the shell command `name` (``solve``, ``export``); `options` replace its own."""
         return shlex.join(["poetmodel", name, *self._arguments(name, out, options or {})])
 
     def verification_command(self, file: str) -> str:
@@ -148,7 +148,7 @@ class Case:
         return shlex.join(["poetmodel", "verify", file, *graph, *map(str, costs)])
 
     def _arguments(self, name: str, out: str, options: Mapping[str, str]) -> list[str]:
-        """Return the arguments of the subcommand `name`, with the output file or folder `out`."""
+        """Return the arguments of subcommand `name`; `options` replace stated ones of that name."""
         stated = (*stated_options(self.limits), *stated_options(self.search))
         if name == "export":
             stated = tuple(entry for entry in stated if entry[0].option != "--backend")

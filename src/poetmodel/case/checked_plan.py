@@ -111,7 +111,7 @@ class CheckedPlan:
 
 
 def blocking_warnings(problem: Problem) -> list[str]:
-    """Return a warning if the counted time assumes overlap that the device does not have."""
+    """Return a warning if the counted time assumes overlap that the device lacks, else []."""
     device, is_blocking = problem.costs.device, problem.transfer_mode == StorageMode.BLOCKING
     if device is None or not problem.is_overlapping or not is_blocking:
         return []

@@ -105,7 +105,7 @@ class Checked:
     def of_result(
         cls, result: SolveResult, *, case: Case, file: str, verdict: Verdict | None = None
     ) -> Checked:
-        """Return the schedule of a result, verified again without a `verdict`."""
+        """Return the schedule of a result; it is verified again if no `verdict` is given."""
         problem, document = result.problem, _document_of(result)
         if verdict is None:
             verdict = verify(problem, document.schedule, stated=document.stated_metrics)
@@ -120,7 +120,7 @@ class Checked:
         )
 
     def of_step(self, step: Mapping[str, Any], planned: CheckedPlan) -> Checked:
-        """Return the schedule as that of a compiled step with the values of ``step.report()``."""
+        """Return a copy for a compiled step: ``step.report()``, plan, reserved bytes and a note."""
         notes = []
         if step["reserved_bytes"]:
             reserves_text = ", ".join(
@@ -243,7 +243,7 @@ def open_schedule(
     content: bytes | None = None,
     is_input: bool = False,
 ) -> Checked:
-    """Verify a schedule file against its problem and statements; limits of `case` replace those.
+    """Verify a schedule file against its problem and statements; limits of `case` replace its own.
 
     With limits of the case, only metrics are compared, and only those of RAM if costs, counted time
     or commits differ. `is_input` is for commands that continue with the schedule: costs are
@@ -262,6 +262,7 @@ def open_schedule(
 def _check_document(
     document: ScheduleDocument, graph: Graph, case: Case, *, file: str, is_input: bool
 ) -> Checked:
+    """Verify a parsed schedule file against a graph; `file` is its path, which is not read."""
     check_identity(graph, document.schedule)
     _check_names(document.schedule.identity, graph)
     costs, notes = _find_costs(document.device, graph, case)
@@ -395,6 +396,7 @@ def open_plan(path: Path, case: Case, *, content: bytes) -> CheckedPlanFile:
 
 
 def _read_plan(content: bytes, case: Case, *, file: str) -> tuple[PlanDocument, Graph, Case]:
+    """Parse a JSON or binary plan; return it with its graph, and the case of that graph."""
     from poetmodel.plan import decode
     from poetmodel.plan.binary import is_binary
     from poetmodel.plan.document import PlanDocument
@@ -508,7 +510,7 @@ def _check_names(identity: GraphIdentity | None, graph: Graph) -> None:
 def _find_costs(
     device_name: str | None, graph: Graph, case: Case
 ) -> tuple[Costs | None, list[str]]:
-    """Return the costs of a case, else estimates for the device that a file names, and notes."""
+    """Return costs of a case, else estimates for the device in the file, or None; and notes."""
     from poetmodel.device.io import device_names
 
     is_known = device_name in device_names() or (device_name and Path(device_name).is_file())

@@ -45,7 +45,7 @@ def _no_watch(_problem: Problem) -> AbstractContextManager[None]:
 
 
 class LoadedCase:
-    """A case with its graph, or with the tile sizes to try; makes its problems."""
+    """A case with its graph (of at least 2 nodes) or the tile sizes to try; makes its problems."""
 
     def __init__(
         self, case: Case, *, read_graph: Callable[[], Graph] | None = None, job: Job | None = None
@@ -107,7 +107,7 @@ class CaseAnswer:
         return values
 
     def failure_reasons(self) -> Iterator[str]:
-        """Yield violations, else the reason why there is no schedule."""
+        """Yield violations, else the reason why there is no schedule; empty if one is valid."""
         result = self.result
         if result.violations:
             yield (
@@ -124,7 +124,7 @@ class CaseAnswer:
             yield reason or "no schedule was found within the limit"
 
     def hints(self) -> Iterator[str]:
-        """Yield the tile size, and remedies for infeasible steps and too large networks."""
+        """Yield the chosen tile size, and remedies: tiles, or a ``--state`` for too little RAM."""
         from poetmodel.device.ram import find_whole_step
 
         yield from self.tile_hints
@@ -155,7 +155,10 @@ class CaseAnswer:
 def solve_case(
     loaded: LoadedCase, *, has_arena: bool = False, watch: Watch = _no_watch
 ) -> CaseAnswer:
-    """Solve a case, also after Ctrl-C, with tiles, addresses and job; explain infeasibility."""
+    """Solve a case, with addresses if `has_arena`; explain proven infeasibility.
+
+    Ctrl-C ends the search; the answer then has the best schedule so far, if any.
+    """
     case, search = loaded.case, loaded.case.search
     chosen, hints, limit_s, problem = None, [], search.time_limit_s, loaded.problem
     known = None
@@ -201,7 +204,8 @@ def solve_by_method(
 ) -> SolveResult:
     """Solve a problem by the method of a request; return the result also after Ctrl-C.
 
-    Only the default method uses `start`. A method that does not apply has a partial result.
+    Only the default method uses `start`. If the method does not apply, returns its partial result,
+    or raises `MethodNotApplicableError` without one.
     """
     on_progress = request.on_progress
     try:
@@ -277,7 +281,7 @@ def _fit_arena(
 
 
 def _explain(result: SolveResult, *, threads: int) -> Explanation | None:
-    """Return the explanation of an infeasible result of the default method, else None."""
+    """Return why a result of the default method is infeasible; None if it is not, or on Ctrl-C."""
     if result.status != Status.INFEASIBLE or result.method != DEFAULT:
         return None
     from poetmodel.solver.sensitivity.explanation import EXPLANATION_FRACTION, explain_infeasible
@@ -292,7 +296,7 @@ def _explain(result: SolveResult, *, threads: int) -> Explanation | None:
 def _find_used_limits(
     result: SolveResult, job: Job | None, *, threads: int
 ) -> tuple[UsedLimit, ...]:
-    """Solve without one limit at a time, to decide which limits of a job's step bind."""
+    """Return whether each limit of a job's step binds, by a solve without it; () without a job."""
     if job is None:
         return ()
     from poetmodel.solver.sensitivity import find_used_limits

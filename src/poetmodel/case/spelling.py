@@ -144,7 +144,7 @@ SEARCH_ROWS: Final = (
 
 
 def stated_options(stated: Limits | SearchOptions) -> Iterator[tuple[OptionRow, tuple[str, ...]]]:
-    """Yield the row and the arguments of each option that a command line needs."""
+    """Yield row and arguments of each option that differs from its default or is always stated."""
     rows = LIMIT_ROWS if isinstance(stated, Limits) else SEARCH_ROWS
     rows_with_values = {row.field for row in rows if row.states is None}
     defaults = {entry.name: entry.default for entry in fields(stated)}

@@ -50,7 +50,7 @@ def draw_point(job: dict[str, Any], context: JobContext) -> Frame:
 
 
 def point_commands(job: dict[str, Any], context: JobContext, subject: Checked) -> list[str]:
-    """Return the shell commands that reproduce a point, or the one that exports its step as C."""
+    """Return shell commands that reproduce a point, or for a step file, if possible, export it."""
     from poetmodel.export.reserves import parse_stack, reserved_bytes
 
     prepared = load_prepared_problem(job, context)

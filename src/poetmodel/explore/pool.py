@@ -105,7 +105,7 @@ class WorkerPool:
     async def _run_job_on(
         self, worker: WorkerProcess, job: dict[str, Any], body: bytes, on_frame: OnFrame | None
     ) -> Frame:
-        """Run a job on a process and release the process; return the reply."""
+        """Run a job on a process and return the reply; release the process, or recover it later."""
         loop = asyncio.get_running_loop()
 
         def forward(frame: Frame) -> None:
@@ -163,6 +163,7 @@ class WorkerPool:
         self.free_workers.append(worker)
 
     async def _start_process(self) -> None:
+        """Start and prepare a process, and release it to the pool; `WorkerError` if that fails."""
         try:
             worker = WorkerProcess()
         except OSError as error:

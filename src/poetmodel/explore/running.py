@@ -57,8 +57,9 @@ def serve(
     """Serve until Ctrl-C or SIGTERM; call `on_ready` with the address after the server has started.
 
     In the main thread, the handlers of both signals are replaced and not restored. `listener` is a
-    bound socket. `workers` is the number of processes that solve, None for one per core. Raises
-    `InputError` if the store cannot be used, and `WorkersLostError` if a worker does not start.
+    bound socket, `initial` has the page's first settings. `workers` processes solve, None for one
+    per core. Raises `InputError` if the store cannot be used, and `WorkersLostError` if a worker
+    does not start.
     """
     stop_signals = _StopSignals()
     if threading.current_thread() is threading.main_thread():
@@ -133,7 +134,7 @@ def open_explorer(
     search: SearchOptions,
     workers: int | None = None,
 ) -> Explorer:
-    """Open a store and return an explorer with it; workers start when the server starts."""
+    """Open a store and return an explorer; workers (None: one per core) start with the server."""
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     point_store, catalogue_text = PointStore(store), catalogue.to_json()
     coordinator = Coordinator(

@@ -239,6 +239,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     def _handle_http_error(request: Request, error: HTTPException) -> JSONResponse:
+        """Return the detail of an HTTP error; for a wrong method, the accepted methods."""
         allowed = Headers(error.headers).get("allow")
         if allowed is None:
             return error_response(

@@ -128,8 +128,8 @@ class Catalogue:
     def case(self, settings: ExplorerSettings) -> Case:
         """Return the case of some settings without a deadline, with the device's RAM as budget.
 
-        With a profile, the device is the one that was measured, None if unknown; the budget is then
-        the keep-all peak plus `Problem.resident_bytes`.
+        With a profile, the device is the one that was measured. If that is unknown, it is None, and
+        the budget is the keep-all peak plus `Problem.resident_bytes`.
         """
         name = settings.model
         path = self.steps.get(name, self.graphs.get(name))

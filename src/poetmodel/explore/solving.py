@@ -132,7 +132,7 @@ class SolveManager:
         }
 
     def make_job_with_proof(self, open_problem: OpenProblem, point: Point) -> dict[str, Any]:
-        """Return the job of `make_job` with the proof of a point and the keywords of a solve."""
+        """Return a job without task name, with the proof of a point and the search options."""
         proof = {
             **NO_PROOF,
             **point.proof,

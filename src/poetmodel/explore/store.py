@@ -140,7 +140,7 @@ class PointStore:
     def save(self, point: Point, schedule: bytes | None) -> None:
         """Merge a point with the stored one by `merge_records`, and store the result.
 
-        `point` is unchanged.
+        `point` is unchanged. If `schedule` is None, the stored one stays.
         """
         with self._transaction() as connection:
             stored_point = self.load_point(point.id)

@@ -174,10 +174,7 @@ def schedule_metrics(problem: Problem, simulation: Simulation) -> dict[str, Any]
 
 
 def find_first_schedule(job: dict[str, Any], context: JobContext) -> Frame:
-    """Task: find a first schedule of a point with heuristics, and return it with its metrics.
-
-    The frame is empty if there is none.
-    """
+    """Task: return a first schedule by heuristics with metrics; the frame is empty without one."""
     problem = load_job_problem(job, context)
     if infeasibility_reason(problem) is not None:
         return Frame()
