@@ -290,7 +290,7 @@ class StepLowering:
     def _name_tensors(
         self, arguments: Iterator[InputSpec] | Sequence[InputSpec]
     ) -> Iterator[NamedTensor]:
-        """Yield inputs or state, one per buffer; refuse boolean inputs, and non-contiguous ones."""
+        """Yield named tensors, one per buffer; refuse boolean inputs and non-contiguous tensors."""
         seen_buffers: set[str] = set()
         for argument in arguments:
             view = self.views.get(argument.node)

@@ -349,7 +349,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
     def _find_ending(self) -> OnnxNode | None:
         """Return the node of `ENDINGS` that computes the only output, or None.
 
-        Nodes after it may change shape, order or type; `reshapes_ending` tells whether they do.
+        Sets `reshapes_ending` if nodes after it change the shape or order of elements.
         """
         if len(self.outputs) != 1:
             return None
@@ -447,10 +447,10 @@ class _Constants:
         return True
 
     def _resolve_alias(self, node: NodeRecord, source_names: dict[str, str]) -> bool:
-        """Resolve the result of an Identity of a constant; return whether the node is one.
+        """Map the result of an Identity to its constant, if it has one, in `source_names`.
 
-        The result of a uniform initializer becomes an initializer of its own, so that both can
-        train.
+        Return whether it has one. The result of a uniform initializer becomes an initializer of its
+        own instead, so that both can train.
         """
         if node.operator != "Identity":
             return False
@@ -483,10 +483,10 @@ class _Constants:
                     use.other_uses.append((node.operator, position))
 
     def _copy_shared_constants(self, node: NodeRecord) -> NodeRecord:
-        """Return a node that reads copies of constants shared by chance with other inputs.
+        """Return a node that reads new copies, in `arrays`, of constants shared by chance.
 
         Statistics and uniform weights, such as zeros of new biases: exporters store equal constants
-        once.
+        once. Each copy reduces `uses`; the last remaining reader gets none.
         """
         operator = OPERATORS[node.operator]
         inputs = list(node.inputs)
@@ -537,7 +537,7 @@ class _Constants:
         return bool(use.weights) or not _NON_WEIGHTS.issuperset(use.other_uses)
 
     def _register_tensor(self, name: str, value: torch.Tensor, *, is_trained: bool) -> None:
-        """Register a tensor under its dotted name, with a submodule for each prefix.
+        """Register a tensor by its dotted name, also in `tensor_paths`; prefixes are submodules.
 
         Names that are taken get underscores.
         """

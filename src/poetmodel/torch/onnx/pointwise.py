@@ -139,7 +139,7 @@ def _select(_: OnnxNode, condition: Any, x: Any, y: Any) -> torch.Tensor:
 def _cast(node: OnnxNode, x: Any, type_tensor: Any = None) -> Any:
     """Convert a tensor, or numbers, to the type of the attribute ``to`` or of `type_tensor`.
 
-    Every floating-point type becomes the default type of PyTorch.
+    A floating-point type stands for PyTorch's default one; it leaves floating-point tensors alone.
     """
     if node.operator == "Cast":
         code = node.get("to")

@@ -219,7 +219,7 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
         return front_result
 
     def _read_operand(self, name: str, values: Mapping[str, Any], *, is_weight: bool) -> Any:
-        """Return the value `name`; a constant as a tensor if `is_weight`, else as numbers."""
+        """Return the value `name`, None for ""; constants as numbers, weights as tensors."""
         if not name:
             return None
         if name in values:

@@ -54,8 +54,8 @@ def _compute_directions(
 ) -> Any:
     """Compute the outputs of a recurrent operator for all directions: Y, then the final states.
 
-    `make_step` returns the function of one time step from the weights, activations and index of a
-    direction. Beyond the length of a sequence, Y is 0 and its states are unchanged.
+    `parameters` are W, R and B. `make_step` returns the function of one time step from the weights,
+    activations and index of a direction. Beyond a sequence's end, Y is 0 and states are unchanged.
     """
     is_batch_first = bool(node.get("layout", 0))
     if is_batch_first:

@@ -105,7 +105,7 @@ def _compute_cumulative_sum(node: OnnxNode, x: Any, axis: Any) -> torch.Tensor:
 
 @register_operator("TopK", numbers=(1,))
 def _select_top_k(node: OnnxNode, x: torch.Tensor, count: Any) -> Any:
-    """Return the `count` largest or smallest elements along an axis, sorted if ``sorted``."""
+    """Return the `count` largest or smallest elements of an axis, and any requested indices."""
     (k,) = to_integers(node, count, "number of elements")
     axis = read_axis(node, x.ndim, -1)
     values, indices = torch.topk(
@@ -147,7 +147,7 @@ def _compute_einsum(node: OnnxNode, *values: Any) -> torch.Tensor:
 
 @register_operator("BatchNormalization", weights=(1, 2), statistics=(3, 4), first_output_only=True)
 def _compute_batch_norm(node: OnnxNode, x: torch.Tensor, *parameters: Any) -> Any:
-    """Normalize by the batch in training mode, otherwise by the running statistics.
+    """Normalize by the batch in training mode, which updates the running statistics, else by these.
 
     ONNX's momentum weights the old statistics, PyTorch's the new ones.
     """

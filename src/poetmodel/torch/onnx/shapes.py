@@ -153,7 +153,7 @@ def _concat_sequence(node: OnnxNode, values: list[torch.Tensor]) -> torch.Tensor
 
 @register_operator("Slice", numbers=(1, 2, 3, 4))
 def _slice(node: OnnxNode, x: Any, *bounds: Any) -> torch.Tensor:
-    """Slice axes, by default the first ones in steps of 1. A negative step reverses its axis."""
+    """Slice by starts, ends, axes (default: the first) and steps (1); negative steps reverse."""
     x = to_tensor(x)
     starts, ends, *options = (
         None if value is None else to_integers(node, value, name)

@@ -172,7 +172,7 @@ _LOSSES: Final[
 
 
 def _make_user_target(name: str, function: Any, outputs: Any) -> torch.Tensor:
-    """Return the default of the second parameter if it is a tensor, or zeros like the output."""
+    """Return the tensor that is the second parameter's default, else zeros like the only output."""
     if not callable(function):
         raise InputError(f"--loss {name}: expected a function of an output and its target")
     try:

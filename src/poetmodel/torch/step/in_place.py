@@ -35,8 +35,8 @@ def in_place_pair(
 ) -> tuple[tuple[int, int], ...]:
     """Return ((output, input),) if the only output may overwrite an argument, otherwise ().
 
-    Both are storage indices. The input must be computed, last used here, read directly, and of the
-    output's layout; the output must replace no state.
+    Both are storage indices. The input must be computed, last used here, read directly, not in
+    `excluded_indices`, and of the output's layout; the output must replace no state.
     """
     if len(operation.storages) != 1 or operation.is_source:
         return ()

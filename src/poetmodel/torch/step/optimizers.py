@@ -786,7 +786,8 @@ class OptimizerState:
     def store_first_moments(self, values: list[Any]) -> None:
         """Store moments that are new in the optimizer's state, except those on storage.
 
-        Also marks the optimizers as stepped, so that learning-rate schedulers do not warn.
+        Also counts the update of each `QuantizedSGD`, and marks the optimizers as stepped, so that
+        learning-rate schedulers do not warn.
         """
         for position, source in self._sources:
             if (

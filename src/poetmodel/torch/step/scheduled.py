@@ -170,7 +170,7 @@ def coarsen(trace: Trace, *, kept_bytes: int, decide_homes: bool = False) -> Sch
 
 
 def _movable_state(trace: Trace) -> tuple[int, ...]:
-    """Return the state storages whose home may be on storage: no constants, no small ones."""
+    """Return indices of state whose home may be on storage: no constants, no small tensors."""
     if trace.joint.optimizer is None:
         return ()
     kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.MOMENT)
@@ -187,7 +187,7 @@ def _movable_state(trace: Trace) -> tuple[int, ...]:
 def _decision_graph(trace: Trace, movable: Collection[int] = ()) -> tuple[Graph, tuple[int, ...]]:
     """Return the graph of the tensors to decide on, and the operation index of each of its nodes.
 
-    Omits inputs and state that is always in RAM, but not updates. State that a recomputable node
+    Omits inputs, and state that is not in `movable`, but no updates. State that a recomputable node
     reads and an update replaces stays with 0 bytes, to order them.
     """
     graph = trace.graph
@@ -218,7 +218,7 @@ def _decision_graph(trace: Trace, movable: Collection[int] = ()) -> tuple[Graph,
 
 
 def _resident_reserves(trace: Trace, movable: Collection[int] = ()) -> tuple[tuple[str, int], ...]:
-    """Return (description, bytes) of the state, then of the inputs, always in RAM [B]."""
+    """Return (description, bytes) of state not in `movable`, and of inputs; () without updates."""
     graph = trace.graph
     inputs_bytes = [node.output_bytes for node in graph.nodes if node.phase == Phase.INPUT]
     if graph.version == 1:

@@ -115,7 +115,7 @@ class TrainingGraph(CapturedGraph):
         ]
 
     def _set_replacements(self, operation: Operation) -> None:
-        """Make an update's outputs the replacements of its state, named ``NAME+``."""
+        """Make an update's outputs the replacements of its state, ``NAME+``; set its FLOP."""
         state: Any = operation.node.args[0]
         for storage_index, node in zip(operation.storages, state, strict=True):
             state_index, layout_index = self.output_keys[node]
@@ -274,7 +274,7 @@ class TrainingGraph(CapturedGraph):
         return predecessors
 
     def _renumber(self, order: list[Operation]) -> None:
-        """Renumber operations by their position in `order`, and delete all others."""
+        """Renumber operations and their storages by `order`, and delete all that it lacks."""
         new_operation_index = {
             operation.index: position for position, operation in enumerate(order)
         }

@@ -385,7 +385,7 @@ def _extension_errors(
     parameters: dict[int, _TrainedParameter],
     clip_grad_norm: float | None,
 ) -> Iterator[str]:
-    """Yield an error for each parameter, argument, result or option that updates do not support."""
+    """Yield an error per unsupported parameter (`parameters` by id), argument, result or option."""
     max_norm: object = clip_grad_norm
     is_valid_norm = (
         isinstance(max_norm, int | float) and not isinstance(max_norm, bool) and max_norm > 0
@@ -423,7 +423,7 @@ def _extension_errors(
 
 
 def _quantized_errors(layers: Mapping[int, TrainedLayer], optimizer: Any) -> Iterator[str]:
-    """Yield at most one error: that of the first int8 layer that an optimizer cannot train."""
+    """Yield at most one error: of the first of `trained_layers` that an optimizer cannot train."""
     for rule, parameters in group_rules(optimizer):
         for layer in (layers[id(p)] for p in parameters if id(p) in layers):
             if not isinstance(rule, Sgd) or rule.momentum:
@@ -490,7 +490,7 @@ class _OptimizerExtension:
         """Graph inputs of buffers by the ``id`` of the buffer."""
 
     def extend(self, clip_grad_norm: float | None) -> Joint:
-        """Add inputs and operations of the updates, and erase operators without readers."""
+        """Return the joint with updates, and loss and outputs as results; erase unread operators."""
         count = self._add_gradient_sums() if self.batches > 1 else None
         factors = (
             () if clip_grad_norm is None else (self._add_gradient_norm(float(clip_grad_norm)),)
@@ -580,7 +580,7 @@ class _OptimizerExtension:
         factors: tuple[fx.Node, ...],
         count: fx.Node | None,
     ) -> None:
-        """Add the update of a parameter, with a graph input for each moment of `rule`."""
+        """Add a parameter's update, with inputs for moments; `count` is the batch count, if any."""
         layer = self.quantized_layers.get(id(trained_parameter.parameter))
         if layer is not None:
             self._add_quantized_update(
@@ -639,7 +639,7 @@ class _OptimizerExtension:
         self._add_operation(path, update, state, trained_parameter.gradients, scale, *operands)
 
     def _add_buffer_updates(self) -> None:
-        """Add one update per module with changed buffers."""
+        """Add one update per module with changed buffers; refuse a buffer changed by two names."""
         updates_of_owner: dict[str, list[tuple[fx.Node, fx.Node]]] = {}
         buffer_ids: set[int] = set()
         for result in self.joint.results:
