@@ -353,7 +353,7 @@ class _MemoryPlanner:
 
 
 def _make_block(index: int, spec: TensorSpec, n_operations: int) -> Block:
-    """Return the block of a tensor; `index` is that of the tensor in `contents`."""
+    """Return the block of tensor `index`; if it is in RAM throughout, its position is BEFORE."""
     first_operation, last_operation = spec.lifetime
     position = (
         BEFORE if first_operation == 0 and last_operation + 1 == n_operations else first_operation

@@ -260,7 +260,10 @@ def _solve_fitting(task: RamTask, options: SolveKeywords) -> tuple[SolveResult, 
 def _solve_min_ram(
     task: RamTask, options: SolveKeywords, failed_result: SolveResult
 ) -> tuple[SolveResult, Plan, Arena]:
-    """Solve for minimum RAM, with gap 0; the result is FEASIBLE, else as `failed_result`."""
+    """Solve for minimum RAM, with gap 0; refuse the budget if even this arena does not fit.
+
+    Return `failed_result` with the new schedule and status FEASIBLE, its plan and its arena.
+    """
     problem = task.problem
     ram_bytes = problem.usable_ram_bytes
     exact_options: SolveKeywords = {**options, "gap": 0.0}

@@ -162,6 +162,8 @@ def _make_linear_layer(
     *,
     flattens: bool = False,
 ) -> PendingLayer:
+    """Return the pending layer of a linear layer, or of a 1x1 convolution at each pixel."""
+
     def make_layer(levels: Levels) -> QuantizedLayer:
         """Return the int8 linear layer, whose result has the given levels."""
         return QuantizedLayer(

@@ -331,7 +331,7 @@ def _annotate(
     annotate: Callable[[fx.Node, dict[Any, Any], Any], None],
     share_spec: Callable[[Any], Any],
 ) -> None:
-    """Annotate how PT2E should quantize the operands and the result of an operation."""
+    """Call `annotate` with how to quantize the operands and result of an operation, if at all."""
     operands = node.all_input_nodes
     output_spec = None if _is_fused(node) else activation_spec
     if node.target in _WEIGHT_OPERATORS:

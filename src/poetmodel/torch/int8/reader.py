@@ -154,7 +154,7 @@ class Reader:
         self.has_flat_result = bool(value.flattened_shape)
 
     def _convert_node(self, node: fx.Node) -> Any:
-        """Convert a node to `INPUT`, a constant, or a quantized, padded or pending value."""
+        """Convert a node to `INPUT`, a tensor, a value of ``values.py``, or None for a size."""
         if node.op == "placeholder":
             return INPUT
         if node.op == "get_attr":
@@ -190,7 +190,7 @@ class Reader:
         )
 
     def _convert_quantization(self, node: fx.Node) -> Any:
-        """Convert a quantize or dequantize node to a quantized value, padded like its operand."""
+        """Return a quantized value, padded like the operand; quantize nodes add pending layers."""
         name = operator_name(node)
         if name not in ("quantize_per_tensor", "dequantize_per_tensor"):
             tensors = "weights and activations" if "choose" in name else "activations"
@@ -231,10 +231,7 @@ class Reader:
         return quantized_value
 
     def _add_pending(self, pending_layer: PendingLayer, levels: Levels) -> QuantizedValue:
-        """Add a pending layer whose result has `levels`, narrowed to its clamp.
-
-        Return the result.
-        """
+        """Add a layer, if one is needed, for `levels` narrowed to its clamp; return the result."""
         clamped_levels = levels.narrow_limits(pending_layer.clamp)
         layer = pending_layer.make_layer(clamped_levels)
         if layer is None:
@@ -268,7 +265,7 @@ class Reader:
         return len(self.wires)
 
     def _read_levels(self, node: fx.Node) -> Levels:
-        """Return the int8 levels of a quantize or dequantize node: scale, zero point and limits."""
+        """Return the int8 levels of a (de)quantize node, of `changing_nodes` with headroom."""
         scale, zero, low, high, dtype = (
             self.read_number(argument) for argument in arguments_with_defaults(node)[1:6]
         )

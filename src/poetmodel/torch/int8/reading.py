@@ -31,7 +31,7 @@ def with_fronts(model: nn.Module) -> nn.Module:
 def _replace_converted(
     module: nn.Module, path: str, results: dict[nn.Module, nn.Module]
 ) -> nn.Module:
-    """Return the front of a converted module; otherwise the module, or a shallow copy of it."""
+    """Return a front, a copy of a module that contains one, or the module; cache in `results`."""
     if module not in results:
         results[module] = module  # if a module contains itself, the original stays
         if is_converted(module):

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def show_phases(*, after_s: float = 0.0) -> Iterator[Callable[[str], None]]:
-    """Context manager that yields a function to show a text in a terminal's stderr."""
+    """Context manager that yields a function to show a text after "compiling: " on stderr.
+
+    It shows nothing before `after_s`, after the block, or if stderr is no terminal.
+    """
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -39,7 +42,7 @@ def show_phases(*, after_s: float = 0.0) -> Iterator[Callable[[str], None]]:
 def solve_progress_callback(
     show_phase: Callable[[str], None], time_limit_s: float
 ) -> Callable[[SolveProgress], None]:
-    """Return a progress callback for `solve` that shows gap and limit."""
+    """Show the time limit, and return a progress callback for `solve` that adds the gap."""
     limit_text = f"at most {time_limit_s:g} s"
     show_phase(f"solving, {limit_text}")
 

@@ -93,7 +93,10 @@ class RamTask:
         return result
 
     def make_error(self, least: LeastRam, *, is_proved: bool = True) -> BudgetError:
-        """Return the error of a budget that is too small, with the least that suffices if known."""
+        """Return the error of a budget that is too small, with the least that suffices if known.
+
+        Unless `is_proved`, its message is that no schedule was found in time.
+        """
         size_text = format_bytes(self.budget_bytes) + self._format_percentage(self.budget_bytes)
         hint = ""
         if is_proved:

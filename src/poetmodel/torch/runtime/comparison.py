@@ -67,7 +67,7 @@ def check_agreement(trace: Trace, runner: Runner) -> None:
     Raises `CaptureError` if results differ by more than the rounding of sums in another order. Two
     eager executions that differ, also with one thread, depend on values that Python computes, such
     as the time: the capture contains these as constants, so that later steps would be wrong.
-    Restores all state, and moves it to the homes of the plan.
+    Logs smaller differences. Restores all state, and moves it to the homes of the plan.
     """
     joint = trace.joint
     state = StepState(joint, joint.inputs)
@@ -310,7 +310,7 @@ def find_differences(
 ) -> Iterator[ResultDifference]:
     """Yield the results, by name, that only one step has, or whose shapes or elements differ.
 
-    NaN equals NaN, and types are not compared. `trace` only has the names of operations.
+    NaN equals NaN, and types are not compared. `trace` only provides the names of operations.
     """
     step_graph = trace.step_graph
     operation_names = {

@@ -242,7 +242,7 @@ def _compute_gradients(
     settings: Sequence[Any],
     mask: Sequence[bool],
 ) -> Sequence[OptionalTensor]:
-    """Return the gradients of input, weight and bias; None where `mask` is False."""
+    """Return gradients of input, weight and bias, undivided without `division`; None by `mask`."""
     if division is None:
         gradients: Sequence[OptionalTensor] = _BACKWARD(
             dy, *operands[:2], [dy.shape[1]], *settings, mask

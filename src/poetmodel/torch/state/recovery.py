@@ -209,7 +209,7 @@ class _RecoveryTargets:
             set_update_counts(self.optimizer, counts)
 
     def set_value(self, tensor: StateTensor, value: torch.Tensor | None) -> None:
-        """Copy a value into a parameter or buffer, or store it as a moment; None removes one."""
+        """Copy a value into a parameter or buffer, or store a moment; None removes the moment."""
         owner = self.find_tensor(tensor)
         if owner is None:
             return

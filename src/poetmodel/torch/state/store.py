@@ -155,7 +155,7 @@ class StateStore:
     # -- around a step ---------------------------------------------------------------------------
 
     def prepare_step(self, stored_indices: Collection[int] | None = None) -> None:
-        """Prepare the next step: commit changes since the last step to the file, then set homes.
+        """Commit changes since the last step, then set homes unless `stored_indices` is None.
 
         With one generation, only state on storage is committed. A moment ``sum`` that the optimizer
         lacks is stored there first, because a step adds to it. A `trial` discards the last step's

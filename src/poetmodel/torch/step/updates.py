@@ -490,7 +490,7 @@ class _OptimizerExtension:
         """Graph inputs of buffers by the ``id`` of the buffer."""
 
     def extend(self, clip_grad_norm: float | None) -> Joint:
-        """Return the joint with updates, and loss and outputs as results; erase unread operators."""
+        """Return the joint with updates, of results loss and outputs; erase unread operators."""
         count = self._add_gradient_sums() if self.batches > 1 else None
         factors = (
             () if clip_grad_norm is None else (self._add_gradient_norm(float(clip_grad_norm)),)
