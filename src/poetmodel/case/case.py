@@ -148,7 +148,7 @@ class Case:
         return shlex.join(["poetmodel", "verify", file, *graph, *map(str, costs)])
 
     def _arguments(self, name: str, out: str, options: Mapping[str, str]) -> list[str]:
-        """Return the arguments of subcommand `name`; `options` replace stated ones of that name."""
+        """List the arguments of a subcommand; `options` (values by option) replace stated ones."""
         stated = (*stated_options(self.limits), *stated_options(self.search))
         if name == "export":
             stated = tuple(entry for entry in stated if entry[0].option != "--backend")

@@ -194,7 +194,7 @@ def _rectangles_with_kinds(
 
 
 def gauge_chart(subjects: Sequence[Checked]) -> dict[str, Any] | None:
-    """Return the device RAM used by valid schedules with a device, and by keep-all, or None [B]."""
+    """Return the RAM use [B] of valid schedules with a device, and of keep-all on it, or None."""
     gauged_subjects = [
         subject for subject in subjects if subject.device_ram is not None and subject.verdict.valid
     ]
@@ -212,6 +212,7 @@ def gauge_chart(subjects: Sequence[Checked]) -> dict[str, Any] | None:
 
 
 def _gauge_row(label: str, device_ram: DeviceRam | None) -> dict[str, Any]:
+    """Return a row of `gauge_chart` [B]: RAM of the device, use by kind, free and missing bytes."""
     sizes: Mapping[str, Any] = make_gauge(device_ram) or {}
     return {
         "label": label,

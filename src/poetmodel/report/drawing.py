@@ -56,7 +56,7 @@ def check_installed(path: str | Path, purpose: str, *libraries: str) -> None:
 
 
 def draw_plan(graph: Graph, plan: Plan, check: PlanCheck, path: str | Path) -> None:
-    """Draw the RAM of a plan over time, with the activity of core and bus, into a file."""
+    """Draw RAM, core and bus of a plan over time, as a page or an image by the suffix."""
     check_picture(path)
     title, chart = plan_title(graph, plan, check), plan_chart(graph, plan, check)
     suffix = Path(path).suffix.lower()
@@ -69,7 +69,7 @@ def draw_plan(graph: Graph, plan: Plan, check: PlanCheck, path: str | Path) -> N
 
 
 def draw_stages(graph: Graph, schedule: Schedule, path: str | Path) -> None:
-    """Draw the map of a schedule, stages by nodes, into a file."""
+    """Draw the map of a schedule, stages by nodes, as a page or an image by the suffix."""
     check_picture(path)
     title, chart = f"{graph.name}: {format_move_counts(schedule)}", map_chart(graph, schedule)
     suffix = Path(path).suffix.lower()

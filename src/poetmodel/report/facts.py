@@ -183,6 +183,7 @@ def _peak_facts(subject: Checked) -> dict[str, Any]:
 
 
 def _state_facts(subject: Checked) -> dict[str, Any]:
+    """Return ``state`` and ``in_place`` of a schedule, each only if its graph has any."""
     state_values, values = state_metrics(subject.graph, subject.simulation), {}
     if state_values is not None:
         values["state"] = state_values
@@ -210,6 +211,7 @@ def _plan_facts(subject: Checked) -> dict[str, Any] | None:
 
 
 def _decision_counts(subject: Checked) -> dict[str, Any]:
+    """Return numbers of tensors by treatment, of recomputations, page-outs and page-ins."""
     counts = Counter(row["choice"] for row in decision_rows(subject.problem, subject.schedule))
     schedule = subject.schedule
     return {

@@ -131,8 +131,8 @@ def decision_table(
 ) -> dict[str, Any]:
     """Return the table of decisions as plain values for the page, with tensors folded by `fold`.
 
-    Rows have ``tail``, the start of the part of the name that is always shown, and ``cells``, pairs
-    of sort key and text. `costs` are the columns ``energy`` and ``time`` to show.
+    `rows` come from `decision_rows`. Returned rows have ``tail``, where the part of the name begins
+    that is always shown, and ``cells``, pairs of sort key and text. `costs` are columns to show.
     """
     numbered_rows = [{**row, "index": i} for i, row in enumerate(rows)]
     folds = fold(numbered_rows, name=lambda row: str(row["tensor"]), key=_fold_key)

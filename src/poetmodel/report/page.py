@@ -114,6 +114,7 @@ def _estimates_note(subjects: Sequence[Checked]) -> str:
 
 
 def _decisions(subjects: Sequence[Checked]) -> dict[str, Any]:
+    """Return ``heads`` and, for each schedule, (label, rows) of the tables of decisions."""
     has_costs = any(subject.costs is not None for subject in subjects)
     shows_energy = any(subject.problem.uses_energy for subject in subjects)
     costs = [name for name in COSTS if has_costs and (shows_energy or name != "energy")]
@@ -128,6 +129,7 @@ def _decisions(subjects: Sequence[Checked]) -> dict[str, Any]:
 
 
 def _step_section(schedule: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the section of a compiled step; ``differences`` are those from eager PyTorch."""
     step = schedule["step"]
     return {
         "entry": schedule,
@@ -148,6 +150,7 @@ def _gauge_texts(subjects: Sequence[Checked]) -> Iterator[str]:
 
 
 def _title(subjects: Sequence[Checked]) -> str:
+    """Return the title of a page: the graph, and the devices of its schedules, if any."""
     device_names = dict.fromkeys(
         device.name for subject in subjects if (device := subject.problem.costs.device) is not None
     )
@@ -158,6 +161,7 @@ def _title(subjects: Sequence[Checked]) -> str:
 
 
 def _charts(subjects: Sequence[Checked]) -> list[dict[str, Any]]:
+    """Return the data of all charts, each with ``type`` and ``id``, in the order of the page."""
     gauge_data = gauge_chart(subjects)
     return [
         *([] if gauge_data is None else [{"type": "gauge", "id": "gauge", **gauge_data}]),

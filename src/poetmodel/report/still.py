@@ -148,7 +148,7 @@ def _glyphs() -> frozenset[int]:
 
 
 def draw_map(axes: Any, stage_map: Map) -> dict[str, Any]:
-    """Draw a map, with page-outs as marks on its cells; return a legend patch per kind drawn."""
+    """Draw a map, with page-outs as marks on its cells; return legend patches by drawn kind."""
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Patch, Polygon, Rectangle
 

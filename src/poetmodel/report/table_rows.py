@@ -74,7 +74,7 @@ def measured_rows(step: Facts) -> Iterator[tuple[Fact, ...]]:
 
 
 def graph_rows(graph: Facts, *, includes_reserved: bool) -> Iterator[Fact]:
-    """Yield facts about the graph as texts: name, sizes, FLOP, peak, minimum RAM, state."""
+    """Yield facts about the graph as texts; `includes_reserved` is noted at the minimum RAM."""
     yield text_fact("network", graph["name"])
     yield text_fact("nodes", f"{graph['nodes']:,}")
     yield text_fact("tensors", f"{graph['tensors']:,}")

@@ -59,6 +59,7 @@ def step_answers(step: Facts) -> tuple[Answer, Answer, Answer]:
 
 
 def _fit_answer(schedule: Facts) -> AnswerTexts:
+    """Answer ``Fits``, ``Runs`` (no budget is stated), ``Does not fit`` or ``Rejected``."""
     peak, budget = schedule["peak_ram_bytes"], schedule["budget_bytes"]
     if not schedule["valid"]:
         count_text = format_items(len(schedule["violations"]), "violation")
@@ -105,6 +106,7 @@ def _device_remark(schedule: Facts) -> str:
 
 
 def _proof_answer(schedule: Facts) -> AnswerTexts:
+    """Answer ``Proven optimal``, the gap, or why there is no proof, for the minimized quantity."""
     if not schedule["valid"]:
         return "No", "the verifier rejects the schedule, so its bound has no meaning", "bad"
     objective = schedule["objective"]
@@ -144,6 +146,7 @@ def _proof_answer(schedule: Facts) -> AnswerTexts:
 
 
 def _cost_answer(schedule: Facts) -> AnswerTexts:
+    """Answer with the increase over a single pass: of energy, or of time if that is minimized."""
     energy_j, baseline_j = schedule["energy_j"], schedule["baseline_energy_j"]
     if energy_j is None or schedule["makespan_s"] is None:
         return "Unknown", "give --device or --profile for energies and times", "warn"
@@ -168,6 +171,7 @@ def _cost_answer(schedule: Facts) -> AnswerTexts:
 
 
 def _equality_answer(step: Facts) -> AnswerTexts:
+    """Answer ``Equal``, ``Different`` or ``Not verified`` in comparison with eager PyTorch."""
     certificate = step["certificate"]
     if certificate is None:
         return "Not verified", REMEDY, "warn"
@@ -190,6 +194,7 @@ def _equality_answer(step: Facts) -> AnswerTexts:
 
 
 def _budget_answer(step: Facts) -> AnswerTexts:
+    """Answer whether the measured heap peak is within the budget; the planned one if unmeasured."""
     certificate, budget = step["certificate"], step["budget_bytes"]
     planned_bytes = step["plan"]["peak_bytes"]
     if certificate is None:
@@ -204,6 +209,7 @@ def _budget_answer(step: Facts) -> AnswerTexts:
 
 
 def _speed_answer(step: Facts) -> AnswerTexts:
+    """Answer with the measured time, beside that of eager PyTorch and the planned one."""
     certificate, planned_s = step["certificate"], step["plan"]["makespan_s"]
     device = step["plan"].get("device")
     plan_text = "" if planned_s is None else f"planned {format_seconds(planned_s)}"

@@ -203,6 +203,7 @@ class _LibraryWriter:
         return self._graph_files[digest]
 
     def _write_costs(self, graph: Graph, costs: Costs) -> str:
+        """Write the costs of a graph and device once, and return the path in the library."""
         source = "measured" if costs.device is None else costs.device.short_name
         key = graph.sha256, source
         if key not in self._cost_files:
@@ -271,6 +272,7 @@ def _checksums(folder: Path) -> Iterator[str]:
 
 
 def _readme_text(lines: Sequence[Mapping[str, Any]], remark: str) -> str:
+    """Return the README of a library from its index lines; `remark` is a sentence in it."""
     kinds = Counter(line["kind"] for line in lines)
     best_results = [line["best"] for line in lines]
     n_proved = sum(_is_proved(entry) for entry in best_results)
@@ -466,10 +468,7 @@ def _tolerance(problem: Problem, *overheads: float) -> float:
 def _check_solution(
     line: Mapping[str, Any], path: Path, problem_reader: _ProblemReader
 ) -> CheckedSolution:
-    """Verify the solution file `path`; compare it with the best known overhead and bound in `line`.
-
-    `line` is the problem's line of the library's index. An invalid solution is a finding.
-    """
+    """Verify the solution file `path`; compare it with the best results in a line of the index."""
     name, best = str(line["name"]), line["best"]
     known_values = {
         "name": name,

@@ -179,10 +179,7 @@ def _state_field(result: SolveResult) -> Record:
 
 
 def load_inputs(run: Run) -> None:
-    """Load graph, device, method and solver of a run before its time is measured.
-
-    Errors of poetmodel are ignored.
-    """
+    """Load graph, device, method and solver before a run is timed; ignore errors of poetmodel."""
     _warm_up(run.method, run.backend, run.formulation)
     with suppress(PoetModelError):  # the measurement raises the error again
         load_graph(run.model, run.shape)

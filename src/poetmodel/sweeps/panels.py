@@ -110,6 +110,7 @@ def pareto_panels(front: Sequence[Row]) -> tuple[Panel, ...]:
 
 
 def _time_panels(rows: Sequence[Row]) -> Iterable[Panel]:
+    """Yield a panel per model and device: makespan [ms] against peak RAM, a line per method."""
     for (model, device), panel_rows in group_rows(rows, "model", "device").items():
         lines = []
         for (method, deadline), line_rows in group_rows(panel_rows, "method", "deadline").items():

@@ -87,7 +87,7 @@ def render_sheet(panels: Sequence[Panel] | Sequence[Map], file_format: str, *, n
 
 
 def _draw_panel(axes: Any, panel: Panel, line_names: Sequence[str]) -> dict[str, Any]:
-    """Draw one panel; return the drawn lines by name, without lines that have no points."""
+    """Draw one panel; return its lines with points by name. `line_names` determine the styles."""
     handles = {}
     for name, points in panel.lines:
         if not points:

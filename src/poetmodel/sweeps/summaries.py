@@ -107,6 +107,7 @@ def _overhead_text(row: Row) -> str:
 
 
 def _map_summary(rows: Sequence[Row]) -> Iterable[Summary]:
+    """Yield one table: counts of recomputations and transfers, and overhead, of each run."""
     lines = []
     for row in rows:
         counts = (_format_count(row[name]) for name in ("recomputed", "paged_out", "paged_in"))

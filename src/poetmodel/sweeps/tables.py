@@ -79,6 +79,7 @@ def _make_row(record: Record) -> Row:
 
 
 def _metric_columns() -> tuple[str, ...]:
+    """Return the columns of metrics: energy, proof and memory, device RAM, then further ones."""
     first_groups = (Group.ENERGY, Group.PROOF, Group.MEMORY)
     other_groups = [group for group in Group if group not in first_groups]
     first_keys, other_keys = (
@@ -105,7 +106,7 @@ def model_gap(statistics: Mapping[str, Any]) -> float | None:
 
 
 def pareto(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that no other row dominates in energy, RAM and time, by model and device.
+    """Return the Pareto-optimal rows in energy, RAM and time of each model and device, by RAM.
 
     Copies with ``proven``: whether no schedule within the row's limits takes less energy, up to the
     gap tolerance. Rows without a schedule or rejected by the verifier are left out.
