@@ -92,7 +92,7 @@ def _plan_with_rule(
 
 
 class _EvictionPlanner:
-    """Plans swaps and recomputations by one rule.
+    """Plans swaps and recomputations by one rule; `caps_savings` limits savings to the excess.
 
     The constructor requests the permission to overwrite inputs (`retry_with_overwrites`).
     """
@@ -134,7 +134,7 @@ class _EvictionPlanner:
         unless the rule is ``time`` and hides transfers."""
 
     def plan(self, *, keeps_recomputed: bool) -> Schedule:
-        """Plan evictions until the schedule meets the budget; return the schedule."""
+        """Return a schedule within the budget, improved by `_keep_recomputed_tensors` if asked."""
         self._plan_hidden_swaps()
         while True:
             self._plan_until_fit()
@@ -160,7 +160,7 @@ class _EvictionPlanner:
                 self._add_eviction(interval, is_swap=True)
 
     def _plan_until_fit(self) -> None:
-        """Until all stages fit, add the eviction with the highest saving per cost to the plan."""
+        """Plan the eviction of highest saving per cost until all stages fit; refuse if stuck."""
         while self.excess.max() > 0:
             best: tuple[float, IdleInterval, bool] | None = None
             n_excess_before = [0, *accumulate((self.excess > 0).tolist())]
@@ -250,7 +250,7 @@ class _EvictionPlanner:
         return end - begin - busy_s - transfer_cost
 
     def _recomputation_cost(self, interval: IdleInterval, max_cost: float) -> float:
-        """Return the cost of recomputing a tensor under the plan; inf above `max_cost` [s or J]."""
+        """Return a tensor's recomputation cost [s or J]; inf above `max_cost`, or if forbidden."""
         graph, problem = self.graph, self.problem
         t = interval.after
         total_cost = 0.0
@@ -322,7 +322,10 @@ class _EvictionPlanner:
     # -- recomputations that do not fit ------------------------------------------------------------
 
     def _repair(self, schedule: Schedule) -> bool:
-        """Change the plan for each stage of `schedule` above the budget; return whether any is."""
+        """Change the plan for each stage of `schedule` above the budget; return whether any is.
+
+        A recomputation there becomes a swap, or else the bytes above are added to `excess`.
+        """
         excess = self._peaks(schedule) - self.problem.usable_ram_bytes
         excess_bytes = {int(t): int(excess[t]) for t in np.flatnonzero(excess > 0)}
         for t, stage_excess in excess_bytes.items():

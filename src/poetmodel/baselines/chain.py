@@ -153,7 +153,10 @@ def _split_backward(
     states: Sequence[frozenset[int]],
     recomputable: frozenset[int],
 ) -> list[list[int]]:
-    """Return the backward nodes of each step; a node belongs to the latest possible step."""
+    """Return each step's backward nodes, each in the latest possible step; refuse a non-chain.
+
+    A node may read recomputable tensors of its own step, and the state before the step.
+    """
     step_of = {k: s for s, nodes in enumerate(step_ranges) for k in nodes}
     parts: list[list[int]] = [[] for _ in step_ranges]
     current_step = len(step_ranges) - 1
@@ -294,7 +297,7 @@ class ChainMemory(Chain):
         return peak
 
     def _step_peaks(self, s: int, input_state: frozenset[int], *, is_recomputed: bool) -> StepPeaks:
-        """Return the peaks of computing step `s`, with its tape and without [B]."""
+        """Return peaks of step `s` after `input_state`; without other tensors if recomputed [B]."""
         step = self.steps[s]
         nodes = self.recomputed_nodes(s) if is_recomputed else step.nodes
         other_bytes = None if is_recomputed else self.other_tensor_bytes
@@ -319,7 +322,10 @@ class ChainMemory(Chain):
         *,
         other_bytes_by_stage: Sequence[int] | None = None,
     ) -> int:
-        """Return the peak of executing `nodes` in order, with `live_tensors` in RAM first [B]."""
+        """Return the peak of executing `nodes` in order, with `live_tensors` in RAM first [B].
+
+        Except `kept_tensors`, tensors are freed after the last of `readers`.
+        """
         last_reader = {i: k for k in readers for i in self.graph.inputs_of[k]}
         peak = 0
         for k in nodes:

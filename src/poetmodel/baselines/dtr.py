@@ -215,7 +215,7 @@ class Runtime(Execution):
 
 
 class _LivenessExecution(StagedExecution):
-    """Execution of `dtr` with liveness: evicts the recomputable tensor with the lowest score."""
+    """Execution of `dtr` with liveness; `node_costs` of scores are compute times by default."""
 
     def __init__(
         self, problem: Problem, heuristic: str, node_costs: Sequence[float] | None = None
@@ -272,7 +272,7 @@ class _LivenessExecution(StagedExecution):
         self.scores.record_recovery(i)
 
     def _make_recomputability_test(self) -> Callable[[int], bool]:
-        """Return a cached predicate: whether a tensor can be recomputed from available ones."""
+        """Return a cached predicate: whether a tensor can be recomputed from available tensors."""
         graph, known_recomputable = self.graph, set[int]()
 
         def is_recomputable(i: int) -> bool:
@@ -321,7 +321,7 @@ class _PagingExecution(_LivenessExecution):
         """Tensors that are not in RAM and are paged in on use."""
 
     def choose_victim(self, k: int) -> int | None:
-        """Return the tensor with the lowest score; None without a candidate.
+        """Return the tensor to evict for node `k`, by the lowest score; None without a candidate.
 
         If paging is cheaper than recomputation, adds the tensor to `paged_out`, so that its next
         use pages it in, and to the content of `storage`.
@@ -530,7 +530,7 @@ class CostSets:
         """Cost of each set."""
 
     def add(self, i: int, cost: float, neighbours: Iterable[int]) -> None:
-        """Add an evicted tensor, and merge it with the sets of its evicted neighbours."""
+        """Add an evicted tensor with its node's cost, merged with the sets of its neighbours."""
         old_sets = self._find_sets(neighbours)
         self._set_of |= {
             member: len(self._set_costs)

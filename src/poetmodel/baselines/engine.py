@@ -112,9 +112,9 @@ def select_best_schedule(problem: Problem, variants: Iterable[Callable[[], Sched
     """Return the best schedule of the variants of a method, by the problem's objective.
 
     A schedule without violations is better than any with violations. Variants that are not
-    applicable are skipped. The variants have nine tenths of the remaining time, because the caller
-    verifies the schedule. If the time limit stops a variant, the best schedule so far is returned,
-    and the active `TimeoutRecord` records the stop.
+    applicable are skipped; if all are, the first error is raised. The variants have nine tenths of
+    the remaining time. If the time limit stops one, the best schedule so far is returned (without
+    one, `TimeLimitError` is raised), and the active `TimeoutRecord` records the stop.
     """
     candidates: list[Candidate] = []
     errors: list[MethodNotApplicableError] = []
@@ -141,7 +141,7 @@ def select_best_schedule(problem: Problem, variants: Iterable[Callable[[], Sched
 def simulate_within_budget(
     problem: Problem, schedules: Iterable[Schedule], schedule_kind: str
 ) -> Iterator[tuple[Schedule, Simulation]]:
-    """Yield (schedule, simulation) for the schedules that meet the RAM budget."""
+    """Yield schedules within the RAM budget, simulated; refuse if none, naming `schedule_kind`."""
     usable_bytes = problem.usable_ram_bytes
     peaks = []
     for schedule in schedules:

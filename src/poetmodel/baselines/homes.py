@@ -150,7 +150,10 @@ def schedule_with_best_homes(
 def _fill_ram(
     order: Sequence[int], is_feasible: Callable[[frozenset[int]], bool]
 ) -> Iterator[tuple[int, ...]]:
-    """Yield sets of state tensors to attempt, in an order, without those that do not fit."""
+    """Yield sets of state tensors to attempt: each time, `is_feasible` tests the last one.
+
+    Bisects for the longest prefix of `order` that fits, skips the next tensor, and repeats.
+    """
     resident: tuple[int, ...] = ()
     rest = tuple(order)
     while rest:
@@ -170,7 +173,7 @@ def _fill_ram(
 
 
 def _fill_orders(problem: Problem) -> tuple[tuple[int, ...], ...]:
-    """Return two orders in which state tensors are put into RAM."""
+    """Return state tensors by transfer energy per byte, and by size, both descending."""
     graph, coefficients = problem.graph, problem.energy.coefficients
 
     def energy_per_byte(i: int) -> float:
@@ -227,7 +230,7 @@ def _schedule_with_homes(
     method: Callable[[Problem], Schedule],
     stateless_problem: Problem,
 ) -> Schedule:
-    """Schedule a problem without state, and return the schedule for the graph with state."""
+    """Schedule a problem without state; return the schedule with state, or refuse late uses."""
     stateless_schedule = method(stateless_problem)
     _check_update_order(problem, stateless_schedule)
     return with_immediate_page_outs(

@@ -189,11 +189,9 @@ class LowerSets:
         """Estimated peak of the chain of one segment, which recomputes no node [B]; at least 1."""
 
     def undominated_chains(self, limit_bytes: int) -> list[SetChain]:
-        """Return the undominated chains whose estimated peak meets a limit, by ascending cost.
+        """Return the chains within a peak that none dominates in cost and saved bytes, by cost.
 
-        For each set, at most ``max(MIN_LABELS, MAX_LABELS
-
-        number of sets)`` chains are retained.
+        For each set, at most ``max(MIN_LABELS, MAX_LABELS // len(sets))`` chains are retained.
         """
         last_set = len(self.sets) - 1
         max_labels = max(MIN_LABELS, MAX_LABELS // len(self.sets))
@@ -235,7 +233,7 @@ class LowerSets:
         return SetChain(tuple(sets), saved_tensors, cost_s, saved_bytes)
 
     def _list_masks(self, name: str, family: str) -> list[int]:
-        """Return the bit masks of the lower sets of a family, smaller sets first."""
+        """Return lower sets as bit masks over `nodes`, smaller first; `name` is the graph's."""
         masks = None if family == PRUNED else self._list_all_masks()
         if masks is None and family == EXACT:
             raise MethodNotApplicableError(
@@ -253,7 +251,7 @@ class LowerSets:
         return sorted(masks, key=lambda mask: (mask.bit_count(), mask))
 
     def _list_all_masks(self) -> set[int] | None:
-        """Return the bit masks of all lower sets, also empty and full; None above `MAX_SETS`."""
+        """Return all lower sets, from empty to full, as bit masks; None above `MAX_SETS`."""
         masks, pending_masks = {0}, [0]
         while pending_masks:
             check_time_limit()
@@ -288,7 +286,10 @@ def _sum_boundary_outside(
 def _select_undominated(
     costs: NDArray[np.float64], saved_bytes: NDArray[np.float64], max_labels: int
 ) -> NDArray[np.int64]:
-    """Return the positions of the undominated labels, by ascending cost."""
+    """Return the positions of labels undominated in cost and saved bytes, by ascending cost.
+
+    Above `max_labels`, each equal interval of costs has its label with the fewest saved bytes.
+    """
     order = np.lexsort((saved_bytes, costs))
     sorted_saved_bytes = saved_bytes[order]
     min_saved_before = np.concatenate(([np.inf], np.minimum.accumulate(sorted_saved_bytes)))[

@@ -82,7 +82,7 @@ def offload_all(problem: Problem) -> Schedule:
 
 
 def _find_saved_intervals(graph: Graph) -> list[IdleInterval]:
-    """Return the idle intervals of forward tensors that end at a backward or update node."""
+    """Return idle intervals of nonempty forward tensors that end at a backward or update node."""
     is_forward = [node.phase in FORWARD_PHASES for node in graph.nodes]
     return [
         interval
@@ -119,7 +119,7 @@ def zero_offload(problem: Problem) -> Schedule:
 
 
 def _make_state_evictions(problem: Problem, graph: Graph) -> dict[IdleInterval, bool]:
-    """Return evictions of state, with page-ins, in all idle intervals between two readers."""
+    """Return evictions, all paged, of the problem's state between readers in a stateless graph."""
     state_tensors = frozenset(problem.graph.state_tensors)
     return {
         interval: True
@@ -212,7 +212,7 @@ class _LruExecution(StagedExecution):
         """For each tensor, the value of `n_steps` at its last use."""
 
     def choose_victim(self, k: int) -> int | None:
-        """Return the least recently used tensor that may be paged out; None without one."""
+        """Return the least recently used tensor to page out, if any; add it to `storage`."""
         evictable_tensors = [
             i for i in self.evictable_candidates(k) if self.storage.has_space_for(i)
         ]

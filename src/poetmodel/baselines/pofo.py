@@ -292,7 +292,7 @@ class ActionPrefix:
         return None if wait is None else self._advance_backward(wait + layer.backward_cost)
 
     def _advance_backward(self, elapsed: float) -> ActionPrefix:
-        """Return the prefix after `elapsed`, with a time or cost of the backward pass added."""
+        """Return the prefix `elapsed` later [s or J]; then `needed_page_in` is pending."""
         page_ins = self.page_ins.pending_after(elapsed)
         if self.needed_page_in:
             page_ins = page_ins.with_transfer(*self.needed_page_in)
@@ -435,7 +435,7 @@ def search_actions(
 
 
 def _prune(prefixes: list[ActionPrefix], beam: Beam) -> list[ActionPrefix]:
-    """Return the undominated prefixes; above the beam width, the cheapest ones of each class."""
+    """Return undominated prefixes; above the beam width, the cheapest per class of kept bytes."""
     groups: dict[object, list[ActionPrefix]] = {}
     for prefix in sorted(prefixes, key=lambda prefix: prefix.total_cost):
         check_time_limit()

@@ -106,7 +106,7 @@ def _list_thresholds(graph: Graph) -> Iterator[float]:
 
 
 def _find_closing_nodes(graph: Graph, nodes: Sequence[int], threshold: float) -> list[int]:
-    """Return the nodes at which the outputs since the last such node exceed a threshold [B]."""
+    """Return the members of `nodes` at which outputs since the last one exceed `threshold` [B]."""
     closing_nodes, ends = [], set(nodes)
     segment_bytes = 0
     for k in range(first_backward_node(graph)):
@@ -201,7 +201,7 @@ class _Cuts:
         self.edges = edges
 
     def find_saved_tensors(self, nodes_computed_once: Collection[int]) -> frozenset[int]:
-        """Return the tensors of the minimum cut with which given nodes are not recomputed."""
+        """Return the tensors of the smallest cut [B] with which given nodes are not recomputed."""
         if not self.recomputable:
             return frozenset()
         from scipy.sparse import csr_array
@@ -229,7 +229,7 @@ class _Cuts:
 
 
 def _pack_knapsack(problem: Problem, size_bytes: int) -> tuple[int, ...]:
-    """Return the nodes of maximum total compute time whose outputs fit in `size_bytes` together."""
+    """Return recomputable forward nodes of maximum total time whose outputs fit in `size_bytes`."""
     graph, first_backward = problem.graph, first_backward_node(problem.graph)
     recomputable = evictable_tensors(graph)
     unit_bytes = max(1, -(-size_bytes // UNITS))

@@ -201,7 +201,7 @@ class _GeneticSearch:
         return population[first if fitness[first] <= fitness[second] else second]
 
     def _compute_fitness(self, mask: Mask) -> Fitness:
-        """Return the bytes above the storage limit, the cost that is not hidden, and all costs."""
+        """Return bytes above the storage limit, unhidden cost, and total cost: less is better."""
         is_paged_out = np.zeros(len(self.page_out_costs), dtype=bool)
         is_paged_out[self.tensor_index[mask]] = True
         limit = self.problem.aux_limit_bytes
@@ -218,7 +218,7 @@ class _GeneticSearch:
         )
 
     def _repair(self, mask: Mask) -> Mask:
-        """Return a copy of `mask` with evictions added until all stages fit, then some removed."""
+        """Return a copy of `mask`: evictions added until all stages fit, needless ones removed."""
         mask = mask.copy()
         excess = self.excess - self.freed_bytes[mask].sum(axis=0)
         while excess.max() > 0:
