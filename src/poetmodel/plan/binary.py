@@ -316,7 +316,7 @@ def _read_resident(graph: Graph, reader: _ByteReader) -> Iterator[int]:
 
 
 def _parse_header(data: bytes) -> tuple[int, int, bytes, bytes]:
-    """Return version, flags, fingerprint, and the bytes from there to the checksum, not decoded."""
+    """Return version, flags, fingerprint, and the bytes up to the checksum; refuse damaged ones."""
     if not data.startswith(MAGIC):
         start = "no bytes" if not data else f"bytes that begin with {data[: len(MAGIC)].hex()}"
         raise PlanError(f"expected a binary plan, which begins with {MAGIC.hex()}, got {start}")
@@ -342,7 +342,7 @@ def _parse_header(data: bytes) -> tuple[int, int, bytes, bytes]:
 
 
 def _parse_body(data: bytes, graph: Graph) -> tuple[int, int, bytes]:
-    """Return version, flags and body of a binary plan for `graph`."""
+    """Return version, flags and body of a binary plan; refuse that of another graph."""
     version, flags, fingerprint, content = _parse_header(data)
     if fingerprint != _fingerprint(graph):
         raise PlanError(

@@ -35,7 +35,10 @@ class PlanDocument:
     """Notes on ignored keys of the file."""
 
     def check_claims(self, check: PlanCheck) -> tuple[list[str], list[str]]:
-        """Compare the stated metrics with a simulation; return violations and notes."""
+        """Compare the stated metrics with a simulation; return violations and notes.
+
+        With costs that are not the file's, all differences but those of memory are notes.
+        """
         memory_keys = {metric.key for metric in metrics_at(Display.PLAN_FILE, Group.MEMORY)}
         memory_claims, other_claims = (
             {

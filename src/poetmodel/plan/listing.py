@@ -185,7 +185,7 @@ class InstructionText:
         return f"number {instruction.index}"
 
     def format_remark(self, instruction: Instruction, record: InstructionRecord) -> str:
-        """Return the remark: duration, bytes, home of state, in-place outputs or stall."""
+        """Return the remark: duration, bytes, home, in-place outputs or stall; "?" if unknown."""
         op, index = instruction
         duration_text = format_seconds(record.end_s - record.start_s)
         items = self.graph.nodes if op == Op.COMPUTE else self.graph.tensors

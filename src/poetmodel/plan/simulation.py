@@ -115,7 +115,7 @@ def check_identity(graph: Graph, plan: Plan) -> None:
 
 
 def false_claims(check: PlanCheck, stated: Mapping[str, float | None]) -> Iterator[str]:
-    """Yield a message for each metric of a plan file that differs from the simulation."""
+    """Yield a message per stated metric that differs from the simulation; ignore None there."""
     metrics = simulated_metrics(Display.PLAN_FILE, check)
     for key, stated_value in stated.items():
         value = metrics.get(key)
@@ -153,7 +153,7 @@ def _limit_violations(
 
 
 def _written_bytes(machine: Machine, sizes: Sequence[int]) -> int:
-    """Return the bytes that page-outs write, plus `Commit.written_bytes`, averaged [B]."""
+    """Return the bytes of page-outs outside of commits, plus the average of those inside [B]."""
     commit = None if machine.table is None else machine.table.commit
     replacements, committed_bytes = (
         ((), 0) if commit is None else (commit.replacements, commit.written_bytes)

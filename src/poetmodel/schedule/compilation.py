@@ -113,7 +113,7 @@ class _Compiler:
     def _valid_rows(
         self, relation: str, pairs: Sequence[Pair], state_faults: Mapping[Entry, str]
     ) -> Rows:
-        """Return the valid indices of each stage; add a fault for each invalid entry.
+        """Return valid indices by stage; add a fault per invalid entry that `state_faults` lacks.
 
         A forbidden recomputation is returned although it adds a fault.
         """
@@ -134,7 +134,7 @@ class _Compiler:
     def _valid_spans(
         self, relation: str, spans: Sequence[Span], state_faults: Mapping[Entry, str]
     ) -> Sequence[Span]:
-        """Return spans of all valid entries; add a fault for each invalid entry."""
+        """Return spans of valid entries; add a fault per invalid one that `state_faults` lacks."""
         faulty_tensors = {i for name, _, i in state_faults if name == relation}
         valid_spans: list[Span] = []
         suspect_spans: list[Span] = []

@@ -108,7 +108,7 @@ class Decision:
 def find_decisions(
     problem: Problem, schedule: Schedule, limit_steps: Iterable[MemoryPoint] = ()
 ) -> tuple[Decision, ...]:
-    """Return a `Decision` for each tensor of the graph, by index; the schedule must be valid."""
+    """Return each tensor's `Decision` in a valid schedule; `limit_steps`: see `steps_at_limit`."""
     stages, points = _StagesByItem(problem, schedule), tuple(limit_steps)
     return tuple(
         _find_decision(problem, stages, i, points) for i in range(len(problem.graph.tensors))

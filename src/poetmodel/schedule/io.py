@@ -193,7 +193,7 @@ class ProblemEntry(Strict):
         )
 
     def to_problem(self, graph: Graph, costs: Costs) -> Problem:
-        """Return the problem for the graph and costs that it was stated for."""
+        """Return the problem for its graph and costs; `ScheduleError` for sums that do not fit."""
         with convert_errors(ScheduleError, "problem"):
             rows = tuple(row.to_constraint() for row in self.constraints)
             faults = list(user_sum_faults(graph, rows, tuple(self.weights.items())))
@@ -324,7 +324,7 @@ def parse_schedule(text: str, *, source: str) -> ScheduleFile:
 
 
 def validate_schedule(values: object, *, source: str) -> ScheduleFile:
-    """Validate the JSON content of a schedule file; `source` names the file in errors."""
+    """Validate the JSON of a file that must have a schedule; `source` names it in errors."""
     with infrequent_gc(), convert_errors(ScheduleError, source):
         file = validate_model(_schedule_file(metrics_at(Display.FILE)), values, kind="schedule")
     if file.R is None:
@@ -351,7 +351,7 @@ def validate_model(
 ) -> File:
     """Validate the JSON content of a file as `model`; `kind` is a word for it in messages.
 
-    `text` is the JSON, for a model of types that JSON lacks.
+    `text` is the same content as JSON text, required if fields have types that JSON lacks.
 
     Raises `InputError`; for a `JsonFile` of a later version with this error only.
     """

@@ -358,7 +358,7 @@ class Machine:
         return *self._execute_transfer(Op.PAGE_IN, i), self.ram_bytes, ()
 
     def _page_out(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Start a page-out, even if it is invalid, and add the tensor to storage."""
+        """Start a page-out, even an invalid one, to storage; return as `_compute` does."""
         self.counts[Op.PAGE_OUT][i] += 1
         if i not in self.ram:
             self._add_fault(Op.PAGE_OUT, i, "is not in RAM")
@@ -390,7 +390,7 @@ class Machine:
         return start_s, self.bus_s
 
     def _wait(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Stall the core until the last transfer of a tensor is complete, and no longer pending."""
+        """Stall the core until a tensor's last transfer is complete; return as `_compute` does."""
         start_s = self.core_s
         if i in self.transfer_ends_s:
             self.core_s = max(start_s, self.transfer_ends_s[i])
@@ -401,7 +401,7 @@ class Machine:
         return start_s, self.core_s, self.ram_bytes, ()
 
     def _free(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Free a tensor, even during its transfer, which is a fault."""
+        """Free a tensor, even during its transfer, which is a fault; return as `_compute` does."""
         peak_bytes = self.ram_bytes
         if i in self.pending_transfers:
             self._add_fault(Op.FREE, i, f"is still under way: its {self.pending_transfers[i]}")
@@ -460,7 +460,7 @@ class Machine:
     def _add_fault(
         self, op: Op, index: int, description: str, missing_input: int | None = None
     ) -> None:
-        """Add a fault of the current instruction, whose message ends with `description`."""
+        """Add a fault of this instruction, with `description`, and the input that is not in RAM."""
         is_compute, label = op == Op.COMPUTE, ""
         if is_compute and 0 <= index < len(self.graph.nodes):
             label = f"node {self.graph.nodes[index].name!r} "

@@ -105,7 +105,7 @@ def _make_metric(
     """Return a metric with the value of attribute `key` of a simulation.
 
     `cells` has one word per `Display`: ``J`` for JSON or file, ``T`` for table or page, ``JT`` for
-    both, ``-`` for neither. With `is_claimed`, only a solve claims the metric.
+    both, ``-`` for neither. With `is_claimed`, only a solve states it: simulations have no value.
     """
     words = dict(zip(Display, cells.split(), strict=True))
     return Metric(

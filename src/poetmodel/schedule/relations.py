@@ -78,7 +78,7 @@ class Schedule:
     """`S_AUX` as maximal spans of stages, by tensor."""
 
     def __post_init__(self) -> None:
-        """Validate and sort the pairs; spans in `kept` and `stored` replace two relations."""
+        """Validate and sort pairs; `kept` and `stored` replace ``S_RAM`` and ``S_AUX`` by spans."""
         for name in RELATIONS:
             entries: Iterable[Pair] = getattr(self, name)
             try:
@@ -386,7 +386,10 @@ def with_immediate_page_outs(
     M_out: Iterable[Pair] = (),
     resident: Iterable[int] = (),
 ) -> Schedule:
-    """Return a schedule that pages out each paged-in tensor right after its first computation."""
+    """Return a schedule that pages out paged-in tensors and replacements right at their nodes.
+
+    Not those on storage at first, or of resident state. `M_out` lists further page-outs.
+    """
     page_ins, homes = tuple(M_in), set(resident)
     paged_out = {i for _, i in page_ins if not graph.starts_on_storage[i]}
     paged_out.update(new for old, new in graph.replacement_of.items() if old not in homes)
@@ -445,7 +448,7 @@ def count_pairs(spans: Iterable[Span]) -> int:
 
 
 def pairs_of_spans(spans: Sequence[Span]) -> tuple[Pair, ...]:
-    """Return the pairs of disjoint spans, sorted by stage, then by tensor; at most `MAX_PAIRS`."""
+    """Return the pairs of disjoint spans by stage, then tensor; refuse more than `MAX_PAIRS`."""
     n_pairs = count_pairs(spans)
     if n_pairs > MAX_PAIRS:
         raise TooLargeError(
@@ -462,7 +465,7 @@ def pairs_of_spans(spans: Sequence[Span]) -> tuple[Pair, ...]:
 
 
 def checkpoint_all(graph: Graph) -> Schedule:
-    """Return the keep-all schedule: every node computed once, tensors kept until their last use."""
+    """Return keep-all: nodes computed once, tensors kept until their last use, state in RAM."""
     n = len(graph.nodes)
     state = frozenset(graph.state_tensors)
     kept = (

@@ -385,7 +385,10 @@ def replace_makespan(
 def _collect_violations(
     machine: Machine, steps: Sequence[Pair], faults: Iterable[tuple[int, str]]
 ) -> list[str]:
-    """Return the messages of a schedule's violations, in execution order."""
+    """Return messages of `faults` (position, message) and missing inputs, in execution order.
+
+    Other faults of the machine count only without these, since they may follow from them.
+    """
     nodes, tensors = machine.graph.nodes, machine.graph.tensors
     missing_inputs: dict[int, list[str]] = {}
     for fault in machine.faults:
