@@ -92,7 +92,7 @@ class SolverCall:
         read_values: Callable[[], NDArray[np.float64]],
         bound: float | None = None,
     ) -> bool:
-        """Record the best bound, and the objective of the best solution; return `should_stop`.
+        """Record the best bound; record and report a better solution; return `should_stop`.
 
         `read_values` returns the value of each column; it is called for a better solution only.
         """
@@ -169,7 +169,7 @@ class SolverCall:
             self._bound = bound
 
     def _call_guarded(self, callback: Callable[[], None]) -> None:
-        """Call a callback; store an exception of any class, and request that the solver stops."""
+        """Call a callback unless one has failed; store any exception, and request a stop for it."""
         if self._failure is not None:
             return
         try:

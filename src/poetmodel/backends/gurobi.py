@@ -95,6 +95,7 @@ class Gurobi(Solver):
                 raise _translate_error(gurobipy, error, model) from error
 
     def _solve(self, gurobipy: Any, model: Any, call: SolverCall) -> RawSolution:
+        """Fill the empty `model` and solve it; the time limit may pass before it is solved."""
         start = call.start
         columns = _add_columns_and_rows(gurobipy, model, call.form)
         _set_options(gurobipy, model, call)
@@ -152,6 +153,7 @@ def _set_options(gurobipy: Any, model: Any, call: SolverCall) -> None:
 
 
 def _set_option(gurobipy: Any, model: Any, name: str, value: OptionValue) -> None:
+    """Set a parameter of `model`; raise `UnknownOptionError` if Gurobi refuses name or value."""
     try:
         model.setParam(name, value)
     except (gurobipy.GurobiError, TypeError) as error:
@@ -210,7 +212,7 @@ def _make_callback(gurobipy: Any, columns: Any, call: SolverCall) -> Callable[[A
 
 
 def _translate_error(gurobipy: Any, error: Any, model: Any) -> BackendError:
-    """Return a `LicenceError`, with the size of `model`, if the licence refuses it."""
+    """Return a `LicenceError` if the licence refuses `model` or solve, else a `BackendError`."""
     codes = gurobipy.GRB.Error
     if error.errno == codes.SIZE_LIMIT_EXCEEDED:
         max_size = Gurobi.capabilities.licence_free_size or 0
@@ -227,7 +229,7 @@ def _translate_error(gurobipy: Any, error: Any, model: Any) -> BackendError:
 
 
 def _read_result(model: Any, columns: Any, form: StandardForm, status: SolverStatus) -> RawSolution:
-    """Return the solution, bound and nodes of a finished solve."""
+    """Return solution, bound and nodes of a finished solve; without integers, no nodes."""
     x = np.array(columns.X) if model.SolCount else None
     if form.is_mip:
         bound, nodes = finite_or_none(model.ObjBound), int(model.NodeCount)

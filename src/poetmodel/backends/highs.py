@@ -195,10 +195,7 @@ class Highs(Solver):
             solved_again = True
 
     def _solve_once(self, call: SolverCall) -> tuple[RawSolution, str | None]:
-        """Solve once; return the result and the feature of HiGHS that made it wrong, or None.
-
-        The feature is "presolve" or "start".
-        """
+        """Solve once; return the result, and what made it wrong: "presolve", "start" or None."""
         highspy, start = self.import_package(), call.start
         highs = create_quiet_highs(highspy)
         reduced_model = _ReducedModel.from_form(call.form)
@@ -238,7 +235,8 @@ class Highs(Solver):
     def _confirm_proof(self, call: SolverCall, outcome: RawSolution) -> RawSolution | None:
         """Search without presolve for a solution that refutes a proof of the first solve.
 
-        Return None if there is one; the outcome as OTHER_LIMIT if the search does not end.
+        Return None if there is one; the outcome as OTHER_LIMIT if the search does not end; and
+        otherwise, as without a proof or for a large model, the outcome itself.
         """
         form, limits = call.form, call.limits
         is_confirmable = form.n_columns <= _MAX_CONFIRMED_COLUMNS and "presolve" not in call.options
@@ -287,7 +285,7 @@ class Highs(Solver):
     ) -> RawSolution:
         """Search without presolve, up to `time_s`, for one solution at least as good as `target`.
 
-        Without a target, solve to optimality.
+        Without a target, solve to optimality. A failure counts as TIME_LIMIT.
         """
         limits = replace(
             call.limits,

@@ -101,7 +101,7 @@ def require_layout(form: StandardForm) -> Layout:
 
 
 def _order_by_family(model: Model, columns_by_mention: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return all columns, sorted by the first mention of their family, then by index."""
+    """Return all columns by the first mention of their family (none: last), then by index."""
     n_columns_of_family = [len(columns) for columns in model.families.values()]
     family_of_column = np.repeat(np.arange(len(n_columns_of_family)), n_columns_of_family)
     families_by_mention, first_mention = np.unique(

@@ -162,6 +162,7 @@ def _set_options(model: Any, call: SolverCall) -> None:
 
 
 def _set_option(model: Any, name: str, value: OptionValue) -> None:
+    """Set a parameter of `model`; raise `UnknownOptionError` if SCIP refuses name or value."""
     try:
         model.setParam(name, value)
     except (KeyError, ValueError, TypeError) as error:
@@ -255,6 +256,7 @@ def _attach_event_handler(
 def _read_result(
     model: Any, variables: list[Any], form: StandardForm, status: SolverStatus
 ) -> RawSolution:
+    """Return best solution (none if UNBOUNDED), bound and, with integers, nodes of a solve."""
     x = None
     if model.getNSols() and status is not SolverStatus.UNBOUNDED:
         best_solution = model.getBestSol()

@@ -292,7 +292,7 @@ class Solver(ABC):
         """Return INFEASIBLE or UNBOUNDED for a model that is INFEASIBLE_OR_UNBOUNDED.
 
         It is infeasible if its bounds limit the objective; otherwise it is solved without
-        objective.
+        objective, and the status that stops this solve, such as TIME_LIMIT, may be returned.
         """
         form, remaining_s = call.form, call.remaining_s
         if form.is_bounded():
@@ -314,7 +314,7 @@ class Solver(ABC):
 def _round_and_check_start(
     start: NDArray[np.float64] | None, form: StandardForm, limits: Limits
 ) -> tuple[NDArray[np.float64] | None, bool | None]:
-    """Return a copy of the start with whole integers, and its feasibility (None if partial)."""
+    """Return a rounded copy of the start, if any, and its feasibility (None if partial)."""
     if start is None:
         return None, None
     values = np.array(start, dtype=np.float64)
@@ -336,7 +336,7 @@ def _round_and_check_start(
 
 
 def _solve_trivially(call: SolverCall) -> RawSolution | None:
-    """Return the result of a model that is infeasible by inspection or has no columns, or None."""
+    """Return the result if no solve is needed (contradiction, no columns, stop), else None."""
     form = call.form
     if form.describe_contradiction() is not None:
         return RawSolution(status=SolverStatus.INFEASIBLE, nodes=0 if form.is_mip else None)
@@ -352,7 +352,7 @@ def _correct_result(
 ) -> RawSolution:
     """Return the solver's result with its objective, and with inconsistent values corrected.
 
-    A feasible `start` replaces a missing or worse solution. Rows are not checked.
+    A feasible `start` replaces a missing or worse solution. Raises `BackendError` on a failure.
     """
     x = None if raw_solution.x is None else round_integers(raw_solution.x, form)
     status = _correct_status(raw_solution.status, x, form, limits.objective_cutoff)
@@ -410,7 +410,7 @@ def _correct_bound(
     form: StandardForm,
     cutoff: float | None,
 ) -> float | None:
-    """Return the bound, clipped at the objective and the cutoff, beyond which it is not proven."""
+    """Return the bound, clipped at objective and cutoff; None if INFEASIBLE or UNBOUNDED."""
     if status in (SolverStatus.INFEASIBLE, SolverStatus.UNBOUNDED):
         return None
     if status is SolverStatus.CUTOFF:
