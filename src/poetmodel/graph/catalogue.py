@@ -129,7 +129,7 @@ def describe_model(name: str) -> str:
 
 
 def load_model(name: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
-    """Load a built-in network or published graph, which refuses overrides in `shape`."""
+    """Load a network with overrides, or a published graph without; `GraphError` for others."""
     from poetmodel.graph.structure import Graph
 
     check_model_name(name)
@@ -151,7 +151,7 @@ def read_model_or_file(name: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
 
 
 def load_file(path: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
-    """Load a graph file or the graph of a step file; a file has fixed sizes."""
+    """Load a graph file or the graph of a step file; refuse overrides in `shape`."""
     from poetmodel.graph.structure import Graph
 
     if shape.overrides:
@@ -163,6 +163,7 @@ def load_file(path: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
 
 
 def _build_zoo_model(name: str, shape: InputShape) -> Graph:
+    """Build a network with the overrides of `shape`; raise `GraphError` for refused ones."""
     subject = f"model {name!r}, {shlex.join(shape.options)}"
     if name.startswith(_PUBLISHED):
         raise GraphError(f"{subject}: the published graphs have fixed sizes; leave the option out")

@@ -144,7 +144,7 @@ def _tensor_to_dict(tensor: Tensor) -> dict[str, Any]:
 
 
 def _in_place_to_dict(pairs: object) -> object:
-    """Return (output, input) pairs of names as a JSON object that maps outputs to inputs."""
+    """Return (output, input) pairs as a dict from outputs to inputs; others stay invalid."""
     if not isinstance(pairs, tuple) or not all(
         isinstance(pair, tuple) and [*map(type, pair)] == [str, str] for pair in pairs
     ):
@@ -176,7 +176,7 @@ def optional_keys(
 def parse_graph_fields(document: object, *, source: str, faults: Iterable[str]) -> dict[str, Any]:
     """Validate the content of a graph file and return the fields of its `Graph`, by name.
 
-    Reports `faults` and all invalid keys and values at once, else all errors between nodes.
+    `GraphError` has `faults` and all invalid keys and values, else all errors between nodes.
     """
     if not isinstance(document, dict):
         raise GraphError(
@@ -197,6 +197,7 @@ def parse_graph_fields(document: object, *, source: str, faults: Iterable[str]) 
 
 
 def _format_faults(document: dict[str, Any]) -> Iterator[str]:
+    """Yield messages on an unknown format or version of a graph file."""
     try:
         check_version(document, VERSIONS)
     except InputError as error:
@@ -209,6 +210,7 @@ def _format_faults(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _parse_node(item: dict[str, Any]) -> Node:
+    """Return the node of a valid entry; a tensor of ``output_bytes`` has the node's name."""
     outputs = item.get("outputs")
     if outputs is None:
         outputs = [{"name": item["name"], "bytes": item["output_bytes"]}]

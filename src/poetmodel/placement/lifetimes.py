@@ -71,7 +71,7 @@ def lower_bound_bytes(blocks: Iterable[Block], length: int) -> int:
 
 
 def ram_by_position(blocks: Iterable[Block], length: int) -> list[int]:
-    """Return the RAM of blocks before the program, then at each of its positions [B].
+    """Return the RAM of blocks before the program, then at each of its `length` positions [B].
 
     If spans of a block overlap, the largest one counts.
     """
@@ -88,7 +88,7 @@ def ram_by_position(blocks: Iterable[Block], length: int) -> list[int]:
 
 
 def split_overlaps(spans: Sequence[Span]) -> list[Span]:
-    """Split the spans of a block at every begin and end; where they overlap the largest counts."""
+    """Split a block's spans at every begin and end; the largest counts, and 0 B in between."""
     if len(spans) == 1:
         return list(spans)
     edges = sorted({position for begin, end, _ in spans for position in (begin, end)})

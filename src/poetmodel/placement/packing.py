@@ -99,7 +99,7 @@ class PackingProblem:
         )
 
     def lowest_offset(self, index: int, offsets: Integers) -> int:
-        """Return the lowest offset at which block `index` fits among the placed blocks [B]."""
+        """Return the lowest offset at which block `index` fits among blocks at `offsets` [B]."""
         conflicts = self.conflicts_of[index]
         if not conflicts.indices.size:
             return 0
@@ -191,7 +191,7 @@ class _OrderSearch:
         return best_offsets
 
     def _place_from(self, begin: int, target: int | None) -> int | None:
-        """Place blocks from a position of the order on.
+        """Place blocks from a position of the order on, in `offsets`.
 
         Returns the position of the first that would end above `target` [B], or None.
         """

@@ -84,7 +84,7 @@ def place_blocks(
 ) -> tuple[list[int], int, int]:
     """Return offsets of blocks, the size of their arena, and a lower bound on it [B].
 
-    Resident blocks have the lowest offsets, in their order.
+    Resident blocks have the lowest offsets, in their order. `length` is that of the program.
     """
     bound = lower_bound_bytes(blocks, length)
     resident_indices = [k for k, block in enumerate(blocks) if block.is_resident]

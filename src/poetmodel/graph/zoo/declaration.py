@@ -62,10 +62,7 @@ class Weight(Array):
     """Whether the weight is a parameter; False for a running statistic."""
 
     def split_into_tiles(self, max_bytes: int) -> tuple[Weight, ...]:
-        """Return tiles ``.0``, ``.1`` … of at most `max_bytes` [B]: whole output channels.
-
-        One channel may exceed `max_bytes`.
-        """
+        """Return tiles ``.0``, ``.1`` … of one output channel, or of more in `max_bytes` [B]."""
         channels = self.shape[0]
         if self.bytes <= max_bytes or channels == 1:
             return (self,)
@@ -265,7 +262,7 @@ def window_output_size(
     """Return height and width of the output of a window that slides over an image.
 
     Padding ``"same"``: the size divided by `stride`, rounded up, as in Keras. Other padding is
-    added on all sides, and only whole windows count.
+    added on all sides, and only whole windows count; without one, `InputError` is raised.
     """
     height, width = image.shape[2:]
     if padding == "same":

@@ -72,7 +72,7 @@ def _make_bit_mask(name: str, values: Value) -> Value:
 
 
 def _pack_dropout_mask(declaration: Declaration, packed_masks: dict[str, Value]) -> Declaration:
-    """Return the operator with packed dropout masks; a packed mask keeps the mask's name."""
+    """Return the operator with the masks of `packed_masks`, by name, in place of unpacked ones."""
     return replace(
         declaration,
         inputs=tuple(packed_masks.get(value.name, value) for value in declaration.inputs),

@@ -462,7 +462,7 @@ def layer_norm(name: str, x: Value) -> Declaration:
 def _declare_normalization(
     op: str, name: str, x: Value, *, n_statistics: int, n_scales: int
 ) -> Declaration:
-    """Declare a normalization with `n_statistics` means and inverse deviations."""
+    """Declare a normalization with `n_statistics` means, and weight and bias of size `n_scales`."""
     y = x.new_value(name, *x.shape)
     mean, inverse_deviation = (
         x.new_value(f"{name}.{statistic}", n_statistics, item_bytes=FLOAT_BYTES)

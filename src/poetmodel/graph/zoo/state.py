@@ -122,7 +122,7 @@ class StateOptions:
     def parse(
         cls, state: str | None, *, train: str | None, tile: str | int | None, optimizer: str | None
     ) -> StateOptions | None:
-        """Parse the options of a network; None if `state` is None. `apply_to` checks `train`."""
+        """Parse options of a network, or refuse them; None without `state`. Accepts any `train`."""
         if state is None:
             for name, value in (("train", train), ("tile", tile)):
                 if value is not None:
@@ -287,7 +287,7 @@ class StateNodeBuilder:
     def make_update_nodes(
         self, name: str, weight_gradients: Sequence[tuple[Weight, str]]
     ) -> list[Node]:
-        """Return nodes for new moments, then the node `name`, which updates weights."""
+        """Return nodes for new moments, then the update node `name`; [] without an optimizer."""
         rule = self._rule
         if rule is None:
             return []
@@ -314,7 +314,7 @@ class StateNodeBuilder:
         return [*self.make_missing_nodes(*moments, op="moment"), update]
 
     def make_statistics_nodes(self, declaration: Declaration) -> list[Node]:
-        """Return nodes for new running statistics, then the node that updates them all."""
+        """Return nodes for new running statistics, if any, then the node that updates them all."""
         statistics = declaration.running_statistics
         if not statistics:
             return []

@@ -136,7 +136,7 @@ class Tape:
         return value
 
     def record(self, declaration: Declaration) -> Value:
-        """Append an operator to the forward pass and return its result."""
+        """Append an operator to the forward pass; return its result. Equal names share a weight."""
         for weight in declaration.weights:
             if self._weights.setdefault(weight.name, weight) != weight:
                 raise InputError(
@@ -155,10 +155,7 @@ class Tape:
     def record_conv_bn(
         self, x: Value, names: tuple[str, str], *, kernel: int, bias: bool = False, **sizes: int
     ) -> Value:
-        """Record a convolution with padding ``kernel // 2`` and its batch norm.
-
-        Return the result.
-        """
+        """Record convolution, with padding ``kernel // 2``, and batch norm; return the result."""
         padding = kernel // 2
         x = self.record(
             operators.conv2d(names[0], x, kernel=kernel, padding=padding, bias=bias, **sizes)
@@ -184,10 +181,7 @@ class Tape:
         return self.differentiate(operators.cross_entropy("loss", logits, labels))
 
     def differentiate(self, loss: Declaration) -> Graph:
-        """Record the loss, add the backward pass (and the update), and return the training graph.
-
-        Call this once.
-        """
+        """Record the loss, add backward pass and update, return the graph; to be called once."""
         if loss.phase is not Phase.LOSS:
             raise InputError(f"{loss.name}: expected a loss, got phase {loss.phase.value!r}")
         self.record(loss)
