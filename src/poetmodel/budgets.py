@@ -97,10 +97,7 @@ class TileChoice:
 
     @classmethod
     def parse(cls, value: str | int | TileChoice | None) -> TileChoice:
-        """Parse ``auto``, ``none`` (or None), or a size from 1 to 2^53 bytes.
-
-        Raises `InputError`.
-        """
+        """Parse ``auto``, ``none`` (or None), or a size from 1 to 2^53 bytes; else `InputError`."""
         if isinstance(value, TileChoice):
             return value
         if value is None or value == _NONE:

@@ -79,7 +79,7 @@ def processor_line(*keys: str) -> str:
 
 
 def read_bytes(path: str | Path, *, limit_bytes: int = 2**30, begin: int = 0) -> bytes:
-    """Return the content of a file from byte `begin` on, at most `limit_bytes`."""
+    """Return a file's content from byte `begin` on; `InputError` if it exceeds `limit_bytes`."""
     path = Path(path)
     try:
         with path.open("rb") as stream:
@@ -118,8 +118,8 @@ def decode_text(content: bytes, *, source: str) -> str:
 def parse_json(text: str, *, expected: str, faults: list[str] | None = None) -> object:
     """Parse JSON; NaN and infinities become floats, which the validation of each key refuses.
 
-    `expected` names the format in messages. Errors of repeated keys go to `faults`, if given; the
-    last value of a repeated key counts.
+    `expected` names the format in messages. A repeated key is an error, or has its last value if
+    `faults` is given: its message is added to that list.
     """
     if not text.strip():
         raise InputError(f"expected a {expected} file (a JSON object), got an empty file")
@@ -169,7 +169,7 @@ def parse_toml(text: str, *, expected: str) -> dict[str, Any]:
 
 
 def format_location(path: Sequence[str | int], document: object = None) -> str:
-    """Format a path into a document for messages: ``nodes[3] ('conv1').inputs[0]``."""
+    """Format a path, with names of items in `document`: ``nodes[3] ('conv1').inputs[0]``."""
     location = ""
     value: Any = document
     for depth, key in enumerate(path):

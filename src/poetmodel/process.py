@@ -290,6 +290,7 @@ class _Service:
             raise KeyboardInterrupt
 
     def execute_next_job(self) -> None:
+        """Wait for a job and execute it; send its result or its exception to the parent process."""
         number, job, payload = self.calls.get()
         try:
             try:

@@ -420,6 +420,7 @@ class SolveResult:
         return self.problem.objective.format(value)
 
     def _objective_entry(self) -> dict[str, Any]:
+        """Return the entry ``objective`` of a schedule file."""
         model_objective = self.model_objective
         return {
             "minimize": str(self.problem.minimize) if model_objective is None else USER_OBJECTIVE,

@@ -202,7 +202,7 @@ def _format_with_prefix(value: float, unit: str) -> str:
 def _parse_real(
     value: str | float, kind: _QuantityKind, *, field: str, base: float | None
 ) -> float:
-    """Parse a time, energy, power or frequency; a percentage refers to `base`."""
+    """Parse a quantity to SI; a percentage refers to `base`, and is an error if `base` is None."""
     with convert_errors(BudgetError, field):
         number, unit = _split_quantity(value, kind)
         if unit == "%":
@@ -240,7 +240,7 @@ def _split_quantity(value: object, kind: _QuantityKind) -> tuple[Fraction, str |
 
 
 def _unit_factor(unit: str, value: str, kind: _QuantityKind) -> Fraction:
-    """Return the factor of a unit; an unknown unit is an error with similar units."""
+    """Return the factor of a unit; the error for an unknown unit quotes `value`, the whole text."""
     if unit not in kind.units:
         number = value.strip().removesuffix(unit).strip()
         candidates = [_format_candidate(number, name) for name in _similar_units(unit, kind.units)]

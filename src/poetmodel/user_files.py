@@ -41,10 +41,7 @@ class UserObject(NamedTuple):
     """Class of exceptions that replace those of the file."""
 
     def load(self, text: str) -> Any:
-        """Return the object of ``FILE.py:NAME``, or None if `text` names no file; import the file.
-
-        `InputError` if the file or the object is missing.
-        """
+        """Import the object of ``FILE.py:NAME``, else `InputError`; None for other texts."""
         subject = f"{self.option} {text!r}"
         if text.endswith(_SUFFIX):
             raise InputError(
@@ -71,6 +68,7 @@ class UserObject(NamedTuple):
         return found
 
     def _import_file(self, subject: str, path: Path) -> ModuleType:
+        """Import a file, again if it was modified; `subject` begins the error messages."""
         try:
             modified_ns = path.stat().st_mtime_ns
         except OSError as error:
@@ -114,7 +112,7 @@ def is_in_user_file(value: object) -> bool:
 
 
 def list_files(value: object) -> tuple[Path, ...]:
-    """Return the file of a function or class and the imported modules in its folder, sorted."""
+    """Return the file of a function or class and imported modules in its folder; () for no file."""
     file = find_file(value)
     if not Path(file).is_file():  # such as a function typed in an interactive session
         return ()
@@ -145,7 +143,10 @@ def convert_user_errors(
     *,
     passed: tuple[type[PoetModelError], ...],
 ) -> Callable[..., Any]:
-    """Return a wrapper that raises `error` for exceptions not `passed`; prints go to stderr."""
+    """Return a wrapper that raises `error` with `context` for exceptions not in `passed`.
+
+    Prints go to stderr.
+    """
 
     @wraps(function)
     def call_function(*arguments: Any, **keywords: Any) -> Any:
@@ -166,7 +167,7 @@ def raise_user_error(
     error: BaseException,
     origin: str | Callable[..., Any] = "",
 ) -> NoReturn:
-    """Raise `kind` for an exception of a file or function, with file name and line."""
+    """Raise `kind` with `context`, the exception, and its line in `origin` (a file or function)."""
     file = origin if isinstance(origin, str) else find_file(origin)
     if isinstance(error, SyntaxError):
         message, line = error.msg, error.lineno

@@ -70,7 +70,7 @@ def list_missing_programs(target: Target, *, emulate: bool = True) -> tuple[str,
 
 
 def require_programs(target: Target, *, emulate: bool = True) -> None:
-    """Raise `MissingExtraError` unless all programs of `list_required_programs` are installed."""
+    """Raise `MissingExtraError` if a program to build or, with `emulate`, to execute is missing."""
     missing_names = list_missing_programs(target, emulate=emulate)
     if missing_names:
         names = " ".join(PACKAGES[program] for program in missing_names).replace(" and ", " ")
@@ -111,7 +111,7 @@ def execute(
 ) -> subprocess.CompletedProcess[str]:
     """Execute a command in a folder with an empty stdin; return its output and exit status.
 
-    `environment` replaces that of this process, unless it is None.
+    `environment` replaces that of this process. `ToolchainError` after the time limit.
     """
     try:
         return subprocess.run(  # noqa: S603 - make, QEMU, or a program built from the folder

@@ -104,7 +104,7 @@ def check_flash(deployment: Build, *, are_lower_bounds: bool = False) -> None:
 
 
 def _flash_advice(deployment: Build, sizes: Mapping[str, int], missing_bytes: int) -> str:
-    """Return advice for a step that exceeds the flash by `missing_bytes`."""
+    """Return advice for `sizes` [B], by use, that exceed the flash by `missing_bytes` in sum."""
     updates = (node for node in deployment.step.graph.nodes if node.phase == Phase.UPDATE)
     has_moments = any(len(node.outputs) > 1 for node in updates)
     smaller_optimizer = ["take an optimizer with fewer bytes of state"] if has_moments else []

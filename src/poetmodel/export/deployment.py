@@ -109,7 +109,10 @@ class Build(StorageLayout):
         return self._endurance_cycles * min(steps_per_erase) if steps_per_erase else None
 
     def flash_map(self) -> dict[str, int]:
-        """Return the bytes of each use of the device's flash; their sum is its size [B]."""
+        """Return the bytes of each use of the device's flash; their sum is its size [B].
+
+        ``free`` is negative if the uses exceed the size. Empty if the device states no flash.
+        """
         if self.device.flash is None:
             return {}
         in_flash = self.device.stores_in_flash

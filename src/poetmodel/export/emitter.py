@@ -59,7 +59,7 @@ class IntegerLists(dict[tuple[int, ...], str]):
         self._taken: set[str] = set()
 
     def register(self, values: tuple[int, ...], reader: str, meaning: str) -> str:
-        """Return the name of an array, after its first reader: ``pm_list_3_relu_shape``."""
+        """Return an array's name; a new one has reader and meaning: ``pm_list_3_relu_shape``."""
         if values not in self:
             words = re.sub(r"[^A-Za-z0-9]+", "_", f"{reader}_{meaning}").strip("_")
             name = base = f"pm_list_{words[-_MAX_LIST_WORDS:].lstrip('_')}"
@@ -265,7 +265,7 @@ class ProgramSource:
         return f"{output_index}, PM_ADDRESS({self._address_of(name)}), {size} * PM_SCALE"
 
     def _find_overwritten_inputs(self, position: int, k: int) -> Iterator[str]:
-        """Yield inputs that outputs of node `k`, not yet in `_current_offsets`, overwrite."""
+        """Yield inputs that node `k` overwrites; its outputs are not in `_current_offsets` yet."""
         output_offsets = self._offsets.get(position, {})
         for output_index, input_index in self.graph.in_place_of[k]:
             name = self.graph.tensors[input_index].name
@@ -297,7 +297,7 @@ class ProgramSource:
             yield from [check] if self._replay is None else _wrap_in_if("!PM_STORED", [check])
 
     def _range_check_lines(self, indices: Indices) -> Iterator[str]:
-        """Yield the range check of indices, registered, unless constant or already checked."""
+        """Yield and register the range check of indices, unless they are constant or checked."""
         is_checked = any(checked.implies(indices) for checked in self._checked_indices)
         if is_checked or indices.ref.buffer in self._constant_names:
             return
@@ -428,7 +428,7 @@ class ProgramSource:
         self._written_state.update(sum_names)
 
     def _heading_lines(self, k: int) -> Iterator[str]:
-        """Yield comment, label and hook of a computation; count it in `_slice_count`."""
+        """Yield the comment of a computation; in training, also its counted label and its hook."""
         self._reader = self.graph.nodes[k].name
         suffix = ", again" if self._computation_counts[k] > 1 else ""
         hook = ""
@@ -584,7 +584,7 @@ class ProgramSource:
         self._written_state.update(targets)
 
     def _call_on_chunk(self, call: Call, n_elements: int, chunks: Mapping[str, str]) -> str:
-        """Return the C of an update call for one chunk: ``n`` elements from ``first`` on."""
+        """Return the C of an update of ``n`` elements from ``first`` on; `chunks` is by buffer."""
         texts = self._named_texts(call)
         if "first" in call:
             texts |= {"first": "first", "count": "n"}
@@ -738,6 +738,7 @@ class ProgramSource:
     # -- transfers and results ---------------------------------------------------------------------
 
     def _slot_of(self, name: str) -> str:
+        """Return the C of a tensor's slot: for replacements, that of the new state."""
         old = self._replaced_state.get(name)
         if old is not None:
             return self._new_slot(old)
@@ -772,7 +773,7 @@ class ProgramSource:
             yield self._try_call("pm_commit_begin(1)")
 
     def _transfer_lines(self, direction: str, name: str, *, wait: bool = False) -> Iterator[str]:
-        """Yield a page-in or page-out, pending until its wait, and the wait if needed."""
+        """Yield a page-in (`direction` ``in``) or page-out, and its wait if `wait` or blocking."""
         slot = self._slot_of(name)
         size = self.step.buffers[self._replaced_state.get(name, name)].bytes
         address = f"PM_ADDRESS({self._address_of(name)})"

@@ -145,7 +145,7 @@ def export_with(step: LoweredStep, options: ExportOptions) -> Deployment:
 
 
 def _prepare(step: LoweredStep, options: ExportOptions) -> LoweredStep:
-    """Return a step with the requested forward passes and byte inputs, all values finite."""
+    """Return a step with byte inputs and only requested forward passes; check for finite values."""
     for option, is_requested, forward_pass_step in (
         ("infer", options.infer, step.inference),
         ("evaluate", options.evaluate, step.evaluation),
@@ -193,7 +193,7 @@ class Trial:
         return self.options.build_problem(step, ram_bytes=self.budget_bytes, paging=self.may_page)
 
     def _build(self, program: Program) -> Build:
-        """Return the C of the step in tiles, to size it."""
+        """Return the C of a program of the step in tiles, to size it."""
         layout = StorageLayout(
             options=self.options,
             identity=self.identity,
@@ -284,7 +284,7 @@ class Trial:
 
 
 def _make_replay(step: LoweredStep, options: ExportOptions) -> Replay | None:
-    """Return the storage for samples of a step, if any; it needs an optimizer and a front."""
+    """Return the storage for samples, None if there are none; needs an optimizer and a front."""
     device = options.device
     if not options.samples:
         return None

@@ -91,7 +91,7 @@ def read_earlier_manifest(folder: Path) -> dict[str, Any]:
 
 
 def describe_samples(step: LoweredStep, replay: Replay | None) -> StoredSamples | None:
-    """Return the identity of stored samples, with the permitted indices in them."""
+    """Return identity and permitted indices of stored samples; None without `replay`."""
     if replay is None:
         return None
     numbers = {step.inputs[k].pieces[0].buffer: k for k in replay.front.inputs}

@@ -132,7 +132,7 @@ def parse_emulation(
 def _measure_instructions(
     step: LoweredStep, device: Device, target: Target, time_limit_s: float
 ) -> dict[str, int]:
-    """Export, build and execute one step; return the mean instructions of a computation by node."""
+    """Export, build and execute a step; return mean instructions by name of a computed node."""
     with tempfile.TemporaryDirectory(prefix="poetmodel-profile-") as folder_name:
         folder = Path(folder_name)
         deployment = _export_for_board(step, device, folder)
@@ -165,7 +165,7 @@ def _export_for_board(step: LoweredStep, device: Device, folder: Path) -> Deploy
 
 
 def _make_random_batch(step: LoweredStep) -> bytes:
-    """Return one batch from a fixed random seed, as the bytes of its inputs in order."""
+    """Return one batch, the bytes of its inputs in order: seeded random reals; integers are 0."""
     random = np.random.default_rng(0)
     arrays = []
     for tensor in step.inputs:

@@ -56,7 +56,7 @@ class Migration:
 
 
 def load_generation_layout(folder: str | Path) -> Generation:
-    """Load the key ``generation`` of the manifest of an exported folder."""
+    """Load the layout of an exported folder's generations; raise `InputError` if it has none."""
     with convert_errors(InputError, "migrate_from"):
         document = load_manifest(folder)
     with convert_errors(InputError, f"migrate_from: {Path(folder) / MANIFEST}"):
@@ -71,7 +71,7 @@ def load_generation_layout(folder: str | Path) -> Generation:
 
 
 def match_samples(samples: StoredSamples | None, earlier: StoredSamples | None) -> bool:
-    """Return whether each stored sample of an earlier step is a sample of another step."""
+    """Return whether every stored sample of `earlier` is valid for `samples`; False for None."""
     if samples is None or earlier is None or samples.identity != earlier.identity:
         return False
     rows, earlier_rows = (

@@ -339,7 +339,7 @@ class ExportOptions:
 def _load_migration_source(
     folder: str | Path | None, board: Device, *, commit: bool
 ) -> Generation | None:
-    """Load the layout of the generations of an earlier export; `InputError` if it cannot move."""
+    """Load the generations' layout of an earlier export; both must commit to storage, not flash."""
     if folder is None:
         return None
     source = load_generation_layout(folder)

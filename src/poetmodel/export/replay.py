@@ -175,9 +175,9 @@ def order_outputs(replay: Replay, step: LoweredStep, plan: Plan) -> Replay:
 def find_front(step: LoweredStep, cut: str | None = None) -> Front | None:
     """Return the front that ends with the node `cut`; by default that of the smallest samples.
 
-    Of equally small samples, the front with most nodes; None if no front exists. A front is a
-    prefix of the frozen nodes; a sample has its outputs and the inputs of the step that nodes
-    outside read or the step returns. In tiles, a cut is behind the last piece of its node.
+    Of equally small samples, the front with most nodes; None if no front exists; `InputError` if
+    none ends with `cut`. A front is a prefix of the frozen nodes; a sample has its outputs and the
+    inputs that nodes outside read or the step returns. In tiles, a cut is behind the last piece.
     """
     fronts = list(_list_fronts(step))
     if cut is None or not fronts:
@@ -198,7 +198,7 @@ def find_front(step: LoweredStep, cut: str | None = None) -> Front | None:
 
 
 def _list_fronts(step: LoweredStep) -> Iterator[tuple[str, Front]]:
-    """Yield the name of the last node, and the front, of each prefix of frozen nodes."""
+    """Yield (name of the last node, front) for prefixes of frozen nodes with outputs to store."""
     frozen_nodes = tuple(_find_frozen_nodes(step))
     input_index_of = {value.pieces[0].buffer: k for k, value in enumerate(step.inputs)}
     node_buffers = [{name for call in calls for name in call.buffers} for calls in step.calls]
@@ -241,6 +241,7 @@ def list_cuts(replay: Replay, step: LoweredStep, plan: Plan) -> tuple[SampleCut,
 def _measure_cut(
     replay: Replay, step: LoweredStep, plan: Plan, node: str, front: Front
 ) -> SampleCut:
+    """Return the cut behind `front`, whose last node is `node`; `replay` has the chosen front."""
     storage = replace(replay, front=front, tensor_bytes=_tensor_bytes(step, front))
     return SampleCut(
         node=node,

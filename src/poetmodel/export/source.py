@@ -87,6 +87,7 @@ class Source:
         return {**self._header_values(), **self._program_values(), **self._weight_values()}
 
     def _header_values(self) -> TemplateValues:
+        """Return the template values of ``pm.h``."""
         step, layout = self.step, self.layout
         state_slots = len(layout.generation_names)
         return {
@@ -387,7 +388,7 @@ def _latest_nonempty(earlier_label: str, label: str) -> str:
 
 
 def _make_macro_name(kind: str, name: str, used_names: set[str]) -> str:
-    """Return a unique macro name, without ``PM_``, for a tensor; add it to `used_names`."""
+    """Return a new macro name without ``PM_``: ``STATE_FC_WEIGHT``; add it to `used_names`."""
     name_parts = re.sub(r"\W+|_+", " ", name.encode("ascii", "replace").decode()).split()
     if kind == "INPUT" and len(name_parts) > 1 and name_parts[0] == "inputs":
         del name_parts[0]

@@ -249,8 +249,8 @@ class StorageLayout:
     def _written_state_names(self) -> Iterator[str]:
         """Yield the names of state on storage, once per write, in the order of a step's writes.
 
-        For memory-mapped storage, yields all buffers that calls write but state in RAM; the caller
-        drops activations.
+        For memory-mapped storage, yields all buffers that calls write except state in RAM: the
+        caller drops activations.
         """
         graph = self.step.graph
         for op, i in self.plan.program:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def make_manifest(deployment: Deployment, names: Sequence[str]) -> str:
-    """Return the text of ``manifest.json``; sizes are those of the single-precision build."""
+    """Return the text of ``manifest.json``, with files `names` and sizes in single precision."""
     step, arena, plan = deployment.step, deployment.arena, deployment.plan
     identity = GraphIdentity.from_graph(step.graph)
     document: dict[str, Any] = {
@@ -139,6 +139,7 @@ def _evaluation_keys(deployment: Deployment) -> dict[str, Any]:
 
 
 def _describe_generation(deployment: Deployment) -> Generation:
+    """Return the layout of the generations, as a later export reads it from the manifest."""
     tensors, buffers = list(deployment.generation_names), deployment.step.buffers
     states = {}
     for tensor in deployment.step.states:
@@ -168,7 +169,7 @@ def _describe_generation(deployment: Deployment) -> Generation:
 
 
 def _replay_keys(deployment: Deployment) -> dict[str, Any]:
-    """Return the key ``replay``: sizes of samples and their groups, and two kinds of steps."""
+    """Return the key ``replay``, if any: samples, cuts, and steps without and on stored samples."""
     replay, step = deployment.replay, deployment.step
     if replay is None:
         return {}

@@ -57,7 +57,7 @@ def list_templates() -> Iterator[tuple[str, str]]:
 
 
 def list_template_files(folder: Traversable, parent: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (path, text) of each file below a folder, paths relative to it, after `parent`."""
+    """Yield (`parent` + path, text) of files in a folder; not in generated, kernels and shared."""
     for path in folder.iterdir():
         name = f"{parent}{path.name}"
         if path.is_file():
