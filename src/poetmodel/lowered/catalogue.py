@@ -239,7 +239,7 @@ def write_loops(loops: Loops) -> Call | None:
 
 
 def moving_parameters(kernel: str) -> frozenset[str]:
-    """Return the pointers of an update kernel that move from one element of the state to the next.
+    """Return the pointers (names) of an update kernel that move with the element of the state.
 
     Those of a gradient kernel that also updates are the pointers of its update; its gradient is
     read as a whole.

@@ -110,6 +110,7 @@ class _Values(dict[str, Any]):
     """Numbers by the names that terms use; those of `ConvolutionSizes` and lists as needed."""
 
     def __getitem__(self, name: str) -> Any:
+        """Return the number of a name in a term, such as ``shape.plane`` or ``steps[2]``."""
         if name in self:
             return super().__getitem__(name)
         if name.startswith("shape."):
@@ -276,7 +277,7 @@ UPDATE: Final = _make_form(
 
 
 def make_plane_form(*tensors: str, rank: int) -> ProductForm:
-    """Return loops over batch, channels and a plane of `rank` dimensions."""
+    """Return loops over batch, channels and `rank` dimensions, with strides in ``steps``."""
     width = 2 + rank
     strides: dict[str, tuple[Term, ...]] = {
         name: tuple(f"steps[{k * width + d}]" for d in range(width))
@@ -325,7 +326,8 @@ def make_convolution_form(
 ) -> ProductForm:
     """Return the loops of a convolution or its gradient with dense planes.
 
-    `tensors` are its input, output and weights, or their gradients; loop `can_add` can be divided.
+    `tensors` are its input, output and weights, or their gradients. `out_step` is the parameter
+    for the batch stride of the output, `can_add` the summed loop that can be divided (`Form.sum`).
     """
     x, y, w = tensors
     strides: dict[str, tuple[Term, ...]] = {
@@ -367,7 +369,7 @@ def make_depthwise_form(*tensors: str, out_step: str = "out_step") -> ProductFor
 
 
 def make_strided_form(*tensors: str, can_add: int | None = None) -> ProductForm:
-    """Return the loops of a convolution or its gradient with a list of all strides."""
+    """Return the loops of a convolution or its gradient; ``strides`` has four for each tensor."""
     strides: dict[str, tuple[Term, ...]] = {"bias": (0, 1, 0, 0, 0)}
     for k, name in enumerate(tensors):
         outer, inner, *plane = (f"strides[{4 * k + d}]" for d in range(4))

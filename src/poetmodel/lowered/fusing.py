@@ -98,7 +98,7 @@ def _split_call(fused_call: Call, gradient: str, count: int) -> tuple[Call, Call
 
 
 def _find_filters(call: Call) -> tuple[int, int]:
-    """Return the rows of int8 weights with one scale each, and the weights of a row."""
+    """Return (number of rows, weights per row) of int8 weights; each row has one scale."""
     if "shape" not in call:
         return call["count"] // call["in"], call["in"]
     sizes = ConvolutionSizes(*call["shape"])

@@ -87,6 +87,7 @@ class _StepEncoder:
         return name
 
     def _new_name(self, buffer: str) -> str:
+        """Return ``state NAME`` if replaced, ``constant TYPE HASH``, or ``tensor NUMBER``."""
         if buffer in self._replaced_names:
             return f"state {buffer}"
         values, element_type = self._step.values.get(buffer), self._step.buffers[buffer].type

@@ -44,7 +44,7 @@ _OBJECTS: Final = TypeAdapter[Any](Ref | Condition | Buffer | NamedTensor)
 
 
 def _parse_argument(value: Any) -> Argument:
-    """Convert an argument of a call in a file."""
+    """Convert an argument of a call in a file; raise `PydanticCustomError` if it is not valid."""
     match value:
         case int() | float() if not isinstance(value, bool):
             return value
@@ -105,6 +105,7 @@ def save_step(step: LoweredStep, path: str | Path) -> None:
 
 
 def _make_document(step: LoweredStep) -> dict[str, object]:
+    """Return the JSON object of a step file, forward passes included."""
     document: dict[str, object] = {
         "format": STEP_FORMAT,
         "version": VERSION,
@@ -142,6 +143,7 @@ def _to_json(value: Ref | Condition | Buffer | NamedTensor) -> object:
 
 
 def _call_to_json(call: Call) -> dict[str, object]:
+    """Return the JSON object of a call, the inverse of `_CallEntry`."""
     entry: dict[str, object] = {
         "kernel": call.kernel,
         "arguments": [_argument_to_json(argument) for argument in call.arguments],
@@ -220,7 +222,7 @@ def _find_step_errors(
 ) -> Iterator[str]:
     """Yield an error for each contradiction in a step, but not in its forward passes.
 
-    `outer_values` are those of the enclosing step and its earlier passes.
+    `values` are the buffers with values; `outer_values` of the enclosing step and earlier passes.
     """
     for tensor in step.graph.tensors:
         name = tensor.replaces or tensor.name
@@ -321,6 +323,7 @@ def _find_ref_errors(step: LoweredStep, ref: Ref) -> Iterator[str]:
 def _find_argument_errors(
     step: LoweredStep, call: Call, writable_names: Collection[str], readable_names: Collection[str]
 ) -> Iterator[str]:
+    """Yield the errors of a call; its node may write and read the named buffers."""
     if call.kernel not in kernel_names():
         yield "there is no such kernel"
         return

@@ -178,7 +178,7 @@ def _parse_slope(call: Call | None) -> _Slope | None:
 
 
 def _find_slopes(step: LoweredStep, tensor: str) -> dict[int, _Slope]:
-    """Find the `_Slope` of each backward node that reads a forward tensor, by index of the node."""
+    """Return the `_Slope` of each backward reader of a forward tensor; {} if one has none."""
     graph = step.graph
     i = graph.tensor_index.get(tensor)
     if i is None or graph.nodes[graph.node_of[i]].phase not in (Phase.FORWARD, Phase.LOSS):
@@ -222,7 +222,7 @@ def _use_outputs(step: LoweredStep) -> LoweredStep:
 
 
 def _find_output(step: LoweredStep, gradient_call: Call) -> tuple[Ref, _LoopTable] | None:
-    """Return the output of an activation, and the loop of its gradient over it in place of x."""
+    """Return the activation's output that can replace x in a gradient, and the loop with it."""
     graph, x, loop = step.graph, gradient_call["x"], _LoopTable.parse(gradient_call["shape"])
     kernel = _FORWARD_KERNELS[gradient_call.kernel]
     numbers = [name for name in ("low", "high", "slope") if name in gradient_call]
@@ -348,7 +348,7 @@ def _apply_bits(call: Call, shape: tuple[int, ...]) -> Call:
 
 
 def _store_byte_positions(step: LoweredStep) -> LoweredStep:
-    """Return a step with the positions of maxima as bytes, counted within the window."""
+    """Return a step with positions of maxima in small windows as bytes, counted in the window."""
     graph, buffers = step.graph, dict(step.buffers)
     replacements: dict[int, list[LoweredNode]] = {}
     for k, node in enumerate(graph.nodes):

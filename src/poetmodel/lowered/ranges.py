@@ -69,7 +69,7 @@ def find_index_operands(call: Call) -> Iterator[Indices]:
 def _make_canonical_indices(
     ref: Argument | None, sizes: Numbers, strides: Numbers, index_range: tuple[int, int, int]
 ) -> Iterator[Indices]:
-    """Yield one `Indices` of the elements that loops from `ref` on access, if any."""
+    """Yield the `Indices` of loops from `ref` on, if any; `index_range` is (low, high, ignored)."""
     if isinstance(ref, Ref) and 0 not in sizes:
         first, shape = _find_canonical_elements(ref.offset, sizes, strides)
         low, high, ignored = index_range
@@ -116,7 +116,7 @@ def trace_copies(indices: Indices, writers: Mapping[str, Iterable[Call]]) -> Ind
 
 
 def find_input_indices(step: LoweredStep) -> Iterator[tuple[Indices, Indices]]:
-    """Yield each index operand that is an input of the step, or a copy of one, and its source."""
+    """Yield (operand, its source in an input) for indices that are inputs of the step or copies."""
     input_names = {tensor.pieces[0].buffer for tensor in step.inputs}
     writers = {
         tensor.name: [call for call in calls if tensor.name in call.buffers]

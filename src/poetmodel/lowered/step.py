@@ -180,7 +180,7 @@ class Weights:
 
     @classmethod
     def from_step(cls, step: LoweredStep) -> Weights:
-        """Return the values of a step and the constants of its forward passes."""
+        """Return the values of a step, but not zero state, and constants of its forward passes."""
         steps = (step, *step.forward_passes)
         values_of_steps = [
             (owning_step, name, values)

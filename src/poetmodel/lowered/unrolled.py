@@ -145,6 +145,7 @@ def _restrict_to_piece(loops: Loops, pieces: Mapping[str, _Pieces]) -> _PieceCal
 
 
 def _divide_call(call: Call, pieces: Mapping[str, _Pieces]) -> _DividedCall | None:
+    """Return a call undivided, or as one call for each piece; None if neither is possible."""
     if not pieces.keys() & set(call.buffers):
         return _DividedCall(piece_calls=(_PieceCall(call=call),))
     loops = _read_loops(call)
@@ -233,7 +234,7 @@ class _Division:
                     self._propose_tensor(tensor.name, pieces)
 
     def _parse_stack(self, k: int) -> tuple[str, _Pieces | None]:
-        """Return (result, division) if the calls of node `k` stack pieces in a divisible result."""
+        """Return (result, division) of the stack that node `k` makes; no division if none."""
         node, calls = self.graph.nodes[k], self.step.calls[k]
         if len(calls) <= 1 or len(node.outputs) != 1 or not self.is_copy(k):
             return "", None
@@ -361,6 +362,7 @@ class _Division:
         return False
 
     def _find_accessed_tensors(self, k: int) -> set[str]:
+        """Return the divided tensors whose pieces node `k` reads or writes."""
         divided_calls = (*self.producer_calls.get(k, ()), *self.consumer_calls.get(k, ()))
         return {
             name
