@@ -137,7 +137,7 @@ def _make_unchecked_plan(
 def _make_dma_program(
     homes: Homes, table: CostTable, schedule: Schedule, budget: int, limit_s: float | None
 ) -> Program:
-    """Return a program for a device with DMA, with the improvements found within `limit_s` [s]."""
+    """Return a DMA program for RAM `budget` [B], with improvements found within `limit_s` [s]."""
     from poetmodel.plan.derivation import add_waits_and_frees
     from poetmodel.planner.sequence import extract_actions, move_page_ins_to_readers
     from poetmodel.planner.timing import Timing

@@ -163,7 +163,7 @@ class _BeamSearch:
         """Whether the round has skipped no label so far."""
 
     def search_round(self, width: int, max_choices: int) -> BestTransfers:
-        """Search all intervals with a beam width; return the transfers of least makespan."""
+        """Search with `width` labels per interval and `max_choices` transfers of each kind."""
         self.n_labels = 0
         self.max_choices = max_choices
         self.is_exhaustive = True
@@ -411,7 +411,7 @@ class _BeamSearch:
         return label if excess <= 0 else self._free_ram(label, interval, excess)
 
     def _free_ram(self, label: _Label, interval: int, excess: int) -> _Label:
-        """Wait for page-outs, in bus order, until `excess` bytes are free or none is left."""
+        """Wait for page-outs, begun if necessary, until `excess` bytes are free or none is left."""
         page_outs, held_by_page_outs = self.windows.page_outs, self.held_by_page_outs[interval]
         core_s, pending_outs = label.core_s, []
         for page_out, end in label.pending_outs:

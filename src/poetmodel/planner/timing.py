@@ -208,10 +208,7 @@ class _BusTransfer:
 
 
 def delay_page_ins(timing: Timing) -> tuple[Instruction, ...]:
-    """Return the input of a timing with page-ins moved later, without delaying any computation.
-
-    RAM use never increases.
-    """
+    """Return a timing's instructions with page-ins moved later, at no cost in time or RAM."""
     transfers, instructions = _list_transfers(timing), timing.input_instructions
     tolerance_s = _ROUNDING * timing.makespan_s
     for page_in in [
@@ -231,7 +228,7 @@ def delay_page_ins(timing: Timing) -> tuple[Instruction, ...]:
 
 
 def _list_transfers(timing: Timing) -> list[_BusTransfer]:
-    """Return the input transfers in bus order, each with its `max_end_s`."""
+    """Return the input transfers in bus order, each with the latest end that delays nothing."""
     table, instructions = timing.table, timing.input_instructions
     unread_positions = find_unread_page_ins(timing.homes, instructions)
     transfers = []
