@@ -31,6 +31,7 @@ class Job:
     battery: str | float | None = None
 
     def __post_init__(self) -> None:
+        """Raise `BudgetError` for samples below 1, and for an invalid or zero time or energy."""
         faults = []
         samples: object = self.samples
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:

@@ -108,7 +108,10 @@ def _parse_objective(problem: Problem, faults: list[str]) -> str:
 
 
 def _parse_deadline_counts(problem: Problem, faults: list[str]) -> DeadlineCounts:
-    """Return the time that the deadline counts (default with DMA: ``overlap``); add to `faults`."""
+    """Return the time that the deadline counts: ``overlap`` by default if storage has DMA.
+
+    An invalid value adds an error to `faults` and becomes ``serial``.
+    """
     value, device = problem.deadline_counts, problem.costs.device
     if value is None:
         has_dma = device is not None and device.has_dma
@@ -144,7 +147,7 @@ def _costs_with_commits(problem: Problem) -> Costs:
 
 
 def _constraints_with_commits(problem: Problem) -> tuple[Constraint, ...]:
-    """Return the problem's constraints, with `COMMIT_CONSTRAINT` last if commits need it."""
+    """Return the constraints; rare commits add `COMMIT_CONSTRAINT`: replaced state is resident."""
     graph, device = problem.graph, problem.costs.device
     rows = tuple(row for row in problem.constraints if row.name != COMMIT_CONSTRAINT)
     # Between two commits, replaced state on storage would be in neither generation.
