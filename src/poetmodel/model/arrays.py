@@ -216,7 +216,7 @@ class Model:
         lower: float = -math.inf,
         upper: float = math.inf,
     ) -> None:
-        """Add ``lower <= sum of value * column <= upper``, with distinct columns, to the family."""
+        """Add ``lower <= sum of value * column <= upper`` of distinct columns as row `key`."""
         check_time_limit()
         self._columns.extend(columns)
         self._values.extend(values)
@@ -230,7 +230,7 @@ class Model:
         *,
         upper: float,
     ) -> None:
-        """Add ``sum of values * columns <= upper``, with distinct columns, to the family."""
+        """Add ``sum of values * columns <= upper`` of distinct columns as row `key`."""
         check_time_limit()
         self._columns.frombytes(columns.astype(np.intc).tobytes())
         self._values.frombytes(values.astype(np.float64).tobytes())
@@ -244,7 +244,7 @@ class Model:
         self.add_row(row.key, columns, values, lower=row.lower, upper=row.upper)
 
     def add_implication_row(self, key: Any, column: int, implied_columns: Sequence[int]) -> None:
-        """Add the row ``column <= sum of implied_columns``."""
+        """Add ``column <= sum of implied_columns`` as row `key` of the latest family."""
         check_time_limit()
         self._columns.append(column)
         self._columns.extend(implied_columns)

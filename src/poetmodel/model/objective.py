@@ -82,7 +82,7 @@ def objective_terms(m: Model, problem: Problem) -> tuple[list[Term], float]:
 def _scaled_terms(
     m: Model, problem: Problem, unit: float, max_cost: float
 ) -> tuple[list[Term], float]:
-    """Return terms and constant of a sum in `unit`, with costs truncated to `max_cost` units."""
+    """Return terms and constant of an objective in `unit`, costs truncated to `max_cost` units."""
     scaled_coefficients = Coefficients(
         *(
             tuple(
@@ -97,7 +97,7 @@ def _scaled_terms(
 
 
 def _true_cost_unit(m: Model) -> float:
-    """Return the unit of untruncated costs: the objective's, or a finer one for small costs."""
+    """Return the unit of untruncated costs, finer if some are small; raise if they vary widely."""
     objective = m.problem.objective
     costs = [abs(cost) for cost, _ in m.decisions.terms(objective.coefficients)]
     if not costs:
