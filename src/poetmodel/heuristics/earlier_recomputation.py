@@ -58,7 +58,7 @@ class EarlierRecomputation:
         return False
 
     def _move(self, original: Restoration, max_excess_bytes: int) -> bool:
-        """Move a recomputation to the last earlier stage that lowers the total excess.
+        """Move a recomputation to the last earlier stage with less excess than `max_excess_bytes`.
 
         After a failure (False), the recomputation and restorations that serve only it are missing:
         the caller must undo their removal.

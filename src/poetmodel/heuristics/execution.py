@@ -139,7 +139,7 @@ class Execution:
         self._add_to_ram(outputs)
 
     def page_in(self, i: int) -> None:
-        """Add tensor `i` to RAM, and record its page-in; begin the next stage if necessary."""
+        """Add tensor `i` to RAM; record a page-in unless the stage has it; begin a stage if due."""
         if self._is_stage_over:
             self.begin_stage()
         if (
@@ -294,7 +294,7 @@ class StagedExecution(Execution):
                 self.evict_until_fits(needed_bytes, k)  # raises the error
 
     def _overwritten_victim(self, k: int) -> int | None:
-        """Choose an input to evict by overwriting it in node `k`; registers the request."""
+        """Choose an input that node `k` may evict by overwriting it; registers the request."""
         if not may_overwrite_inputs():
             return None
         self._replaceable_inputs = frozenset(

@@ -93,7 +93,7 @@ class RamLedger:
         """Whether changes update the links and rows; False until `count_links`."""
 
     def count_links(self) -> None:
-        """Count the links of all tensors, once; later changes keep them up to date."""
+        """Count the links (last use to next read) of all tensors once; changes then update them."""
         self._counts_links = True
         changes = [0] * (len(self.recomputed) + 1)
         """For each stage, the bytes of the links that begin there, less those that end."""
@@ -259,7 +259,7 @@ class RamLedger:
             self._mark_stale(k)
 
     def _undo_peaks(self, n_changes: int) -> None:
-        """Restore the peaks that were known after `n_changes` changes of peaks."""
+        """Undo logged changes of `_extra_bytes` and stale stages until `n_changes` are left."""
         while len(self._peak_changes) > n_changes:
             t, previous_extra_bytes = self._peak_changes.pop()
             if previous_extra_bytes < 0:

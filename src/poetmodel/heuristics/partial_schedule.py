@@ -176,7 +176,7 @@ class PartialSchedule(RamLedger):
         )
 
     def source(self, i: int, t: int) -> Restoration | None:
-        """Return the restoration from which stage `t` reads tensor `i`, preferably a page-in."""
+        """Return the restoration from which stage `t` reads tensor `i`, a page-in first, if any."""
         stage = self._sources[i][bisect_right(self._sources[i], t) - 1]
         if stage < 0:
             return None

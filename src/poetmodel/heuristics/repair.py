@@ -183,7 +183,7 @@ class Repair:
     def _storage_home_recovery(
         self, i: int, interval: tuple[int, int]
     ) -> tuple[Recovery | None, Sequence[tuple[int, int]]]:
-        """Return the recovery that moves state `i` to storage, and the intervals that it frees."""
+        """Return the move of state `i` to storage that frees `interval`, and all that it frees."""
         partial, graph = self.partial, self.problem.graph
         home = Restoration.at_its_node(graph, i, STORAGE_HOME)
         if not self.problem.can_page or not self.fits_limits(home):
@@ -376,7 +376,7 @@ class Repair:
     def _apply_if_better(
         self, restoration: Restoration, apply_move: Callable[[Restoration], bool]
     ) -> bool:
-        """Make a move with a restoration; undo it unless it lowers the total excess."""
+        """Make a move with a restoration if that lowers the limits' excess; return whether so."""
         excess_before, mark = self._excess(), self.partial.mark()
         if apply_move(restoration) and self._excess() < excess_before:
             return True
@@ -487,7 +487,7 @@ class Repair:
         return price if restoration.kind == PAGE_OUT else prices.page_in[item] + price
 
     def _drop(self, restoration: Restoration) -> bool:
-        """Drop a restoration and those that serve only it, unless a limit is then violated."""
+        """Drop a restoration and those that serve only it; undo and return False beyond a limit."""
         partial, excess_before, mark = self.partial, self._excess(), self.partial.mark()
         partial.remove(restoration)
         stage_and_bytes = partial.find_excess(self.limit_bytes)
