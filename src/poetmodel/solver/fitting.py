@@ -374,7 +374,7 @@ class _FittingSearch:
         return replace(result, time_limit_s=self.request.time_limit_s)
 
     def _solve_from_first(self, first_result: SolveResult, smaller_problem: Problem) -> SolveResult:
-        """Solve with less RAM, from the repaired first schedule if its solve ran out of time."""
+        """Solve with less RAM; if the first solve ran out of time, from or near its schedule."""
         if first_result.method != "optimal" or first_result.termination != Termination.TIME_LIMIT:
             return self._solve_within(smaller_problem, 1 / 2)
         if (first_result.gap or 0.0) > MAX_SOLVED_GAP and not smaller_problem.is_overlapping:

@@ -322,7 +322,7 @@ class TransferWeightSearch:
             search.statistics = {**surrogates[0].statistics, "transfer_weights": weights}
 
     def _take_unplanned(self, surrogates: Sequence[Search]) -> None:
-        """Take the best schedule of a surrogate that was cut short before its plan was made."""
+        """Store the best schedule of the first of `surrogates`, which ended before planning it."""
         counts = not self._is_timed and self.task.can_restate and self.task.is_exact
         if counts and surrogates and surrogates[0].best is not None:
             schedule = surrogates[0].best.schedule

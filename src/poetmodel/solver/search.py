@@ -101,7 +101,7 @@ class Search:
         self.bound = max(self.bound, self.problem.objective.known_bound)
 
     def child(self, problem: Problem, **fields: Any) -> Search:
-        """Return a related problem's search with this one's request, bound and log, or `fields`."""
+        """Return a related problem's search with this request, bound and log; `fields` override."""
         shared: dict[str, Any] = {
             "request": self.request,
             "bound": self.bound,

@@ -115,7 +115,7 @@ class _Disaggregator:
 
 
 def violated_stages(loads: Sequence[float], limit_bytes: float) -> list[int]:
-    """Return the worst stage of each sequence of stages with `loads` [B] above the limit."""
+    """Return the worst stage of each sequence with `loads` [B] above the limit, fullest first."""
     worst_stages: list[int] = []
     was_violated = False
     for t, load in enumerate(loads):

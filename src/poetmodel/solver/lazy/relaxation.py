@@ -189,7 +189,7 @@ class Relaxation:
         ]
 
     def _kept_groups(self, x: NDArray[Any], resident: set[int]) -> Iterator[tuple[int, int]]:
-        """Yield (group, tensor) pairs: the tensor is kept into the group, or free to keep."""
+        """Yield (group, tensor) of tensors kept into a group or free to keep, not of `resident`."""
         group_of, node_of = self.grouping.group_of, self.problem.graph.node_of
         for i, a in _indices_at_one(self.kept, x) | self.events.free_keeps:
             if i not in resident:

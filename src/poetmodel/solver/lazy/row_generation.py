@@ -100,7 +100,7 @@ class RowGeneration:
 
     @contextmanager
     def _limit_execution(self) -> Iterator[None]:
-        """Limit the context to the time limit; run the primal worker in parallel."""
+        """Limit the context's time, setting `stop_reason`; run any primal worker in parallel."""
         session, search = self.session, self.session.search
         try:
             with limit_time(search.request.remaining_s() + GRACE_S):

@@ -162,7 +162,7 @@ def counted_limit_rows(form: StandardForm) -> list[int]:
 def _symmetry_classes(
     form: StandardForm, limit_rows: list[int], cutoff: float | None, min_use_ratio: float
 ) -> list[tuple[NDArray[np.int64], int]]:
-    """Return classes of binary columns with equal costs and uses, and how many can be 1."""
+    """Return classes of binary columns with equal costs and uses, and how many can be 1 in each."""
     coefficients = form.matrix[limit_rows].toarray()
     limit_values = form.row_upper[limit_rows]
     if (coefficients < 0.0).any() or not np.isfinite(limit_values).all():

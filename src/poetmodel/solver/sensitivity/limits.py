@@ -171,7 +171,7 @@ def find_limits(
 
 
 def _limit_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """Yield each `Limit` but ``block``, and the problem that minimizes its quantity."""
+    """Yield the name of each `Limit` but ``block``, and the problem that minimizes its quantity."""
     for name, recompute, paging in (
         ("keep_all", False, False),
         ("recompute", True, False),
