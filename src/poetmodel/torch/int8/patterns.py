@@ -322,7 +322,7 @@ def _make_mean_layer(
     *,
     flattens: bool = False,
 ) -> PendingLayer:
-    """Return a pending mean of windows, or of all pixels if `window_arguments` is None."""
+    """Return a pending mean: of windows (size, strides, padding), or of all pixels if None."""
     source = reader.read_quantized(node, x)
     if window_arguments is None:
         height, width = reader.read_shape(node, x)[2:]

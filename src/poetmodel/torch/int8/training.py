@@ -43,7 +43,7 @@ _UPDATE_BLOCK: Final = 8192
 
 
 class TrainedLayer(QuantizedLayer):
-    """An int8 convolution or linear layer whose weights and biases train.
+    """A copy of an int8 convolution or linear layer whose weights and biases train.
 
     `rounding`: ``16 bits`` stores another int8 for each weight, ``stochastic`` does not. `headroom`
     multiplies the scales of the weights, which may grow by this factor.

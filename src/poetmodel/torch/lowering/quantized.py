@@ -65,7 +65,7 @@ def _lower_add(op: Lowering) -> None:
 
 @lowers(find_operator("average"))
 def _lower_average(op: Lowering) -> None:
-    """Lower int8 means of windows; with windows of one element, they may overwrite the operand."""
+    """Lower int8 means of windows; means of one element each may overwrite the operand."""
     x, out = op.value(op.args[0]), op.output()
     window, stride, padding, factor, *constants = op.args[1:]
     window_bounds = _window_bounds(x, out, window, stride, padding, (1, 1))

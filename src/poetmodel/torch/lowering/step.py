@@ -110,10 +110,9 @@ def lower(
 
 
 class StepLowering:
-    """Lowers a captured step to a step for export.
+    """Lowers a captured step to a step for export; creation executes the step twice on its inputs.
 
-    Creating the object executes the captured graph twice on the inputs of the capture: once to find
-    its storages, once to find the views of all results.
+    The first execution finds the storages, the second the views of all results.
     """
 
     def __init__(self, joint: Joint) -> None:

@@ -401,7 +401,7 @@ def _plan_executions(record: FileRecord) -> Iterator[_Execution]:
 
 
 class _Constants:
-    """Registers the constants of a file in a module: as parameters, buffers and plain numbers."""
+    """Finds the constants of a file, and registers them in a module (`register_all`)."""
 
     def __init__(self, module: OnnxModule, record: FileRecord) -> None:
         self.module = module

@@ -167,10 +167,7 @@ def _ancestor_nodes(nodes: Iterable[NodeRecord], value: str) -> list[NodeRecord]
 
 
 class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
-    """The nodes of a quantized front as a module for PyTorch's exporter.
-
-    `source` and `result` are the names of its input and output.
-    """
+    """The nodes of a front, from value `source` to `result`, as a module for PyTorch's exporter."""
 
     def __init__(
         self,

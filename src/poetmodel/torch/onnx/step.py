@@ -111,7 +111,7 @@ def _check_ending(path: str, loss: str, ending: OnnxNode | None) -> None:
 
 
 class _ExampleOutput:
-    """An example output, and the losses and targets that match its shape.
+    """An example output, and the losses and targets of its shape; refuses unclear class dimensions.
 
     Classes are in the ``axis`` of a final Softmax or LogSoftmax (`ending`), else the second
     dimension.

@@ -27,8 +27,9 @@ def search_in_rounds(
 ) -> SolveResult:
     """Solve in rounds, each twice as long, until `steps` steps cannot gain what a round costs.
 
-    The minimized value is the time of a step [s]. The result has the time of all rounds as its time
-    limit, so that a later search continues from there.
+    `solve_within` gets a time limit [s] and the best schedule so far; the minimized value is the
+    time of a step [s]. The result has the time of all rounds as its time limit, so that a later
+    search continues from there.
     """
     best, spent_s = known, 0.0
     round_s = max(FIRST_ROUND_S, 0.0 if known is None else known.time_limit_s or 0.0)

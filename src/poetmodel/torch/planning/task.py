@@ -44,7 +44,7 @@ class LeastRam(NamedTuple):
 
     @classmethod
     def from_result(cls, result: SolveResult, reserved_bytes: int) -> LeastRam:
-        """Return the budget by a result of `find_min_ram`, with the bytes beside its schedule."""
+        """Return the budget by a result of `find_min_ram`, plus reserves; None without schedule."""
         if result.simulation is None:
             return cls(None)
         return cls(

@@ -51,11 +51,11 @@ class StepProgram:
 
 
 class StepWriter(Rewriter):
-    """Writes the program of a plan, which emits each gradient as soon as it is computed.
+    """Writes the `program` of a plan, whose tensor i is the storage ``storage_indices[i]``.
 
-    `program` is of a valid plan with blocking transfers, for a graph whose tensors are the storages
-    `storage_indices`; its COMPUTE instructions have operation indices. Storages outside the plan
-    are kept until their last reader. A recomputed random operation starts from the random state of
+    The plan is valid, with blocking transfers; COMPUTE instructions have operation indices. The
+    code emits each gradient as soon as it is computed. Storages outside the plan are kept until
+    their last reader. A recomputed random operation starts from the random state of
     its first execution.
     """
 
@@ -206,11 +206,11 @@ class StepWriter(Rewriter):
 
 
 class TrainingWriter(StepWriter):
-    """Writes a program whose operations include state, inputs and updates.
+    """Writes a program with state, inputs and updates; `resident` are plan tensors of state in RAM.
 
-    State with its home in RAM, at the positions `resident` of `storage_indices`, needs no
-    instruction. State on storage is paged into new memory, updated there, and written back. An
-    operator runs in place if the program frees its input right after it.
+    State with its home in RAM needs no instruction. State on storage is paged into new memory,
+    updated there, and written back. An operator runs in place if the program frees its input right
+    after it.
     """
 
     step_graph: TrainingGraph

@@ -41,9 +41,9 @@ _RETURNED_KINDS: Final = (OutputKind.LOSS, OutputKind.OUTPUT)
 
 
 class Runner:
-    """Executes a captured step by the compiled program of a plan with blocking transfers.
+    """Executes a captured step by a plan, whose tensor i is the storage ``storage_indices[i]``.
 
-    `storage_indices` has the storage of each tensor of the plan's graph. `folder` is that of page
+    The program is compiled, and its transfers block. `folder` is that of page
     and state file, whose creation moves state to the homes of the plan. With `rollback`, a failed
     step leaves parameters, gradients and state unchanged; updates are undone from the state file. A
     step with inputs of other shapes shares `state_store`.
@@ -304,10 +304,9 @@ class GradientTarget:
 
 
 class Gradients:
-    """The gradients of one step, which are stored in or added to ``.grad``.
+    """The gradients of one step, added to ``.grad`` at once or, if `is_delayed`, at its end.
 
-    They are added to an existing ``.grad`` at once or, if `is_delayed`, at the end of the step; a
-    new one is always set at the end.
+    A new ``.grad`` is always set at the end.
     """
 
     def __init__(

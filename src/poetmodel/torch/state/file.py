@@ -265,7 +265,7 @@ def _tensor_to_dict(tensor: StateTensor) -> dict[str, Any]:
 
 
 def _tensor_from_dict(index: int, item: dict[str, Any]) -> StateTensor:
-    """Parse a tensor from a JSON object of `_tensor_to_dict`; its storage becomes `index`."""
+    """Parse a tensor from a JSON object of `_tensor_to_dict`; `index` is that of its storage."""
     layouts = tuple(
         TensorLayout(
             position=None,
@@ -537,7 +537,7 @@ class StateFile:
         )
 
     def _write_record(self, record: Record) -> None:
-        """Flush the tensors; write and flush the older record; drop the file cache."""
+        """Flush the tensors; overwrite the older record, and flush it; drop the file cache."""
         os.fdatasync(self._descriptor)
         self._write_padded(
             memoryview(record.to_bytes()), self.format.record_offset(record.generation)

@@ -86,7 +86,7 @@ class _StateEntry:
 
 
 class StateStore:
-    """The state of a captured step with an optimizer, in RAM and in a file.
+    """The state of a step with an optimizer: in RAM, or for `stored_indices` in a file in `folder`.
 
     Tensors are identified by the indices of their storages in `trace`; parameters and buffers that
     the step does not read have higher indices. Those of `stored_indices` have their home on

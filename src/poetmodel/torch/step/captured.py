@@ -48,13 +48,13 @@ class StepOutput:
 
 
 class CapturedGraph(StepGraph):
-    """The operations of a captured step, profiled by executing them on the captured inputs.
+    """The operations of a captured step, profiled by executing them, or by `profiles` by position.
 
-    `profiles`, by position in the graph, are those of an earlier capture: the step is then not
-    executed. Without `measure_workspaces`, workspaces are 0. `outputs` has an entry per result,
-    sorted by `StepOutput.last_operation`, None last. A backward operation belongs to the module of
-    the forward operation with its sequence number, a sum of gradients to the innermost common
-    module of its summands.
+    `profiles` are those of an earlier capture; without them, the step is executed on its inputs.
+    Without `measure_workspaces`, workspaces are 0. `outputs` has an entry per result, sorted by
+    `StepOutput.last_operation`, None last. A backward operation belongs to the module of the
+    forward operation with its sequence number, a sum of gradients to the innermost common module of
+    its summands.
     """
 
     def __init__(

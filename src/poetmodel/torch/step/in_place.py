@@ -135,9 +135,10 @@ def _call_with_out(
 
 @cache
 def _find_variant(operator: Any, is_first: bool) -> tuple[Kernel, str | None] | None:  # noqa: FBT001 - for the cache
-    """Return an operator's variant that overwrites a tensor, and the name of its out parameter.
+    """Return (variant of an operator that overwrites a tensor, name of its out parameter or None).
 
-    Variants that PyTorch derives are excluded: they would allocate and copy.
+    Without that name, it overwrites its first argument, like ``relu_``. Variants that PyTorch
+    derives are excluded: they would allocate and copy.
     """
     if operator is torch.ops.aten.mul.Scalar:
         # Its variant ``mul_.Scalar`` rounds the number to half precision.

@@ -464,9 +464,9 @@ def _shared_memory_errors(joint: Joint) -> Iterator[str]:
 
 
 class _OptimizerExtension:
-    """Adds the updates of an optimizer to a captured graph, in place.
+    """Adds the updates of an optimizer to a captured graph, in place; `parameters` are by ``id``.
 
-    `parameters` are by ``id``; the gradients of `accumulate` batches are summed.
+    The gradients of `accumulate` batches are summed.
     """
 
     def __init__(
