@@ -95,7 +95,7 @@ class Gurobi(Solver):
                 raise _translate_error(gurobipy, error, model) from error
 
     def _solve(self, gurobipy: Any, model: Any, call: SolverCall) -> RawSolution:
-        """Fill the empty `model` and solve it; the time limit may pass before it is solved."""
+        """Fill the empty `model` and optimize it; TIME_LIMIT if filling it took all the time."""
         start = call.start
         columns = _add_columns_and_rows(gurobipy, model, call.form)
         _set_options(gurobipy, model, call)
@@ -117,7 +117,7 @@ class Gurobi(Solver):
 
 @contextmanager
 def _open_model(gurobipy: Any, *, is_quiet: bool) -> Iterator[Any]:
-    """Yield an empty model without console output, if quiet without log; free it on exit."""
+    """Yield an empty model without console output or, if quiet, any log; or `LicenceError`."""
     settings = {"LogToConsole": 0} | ({"OutputFlag": 0} if is_quiet else {})
     try:
         environment = gurobipy.Env(params=settings)

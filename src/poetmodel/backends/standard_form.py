@@ -58,7 +58,7 @@ class Layout:
     def to_form_solution(
         self, n_columns: int, values: Iterable[tuple[int, float]]
     ) -> NDArray[np.float64]:
-        """Convert (model column, value) pairs to a partial solution of the form, else NaN."""
+        """Return (model column, value) pairs by column of the form; NaN for columns without one."""
         x = np.full(n_columns, np.nan)
         for column, value in values:
             if self.positions[column] >= 0:
@@ -73,7 +73,7 @@ class Layout:
     def exact_limit(self, limit: LinearRow) -> tuple[list[tuple[float, int]], Fraction]:
         """Return a limit as (coefficient, column of the form) terms, and its upper bound.
 
-        Terms of fixed columns, and the least value of a column without one, are subtracted from it.
+        The bound excludes fixed columns, and the least value of other columns that the form lacks.
         """
         terms, upper = [], Fraction(limit.upper)
         for value, column in limit.terms:

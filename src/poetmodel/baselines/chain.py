@@ -297,7 +297,7 @@ class ChainMemory(Chain):
         return peak
 
     def _step_peaks(self, s: int, input_state: frozenset[int], *, is_recomputed: bool) -> StepPeaks:
-        """Return peaks of step `s` after `input_state`; without other tensors if recomputed [B]."""
+        """Return peaks of step `s` from `input_state`; without other tensors if `is_recomputed`."""
         step = self.steps[s]
         nodes = self.recomputed_nodes(s) if is_recomputed else step.nodes
         other_bytes = None if is_recomputed else self.other_tensor_bytes

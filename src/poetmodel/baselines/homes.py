@@ -150,7 +150,7 @@ def schedule_with_best_homes(
 def _fill_ram(
     order: Sequence[int], is_feasible: Callable[[frozenset[int]], bool]
 ) -> Iterator[tuple[int, ...]]:
-    """Yield sets of state tensors to attempt: each time, `is_feasible` tests the last one.
+    """Yield sets of state tensors to attempt; after each attempt, ask `is_feasible` about the set.
 
     Bisects for the longest prefix of `order` that fits, skips the next tensor, and repeats.
     """

@@ -189,7 +189,7 @@ class LowerSets:
         """Estimated peak of the chain of one segment, which recomputes no node [B]; at least 1."""
 
     def undominated_chains(self, limit_bytes: int) -> list[SetChain]:
-        """Return the chains within a peak that none dominates in cost and saved bytes, by cost.
+        """Return undominated chains (cost, saved bytes) of peaks up to `limit_bytes`, by cost.
 
         For each set, at most ``max(MIN_LABELS, MAX_LABELS // len(sets))`` chains are retained.
         """
@@ -288,7 +288,7 @@ def _select_undominated(
 ) -> NDArray[np.int64]:
     """Return the positions of labels undominated in cost and saved bytes, by ascending cost.
 
-    Above `max_labels`, each equal interval of costs has its label with the fewest saved bytes.
+    Above `max_labels`, only the one with the fewest saved bytes in each equal interval of costs.
     """
     order = np.lexsort((saved_bytes, costs))
     sorted_saved_bytes = saved_bytes[order]

@@ -119,7 +119,7 @@ def zero_offload(problem: Problem) -> Schedule:
 
 
 def _make_state_evictions(problem: Problem, graph: Graph) -> dict[IdleInterval, bool]:
-    """Return evictions, all paged, of the problem's state between readers in a stateless graph."""
+    """Return evictions (True: all are paged) of the problem's state between readers in `graph`."""
     state_tensors = frozenset(problem.graph.state_tensors)
     return {
         interval: True

@@ -144,7 +144,7 @@ class _Relaxation:
 
 
 def _solve_for_fractions(problem: Problem, ram_bytes: int) -> list[tuple[int, int, int, float]]:
-    """Solve the relaxation within `ram_bytes`; return (tensor, first, last stage, fraction)."""
+    """Solve the relaxation (or refuse); return (tensor, first stage, last stage, RAM fraction)."""
     relaxed_problem = replace(
         checkmate(replace(problem, constraints=(), user_objective=(), minimize=Quantity.TIME)),
         ram=problem.resident_bytes + max(1, ram_bytes),

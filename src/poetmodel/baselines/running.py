@@ -158,7 +158,7 @@ def _solve_restricted(search: Search, restricted_problem: Problem, start: Schedu
 
 
 def _run_heuristic(search: Search, entry: Method) -> None:
-    """Run a method without a solver within the time limit; end the search with its schedule."""
+    """Run a method without a solver in the time limit; end the search with schedule or reason."""
     limit_text = format_seconds(search.request.time_limit_s)
     timeout_reason = (
         f"{entry.name}: it did not finish within the time limit of {limit_text}; "

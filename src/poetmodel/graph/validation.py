@@ -147,7 +147,7 @@ def _key_faults(item: object, rules: Mapping[str, _Rule]) -> Iterator[tuple[tupl
 
 
 def structure_faults(nodes: Sequence[Node], *, version: int = 2) -> list[str]:
-    """Return a message for each contradiction between nodes that are valid individually."""
+    """Return a message per contradiction between valid nodes of a file in format `version`."""
     version_2_nodes = [k for k, node in enumerate(nodes) if node.needs_version_2]
     faults = [] if nodes else ["nodes: expected at least 1 node, got 0"]
     if version == 1:
@@ -183,7 +183,7 @@ def _order_faults(nodes: Sequence[Node], maker_of: Mapping[str, int]) -> Iterato
 
 
 def _repeated_name_faults(nodes: Sequence[Node], maker_of: dict[str, int]) -> Iterator[str]:
-    """Yield a message for each duplicate name of a node or tensor; fill `maker_of`."""
+    """Yield a message per duplicate name of a node or tensor; fill `maker_of` (tensor: node)."""
     first_node_of: dict[str, int] = {}
     for k, node in enumerate(nodes):
         is_repeated = node.name in first_node_of
@@ -280,7 +280,7 @@ def _state_node_faults(nodes: Sequence[Node], k: int) -> Iterator[str]:
 def _replacement_faults(
     nodes: Sequence[Node], k: int, maker_of: Mapping[str, int], replacer_of: dict[str, int]
 ) -> Iterator[str]:
-    """Yield a message per violated rule of the replacements of node `k`; fill `replacer_of`."""
+    """Yield a message per violated rule of node `k`'s replacements; fill `replacer_of` by state."""
     node, label = nodes[k], _node_label(nodes, k)
     replacement_pairs = _replacement_pairs(node)
     if replacement_pairs and node.is_state:

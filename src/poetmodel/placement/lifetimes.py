@@ -88,7 +88,7 @@ def ram_by_position(blocks: Iterable[Block], length: int) -> list[int]:
 
 
 def split_overlaps(spans: Sequence[Span]) -> list[Span]:
-    """Split a block's spans at every begin and end; the largest counts, and 0 B in between."""
+    """Split a block's spans at every begin and end; the largest counts, and 0 B in a hole."""
     if len(spans) == 1:
         return list(spans)
     edges = sorted({position for begin, end, _ in spans for position in (begin, end)})

@@ -198,7 +198,7 @@ class _TrackEvents:
         }
 
     def _compute_arguments(self, k: int, record: InstructionRecord) -> dict[str, Any]:
-        """Return the arguments of the event of a computation."""
+        """Return ``args`` of a computation's event: node, phase, sizes [B], in-place pairs."""
         node, sizes, tensors = self.graph.nodes[k], self.graph.tensor_bytes, self.graph.tensors
         pairs = [pair for pair in self.graph.in_place_of[k] if pair[1] in record.in_place]
         arguments: dict[str, Any] = {

@@ -386,7 +386,7 @@ def with_immediate_page_outs(
     M_out: Iterable[Pair] = (),
     resident: Iterable[int] = (),
 ) -> Schedule:
-    """Return a schedule that pages out paged-in tensors and replacements right at their nodes.
+    """Return a schedule that pages out paged-in tensors and replacements when first computed.
 
     Not those on storage at first, or of resident state. `M_out` lists further page-outs.
     """

@@ -62,7 +62,10 @@ class Weight(Array):
     """Whether the weight is a parameter; False for a running statistic."""
 
     def split_into_tiles(self, max_bytes: int) -> tuple[Weight, ...]:
-        """Return tiles ``.0``, ``.1`` … of one output channel, or of more in `max_bytes` [B]."""
+        """Return tiles ``.0``, ``.1`` … of at most `max_bytes` [B]: whole output channels.
+
+        One channel may exceed `max_bytes`. A weight that fits is returned alone, unchanged.
+        """
         channels = self.shape[0]
         if self.bytes <= max_bytes or channels == 1:
             return (self,)
