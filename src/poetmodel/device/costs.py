@@ -384,7 +384,7 @@ def digest_costs(table: CostTable, device: Device | None) -> str:
 def _commit_cost(
     graph: Graph, page_outs: Sequence[Cost], device: Device | None, *, interval: int
 ) -> tuple[Commit, dict[int, Cost]]:
-    """Return the cost per step of a commit every `interval` steps, and of each write.
+    """Return costs per step of a commit every `interval` steps, and of its writes by replacement.
 
     In flash, bytes are written at the flash's rate, and `Commit.other_cost` has the erases of all
     blocks of the generation, even of shared blocks. On other storage, a write is a page-out, erases

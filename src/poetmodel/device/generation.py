@@ -48,7 +48,7 @@ class GenerationLayout:
 
     @classmethod
     def for_device(cls, device: Device | None, *, checksums: bool = True) -> GenerationLayout:
-        """Return the layout of generations on a device: of flash if it takes commits."""
+        """Return the layout on a device: of flash if it takes commits, the default for None."""
         flash = None if device is None or not device.commits_to_flash else device.flash
         if flash is not None:
             return cls(flash.write_unit_bytes, flash.erase_block_bytes, checksums)

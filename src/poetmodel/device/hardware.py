@@ -363,7 +363,7 @@ def device_quantities() -> Iterator[tuple[str, DeviceQuantity]]:
 
 # -- files -----------------------------------------------------------------------------------------
 def _parse_device(document: dict[str, Any], *, key: str) -> Device:
-    """Parse the content of a device file; raise `DeviceError` with all errors."""
+    """Parse the content of device file `key` (name, path); raise `DeviceError` with all errors."""
     faults: list[str] = []
     try:
         device: Device = _parse_table(_with_flash_defaults(document), "", faults, key=key)
@@ -375,7 +375,7 @@ def _parse_device(document: dict[str, Any], *, key: str) -> Device:
 
 
 def _with_flash_defaults(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a device file whose storage has the properties of the flash that contains it."""
+    """Return a device file with `aux_bytes` and defaults of storage from flash that contains it."""
     flash, storage = document.get("flash"), document.get("storage")
     is_volatile = isinstance(storage, dict) and storage.get("volatile")
     if not isinstance(flash, dict) or not flash.get("storage_bytes") or is_volatile:
@@ -388,9 +388,9 @@ def _with_flash_defaults(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parse_table(table: Any, path: str, faults: list[str], **values: Any) -> Any:
-    """Return the object of a table of a device file; missing values become None.
+    """Return the object of the table at `path`, such as ``storage.page_in``, of a device file.
 
-    Adds unknown keys, and what should be a table and is none, to `faults`.
+    Missing values become None. Adds unknown keys, and values that are no tables, to `faults`.
     """
     table_class, _ = _TABLES_BY_PATH[path]
     if not isinstance(table, dict):

@@ -47,7 +47,7 @@ class ProfileContent(NamedTuple):
 
 
 def read_profile(path: str | Path) -> ProfileContent:
-    """Read a profile; return its costs by name."""
+    """Read the costs in a profile by name; raise `CostError` with all errors."""
     with convert_errors(CostError):
         text = read_text(path)
     parser = _ProfileParser(text)
@@ -111,7 +111,7 @@ class _ProfileParser:
             self.faults.append("expected a row for every node, got no rows")
 
     def _read_rows(self, text: str) -> Iterator[tuple[int, list[str]]]:
-        """Yield (number of the first line, cells) of each nonempty row."""
+        """Yield (number of first line, cells) of each nonempty row; add invalid CSV to `faults`."""
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)
         line = 1
         try:
@@ -153,7 +153,7 @@ class _ProfileParser:
     def _parse_cells(
         self, row: dict[str, str], columns: tuple[str, ...], label: str
     ) -> list[float]:
-        """Return the numbers in a group of cells; [] if a cell is empty or invalid."""
+        """Return the numbers in `columns`; [] if a cell is empty or invalid. Adds to `faults`."""
         filled_columns = [column for column in columns if row[column].strip()]
         empty_columns = [column for column in columns if column not in filled_columns]
         if filled_columns and empty_columns:

@@ -98,7 +98,7 @@ def kind_index(graph: Graph, i: int | None) -> int:
 
 
 def keep_all_ram_use(graph: Graph) -> RamUse:
-    """Return the RAM use at the keep-all peak, at the first node that reaches it."""
+    """Return the RAM use, without resident bytes, at the first node with the keep-all peak."""
     profile = checkpoint_all_profile(graph)
     peak_node = profile.index(max(profile))
     last_use_of = [
@@ -280,7 +280,7 @@ def gauge_by_json_path(values: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def format_gauge(values: Mapping[str, Any]) -> tuple[str, str]:
-    """Return two phrases: the RAM that is free or missing, and the RAM in use by kind."""
+    """Return two phrases for a device gauge: RAM free or missing, and RAM in use by kind."""
     used_bytes = {
         name: values[entry.name] for name, entry in zip(KIND_NAMES, fields(RamUse), strict=True)
     }

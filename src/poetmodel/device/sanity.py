@@ -18,9 +18,9 @@ MAX_POWER_RATIO: Final = 2.0
 def sanity_warnings(device: Device) -> tuple[str, ...]:
     """Return a warning for each implausible value of a device.
 
-    The stated and the implied power (``flops_per_s / flops_per_j``) differ by at most a factor of
-    2, storage is no faster than RAM, and quantities are in their typical range (else the unit is
-    probably wrong).
+    Plausible: the stated and the implied power (``flops_per_s / flops_per_j``) differ by at most a
+    factor of 2, storage is no faster than RAM, and quantities are in their typical range (else the
+    unit is probably wrong).
     """
     return (*_power_warnings(device), *_rate_warnings(device), *_unit_warnings(device))
 
