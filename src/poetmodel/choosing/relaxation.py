@@ -439,7 +439,7 @@ class _Program:
     def _compute_row(
         self, costs: Sequence[float], transfers: Mapping[int, float], limit: float
     ) -> tuple[dict[int, float], float]:
-        """Return `transfers` plus the cost of each node with a column, and the upper bound."""
+        """Return `transfers` plus node costs by column, and `limit` minus costs of common nodes."""
         row = dict(transfers)
         for k, column in self.compute_column_of.items():
             row[column] = row.get(column, 0.0) + costs[k]
@@ -481,9 +481,9 @@ class _Program:
         read_cost: Callable[[Cost], float],
         excluded_layers: Collection[str] = (),
     ) -> float:
-        """Add lower bounds on the costs of committing each layer's state, except `excluded_layers`.
+        """Add to `row` lower bounds on costs of commits by layer, except `excluded_layers`.
 
-        Returns the costs of committing the state that every step replaces.
+        `read_cost` selects time or energy. Returns the costs for state that every step replaces.
         """
         commit = self.problem.table.commit
         if commit is None:
@@ -535,7 +535,7 @@ class _Program:
     # -- tensors that must be in RAM or restored ---------------------------------------------------
 
     def _limited_nodes(self) -> Iterator[int]:
-        """Yield up to `MAX_LIMITED_NODES` backward nodes at which rows limit the RAM."""
+        """Yield at most `MAX_LIMITED_NODES` nodes to limit RAM at; none if restoration is free."""
         problem = self.problem
         has_limit = problem.deadline_s is not None or problem.energy_budget_j is not None
         if not has_limit and (problem.can_page or problem.recompute):
@@ -615,9 +615,9 @@ class _Program:
         return columns
 
     def _add_later_restoration_column(self, total_columns: dict[int, int], key: int) -> int:
-        """Add and return a column: whether `key` is restored after the current limited node.
+        """Add and return a column: whether `key` is restored after the node of `_limit_ram_at`.
 
-        It is at most the column of `key` in `total_columns`, for all limited nodes.
+        It is at most the column of `key` in `total_columns`, which is added if missing.
         """
         column = self._add_column()
         if key not in total_columns:

@@ -166,7 +166,7 @@ class _LayerSearch:
                 self._try_subsets(proposed_layers)
 
     def _propose(self) -> tuple[str, ...] | None:
-        """Return the best set found for the relaxation; lower `bound` to the relaxation's bound.
+        """Return the best set of the relaxation, None if no new one; lower `bound` to its bound.
 
         `bound` stays at least the score of `best` and of each undecided proposed set.
         """
@@ -203,6 +203,7 @@ class _LayerSearch:
         return bool(self.best) and score_gap <= max(self.request.gap, MIN_GAP) * self.bound
 
     def _make_layer_set(self) -> LayerSet:
+        """Return the set, bound and status of the search; a gap of up to `MIN_GAP` is closed."""
         score = self._score(self.best)
         bound = score if self.bound - score <= MIN_GAP * self.bound else self.bound
         is_infeasible = not self.best and bound <= 0
@@ -333,7 +334,7 @@ class _LayerSearch:
     def _solve(
         self, problem: Problem, time_fraction: float, *, gap: float = ANY_GAP
     ) -> SolveResult:
-        """Solve a problem within a fraction of the remaining time, by default to any schedule."""
+        """Solve in a fraction of the remaining time, by default to any schedule; raise Ctrl-C."""
         limit_s = max(time_fraction * self.request.remaining_s(), 1e-2)
         result = execute(problem, replace(self.request.restart(limit_s), gap=gap))
         if result.termination == Termination.INTERRUPTED:
@@ -422,7 +423,8 @@ class _LayerSearch:
     ) -> bool:
         """Return whether `subset` is proved to have no schedule within reduced limits.
 
-        The minimum needs of the other layers of `full_set` are subtracted from the limits.
+        The minimum needs of the other layers of `full_set` are subtracted from the limits, those of
+        state only `with_state`.
         """
         relaxation, problem = self.relaxation, self.problem
         ram, deadline_s = problem.ram_budget_bytes, problem.deadline_s
@@ -444,7 +446,7 @@ class _LayerSearch:
 
 
 def group_by_layer(names: Iterable[str], per: str) -> dict[str, tuple[str, ...]]:
-    """Return parameter names by layer: all parameters of a module, or each one (``tensor``)."""
+    """Return parameter names by module, such as ``fc``, or by their own name (``tensor``)."""
     if per not in ("layer", "tensor"):
         raise InputError(f"per: expected layer or tensor, got {per!r}")
     layers: dict[str, tuple[str, ...]] = {}
