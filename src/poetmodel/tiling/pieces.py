@@ -288,7 +288,7 @@ class Expansion:
             yield _PieceCalls(slice_indices, tuple(calls))
 
     def _find_writers(self) -> dict[str, list[int]]:
-        """Return the ascending indices of the pieces that write each slice of results."""
+        """Return the ascending indices of pieces that write each result slice; the last if none."""
         writers: dict[str, list[int]] = {result_slice: [] for result_slice in self._result_slices}
         for piece_index, piece in enumerate(self._piece_calls):
             for result_slice in piece.written_buffers & writers.keys():
@@ -304,7 +304,7 @@ class Expansion:
         }
 
     def _versioned_name(self, result_slice: str, piece_index: int) -> str:
-        """Return the name of the content of a result slice after a piece."""
+        """Return the name of a result slice after a piece: ``SLICE[:END]`` for a partial result."""
         writers = self._writers[result_slice]
         writers_so_far = [writer for writer in writers if writer <= piece_index]
         if not writers_so_far:
@@ -452,7 +452,7 @@ def _make_output_tensor(tensor: Tensor, new_name: str, result_slice: str, size: 
 
 
 def _divide_proportionally(total: int, axes: Iterable[Sequence[Range]]) -> list[int]:
-    """Divide an amount in proportion to the channels of slices on each axis; the sum is `total`."""
+    """Divide `total` by channels among the combinations of slices, the last axis fastest."""
     amounts = [total]
     for ranges in axes:
         channels = ranges[-1][1]

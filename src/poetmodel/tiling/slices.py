@@ -102,7 +102,7 @@ class ChannelLoops:
         return None
 
     def split_dimension(self, index: int, layout: ChannelLayout) -> ChannelLoops:
-        """Return loops in which one dimension is over the channels of the loops' tensor `index`."""
+        """Return loops with a dimension over the channels of tensor `index`, or `self`."""
         loops = self.loops
         for d, (size, stride) in enumerate(zip(loops.sizes, loops.strides[index], strict=True)):
             if stride and layout.stride % stride == 0 and size * stride > layout.span:

@@ -318,7 +318,7 @@ class _Tiling:
         return d is not None and not ref.offset and split_loops.can_slice(d)
 
     def _split_dimensions(self, channel_loops: ChannelLoops) -> tuple[ChannelLoops, dict[int, int]]:
-        """Return loops with a dimension, by tensor, for each sliceable tensor's channels."""
+        """Return loops with dimensions over channels of sliceable tensors, and these by tensor."""
         for index, ref in enumerate(channel_loops.loops.refs):
             if ref.buffer in self._sliceable:
                 channel_loops = channel_loops.split_dimension(index, self._layouts[ref.buffer])
@@ -438,7 +438,7 @@ class _Tiling:
         ).make_step()
 
     def _make_pieces(self, slices: Slices, k: int) -> Iterator[Piece]:
-        """Yield the pieces, in order, that replace a node: one without divided tensors."""
+        """Yield the pieces, in order, that replace node `k`; one piece if no tensor is divided."""
         node, calls = self.graph.nodes[k], self.undivided_step.calls[k]
         if node.is_state and node.outputs[0].name in self.slice_ranges:
             for slice_name in slices.slice_names(node.outputs[0].name):
