@@ -144,10 +144,7 @@ def _check_options(
     limits: Limits,
     device: Device | None,
 ) -> None:
-    """Raise `InputError` for an invalid limit, tile size, file of scores or profile.
-
-    These errors do not depend on the step, so they are raised before PyTorch is imported.
-    """
+    """Raise `InputError` for an invalid limit, tile, score file or profile; imports no PyTorch."""
     from poetmodel.choosing.scores import load_scores
     from poetmodel.choosing.search import GRADIENT_NORM
     from poetmodel.device import Costs
@@ -222,6 +219,7 @@ def _save_and_print(choice: Choice, files: ChoiceFiles, *, json: bool, total_s: 
 
 
 def _choice_facts(choice: Choice) -> Iterator[Fact]:
+    """Yield score, bound and gap of a choice, and the layers that are trained and frozen."""
     from poetmodel.cli.summary import tile_facts
 
     total_score = sum(choice.scores.values())

@@ -120,10 +120,7 @@ def _decision_values(decision: Decision, graph: Graph) -> dict[str, Any]:
 
 
 def _compared_facts(verified: Checked) -> Iterator[Fact]:
-    """Yield the facts about one schedule; schedules of one graph have the same facts in one order.
-
-    Facts without a name are only in JSON, facts without a key only in the table.
-    """
+    """Yield the facts about a schedule, in the same number and order for schedules of one graph."""
     simulation, problem = verified.verdict.simulation, verified.problem
     stated_problem = verified.document.problem
     yield Fact("device", verified.document.device, "device")
@@ -177,6 +174,7 @@ def _decision_key(decision: Decision) -> tuple[object, ...]:
 def _changed_decision_lines(
     graph: Graph, names: Sequence[str], changed_pairs: Sequence[tuple[Decision, Decision]]
 ) -> Iterator[str | Table]:
+    """Yield a table of the largest tensors of `changed_pairs`, or that no decision differs."""
     if not changed_pairs:
         yield "The schedules have the same decisions for all tensors."
         return
@@ -198,10 +196,7 @@ def _changed_decision_lines(
 
 
 def _decision_texts(*decisions: Decision) -> tuple[str, ...]:
-    """Return the decision of each schedule on a tensor as text, such as ``recomputed x2``.
-
-    The number counts recomputations and page-ins together.
-    """
+    """Return each decision as text: ``paged x2`` for two restorations; if equal, with stages."""
     restoration_stages = [
         sorted((*decision.recomputed, *decision.paged_in)) for decision in decisions
     ]

@@ -56,10 +56,7 @@ def _open_closed_streams() -> None:
 
 
 def _restart_with_docstrings() -> None:
-    """Replace the process by one with ``PYTHONOPTIMIZE=1``.
-
-    Help texts and Pyomo need docstrings.
-    """
+    """Restart the process with ``PYTHONOPTIMIZE=1``: help texts and Pyomo need docstrings."""
     environment = os.environ | {"PYTHONOPTIMIZE": "1"}
     sys.stdout.flush()
     os.execve(  # noqa: S606 - this program with the same arguments

@@ -91,6 +91,7 @@ def explain(
 
 
 def _tensor_lines(summary: DecisionSummary) -> Iterator[str | Table]:
+    """Yield a table of the decision on one tensor, and a table of costs of changes, if known."""
     (decision,) = summary.main_decisions
     graph = summary.verified.graph
     tensor = graph.tensors[decision.tensor]
@@ -177,6 +178,7 @@ def _format_change(summary: DecisionSummary, amount: float) -> str:
 
 
 def _decision_facts(summary: DecisionSummary, decision: Decision) -> Iterator[Fact]:
+    """Yield size, decision, costs, stages in RAM and on storage, and bytes in full steps."""
     graph = summary.verified.graph
     size = graph.tensor_bytes[decision.tensor]
     producer = graph.nodes[graph.node_of[decision.tensor]].name
@@ -219,6 +221,7 @@ def _in_place_facts(summary: DecisionSummary, decision: Decision) -> Iterator[Fa
 
 
 def _action_text(decision: Decision) -> str:
+    """Format actions with stages: ``recomputed in stage 7; paged out in stages 2, 3``."""
     is_on_storage = decision.treatment == "on storage"
     transfer_verbs = ("written back", "read") if is_on_storage else ("paged out", "paged in")
     actions = (
@@ -243,6 +246,7 @@ def _spans_text(spans: Sequence[tuple[int, int]]) -> str:
 
 
 def _schedule_lines(summary: DecisionSummary) -> Iterator[str | Table]:
+    """Yield the table of a schedule, and that of its most expensive groups of decisions."""
     yield fact_table(f"Schedule for {summary.verified.graph.name}", _explanation_facts(summary))
     yield ""
     if not summary.groups:
@@ -254,6 +258,7 @@ def _schedule_lines(summary: DecisionSummary) -> Iterator[str | Table]:
 
 
 def _explanation_facts(summary: DecisionSummary) -> Iterator[Fact]:
+    """Yield all facts for JSON, of which those with a name are in the table of a schedule."""
     verified = summary.verified
     graph, simulation = verified.graph, verified.simulation
     overhead = f"overhead {format_joules(simulation.overhead_j or 0.0)}"
@@ -330,6 +335,7 @@ def _steps_at_limit_fact(summary: DecisionSummary) -> Fact:
 
 
 def _decision_rows(summary: DecisionSummary) -> Iterator[tuple[str, ...]]:
+    """Yield name, decision with the number of tensors, energy and time of each group."""
     for group in summary.groups:
         n_members, choice = len(group.members), group.members[0].treatment
         yield (
@@ -467,6 +473,7 @@ def _sort_by_cost(decisions: Sequence[Decision], graph: Graph) -> list[Decision]
 
 
 def _fold_decisions(decisions: Sequence[Decision], graph: Graph) -> list[Fold[Decision]]:
+    """Fold tensors of equal size and decision; return the `MAX_DECISIONS` folds of most energy."""
     decision_folds = fold(
         decisions,
         name=lambda decision: graph.tensors[decision.tensor].name,

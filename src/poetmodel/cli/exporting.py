@@ -347,6 +347,7 @@ def _options_on_command_line(context: typer.Context) -> dict[str, str]:
 
 
 def _check_target_options(context: typer.Context, target: ExportTarget) -> None:
+    """Raise `InputError` for an option on the command line that a target does not have."""
     description, target_options = _TARGET_OPTIONS[target]
     common_options = (
         common_field.name for group in _COMMON_GROUPS for common_field in fields(group)
@@ -481,6 +482,7 @@ def read_or_capture_step(
 
 
 def _deployment_facts(deployment: Deployment) -> Iterator[Fact]:
+    """Yield proof, times, plan, RAM, state on storage and flash of exported C, for a table."""
     from poetmodel.cli.summary import proof_facts, tile_facts, time_facts
     from poetmodel.plan import Op
 
@@ -530,10 +532,7 @@ def _deployment_facts(deployment: Deployment) -> Iterator[Fact]:
 
 
 def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
-    """Yield number and bytes of samples, and estimated instructions.
-
-    No facts without ``--replay``.
-    """
+    """Yield number, bytes and instructions of stored samples; no facts without ``--replay``."""
     from poetmodel.export.replay import list_cuts, program_instructions
     from poetmodel.lowered.ranges import number_check_instructions
 
@@ -566,6 +565,7 @@ def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
 
 
 def _flash_facts(deployment: Deployment) -> Iterator[Fact]:
+    """Yield the flash in use [B], and each region of it; no facts if the flash is unknown."""
     sizes = deployment.flash_map()
     if not sizes:
         return

@@ -36,10 +36,7 @@ def read_given_step(graph_options: GraphOptions, case: Case | None = None) -> Lo
 
 
 def extra_ram_bytes(step: LoweredStep, *, commit: bool = False) -> int:
-    """Return the RAM of exported C in addition to its tensors: inputs, stack, runtime [B].
-
-    The output of ``pm_infer`` is not included.
-    """
+    """Return the RAM of exported C besides tensors and ``pm_infer``: inputs, stack, runtime [B]."""
     from poetmodel.export.reserves import parse_stack, reserved_bytes
 
     return reserved_bytes(replace(step, inference=None), parse_stack(None, commit=commit))

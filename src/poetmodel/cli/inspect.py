@@ -232,6 +232,7 @@ def graph_tables(graph: Graph, device: Device | None = None) -> tuple[Renderable
 
 
 def _phase_totals(graph: Graph) -> dict[str, dict[str, int]]:
+    """Return numbers of nodes, bytes of outputs, and FLOP, by the name of the phase."""
     phases: dict[str, dict[str, int]] = {}
     for node in graph.nodes:
         entry = phases.setdefault(str(node.phase), {"nodes": 0, "output_bytes": 0, "flops": 0})
@@ -242,6 +243,7 @@ def _phase_totals(graph: Graph) -> dict[str, dict[str, int]]:
 
 
 def _graph_facts(graph: Graph, values: dict[str, Any], device: Device | None) -> Iterator[Fact]:
+    """Yield the `graph_values` of a graph for a table, with gauges if a device is given."""
     yield text_fact("batch", f"{graph.batch_size}", f"elements are {graph.dtype}")
     sizes = f"{values['tensors']:,} tensors, {values['edges']:,} edges"
     yield text_fact("nodes", f"{values['nodes']:,}", sizes)
@@ -319,6 +321,7 @@ def _shared_memory_remark(graph: Graph, i: int) -> str:
 
 
 def _gauge_facts(graph: Graph, device: Device) -> Iterator[Fact]:
+    """Yield the RAM of a device with a verdict, and its use by keep-all and the minimum RAM."""
     keep_all, min_ram = compare_device_ram(graph, device)
     verdict = "keep-all does not fit, a schedule may"
     if min_ram is not None and not min_ram.fits:
@@ -348,6 +351,7 @@ def _inference_texts(values: dict[str, Any]) -> tuple[str, str]:
 
 
 def _largest_tensors(graph: Graph) -> Table:
+    """Return a table of the `MAX_TENSORS` largest tensors with producer, phase and readers."""
     largest = sorted(range(len(graph.tensors)), key=lambda i: (-graph.tensor_bytes[i], i))[
         :MAX_TENSORS
     ]
@@ -416,6 +420,7 @@ def device_dict(device: Device) -> dict[str, Any]:
 
 
 def _device_row(device: Device) -> tuple[str, ...]:
+    """Return key, core, RAM, speed and transfer mode of a device as texts."""
     storage = device.storage
     return (
         device.key,
@@ -427,6 +432,7 @@ def _device_row(device: Device) -> tuple[str, ...]:
 
 
 def _device_facts(device: Device) -> Iterator[Fact]:
+    """Yield the known properties of a device for a table, with their units."""
     yield text_fact("key", device.key, "the name for --device")
     yield text_fact("core", device.core)
     model = device.cycle_model

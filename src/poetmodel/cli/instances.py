@@ -33,7 +33,7 @@ _REGISTRY: Final = "instances"
 
 
 def write_instances(folder: Path, mps: str | None, output: OutputOptions) -> None:
-    """Write the instance library to a folder, and print the number of problems by kind."""
+    """Write the library to a folder, with MPS files of the names in `mps`; print counts by kind."""
     from collections import Counter
 
     from poetmodel.sweeps.instances import write_library

@@ -45,7 +45,7 @@ class JobOptions:
     )
 
     def to_job(self, limits: Limits) -> Job | None:
-        """Return the job; None without ``--samples``."""
+        """Return the job; None without ``--samples``; `InputError` for a limit stated twice."""
         faults = []
         if self.samples is None and (self.within is not None or self.battery is not None):
             faults.append(

@@ -118,7 +118,7 @@ def limits(
 
 
 def _min_ram_tiles(step: LoweredStep, problem: Problem) -> tuple[int, int] | None:
-    """Return the tile size with the smallest minimum RAM, and this minimum [B]."""
+    """Return the tile size of least minimum RAM, and that RAM [B]; None without tiles or device."""
     from poetmodel.budgets import TileChoice
     from poetmodel.tiling.choice import choose_tiles, needed_bytes
 
@@ -130,7 +130,7 @@ def _min_ram_tiles(step: LoweredStep, problem: Problem) -> tuple[int, int] | Non
 
 
 def _evaluation_bytes(step: LoweredStep, problem: Problem) -> int | None:
-    """Return the minimum RAM of a step's evaluation, the forward pass without updates [B]."""
+    """Return the minimum RAM of ``pm_evaluate`` [B]; None without an evaluation or a device."""
     from poetmodel.lowered.step import with_stored_state
     from poetmodel.tiling.choice import needed_bytes
 
@@ -239,6 +239,7 @@ def _exported_fact(problem: Problem, limit: Limit, extra_bytes: int) -> Fact:
 
 
 def _proof_text(limit: Limit, format_value: ValueFormatter) -> str:
+    """Format how a limit is proven: exactly, within a gap, by a bound; or why there is no value."""
     from poetmodel.result import Status
 
     if limit.value is None:
@@ -273,6 +274,7 @@ def _conditions_text(problem: Problem, limit: Limit) -> str:
 
 
 def _peak_text(limit: Limit) -> str:
+    """Return node, stage and largest tensors of the peak of a limit's schedule; "" without one."""
     simulation, graph = limit.result.simulation, limit.result.problem.graph
     if simulation is None:
         return ""

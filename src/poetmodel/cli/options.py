@@ -189,9 +189,10 @@ def _parse_plain_number(text: object, number_type: type[_Value]) -> _Value:
 
 
 def number_parser(expected: str, *, positive: bool) -> Callable[[str | float], float]:
-    """Return a parser of finite numbers of at least 0, or above 0 if `positive`."""
+    """Return a parser of finite numbers from 0, above 0 if `positive`; errors state `expected`."""
 
     def parse(text: str | float) -> float:
+        """Parse a number; raise `typer.BadParameter` unless it is in the accepted range."""
         try:
             value = _parse_plain_number(text, float)
         except ValueError:
@@ -206,9 +207,10 @@ def number_parser(expected: str, *, positive: bool) -> Callable[[str | float], f
 def amount_parser(
     parse_amount: Callable[..., float], option: str, expected: str
 ) -> Callable[[str | float], float]:
-    """Return a parser of a positive number in SI units, or of an amount with a unit."""
+    """Return a parser of positive SI numbers and of amounts with units; errors state `expected`."""
 
     def parse(text: str | float) -> float:
+        """Parse a number or an amount; raise `typer.BadParameter` unless it is above 0."""
         try:
             value = _parse_plain_number(text, float)
         except ValueError:
@@ -237,6 +239,7 @@ def integer_parser(
     """Return a parser of whole numbers from `min_value`, to `max_value` if it is given."""
 
     def parse(text: str | int) -> int:
+        """Parse a whole number; raise `typer.BadParameter` outside the accepted range."""
         try:
             value = _parse_plain_number(text, int)
         except ValueError:
@@ -549,6 +552,7 @@ _PARSERS: Final[dict[str, Callable[..., Any]]] = {
 
 
 def _row_parameters(group_class: type) -> Iterator[tuple[str, inspect.Parameter]]:
+    """Yield field and parameter of each row of `Limits` or `SearchOptions`, in order of rows."""
     rows, make_option = (
         (LIMIT_ROWS, limit_option) if group_class is Limits else (SEARCH_ROWS, solve_option)
     )
@@ -580,7 +584,7 @@ def make_search(**values: Any) -> SearchOptions:
 
 
 def _stated_fields(rows: Iterable[OptionRow], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields by name; a later row of a field replaces an earlier one."""
+    """Return the stated fields from values by parameter; of rows of one field, the last counts."""
     stated: dict[str, Any] = {}
     for row in rows:
         value = values.get(row.parameter)

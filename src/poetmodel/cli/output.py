@@ -197,7 +197,7 @@ def _fit_widths(
 
 
 def fact_table(title: str, facts: Iterable[Fact]) -> Table:
-    """Return a table of facts with name, value and note; facts with an alarm are red."""
+    """Return a table of the facts that have a name and a value; those with an alarm are red."""
     cells_and_alarms = [
         ((fact.name or "", fact.text, fact.note), fact.alarm) for fact in listed_facts(facts)
     ]
@@ -221,7 +221,7 @@ def listing(
 ) -> Table:
     """Return a table of `rows` below `heads`; long texts and words are shortened.
 
-    With `whole_names` the first column is not wrapped.
+    The first `n_text_columns` are aligned left. With `whole_names` the first is not wrapped.
     """
     from rich import box
 
@@ -320,7 +320,7 @@ def _format_overhead(value: float | None, objective: Objective) -> str:
 def live_line(
     problem: Problem | None = None, *, enabled: bool, activity: str = "solving"
 ) -> Iterator[OnProgress | None]:
-    """Show a live line on stderr during the body, if enabled, not quiet, and on a terminal."""
+    """Show a live line on a terminal, if enabled and not quiet; yield its callback, else None."""
     if is_quiet() or not (enabled and sys.stderr.isatty()):
         yield None
         return

@@ -162,6 +162,7 @@ def _has_budget(checked: Checked, ram: str | None) -> bool:
 
 
 def _write_files(planned: CheckedPlan, request: PlanOptions) -> Iterator[Path]:
+    """Write plan and picture, if requested, while the caller iterates; yield each written path."""
     if request.out is not None:
         _save_plan(planned, request.out, request.plan_format)
         yield request.out
@@ -181,6 +182,7 @@ def _plan_lines(planned: CheckedPlan, request: PlanOptions) -> Iterator[str | Ta
 
 
 def _plan_facts(planned: CheckedPlan) -> Iterator[Fact]:
+    """Yield counts, metrics, addresses, homes of state and binary size of a plan, for a table."""
     from poetmodel.plan import Op, encode
     from poetmodel.plan.listing import describe_homes
 
@@ -240,6 +242,7 @@ _MODE_NOTES: Final = {
 
 
 def _format_lines(planned: CheckedPlan, plan_format: PlanFormat) -> list[str]:
+    """Return the lines of trace events for `PlanFormat.TRACE`, else those of the listing."""
     from poetmodel.plan.listing import plan_listing
     from poetmodel.plan.trace import trace_events, trace_text
 
@@ -250,6 +253,7 @@ def _format_lines(planned: CheckedPlan, plan_format: PlanFormat) -> list[str]:
 
 
 def _save_plan(planned: CheckedPlan, path: Path, plan_format: PlanFormat) -> None:
+    """Write a plan in a format; text and trace events have escaped control characters."""
     from poetmodel.files import write_bytes, write_text
     from poetmodel.plan import encode
 

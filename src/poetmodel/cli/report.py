@@ -76,10 +76,7 @@ def _answer_facts(report_values: dict[str, Any]) -> Iterator[Fact]:
 
 
 def read_schedules(paths: Sequence[Path], case: Case) -> list[Checked]:
-    """Verify schedule files of one graph, that of the first; return them with plans and labels.
-
-    Files beyond the number of `LABELS` are ignored.
-    """
+    """Verify up to eight files, for the first one's graph; return them with plans and labels."""
     from poetmodel.case.opening import open_schedule
 
     opened = [open_schedule(paths[0], case)]

@@ -132,6 +132,7 @@ def _is_solved_model_proved(result: SolveResult) -> bool:
 
 
 def _energy_facts(result: SolveResult) -> Iterator[Fact]:
+    """Yield energy, overhead and, if one is proven, the bound on the energy."""
     baseline_j, overhead_j = result.problem.baseline_energy_j, result.overhead_j or 0.0
     baseline_note = (
         f"baseline {format_joules(baseline_j)}: a single pass that computes every node once"
@@ -148,6 +149,7 @@ def _energy_facts(result: SolveResult) -> Iterator[Fact]:
 
 
 def _objective_facts(result: SolveResult) -> Iterator[Fact]:
+    """Yield the minimized value with its bound, and the gap; for other objectives than energy."""
     minimize, objective = result.problem.minimize, result.problem.objective
     value, bound = (objective.format(number or 0.0) for number in (result.value, result.bound))
     name, remark = f"minimized {minimize}", ""
@@ -187,6 +189,7 @@ def _conditions_text(problem: Problem) -> str:
 
 
 def _memory_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
+    """Yield peak RAM, with budget and keep-all peak in a note, and resident bytes, if any."""
     graph, peak_bytes = problem.graph, simulation.peak_ram_bytes
     resident_bytes = graph.total_resident_bytes
     used_bytes = peak_bytes + (resident_bytes if problem.count_parameters else 0)
@@ -286,6 +289,7 @@ def commit_facts(problem: Problem) -> Iterator[Fact]:
 
 
 def _effort_facts(result: SolveResult, *, total_s: float, read_s: float) -> Iterator[Fact]:
+    """Yield time by activity, size of the model, and solver; `total_s` includes `read_s` [s]."""
     seconds_by_activity = {
         "reading": read_s,
         "building": result.build_s,

@@ -240,6 +240,7 @@ def _grid_runs(
     limits: Limits,
     search: SearchOptions,
 ) -> Sequence[Run]:
+    """Return the runs that options state; errors in constraints begin with the file."""
     from poetmodel import sweeps
     from poetmodel.sweeps.runs import CONSTRAINTS_PREFIX
 
@@ -315,6 +316,7 @@ def _parse_sizes(text: str | None, option: str) -> list[int | None]:
 
 
 def _run_table(title: str, rows: Sequence[Row], *, proof_column: str) -> Table:
+    """Return a table of runs; `proof_column` is ``status``, or ``proven`` for a Pareto front."""
     from poetmodel.sweeps.summaries import overhead_ratio
 
     heads = ("model, device", "RAM", "method", proof_column)
@@ -465,6 +467,7 @@ def _reproduce_figure(
 def _draw_pictures(
     stem: Path, panels: Sequence[Panel] | Sequence[Map]
 ) -> tuple[list[Path], list[str]]:
+    """Draw files of `PICTURE_SUFFIXES`; return the paths, and notes if none can be drawn."""
     from poetmodel.sweeps.pictures import check_suffix, draw
 
     paths = [stem.with_suffix(suffix) for suffix in PICTURE_SUFFIXES]

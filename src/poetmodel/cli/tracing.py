@@ -75,10 +75,7 @@ class CostingOptions:
     )
 
     def capture(self, target: str, onnx: OnnxStep, optimizer: str | None = None) -> Trace:
-        """Capture the step of ``module:function`` or of an ONNX file, with updates of `optimizer`.
-
-        Output of the user's code goes to stderr.
-        """
+        """Capture the step of a function or an ONNX file; output of its code goes to stderr."""
         from poetmodel.torch import trace
         from poetmodel.torch.step.optimizers import make_optimizer
         from poetmodel.torch.target import default_name, load_step
@@ -154,6 +151,7 @@ def estimate_costs(graph: Graph, device: str) -> tuple[Costs, tuple[str, ...]]:
 
 
 def _cost_facts(graph: Graph, costs: Costs) -> Iterator[Fact]:
+    """Yield time and energy of a single pass, and times to page each tensor once, or None."""
     table = costs.table(graph)
     has_storage = table.has_storage
     compute_note = "of a single pass: every node computed once"
@@ -254,6 +252,7 @@ def _profile_path(graph: Path) -> Path:
 def _print_trace(
     step_trace: Trace, costs: Costs | None, notes: tuple[str, ...], *, json: bool
 ) -> None:
+    """Print graph, bytes of results, costs (if any) and notes, as tables or as JSON."""
     graph = step_trace.graph
     facts = [] if costs is None else list(_cost_facts(graph, costs))
     if json:

@@ -98,10 +98,7 @@ def verify(
 def _verdict_lines(
     document_kind: str, violations: Sequence[str], limit_options: Sequence[str]
 ) -> Iterator[str]:
-    """Yield whether the file is valid, else the number of violations and the first ones.
-
-    A file that is valid within `limit_options` shows that an infeasible result with them is a bug.
-    """
+    """Yield that the file is valid, with a note on `limit_options`, or the first violations."""
     if not violations:
         yield f"valid: the {document_kind} meets every rule and limit that was checked"
         yield ""
@@ -135,6 +132,7 @@ def _verdict_facts(
 
 
 def _schedule_facts(verified: Checked) -> Iterator[Fact]:
+    """Yield simulated metrics, device RAM, peak, state and constraints of a schedule."""
     graph, simulation = verified.graph, verified.simulation
     peak, tensors = simulation.peak, simulation.peak_tensors
     has_costs = verified.costs is not None
@@ -165,10 +163,7 @@ def _schedule_facts(verified: Checked) -> Iterator[Fact]:
 
 
 def is_plan(content: bytes) -> bool:
-    """Return whether the content of a file is a plan, in JSON or binary.
-
-    Damaged JSON that contains the name of the format counts as a plan.
-    """
+    """Return whether a file's content is a plan; damaged JSON with the format's name counts."""
     from poetmodel.plan.binary import is_binary
     from poetmodel.plan.versions import FORMAT
 
@@ -184,6 +179,7 @@ def is_plan(content: bytes) -> bool:
 
 
 def _plan_facts(opened: CheckedPlanFile) -> Iterator[Fact]:
+    """Yield mode, stated budget, simulated metrics, device RAM and addresses of a plan."""
     plan, check = opened.document.plan, opened.check
     yield Fact("mode", str(plan.mode))
     yield Fact("ram_budget_bytes", plan.ram_budget_bytes)
