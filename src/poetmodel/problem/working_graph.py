@@ -32,7 +32,10 @@ def make_working_graph(
 
 
 def _working_node(node: Node, omitted_names: set[str]) -> Node:
-    """Return a node of the working graph: a state node becomes an input, a sample on storage."""
+    """Return a node of the working graph: a state node becomes an input, a sample on storage.
+
+    Replacements and `omitted_names` have 0 bytes; no node reads `omitted_names`.
+    """
     outputs = tuple(
         replace(output, replaces=None, bytes=0)
         if output.replaces is not None or output.name in omitted_names
