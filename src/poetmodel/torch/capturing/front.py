@@ -79,7 +79,7 @@ class _Selected(Exception):  # noqa: N818 - ends a call without effect
 
 @torch.compiler.allow_in_graph  # type: ignore[untyped-decorator, unused-ignore]
 def mark_result(result: torch.Tensor, index: int) -> torch.Tensor:  # noqa: ARG001
-    """Return a result of a step; its node in a graph of Dynamo has its index: 0 for the loss."""
+    """Return `result` itself; its node in a graph of Dynamo has the index: 0 for the loss."""
     return result
 
 
@@ -104,7 +104,7 @@ class Capture:
         return len(self.graph_module.graph.output_node().args[0])
 
     def fresh_inputs(self, tensors: Sequence[torch.Tensor]) -> list[fx.Node]:
-        """Return the placeholders whose tensor is another object in a further call."""
+        """Return the placeholders whose tensor in a later call, of `tensors`, is another object."""
         placeholders = self.graph_module.graph.find_nodes(op="placeholder")
         return [
             node
@@ -192,7 +192,7 @@ class StepFront:
         raise CaptureError(f"{self.name}: the step has no operation of PyTorch, so no graph")
 
     def find(self, batch: Sequence[Any]) -> tuple[Capture, Sequence[torch.Tensor]]:
-        """Return (capture whose guards hold, current inputs of its graph), or raise `Changed`."""
+        """Return (valid capture, current inputs of its graph), or raise `Changed`; runs no step."""
         try:
             self._call(batch, None)
         except _Selected as selected:
@@ -211,6 +211,7 @@ class StepFront:
         return results
 
     def _call(self, batch: Sequence[Any], execute: Execute | None) -> Any:
+        """Call the function; raises `Changed` without valid guards, `_Selected` without `execute`."""
         self._execute = execute
         self._stance = torch.compiler.set_stance(_STANCE)
         try:
@@ -312,7 +313,7 @@ class StepFront:
         ]
 
     def _recompile_message(self, batch: Sequence[Any]) -> str:
-        """Return Dynamo's message for a call that no capture is valid for."""
+        """Return Dynamo's message for a call without a valid capture; "" if it raises no error."""
         self._release_stance()
         with (
             torch.compiler.set_stance("default"),
@@ -332,7 +333,7 @@ class _Unread(CaptureError):  # noqa: N818 - internal
 
 
 def _make_step_function(front: StepFront, *, with_readings: bool = True) -> Callable[..., Any]:
-    """Return the function that Dynamo traces. Its closure variables name guards in messages."""
+    """Return the function that Dynamo traces: batch -> (loss and outputs, tensors read by kind)."""
     name, model, loss_fn, values = front.name, front.model, front.loss_fn, front.values
     uses_keywords, accesses = front._uses_keywords, front._accesses  # noqa: SLF001
     buffers = front._assigned_buffers  # noqa: SLF001
@@ -398,7 +399,7 @@ def find_line(node: fx.Node) -> str:
 
 
 def _guard_line(file: str, line: int, frames: Sequence[tuple[str, int]]) -> str:
-    """Return the line of a guard, whose file is known by the end of its path."""
+    """Return the line of a guard as text; `file` is the end of its path, or "" for no line."""
     paths = dict.fromkeys(path for path, _ in reversed(frames) if path.endswith(file))
     path = next(iter(paths), None) or next(
         (path for path in linecache.cache if file and path.endswith(file)), file
@@ -423,7 +424,7 @@ def _display_name(expression: str) -> str:
 
 
 def _describe_guard(guard: str, line: str, scope: dict[str, Any]) -> str:
-    """Return a text for a failed guard: what it tests, the old and the new value, and the line."""
+    """Return a text for a failed guard: its test, the old value, the new one in `scope`, line."""
     text = f"Dynamo's guard {guard} fails"
     for pattern, old_format in _GUARD_FORMS:
         match = pattern.fullmatch(guard)

@@ -64,7 +64,7 @@ _FINITE_TESTS: Final = {"isfinite", "isnan", "isinf"}
 
 
 def _read(values: Values, tensors: Tensors, tensor: torch.Tensor, kind: str) -> Any:
-    """Return the recorded value of a tensor; in an eager pass, record it first."""
+    """Append a copy of a tensor to `tensors`; return its recorded value, or record it if eager."""
     index = len(tensors[kind])
     tensors[kind].append(mark_reading(tensor, kind, index))
     if index == len(values[kind]):
@@ -167,7 +167,7 @@ def _has_tensors(index: Any) -> bool:
 
 
 def _plain_slice(mode: Readings, index: Any) -> Any:
-    """Return an index; a slice with numbers in place of tensors."""
+    """Return an index; read the tensors that are bounds of a slice, and replace them by numbers."""
     if not _has_tensors(index):
         return index
     bounds = [
@@ -267,7 +267,8 @@ def find_readings(
 ) -> tuple[Reading, ...]:
     """Return the readings of a graph that inputs, buffers or parameters decide.
 
-    Refuses random numbers, and parameters except in tests for finite numbers.
+    `tensors` are the inputs of the graph, `values` the recorded values by kind. Refuses random
+    numbers, and parameters except in tests for finite numbers.
     """
     graph = graph_module.graph
     placeholders = graph.find_nodes(op="placeholder")
@@ -345,7 +346,7 @@ _IN_PLACE_OPERATORS: Final = frozenset(
 
 
 def _ancestors(graph: fx.Graph, node: fx.Node) -> set[fx.Node]:
-    """Return the nodes that decide a value, with earlier changes in place of any of them."""
+    """Return a node and all that decide its value, with earlier changes in place of any of them."""
     needed: set[fx.Node] = set()
     pending = [node]
     while pending:

@@ -180,7 +180,7 @@ class Guards:
     def _overlapping_indices(self, inputs: Sequence[Any]) -> tuple[int | None, ...]:
         """Return, for each input, the index of the first changed tensor that overlaps it, or None.
 
-        Empty if the step changes no parameter, buffer or input.
+        The index is that in `_changed_names`; the result is empty if the step changes none.
         """
         if not self._changed_names:
             return ()
@@ -380,7 +380,7 @@ def _property_differences(
 
 
 def _describe_replaced(names: Sequence[str], old_ids: Sequence[int], new_ids: Sequence[int]) -> str:
-    """Return a text with names of replaced or removed modules, given the ``id`` of each module."""
+    """Return a text with names of replaced or removed modules, or about added ones, by ``id``."""
     if len(old_ids) == len(new_ids):
         replaced_names = [
             name

@@ -236,7 +236,10 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def input_errors(inputs: object) -> Iterator[str]:
-    """Yield the errors of inputs: not a plain tensor, str, int, float or None, or of NumPy."""
+    """Yield an error for inputs that are empty, or no tuple, list, or mapping by strings.
+
+    Items may be plain tensors, str, int, float or None; each other item is an error.
+    """
     if not isinstance(inputs, tuple | list | Mapping):
         yield (
             "inputs: expected a tuple such as (x, y), the target last, or a mapping of named "
@@ -276,7 +279,7 @@ def input_errors(inputs: object) -> Iterator[str]:
 
 
 def _call_errors(model: torch.nn.Module, inputs: Inputs, *, has_no_loss_fn: bool) -> Iterator[str]:
-    """Yield an error if ``forward`` cannot be called; none if pre-hooks may change arguments."""
+    """Yield an error if ``forward`` rejects the inputs without target; none if it has pre-hooks."""
     signature = _find_signature(model)
     if signature is None or model._forward_pre_hooks:  # noqa: SLF001 - hooks may change arguments
         return
@@ -304,7 +307,10 @@ _CONSTANT_TYPES: Final = (
 
 
 def find_loss(name: str, output: Any) -> Any:
-    """Return the loss of an output: its item or attribute ``loss``, its first item, or itself."""
+    """Return the loss of an output: its item or attribute ``loss``, its first item, or itself.
+
+    Refuses a mapping without ``loss``, and a ``loss`` that is no tensor.
+    """
     is_mapping = isinstance(output, Mapping)
     if is_mapping:
         loss = output.get("loss")
@@ -385,7 +391,7 @@ def follow(output: Any, access: Access) -> Any:
 
 
 def _collect_tensors(value: Any, path: str, leaves: Leaves, access: Access = ()) -> Builder:
-    """Append a value's tensors to `leaves`, and return its builder from new tensors."""
+    """Append the tensors in `value`, at `path`, to `leaves`; return its builder from new ones."""
     if isinstance(value, torch.Tensor):
         leaves.append((path or "tensor", access, value))
         return next

@@ -21,9 +21,9 @@ _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
 
 
 class AttributeRecorder:
-    """Records attribute reads of objects: patches ``__getattribute__`` of registered classes.
+    """Reports attribute reads of instances of registered classes: `on_read(object, name, value)`.
 
-    `on_read` gets object, name and value (or `ABSENT`), two frames below the code that reads.
+    Patches ``__getattribute__``. A missing value is `ABSENT`; the reading code is two frames above.
     """
 
     def __init__(self, on_read: Callable[[Any, str, Any], None]) -> None:
@@ -59,7 +59,7 @@ class AttributeRecorder:
             self._patched_classes.clear()
 
     def register(self, kind: type) -> bool:
-        """Register a class; return whether `_class_to_patch` finds a class to patch for it."""
+        """Register a class to be patched; return whether reads of its instances are recorded."""
         is_recorded = self._recorded_by_class.get(kind)
         if is_recorded is None:
             patched_class = _class_to_patch(kind)
@@ -98,7 +98,7 @@ class AttributeRecorder:
 
 
 def _class_to_patch(kind: type) -> type | None:
-    """Return the class to patch so that reads of all instances are recorded."""
+    """Return the base to patch, so that reads are recorded; None for tensors, errors, built-ins."""
     if issubclass(kind, torch.nn.Module):
         module: type = torch.nn.Module
         return module

@@ -143,7 +143,7 @@ _LISTINGS: Final[dict[int, InstructionList]] = {}
 
 
 class FollowingCode:
-    """The instructions after the read of a value, if they are known."""
+    """The code after a read, if known: from `position` of `listing`, or where `frame` reads."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class FollowingCode:
     def find_read_keys(self, value: Any) -> list[tuple[Any, FollowingCode]] | None:
         """Return (key, following code) of each key that the code reads from a container, `value`.
 
-        Returns None if the whole container may be read. A key that is only set is omitted.
+        Returns None if unknown keys, or the whole container, may be read. Omits keys only set.
         """
         next_instruction = self._instruction_after(0)
         if next_instruction is None or self._listing is None:
@@ -231,7 +231,7 @@ class FollowingCode:
     def _keys_by_attribute(
         self, name: str, following_code: FollowingCode, value: Any
     ) -> list[tuple[Any, FollowingCode]] | None:
-        """Return (key, following code) of each key that a container's attribute `name` reads."""
+        """Return (key, following code) of each key that attribute `name` reads; None if unknown."""
         content = content_of(value)
         if content is not value and not isinstance(value, CONTAINERS[4:6]):  # UserDict, UserList
             return [(name, following_code)]  # an attribute of a namespace
@@ -245,7 +245,7 @@ class FollowingCode:
         return [] if is_subclass_attribute and type(value) not in CONTAINERS else None
 
     def _keys_by_variable(self, name: str, value: Any) -> list[tuple[Any, FollowingCode]] | None:
-        """Return (key, code after the read) of each key that a function reads from `value`."""
+        """Return (key, following code) per key read through local variable `name`, or None."""
         listing, n_stores, keys = self._listing, 0, []
         if listing is None:
             return None

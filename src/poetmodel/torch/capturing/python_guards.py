@@ -96,7 +96,10 @@ class GuardedPlace:
 
 
 class PythonGuards:
-    """Checks that Python values are equal to those that a capture read, or that forward sets."""
+    """Checks that `places` have the values of a capture, or `alternatives` that forward sets.
+
+    `alternatives` are comparison keys, by `GuardedPlace.item_id`.
+    """
 
     def __init__(
         self,
@@ -150,7 +153,7 @@ class PythonGuards:
         return len(self._places)
 
     def hold(self) -> bool:
-        """Return whether all values equal the old ones, or those that forward itself sets."""
+        """Return whether values equal the old ones or those that forward sets; store plain ones."""
         if self._are_identical():
             return True
         if not all(map(self._is_valid, self._places)):
@@ -192,7 +195,7 @@ class PythonGuards:
             yield f"{place.name} was {texts[0]} and is {texts[1]}{format_read_line(place.line)}"
 
     def _display_content(self, holder: Any, old_content: Any, new_content: Any) -> tuple[Any, Any]:
-        """Convert the old and new snapshot of `holder`, a container, to contents for display."""
+        """Convert both snapshots of `holder` to dicts, lists or sets for display, or to ""."""
         if isinstance(holder, dict):
             n_keys = [len(old_content) // 2, len(new_content) // 2]
             return tuple(  # type: ignore[return-value]

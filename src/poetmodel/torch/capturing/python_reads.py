@@ -91,7 +91,7 @@ class PythonReads:
         on_forgotten: Callable[[set[int]], object],
         on_class: Callable[[type], object],
     ) -> None:
-        """Set the callbacks."""
+        """Set the callbacks with these names of `RecordedPlaces` and `AttributeRecorder`."""
         self.places.on_holder, self.places.on_forgotten = on_holder, on_forgotten
         self._attributes.on_class = on_class
 
@@ -251,7 +251,7 @@ class PythonReads:
                     yield _module_name(global_values), global_values, key, first_value
 
     def stored_closure_variables(self) -> Iterator[tuple[str, CellType, Any]]:
-        """Yield each closure variable that executed code may set or delete."""
+        """Yield (name, cell, first value or `ABSENT`) per closure variable that code may set."""
         if any(
             executed_code.is_traced and executed_code.stored_closure_names
             for executed_code in self._codes.values()
@@ -268,7 +268,7 @@ class PythonReads:
 
     @contextmanager
     def find_stored_variables(self) -> Iterator[set[tuple[int, Any]]]:
-        """Context manager that finds the globals and closure variables that a further pass sets."""
+        """Context manager: at its end, the set has the `ItemId` of variables that were set."""
         codes: dict[int, ExecutedCode] = {}
 
         def trace_call(frame: FrameType, _: str, __: Any) -> Any:
@@ -392,7 +392,7 @@ class PythonReads:
         return {name: list(cells_by_id.values()) for name, cells_by_id in cells.items()}
 
     def make_guards(self, name: str, alternatives: Mapping[tuple[int, Any], Any]) -> PythonGuards:
-        """Return guards of all places that forward did not set before it read them."""
+        """Return guards of places that forward did not set first; refuse what cannot be guarded."""
         self._register_functions()
         self._record_code()
         self.places.remove_temporary_objects()

@@ -147,7 +147,7 @@ def origin_of_module(module: str) -> CodeOrigin:
 
 
 class Comparison:
-    """Compares values that a capture read with current values, by snapshots and attributes read.
+    """Compares values of a capture with current ones, by old snapshots and attributes per ``id``.
 
     A tensor of `constants` (ids), a constant of the graph, is never the same as another one.
     """

@@ -170,7 +170,7 @@ def _is_reusable(value: Any, inputs: Any) -> bool:
 
 
 def profile_on_inputs(joint: Joint, profiler: OpProfiler) -> dict[fx.Node, OpProfile]:
-    """Execute a step on the inputs of its capture, and return the profiles of its operations."""
+    """Execute a step on the inputs of its capture; return a profile per node except ``getitem``."""
     profiles: dict[fx.Node, OpProfile] = {}
 
     def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

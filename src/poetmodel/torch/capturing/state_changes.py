@@ -203,7 +203,7 @@ def plain_attributes(kind: type) -> dict[str, Any]:
 
 
 class StateChanges:
-    """Finds Python values that the forward passes of a capture change."""
+    """Finds Python values that forward passes change; sets the callbacks of `reads`."""
 
     def __init__(self, name: str, snapshot: ModuleSnapshot, reads: PythonReads) -> None:
         self._name = name
@@ -269,7 +269,10 @@ class StateChanges:
                 self._watched[id(cell), None] = _WatchedVariable(name, cell, {None: first_value})
 
     def _find_changes(self) -> Iterator[tuple[_WatchedHolder, Any, Any, Any]]:
-        """Yield (watched holder, key, old value, new value) of each item with another value."""
+        """Yield (watched holder, key, old value, new value) of each item with another value.
+
+        Omits old values with tensors outside of modules: only callers of the model set those.
+        """
         for watched_holder in list(self._watched.values()):
             is_in_snapshot = id(watched_holder.content) in self._snapshot_ids
             for key, old_value, new_value in watched_holder.changes():

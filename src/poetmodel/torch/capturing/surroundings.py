@@ -183,7 +183,7 @@ class _StrideCorrector:
         return _pytree.tree_unflatten(leaves, spec)
 
     def _real_layouts(self, func: Any, args: Any, keywords: Any) -> Sequence[Any] | None:
-        """Return (shape, strides) of each output on zeros, cached; None if it fails."""
+        """Return (shape, strides) of each flat output on zeros, cached; None if the call fails."""
         leaves, spec = _pytree.tree_flatten((args, keywords))
         key = (func, spec, tuple(map(_layout_key, leaves)))
         try:
@@ -222,7 +222,7 @@ def _layout_key(leaf: Any) -> Any:
 def _measure_layouts(
     func: Any, leaves: Sequence[Any], spec: Any, *, uses_onednn: bool
 ) -> Sequence[Any] | None:
-    """Return (shape, strides) of each output on zeros, None if it fails."""
+    """Return (shape, strides) of each flat output on zeros; None for no tensor or a failure."""
     outputs = _execute_on_zeros(func, leaves, spec, uses_onednn=uses_onednn)
     if outputs is None:
         return None
@@ -273,7 +273,7 @@ _MISPREDICTED_OPERATORS: Final = frozenset(
 def correct_fake_strides(inputs: Sequence[Any]) -> Iterator[None]:
     """Context manager that corrects strides of `_MISPREDICTED_OPERATORS` under AOTAutograd.
 
-    Otherwise views could be captured that are impossible for the real tensors.
+    Otherwise views could be captured that real tensors forbid. No effect without fake `inputs`.
     """
     mode = detect_fake_mode(inputs)
     if mode is None:
