@@ -258,7 +258,7 @@ class Step:
         return self._current, self._current.trace.joint.flat_inputs(batch)
 
     def _structure_inputs(self, inputs: tuple[Any, ...], named_inputs: dict[str, Any]) -> Inputs:
-        """Return the inputs of a call as a sequence or mapping, as in `compile`."""
+        """Return a call's inputs as a sequence or mapping; refuse another kind than compiled."""
         joint = self._current.trace.joint
         if joint.output is None and not named_inputs:
             return inputs

@@ -95,7 +95,7 @@ class CachedStep(CachedSchedules):
 
 
 def _parse_step(content: Any) -> dict[int, OpProfile] | None:
-    """Return the cached profiles by position; None if `content` is none or damaged."""
+    """Return cached profiles by position of the node; None if `content` is None or damaged."""
     with suppress(TypeError, ValueError):
         indices, lists = zip(*content, strict=True)
         profiles = parse_profiles(lists)

@@ -262,6 +262,7 @@ class Compiled:
             raise task.make_error(self._find_least_ram(task))
 
         def solve_within(limit_s: float, start: Schedule | None) -> SolveResult:
+            """Solve the problem within `limit_s` [s], from an initial schedule if any."""
             return solve(
                 task.problem,
                 threads=torch.get_num_threads(),

@@ -63,7 +63,7 @@ class PageError(PoetModelError, OSError):
 
 
 def require_torch() -> str:
-    """Return the version of the installed PyTorch, without importing PyTorch."""
+    """Return the version of PyTorch, without importing it; raise an error if missing or too old."""
     from packaging.version import Version
 
     try:
@@ -93,7 +93,7 @@ def require_package(package: str, purpose: str, *, extra: str | None = None) -> 
 def convert_missing_packages(purpose: str, *, install: str) -> Iterator[None]:
     """Context manager: convert an import of a missing package to `MissingExtraError`.
 
-    `purpose` is the message's subject, `install` what pip installs.
+    `purpose` is the message's subject, `install` what pip installs. Calls `require_torch` first.
     """
     require_torch()
     try:

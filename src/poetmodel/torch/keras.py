@@ -301,7 +301,7 @@ def _check_draws(
 
 
 def _pack_inputs(model: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
-    """Return inputs in the structure that a functional model expects, in a tuple."""
+    """Return inputs in a functional model's structure, in a tuple; otherwise unchanged."""
     structure = getattr(model, "_inputs_struct", None)
     if structure is None:
         return inputs

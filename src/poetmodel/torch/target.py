@@ -69,7 +69,7 @@ def default_name(text: str) -> str | None:
 
 
 def load_step(target: str, onnx: OnnxStep | None = None) -> StepArguments:
-    """Return (model, loss, inputs) of a target: call its function, or read an ONNX file."""
+    """Return (model, loss, inputs) of a target: call its function, or read its file by `onnx`."""
     require_torch()
     if is_onnx(target):
         from poetmodel.torch.onnx.step import make_onnx_step
@@ -92,7 +92,7 @@ def load_step(target: str, onnx: OnnxStep | None = None) -> StepArguments:
 
 
 def trained_weight_bytes(model: object) -> int:
-    """Return the bytes of trained parameters on the CPU whose value is not 0; 0 for no module."""
+    """Return the bytes of elements that are not 0 in trained CPU parameters; 0 for no module."""
     import torch
 
     sizes: dict[int, int] = {}
@@ -181,7 +181,7 @@ def _check_returned(target: str, returned: object) -> StepArguments:
 
 
 def _load_module(name: str, format_text: str) -> ModuleType:
-    """Import a module by name; raise `InputError` if it does not exist."""
+    """Import a module by name; raise `InputError` with `format_text` if it does not exist."""
     package = name.rpartition(".")[0]
     exists = all(map(str.isidentifier, name.split(".")))
     try:

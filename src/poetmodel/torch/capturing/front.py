@@ -211,7 +211,10 @@ class StepFront:
         return results
 
     def _call(self, batch: Sequence[Any], execute: Execute | None) -> Any:
-        """Call the function; raises `Changed` without valid guards, `_Selected` without `execute`."""
+        """Call the traced function; a valid call without `execute` ends by `_Selected`.
+
+        Raises `Changed` if no capture is valid.
+        """
         self._execute = execute
         self._stance = torch.compiler.set_stance(_STANCE)
         try:

@@ -76,7 +76,7 @@ BACK_END_FUNCTIONS: Final[list[object]] = []
 
 
 def _find_refusal_recorder(back_end: object) -> Callable[[str], object] | None:
-    """Return a function that records a refusal of a back end; None for a foreign back end."""
+    """Return a function that records the text of a refusal; None for a foreign back end."""
     if isinstance(back_end, Backend):
         return back_end._live.record_refusal  # noqa: SLF001 - of this module
     has_no_recorder = any(back_end is function for function in BACK_END_FUNCTIONS)

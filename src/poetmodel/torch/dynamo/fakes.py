@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def capture_on_fakes(
     compiler: Callable[..., Any], model: Callable[..., Any], inputs: Sequence[Any]
 ) -> None:
-    """Compile and execute a call on fake tensors; tensors on ``meta`` count as CPU tensors."""
+    """Compile a call by back end `compiler`, and execute it on fakes; ``meta`` counts as CPU."""
 
     def to_fake(value: torch.Tensor) -> torch.Tensor:
         if isinstance(value, torch.nn.Parameter):

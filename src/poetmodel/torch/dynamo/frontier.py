@@ -86,10 +86,10 @@ class Frontier:
         return any(graph_plan is plan for plan in self._plan_by_limits.values())
 
     def find_plans(self, budget_bytes: int, until_s: float) -> list[GraphPlan]:
-        """Return the nondominated plans within a budget, fastest first.
+        """Return the plans within a budget that no faster one dominates, fastest first.
 
-        Compares peaks, saved bytes and time. Solves for nine pairs of limits until `until_s` [s,
-        monotonic clock], each for at least `MIN_SOLVE_S`.
+        A faster plan dominates if its peaks and saved bytes are not larger. Solves for nine pairs
+        of limits until `until_s` [s, monotonic clock], each for at least `MIN_SOLVE_S`.
         """
         self._until_s = until_s
         try:
@@ -98,7 +98,7 @@ class Frontier:
             self._until_s = inf
 
     def _find_candidates(self, budget_bytes: int) -> list[GraphPlan]:
-        """Return the plans that `find_plans` compares."""
+        """Return the plans that `find_plans` compares, with repetitions; some exceed the budget."""
         graph_problem = self.graph_problem
         keep_all_peaks = self.keep_all_plan.peaks
         low_saved_bytes, high_saved_bytes = self.min_saved_bytes, keep_all_peaks.saved_bytes
@@ -170,7 +170,7 @@ def _min_saved_bytes(graph: Graph, first_backward_node: int) -> int:
 
 
 def _nondominated_plans(plans: list[GraphPlan], budget_bytes: int) -> Iterator[GraphPlan]:
-    """Yield plans within a budget, fastest first, nondominated by peaks, saved bytes and time."""
+    """Yield plans in a budget, fastest first; each faster one has a larger peak, or saves more."""
 
     def sort_key(graph_plan: GraphPlan) -> tuple[float, ...]:
         """Return a key by which no plan is before one that dominates it."""

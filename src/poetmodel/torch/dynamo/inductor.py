@@ -156,10 +156,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
         static_lifetime_input_indices: Sequence[int] | None = None,
         **_: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Plan a joint graph.
-
-        Return the modules of its forward and backward passes. Changes `gm`.
-        """
+        """Plan a joint graph, changing it; return the modules of forward and backward pass."""
         with self.graphs.record_refusals():
             return self._split_graph(gm, num_fwd_outputs, static_lifetime_input_indices)
 
@@ -314,7 +311,7 @@ class InductorBackend(Backend):
     ) -> Any:
         """Compile a graph; repeat with more bytes reserved for Inductor until the peak fits.
 
-        The reserved bytes of a repetition are cached for later compilations.
+        Fails after `MAX_ATTEMPTS`. The reserved bytes are cached for later compilations.
         """
         layouts = [plain_layout(value) for value in inputs if isinstance(value, torch.Tensor)]
         cache, key = self._settings.cache, digest(self.key, module.code, layouts)
@@ -385,7 +382,7 @@ class InductorBackend(Backend):
         )
 
     def _inference_budget_bytes(self, name: str, peak_bytes: int) -> int:
-        """Return the budget of a call without gradients: its peak, unless stated in bytes [B]."""
+        """Return the stated budget, refused below the peak; without bytes stated, the peak [B]."""
         budget = self._settings.budget
         budget_bytes = None if budget is None else budget.size_bytes
         if budget_bytes is None:

@@ -377,7 +377,7 @@ def _independent_nodes(
 def _saved_copies(
     independent_nodes: Sequence[fx.Node], forward_nodes: Collection[fx.Node]
 ) -> set[fx.Node]:
-    """Return independent nodes to compute in the forward pass instead, and all their ancestors.
+    """Return `independent_nodes` to compute in the forward pass instead, and all their ancestors.
 
     Saving their outputs instead of the larger storage that only they read needs less RAM.
     """

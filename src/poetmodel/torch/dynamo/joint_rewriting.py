@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class JointRewriter(Rewriter):
-    """Writes the operations of a plan's program to a new joint graph."""
+    """Writes operations of a plan's program to a new joint graph; pages are in `file_number`."""
 
     def __init__(self, joint: JointGraph, file_number: int) -> None:
         super().__init__(joint.output_keys)

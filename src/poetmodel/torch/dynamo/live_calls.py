@@ -263,7 +263,7 @@ class CountedGraph:
         return _OutputLayout(results, largest_position, sum(size for _, size in saved_outputs))
 
     def _make_call(self, layout: _OutputLayout, outputs: Sequence[Any]) -> _LiveCall:
-        """Return the call of a forward pass; one saved tensor represents all."""
+        """Return the call of a forward pass with `outputs`; one saved tensor represents all."""
 
         def sized_storage(position: int, size: int) -> _SizedStorage:
             (storage,) = _get_storages(outputs[position])
@@ -425,7 +425,7 @@ class LiveCalls:
         return {} if is_alone and not retains_graph else _storage_references(arguments)
 
     def find_new_tensors(self, running_pass: _Pass, values: Any) -> dict[int, _SizedStorage]:
-        """Return the new storages among the `values` of a pass, by key, if they are needed."""
+        """Return new storages of `values`, by key; empty if no other call or pass needs them."""
         with self._lock:
             has_other_calls = any(
                 call is not running_pass.backward_call or running_pass.retains_graph
@@ -686,7 +686,7 @@ def _storage_references(values: Iterable[Any]) -> dict[int, StorageWeakRef]:
 
 
 def find_compiled_node(results: Any) -> weakref.ref[Any] | None:
-    """Return the autograd node of the compiled call that made `results`, also behind views."""
+    """Return a weak reference to the node of the compiled call that made `results`, or None."""
     nodes = [value.grad_fn for value in results if isinstance(value, torch.Tensor)]
     for _ in range(_MAX_DEPTH):
         nodes = [node for node in nodes if node is not None]

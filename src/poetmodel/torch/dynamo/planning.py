@@ -283,7 +283,8 @@ def plan(
     """Plan a graph with the profiles of its operations, within its budget.
 
     Changes `joint` (profiles, outside memory) and `call` (keep-all peak of the first shape).
-    `reserved_bytes` of the budget are for memory of Inductor that is not in the plan [B].
+    `reserved_bytes` of the budget are for memory of Inductor that is not in the plan [B]. Raises
+    `BudgetError` without a plan.
     """
     graph_problem = GraphProblem.from_joint(
         joint,
@@ -417,7 +418,7 @@ class GraphProblem:
     def make_problem(self, usable_bytes: int, *, saved_bytes: int | None = None) -> Problem:
         """Return the problem of scheduling the graph in `usable_bytes`, with minimum time.
 
-        `saved_bytes` bounds the RAM between both passes.
+        `saved_bytes` bounds the RAM between both passes, and resets `outside_bytes` of `joint`.
         """
         graph, times_s = self.graph, list(self.times_s)
         if saved_bytes is not None:
@@ -436,7 +437,7 @@ class GraphProblem:
         reserves: Reserves | None = None,
         notes: tuple[str, ...] = (),
     ) -> RamTask:
-        """Return the task of a problem of the graph; percentages are of its first shape."""
+        """Return the task of a problem; percentages are of the first shape, `notes` for errors."""
         call, budget = self.call, self.settings.budget
         return RamTask(
             name=self.name,

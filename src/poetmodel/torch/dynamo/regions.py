@@ -155,9 +155,9 @@ def find_regions(
 ) -> tuple[Region, ...]:
     """Return the regions of a graph: modules, ``with`` blocks, and `_POLICY`, in this order.
 
-    `module_budgets` has budgets by module name or pattern. Blocks are those of `region`, and of
-    PyTorch's memory budgets, of which equal ones are one region. `_POLICY` allows 0 B of the
-    tensors that must be recomputed. Only forward operations count.
+    `module_budgets` has budgets by module name or pattern, which must match a tensor. Blocks are
+    those of `region`, and of PyTorch's memory budgets, of which equal ones are one region.
+    `_POLICY` allows 0 B of the tensors that must be recomputed. Only forward operations count.
     """
     phases = [operation.phase for operation in joint.operations]
     if joint.is_inference or Phase.BACKWARD not in phases:
@@ -287,7 +287,7 @@ def _cost_lower_bound(problem: Problem, regions: Iterable[Region]) -> float:
 
 
 def _region_cost_bound(problem: Problem, region: Region) -> float:
-    """Return a lower bound on the cost of restoring the bytes above one region's budget."""
+    """Return a lower bound on the objective's cost of restoring bytes above one region's budget."""
     graph, costs = problem.graph, problem.objective.coefficients
     restorations: list[tuple[float, int]] = []
     read_tensors = {i for i in region.tensors if max(graph.users_of[i], default=0) >= region.stage}

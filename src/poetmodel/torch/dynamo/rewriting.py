@@ -180,7 +180,7 @@ class GraphPlanner:
                 self._call = None
 
     def _wrapped_bytes(self, excluded_keys: Container[int] = ()) -> int:
-        """Return the bytes of DDP's buckets and of FSDP2 without sharded parameters [B]."""
+        """Return the bytes of DDP's buckets and of FSDP2, as counted by `gathered_bytes` [B]."""
         ddp_bytes = sum(map(bucket_bytes, self._replicas))
         return (
             ddp_bytes + gathered_bytes(self._fsdp_modules, excluded_keys)

@@ -86,7 +86,7 @@ def make_step_key(moments: Sequence[Moment]) -> Hashable:
 def gather_max_fixed_bytes(
     moments: Sequence[Moment], key: str, gather: Callable[[str, Any], list[Any]]
 ) -> list[Moment]:
-    """Return `moments`, each with the maximum of its `fixed_bytes` over all processes."""
+    """Return `moments` with the maximum `fixed_bytes` of all processes; `key` is for `gather`."""
     sizes = zip(*gather(key, [moment.fixed_bytes for moment in moments]), strict=True)
     return [
         moment._replace(fixed_bytes=max(moment_sizes))
@@ -118,9 +118,9 @@ def peak_bytes(moments: Sequence[Moment], plans: Sequence[GraphPlan]) -> int:
 def choose_plans(
     moments: Sequence[Moment], candidates: Sequence[Sequence[GraphPlan]], budget_bytes: int
 ) -> list[GraphPlan] | None:
-    """Return one plan for each call, with the shortest total time within a budget, or None.
+    """Return one of the `candidates` of each call, with the least total time within a budget.
 
-    The solver stops at a gap of 0.1 %, or at `_CHOICE_LIMIT_S`.
+    None if none was found. The solver stops at a gap of 0.1 %, or at `_CHOICE_LIMIT_S`.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import lil_array
@@ -208,7 +208,7 @@ class StepPlanner:
         return self.step_plan
 
     def find_plan(self, frontier: Frontier, number: int) -> GraphPlan | None:
-        """Return the plan of a call in the current step; None if not of `frontier`."""
+        """Return the plan chosen for call `number` of the step; None unless of `frontier`."""
         plans = () if self.step_plan is None else self.step_plan.plans
         if number >= len(plans):
             return None

@@ -79,7 +79,8 @@ def find_sharded_parents(value: object) -> list[torch.nn.Module]:
 def gathered_bytes(modules: Iterable[torch.nn.Module], excluded_keys: Container[int]) -> int:
     """Return the current bytes of FSDP2, except sharded parameters, in the models of `modules` [B].
 
-    A model is all modules that FSDP2 shards under one root. Each storage counts once.
+    A model is all modules that FSDP2 shards under one root. Each storage counts once, unless
+    its key is in `excluded_keys`.
     """
     module_states = [module._get_fsdp_state() for module in modules]
     states = {
@@ -172,7 +173,7 @@ def register_wrapper_advice(find_recorder: Callable[[Any], Callable[[str], objec
 
 
 def _find_backend(error: BaseException) -> Any:
-    """Return the back end of a failed compilation, without wrappers; from ``compiler_fn``."""
+    """Return the back end of a failed compilation, without wrappers; None if it is unknown."""
     for frame, _ in walk_tb(error.__traceback__):
         backend = frame.f_locals.get("compiler_fn")
         while backend is not None:

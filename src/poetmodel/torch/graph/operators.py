@@ -100,7 +100,7 @@ def _convolution_backward_flops(
     transposed: bool,
     output_mask: Sequence[bool],
 ) -> int:
-    """Return the FLOP of a convolution's gradients; PyTorch's formula ignores the groups."""
+    """Return the FLOP of gradients of `x` and `w`, not bias; PyTorch's formula ignores groups."""
     macs = (x if transposed else dy).numel() * (w.numel() // max(1, w.shape[0]))
     return 2 * int(macs) * sum(output_mask[:2])
 

@@ -370,7 +370,7 @@ class _SyntheticProfiler:
 
 
 def execute_on_synthetic(execute: Callable[[int], Value]) -> Value:
-    """Return `execute(0)`, or `execute(1)` if the first call raises an exception.
+    """Return `execute(0)`, or `execute(1)` if the first call fails; refuse if both fail.
 
     The argument is the value of the integers in synthetic tensors.
     """
