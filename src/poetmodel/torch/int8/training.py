@@ -190,7 +190,7 @@ class QuantizedNetwork(QuantizedFront):
 def _call_with_proxy(
     layer: nn.Module, pairs: list[tuple[Tensor, Tensor | None]]
 ) -> tuple[Tensor, Tensor | None]:
-    """Call a layer on (input, proxy or None) pairs; return (result, proxy of the result)."""
+    """Call a layer on (input, proxy or None) pairs; return such a pair of the result."""
     inputs, proxies = zip(*pairs, strict=True)
     if not isinstance(layer, TrainedLayer) and all(proxy is None for proxy in proxies):
         return layer(*inputs), None

@@ -125,8 +125,7 @@ def _make_convolution(
     """Return a convolution's operands and sizes; refuse all but one or two spatial dimensions.
 
     `operands` are x, w and y; `window_arguments` are stride, padding and dilation. A window that
-    covers the image of one group makes a matrix product: each input element is a channel of a
-    pixel.
+    covers the image of one group makes a matrix product: input elements are channels of a pixel.
     """
     x, w, y = operands
     spatial_rank = len(x.shape) - 2

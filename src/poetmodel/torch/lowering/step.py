@@ -261,7 +261,7 @@ class StepLowering:
         return kind
 
     def _make_buffers(self) -> Iterator[tuple[str, Buffer]]:
-        """Yield (name, buffer) of each storage, except replacements of state and learning rates."""
+        """Yield (name, buffer) of storages (not new state, rates), unread inputs, loss gradient."""
         for storage in self.training_graph.storages:
             source = self.training_graph.operations[storage.operation]
             if storage.replaces is None and source.node not in self.relative_rates:
@@ -442,8 +442,7 @@ class StepLowering:
         """Return the (output, input) pair if the first output may overwrite an input, else ().
 
         The input must be dense, a tensor of the graph but no state, match shape, strides and type,
-        start its buffer, and be read in no other view. The first such input by PyTorch's order
-        counts.
+        start its buffer, and be read in no other view. Of several, the first in PyTorch's order.
         """
         if not lowering.can_overwrite_operand or not lowering.has_output(0):
             return ()

@@ -419,7 +419,10 @@ class _Constants:
         """Uses of each constant that a node reads, by name."""
 
     def register_all(self) -> FileRecord:
-        """Register constants that are read or outputs; return the record without Constant nodes."""
+        """Register constants that are read or outputs; return the record without Constant nodes.
+
+        Identities of constants are removed, too, and renamed outputs are set in the module.
+        """
         nodes = [node for node in self.record.nodes if not self._add_constant_node(node)]
         source_names: dict[str, str] = {}
         nodes = [node for node in nodes if not self._resolve_alias(node, source_names)]

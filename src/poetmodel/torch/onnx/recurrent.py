@@ -109,10 +109,7 @@ def _compute_directions(
 
 
 def _active_mask(lengths: Any, x: torch.Tensor) -> torch.Tensor | None:
-    """Return booleans (time steps, batch, 1): whether a sequence includes the time step.
-
-    None if all sequences are full.
-    """
+    """Return whether sequences include time steps (steps, batch, 1); None if all are full."""
     step_count = len(x)
     if lengths is None or (isinstance(lengths, tuple) and set(lengths) == {step_count}):
         return None
@@ -170,8 +167,7 @@ def _compute_gru(
     def make_step(weights: _Weights, activations: tuple[Activation, ...], _: int) -> TimeStep:
         """Return the function of one GRU time step.
 
-        The reset gate multiplies the projected state if ``linear_before_reset`` is set, else the
-        state.
+        The reset gate multiplies the projected state if ``linear_before_reset``, else the state.
         """
         activate_gate, activate_new = activations
         split_sizes = (2 * weights.hidden_size, weights.hidden_size)

@@ -89,10 +89,7 @@ def _find_extreme_index(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 
 @register_operator("CumSum", numbers=(1,))
 def _compute_cumulative_sum(node: OnnxNode, x: Any, axis: Any) -> torch.Tensor:
-    """Return cumulative sums along an axis, from its end if ``reverse``.
-
-    They omit the element itself if ``exclusive`` is set.
-    """
+    """Return sums up to each element, from the end if ``reverse``, without it if ``exclusive``."""
     (sum_axis,) = to_integers(node, axis, "axis")
     x = to_tensor(x)
     x = x.flip(sum_axis) if node.get("reverse", 0) else x

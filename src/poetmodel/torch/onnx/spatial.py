@@ -282,7 +282,7 @@ def _resize(
 
 
 def _resize_axes(node: OnnxNode, x: torch.Tensor, axes: list[_ResizedAxis]) -> torch.Tensor:
-    """Return `x` resized by `_try_interpolate`, otherwise along one axis after another."""
+    """Return `x` resized by `_try_interpolate` or, if that is None, axis by axis."""
     interpolated = _try_interpolate(node, x, axes)
     if interpolated is not None:
         return interpolated

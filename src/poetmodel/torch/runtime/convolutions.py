@@ -375,7 +375,7 @@ def _convert_statistics(x: torch.Tensor, *vectors: OptionalTensor) -> list[Optio
 def _possible_divisions(
     dimension: str, y: torch.Tensor, x: torch.Tensor, w: torch.Tensor, settings: Sequence[Any]
 ) -> list[Division]:
-    """Return the divisions of a dimension or of groups into 2 or more pieces, fewest first."""
+    """Return divisions into 2 or more pieces, fewest first; of groups if any, unless of a batch."""
     transposed, _, groups = settings[3:6]
     if groups > 1 and dimension != "batch":
         dimension = "groups"
@@ -396,8 +396,7 @@ def find_min_workspace_kernel(
 ) -> tuple[Any, int] | None:
     """Return (divided kernel with equal bits and strides, its smaller workspace [B]).
 
-    The first within `allowed_bytes`, otherwise the smallest. None if the undivided one is within
-    it.
+    The first within `allowed_bytes`, otherwise the smallest; None if the undivided one is within.
     """
     expected_outputs, min_bytes = _measure_kernel(undivided_kernel, arguments)
     best_kernel = None

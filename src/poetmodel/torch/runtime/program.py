@@ -179,7 +179,7 @@ class StepWriter(Rewriter):
             self._newest[key] = output
 
     def _write_output(self, output_index: int) -> None:
-        """Write the emission of a gradient, or add another output to the end results."""
+        """Write the emission of a gradient; add another output, or its copy, to the end results."""
         output = self.step_graph.outputs[output_index]
         value = self.map_node(output.result.node)
         if output_index not in self.end_results:
