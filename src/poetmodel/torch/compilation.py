@@ -424,7 +424,7 @@ def _report_values(
         "budget_bytes": compiled.budget_bytes,
         "keep_all_bytes": compiled.keep_all_bytes,
         "reserved_bytes": scheduled.reserved_bytes,
-        "reserves": {name.strip(","): size for name, size in scheduled.reserves if size},
+        "reserves": {name: size for name, size in scheduled.reserves if size},
         "plan": {
             "mode": str(compiled.plan.mode),
             "device": compiled.device,

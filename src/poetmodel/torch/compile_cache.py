@@ -139,9 +139,7 @@ def _plain_graph(joint: Joint) -> list[Any]:
     # Storage keys are unique only while the tensors exist.
     values = list(map(joint.value, joint.arguments))
     for argument, value in zip(joint.arguments, values, strict=True):
-        description: Any = (
-            plain_value(value, positions) if not isinstance(value, torch.Tensor) else None
-        )
+        description: Any
         if isinstance(value, torch.Tensor):
             group = storage_groups.setdefault(storage_key(value), len(storage_groups))
             description = [
@@ -150,6 +148,8 @@ def _plain_graph(joint: Joint) -> list[Any]:
                 value.untyped_storage().nbytes(),
                 value.requires_grad,
             ]
+        else:
+            description = plain_value(value, positions)
         arguments.append([str(argument.kind), argument.name, positions[argument.node], description])
     results = [[str(result.kind), positions[result.node], result.path] for result in joint.results]
     max_norm = plain_value(joint.clip_grad_norm, positions)

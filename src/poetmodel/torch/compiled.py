@@ -244,9 +244,7 @@ class Compiled:
             name=self.trace.joint.name,
             problem=problem,
             budget_bytes=self.budget_bytes,
-            reserves=Reserves(
-                tuple(Reserve(name.strip(","), size) for name, size in scheduled.reserves)
-            ),
+            reserves=Reserves(tuple(Reserve(*item) for item in scheduled.reserves)),
             keep_all_bytes=first.keep_all_bytes,
             is_fraction=Budget.parse(options.ram).fraction is not None,
         )
@@ -272,7 +270,7 @@ class Compiled:
                 on_progress=on_progress,
             )
 
-        has_rounds = options.time_limit is options.gap is None and self.profile is not None
+        has_rounds = options.time_limit is None and options.gap is None and self.profile is not None
         has_rounds = has_rounds and task.problem.minimize == Quantity.TIME
 
         def solve_from(known: SolveResult | None) -> SolveResult:
@@ -289,7 +287,7 @@ class Compiled:
             solve_from=solve_from,
         )
         if result.schedule is not None:
-            if has_rounds and (result.time_limit_s or 0.0) < options.limit_s and result.gap:
+            if has_rounds:
                 self._note_end_of_search(result)
             return result
         if options.deadline is None:
@@ -304,8 +302,9 @@ class Compiled:
         return replace(result, reason=reason)
 
     def _note_end_of_search(self, result: SolveResult) -> None:
-        """Add a note if the search ended because it could gain less than it costs."""
-        if result.termination != Termination.TIME_LIMIT:
+        """Add a note if a search in rounds ended because it could gain less than it costs."""
+        ended_early = (result.time_limit_s or 0.0) < self.options.limit_s and result.gap
+        if not ended_early or result.termination != Termination.TIME_LIMIT:
             return
         gaps = [gap for _, gap in gap_over_time(result.history) if gap < 1]
         before = f" ({gaps[0]:.2%} before)" if gaps else ""

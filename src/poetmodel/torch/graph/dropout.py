@@ -50,7 +50,7 @@ def dropout(
     A capture contains the dropout operator of accelerators, which multiplies by the mask, then by
     ``1 / (1 - p)``, and draws even if ``p`` is 1. Eager multiplies once by the product of mask and
     factor, rounded to the tensor's type; so does this function, from the same random numbers. The
-    mask is boolean: a quarter of the bytes that eager saves.
+    mask is boolean: in single precision, a quarter of the bytes that eager saves.
     """
     if train is False or x.numel() == 0:
         result: tuple[torch.Tensor, torch.Tensor] = torch.ops.aten.native_dropout(x, p, train)

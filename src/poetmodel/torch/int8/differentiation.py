@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def apply_with_proxies(
     layer: Any, inputs: Sequence[Tensor], proxies: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor]:
-    """Compute a layer with autograd; return its int8 result and the proxy of the real result.
+    """Compute a layer with autograd; return its result and the proxy of the real result.
 
     A proxy is zeros without memory whose gradient is that of the real value; None in `proxies`
     stands for an input that depends on no layer that trains.
@@ -75,7 +75,6 @@ class _WeightedFunction(Function):  # type: ignore[misc, unused-ignore]
         ctx.save_for_backward(x, y, weight, weight_scale)
         ctx.layer = layer
         ctx.mark_non_differentiable(y)
-        ctx.set_materialize_grads(True)
         return y, _zero_proxy(y)
 
     @staticmethod
@@ -127,7 +126,7 @@ class _UnweightedFunction(Function):  # type: ignore[misc, unused-ignore]
     def forward(
         ctx: Any, layer: Any, first_proxy: Tensor, second_proxy: Tensor | None, *inputs: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Compute the layer, and return (result, proxy); save its int8 result for the gradient."""
+        """Compute the layer, save what the gradient needs, and return (result, proxy)."""
         del first_proxy, second_proxy
         y = find_operator(layer.operator)(*inputs, *layer.numbers)
         ctx.layer = layer

@@ -160,7 +160,7 @@ def coarsen(trace: Trace, *, kept_bytes: int, decide_homes: bool = False) -> Sch
         reserves=(
             *_resident_reserves(trace, movable),
             (
-                f"tensors of less than {threshold:,} B, which are always kept,",
+                f"tensors of less than {threshold:,} B, which are always kept",
                 sum(storages[index].bytes for index in small_tensors),
             ),
             (_RESULTS, _result_copies_bytes(trace, threshold)),
