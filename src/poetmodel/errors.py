@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED: Final = 130
 """Exit status after Ctrl-C without a result."""
+SOLVER_THREAD: Final = "poetmodel-solve"
+"""Name of the threads that run solvers; the command line does not wait for them at its exit."""
 _SHOWN_CHARACTERS: Final = 60
 """Maximum length of a value in a message."""
 _SHOWN_INTEGER: Final = 10**20

@@ -249,7 +249,7 @@ def test_command_of_a_step_file_makes_its_c(visitor, tmp_path, monkeypatch):
         ({"model": "/etc/passwd", "device": "mkr1000"}, "expected a listed model"),
         ({"model": "mlp", "device": "../mkr1000.toml"}, "expected a listed device"),
         ({"model": "mlp", "device": "mkr1000", "sequence": 64}, "only accepts --batch and --image"),
-        ({"model": "paper/linear", "device": "mkr1000", "batch": 2}, "fixed sizes"),
+        ({"model": "paper/linear", "device": "mkr1000", "batch": 2}, "graphs are fixed"),
     ],
 )
 def test_choice_that_cannot_be_is_a_sentence(visitor, choice, sentence):

@@ -12,7 +12,7 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from poetmodel.clock import block_ctrl_c
-from poetmodel.errors import TimeLimitError
+from poetmodel.errors import SOLVER_THREAD, TimeLimitError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +64,7 @@ def run_interruptibly(
             if is_main_thread:
                 signal.signal(signal.SIGINT, sigint_handler)
 
-    thread = threading.Thread(target=run_solve, name="poetmodel-solve", daemon=True)
+    thread = threading.Thread(target=run_solve, name=SOLVER_THREAD, daemon=True)
     deadline_s = math.inf if max_s is None else time.monotonic() + max_s
     try:
         with block_ctrl_c():  # `start` waits for the thread

@@ -6,12 +6,8 @@ import os
 import sys
 import threading
 import time
-from typing import Final
 
-from poetmodel.errors import INTERRUPTED
-
-SOLVER_THREAD: Final = "poetmodel-solve"
-"""Name of the threads that run solvers, as in `poetmodel.backends.worker`."""
+from poetmodel.errors import INTERRUPTED, SOLVER_THREAD
 
 
 def main() -> None:

@@ -31,8 +31,9 @@ MIN_PYTORCH_BYTES: Final = 2**26
 
 def read_given_step(graph_options: GraphOptions, case: Case | None = None) -> LoweredStep | None:
     """Return the step of a MODEL argument or ``--graph`` option that is a step file, else None."""
-    names = [name for name in (graph_options.model, graph_options.graph) if name is not None]
-    return (case or graph_options.case()).load_step() if len(names) == 1 else None
+    if (graph_options.model is None) == (graph_options.graph is None):
+        return None
+    return (case or graph_options.case()).load_step()
 
 
 def extra_ram_bytes(step: LoweredStep, *, commit: bool = False) -> int:
@@ -93,9 +94,14 @@ def warn_about_kernels(graph: Graph, device: Device | None) -> None:
 
 
 def read_costs(graph: Graph, cost_options: CostOptions) -> Costs:
-    """Return the measured costs of ``--profile``, else the estimates for ``--device``."""
-    warn_about_kernels(graph, read_device(cost_options.device))
-    return Case(device=cost_options.device, profile=cost_options.profile).load_costs(graph)
+    """Return the measured costs of ``--profile``, else the estimates for ``--device``.
+
+    Prints the warning of `warn_about_kernels` about ``--device``.
+    """
+    costs = Case(device=cost_options.device, profile=cost_options.profile).load_costs(graph)
+    if cost_options.device is not None:
+        warn_about_kernels(graph, costs.device)
+    return costs
 
 
 def print_notes(*opened: Checked) -> None:

@@ -1,8 +1,8 @@
 """Layout and size of one generation of committed state on storage.
 
 Tensors, each rounded up to write units and followed by its checksum, are in the order in which a
-step writes them, between a record and a seal. ``port/pm_pages.h`` of an exported folder computes
-the same layout.
+step writes them, between a record and a seal. ``pm.h`` and ``port/pm_pages.h`` of an exported
+folder compute the same layout.
 """
 
 from __future__ import annotations
@@ -84,18 +84,11 @@ class GenerationLayout:
         is this number, but at most half of ``PM_GENERATIONS``, rounded down to an even number, or
         1.
         """
-        write_unit_bytes = max(MIN_WRITE_UNIT_BYTES, self.write_unit_bytes)
-        aligned_page_bytes = (
-            (FLASH_PAGE_BYTES - 1 + write_unit_bytes) // write_unit_bytes * write_unit_bytes
-        )
+        page_bytes = self._round_to_units(FLASH_PAGE_BYTES)
         size = self.size_bytes(sizes) + WRITE_PADDING_BYTES * (len(sizes) + 2)
-        return max(
-            1,
-            self.erase_block_bytes
-            // ((size + aligned_page_bytes) // aligned_page_bytes * aligned_page_bytes)
-            // 2
-            * 2,
-        )
+        # As PM_PITCH_OF in pm.h, which gives a multiple of the page one more page.
+        pitch_bytes = (size // page_bytes + 1) * page_bytes
+        return max(1, self.erase_block_bytes // pitch_bytes // 2 * 2)
 
     def _round_to_units(self, size_bytes: int) -> int:
         unit = max(MIN_WRITE_UNIT_BYTES, self.write_unit_bytes)

@@ -297,7 +297,7 @@ class Coordinator:
     async def _draw(self, open_problem: OpenProblem, point: Point) -> bytes | None:
         """Draw a point in a worker; None if no session requests it when a worker is free."""
         digest, schedule = point.digest, await self.solves.load_schedule(point)
-        job = self.solves.make_job_with_proof(open_problem, point) | {"task": "draw_point"}
+        job = self.solves.make_job_with_proof("draw_point", open_problem, point)
         worker = await self.quick_workers.acquire()
         if digest in self._unrequested_digests:  # the slider has moved during the wait
             self.quick_workers.release(worker)
@@ -314,8 +314,8 @@ class Coordinator:
         if point.value is None:
             msg = "there is no schedule yet to export"
             raise RefusedError(msg)
-        job = self.solves.make_job_with_proof(open_problem, point)
-        job |= {"task": "export_point", "kind": file_kind}
+        job = self.solves.make_job_with_proof("export_point", open_problem, point)
+        job["kind"] = file_kind
         return await self.quick_workers.run_job(job, await self.solves.load_schedule(point))
 
     async def explain_infeasibility(

@@ -61,7 +61,7 @@ class SolveManager:
     async def stop(self) -> None:
         """Cancel all background tasks, and wait for their end.
 
-        A solve saves its point before it ends, if the point has a schedule of its own.
+        A solve saves its point before it ends, if that is finished or has a schedule of its own.
         """
         tasks = list(self._background)
         for task in tasks:
@@ -131,8 +131,10 @@ class SolveManager:
             "deadline_s": point.deadline_s,
         }
 
-    def make_job_with_proof(self, open_problem: OpenProblem, point: Point) -> dict[str, Any]:
-        """Return a job without task name, with the proof of a point and the search options."""
+    def make_job_with_proof(
+        self, task_name: str, open_problem: OpenProblem, point: Point
+    ) -> dict[str, Any]:
+        """Return the job of `make_job` with the proof of a point and the options of a search."""
         proof = {
             **NO_PROOF,
             **point.proof,
@@ -140,7 +142,8 @@ class SolveManager:
             "bound": point.bound,
             "final": point.is_finished,
         }
-        return {**self.make_job("", open_problem, point), "proof": proof, "search": self.search}
+        job = self.make_job(task_name, open_problem, point)
+        return {**job, "proof": proof, "search": self.search}
 
     async def _solve(self, open_problem: OpenProblem, point: Point) -> None:
         """Solve a point, save it, and remove the solve from `running`, also after cancellation.
@@ -172,7 +175,7 @@ class SolveManager:
 
         Ignores errors, because the solve of the point reports them.
         """
-        with contextlib.suppress(WorkerError, RefusedError):  # the solve will raise them, too
+        with contextlib.suppress(WorkerError, RefusedError):
             reply = await self.quick_workers.run_job(
                 self.make_job("find_first_schedule", open_problem, point)
             )

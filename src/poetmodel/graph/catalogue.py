@@ -50,7 +50,7 @@ _DESCRIPTIONS: Final[Mapping[str, str]] = {
 }
 
 _PUBLISHED: Final = "paper/"
-"""Prefix of the names of published graphs, whose sizes are fixed."""
+"""Prefix of the names of published graphs, which are fixed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +156,8 @@ def load_file(path: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
 
     if shape.overrides:
         raise InputError(
-            f"{path}, {' '.join(shape.options)}: a graph file has fixed sizes; leave the option "
-            "out, or give a built-in network"
+            f"{path}, {' '.join(shape.options)}: the graph of a file is fixed; leave the "
+            "option out, or give a built-in network"
         )
     return Graph.load(path)
 
@@ -166,7 +166,7 @@ def _build_zoo_model(name: str, shape: InputShape) -> Graph:
     """Build a network with the overrides of `shape`; raise `GraphError` for refused ones."""
     subject = f"model {name!r}, {shlex.join(shape.options)}"
     if name.startswith(_PUBLISHED):
-        raise GraphError(f"{subject}: the published graphs have fixed sizes; leave the option out")
+        raise GraphError(f"{subject}: the published graphs are fixed; leave the option out")
     from poetmodel.graph.zoo import MODELS
 
     build_graph = MODELS[name]
@@ -269,7 +269,7 @@ def check_model_name(name: str) -> None:
     normalized_name = name.strip().lower().replace("_", "-")
     corrected_names = [
         candidate
-        for candidate in (normalized_name, f"paper/{normalized_name}")
+        for candidate in (normalized_name, f"{_PUBLISHED}{normalized_name}")
         if candidate in _DESCRIPTIONS
     ]
     matches = dict.fromkeys(

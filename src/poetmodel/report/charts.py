@@ -10,7 +10,6 @@ from poetmodel.device.ram import (
     DeviceRam,
     RamUse,
     keep_all_ram_use,
-    make_gauge,
     tensor_kind,
 )
 from poetmodel.plan import Op
@@ -30,7 +29,7 @@ from poetmodel.schedule.machine import BEFORE, Content
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from poetmodel.case.opening import Checked
     from poetmodel.graph import Graph
@@ -119,15 +118,14 @@ def address_chart(subject: Checked) -> dict[str, Any] | None:
     """Return the chart of addresses over time of a plan; None without a plan or addresses.
 
     ``boxes``: for each copy or workspace its kind, start, length, lowest address and height in the
-    units of the axes, description, and tensor index (None for a workspace). ``end``: the makespan.
+    units of the axes, description, and tensor index (None for a workspace). ``end``: the makespan,
+    or 1 if that is 0; ``limit``: the size of the arena. The other values are texts.
     """
     planned = subject.planned
     if planned is None or planned.arena_check is None:
         return None
-    graph, plan, check, arena_check = (
-        *(subject.graph, planned.plan),
-        *(planned.check, planned.arena_check),
-    )
+    graph, plan = subject.graph, planned.plan
+    check, arena_check = planned.check, planned.arena_check
     factor, time_unit_name = time_unit(check.makespan_s or 0.0)
     scale, unit_name = size_unit(arena_check.bytes)
     times = [record.issued_s / factor for record in check.records]
@@ -196,29 +194,30 @@ def _rectangles_with_kinds(
 def gauge_chart(subjects: Sequence[Checked]) -> dict[str, Any] | None:
     """Return the RAM use [B] of valid schedules with a device, and of keep-all on it, or None."""
     gauged_subjects = [
-        subject for subject in subjects if subject.device_ram is not None and subject.verdict.valid
+        (subject, device_ram)
+        for subject in subjects
+        if (device_ram := subject.device_ram) is not None and subject.verdict.valid
     ]
     if not gauged_subjects:
         return None
-    rows = [_gauge_row(subject.label, subject.device_ram) for subject in gauged_subjects]
+    rows = [_gauge_row(subject.label, device_ram) for subject, device_ram in gauged_subjects]
     keep_all_rows: dict[str, dict[str, Any]] = {}
-    for subject in gauged_subjects:
+    for subject, _ in gauged_subjects:
         device, graph = subject.problem.costs.device, subject.graph
         ram_use = keep_all_ram_use(graph).add_reserved_bytes(subject.reserved_bytes)
-        device_ram = DeviceRam.compare(device, graph, ram_use)
-        if device_ram is not None:
-            keep_all_rows[device_ram.device] = _gauge_row("keep-all", device_ram)
+        keep_all_ram = DeviceRam.compare(device, graph, ram_use)
+        if keep_all_ram is not None:
+            keep_all_rows[keep_all_ram.device] = _gauge_row("keep-all", keep_all_ram)
     return {"rows": rows, "keep_all": list(keep_all_rows.values())}
 
 
-def _gauge_row(label: str, device_ram: DeviceRam | None) -> dict[str, Any]:
+def _gauge_row(label: str, device_ram: DeviceRam) -> dict[str, Any]:
     """Return a row of `gauge_chart` [B]: RAM of the device, use by kind, free and missing bytes."""
-    sizes: Mapping[str, Any] = make_gauge(device_ram) or {}
     return {
         "label": label,
-        "device": "" if device_ram is None else device_ram.device,
-        "ram": sizes["ram_bytes"],
-        "parts": [sizes[kind_field.name] for kind_field in fields(RamUse)],
-        "free": sizes["free_bytes"],
-        "missing": sizes["missing_bytes"],
+        "device": device_ram.device,
+        "ram": device_ram.ram_bytes,
+        "parts": [getattr(device_ram.use, kind_field.name) for kind_field in fields(RamUse)],
+        "free": device_ram.free_bytes,
+        "missing": device_ram.missing_bytes,
     }

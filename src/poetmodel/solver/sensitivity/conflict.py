@@ -80,7 +80,7 @@ class _ConflictSearch:
     time_limit: float
     """Processor time for all solves [s]."""
     threads: int
-    all_limits: list[StatedLimit] = field(default_factory=list)
+    all_limits: list[StatedLimit]
     """All limits and user-defined constraints of the problem."""
     started_s: float = field(default_factory=time.process_time)
     """Processor time of this process when the search began [s]."""
@@ -173,7 +173,7 @@ def find_minimal_subset(
 
 
 def find_conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[int] | None:
-    """Return the indices of rows that no point satisfies together; None if none or undecided.
+    """Find rows, by index, that no point satisfies together; None if none or undecided.
 
     Each row added after `build`, each constraint family of `build` and each user-defined constraint
     is one member of the search, within `time_limit` of wall time [s].
@@ -236,12 +236,16 @@ def find_conflict(
         rule = row.name.rpartition("[")[0] if row.name.endswith("]") else row.name
         rows_of_rule[rule] = (*rows_of_rule.get(rule, ()), row)
     limits = list(stated_limits(problem))
-    search = _ConflictSearch(problem=problem, time_limit=time_limit, threads=threads)
-    search.all_limits = [*limits, *rows_of_rule.values()]
+    search = _ConflictSearch(
+        problem=problem,
+        time_limit=time_limit,
+        threads=threads,
+        all_limits=[*limits, *rows_of_rule.values()],
+    )
     conflict = find_minimal_conflict(search.decide_conflict, search.all_limits)
     has_rule = any(isinstance(limit, tuple) and len(limit) > 1 for limit in conflict.needed)
     if has_rule and not conflict.unchecked:
-        search.all_limits = [*limits, *((row,) for row in problem.constraints)]
+        search = replace(search, all_limits=[*limits, *((row,) for row in problem.constraints)])
         members = [
             limit
             for limit in search.all_limits
@@ -256,4 +260,6 @@ def find_conflict(
 
 def _is_in_rules(limit: StatedLimit, conflict: list[StatedLimit]) -> bool:
     """Return whether a limit is a single constraint that belongs to a rule in the conflict."""
-    return any(isinstance(member, tuple) and limit[0] in member for member in conflict)
+    return isinstance(limit, tuple) and any(
+        isinstance(member, tuple) and limit[0] in member for member in conflict
+    )

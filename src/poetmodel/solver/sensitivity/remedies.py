@@ -238,8 +238,8 @@ def stated_limits(problem: Problem) -> Iterator[Change]:
     can be paged and it is smaller than all tensors together.
     """
     all_bytes = sum(problem.graph.tensor_bytes)
-    for change, amount_limit in AMOUNTS.items():
-        allowed = getattr(problem, amount_limit.parsed_field)
+    for change in AMOUNTS:
+        allowed = _present_limit(problem, change)
         if allowed is not None and (
             change != Change.STORAGE or (problem.can_page and allowed < all_bytes)
         ):
@@ -248,6 +248,12 @@ def stated_limits(problem: Problem) -> Iterator[Change]:
         yield Change.PAGING
     if not problem.recompute:
         yield Change.RECOMPUTATION
+
+
+def _present_limit(problem: Problem, change: Change) -> float | None:
+    """Return the present amount of the limit that a change removes; None without an amount."""
+    amount_limit = AMOUNTS.get(change)
+    return None if amount_limit is None else getattr(problem, amount_limit.parsed_field)
 
 
 def find_remedies(
@@ -275,8 +281,7 @@ def find_remedies(
     remedies = []
     for attempt in attempts:
         if attempt.variant is None:
-            amount_limit = AMOUNTS.get(attempt.change)
-            allowed = None if amount_limit is None else getattr(problem, amount_limit.parsed_field)
+            allowed = _present_limit(problem, attempt.change)
             remedies.append(Remedy(change=attempt.change, works=False, allowed=allowed))
         elif (result := next(results, None)) is not None:  # None after Ctrl-C
             remedies.append(attempt.to_remedy(result))
@@ -330,12 +335,11 @@ def _storage_terms(graph: Graph) -> Iterator[tuple[str, float]]:
     It is the size of all state, minus that of resident state, plus that of page-outs. Replacements
     and tensors that start on storage take no more storage.
     """
-    state_and_replacements = {*graph.state_tensors, *graph.replacement_of.values()}
     for i, size in enumerate(graph.tensor_bytes):
         name = graph.tensors[i].name
         if i in graph.state_tensors:
             yield f"{Count.RESIDENT}:{name}", -size
-        elif i not in state_and_replacements and not graph.starts_on_storage[i]:
+        elif i not in graph.state_of and not graph.starts_on_storage[i]:
             yield f"{Count.PAGE_OUTS}:{name}", size
     yield CONSTANT, graph.state_bytes
 
@@ -370,7 +374,7 @@ def _is_one_sided(rows: Rows) -> bool:
 def _with_batch_size_1(problem: Problem) -> Problem | None:
     """Return the problem with batches of 1, for a built-in network with estimated costs.
 
-    Limits keep the amounts of `problem`, even those stated as percentages. None if the batch is 1,
+    Amounts of limits are those of `problem`, even if stated as percentages. None if the batch is 1,
     or if constraints or weights do not fit the smaller graph.
     """
     from poetmodel.device import Costs
@@ -390,13 +394,17 @@ def _with_batch_size_1(problem: Problem) -> Problem | None:
     return replace(problem.resolved(), graph=small_graph, costs=Costs.estimate(small_graph, device))
 
 
+def _verdict(result: SolveResult) -> bool | None:
+    """Return `Remedy.works` for the result of a changed problem."""
+    if result.schedule is not None:
+        return True
+    return False if result.status == Status.INFEASIBLE else None
+
+
 def _make_remedy(problem: Problem, change: Change, result: SolveResult) -> Remedy:
     """Convert the result of the problem with a changed limit or batch size to a remedy."""
-    works = result.schedule is not None
-    is_decided = works or result.status == Status.INFEASIBLE
-    amount_limit, simulation = AMOUNTS.get(change), result.simulation
-    allowed = None if amount_limit is None else getattr(problem, amount_limit.parsed_field)
-    remedy = Remedy(change=change, works=works if is_decided else None, allowed=allowed)
+    works, amount_limit, simulation = _verdict(result), AMOUNTS.get(change), result.simulation
+    remedy = Remedy(change=change, works=works, allowed=_present_limit(problem, change))
     if amount_limit is None or simulation is None:
         return remedy
     limit, graph = Limit(name=change, result=result), problem.graph
@@ -420,12 +428,10 @@ def _make_row_remedy(problem: Problem, rows: Rows, result: SolveResult) -> Remed
     For a one-sided constraint on totals, `nearest` is the schedule's sum, maybe rounded. `works` is
     None if undecided, or if the verifier rejects the schedule with that limit.
     """
-    row = rows[0]
-    works = result.schedule is not None
-    is_decided = works or result.status == Status.INFEASIBLE
+    row, works = rows[0], _verdict(result)
     remedy = Remedy(
         change=Change.CONSTRAINT,
-        works=works if is_decided else None,
+        works=works,
         constraint=constraint_name(rows),
         unit=unit_of_terms(row.terms.items()),
     )
