@@ -548,7 +548,7 @@ _PARSERS: Final[dict[str, Callable[..., Any]]] = {
     "--gap": number_parser("a fraction from 0, such as 0.01 for 1 %", positive=False),
     "--threads": integer_parser(MAX_THREADS),
 }
-"""Parsers of options other than texts."""
+"""Parsers of options whose values are no plain texts."""
 
 
 def _row_parameters(group_class: type) -> Iterator[tuple[str, inspect.Parameter]]:

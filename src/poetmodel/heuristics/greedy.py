@@ -53,9 +53,12 @@ def construct(problem: Problem, *, max_s: float = math.inf) -> Schedule | None:
 def add_rewarded_decisions(
     objective: PenalizedObjective,
     restorations: Iterable[Restoration],
-    rewarded: Iterable[Restoration] = (),
+    rewarded: Iterable[Restoration],
 ) -> Schedule:
-    """Return the schedule of `restorations` and of rewarded decisions, `rewarded` ones first."""
+    """Return the schedule of `restorations` and of rewarded decisions, `rewarded` ones first.
+
+    Some are left out to meet user-defined constraints.
+    """
     problem = objective.problem
     partial = objective.make_partial(restorations)
     repair = Repair(problem, partial, objective.prices(0.0), problem.usable_ram_bytes)

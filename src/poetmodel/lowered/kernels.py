@@ -39,6 +39,7 @@ class Kernel:
 
     name: str
     source: str
+    """The text of the C file."""
     parameters: tuple[Parameter, ...]
     index_of: Mapping[str, int]
     """Position of each parameter, by name."""

@@ -30,7 +30,7 @@ _FORWARD_KERNELS: Final = {
     "pm_leaky_relu_backward": "pm_leaky_relu",
 }
 """The activation of each gradient kernel that may read the output in place of the input."""
-_HARDSIGMOID: Final = (-3.0, 3.0)
+_HARDSIGMOID_INTERVAL: Final = (-3.0, 3.0)
 """Interval in which the slope of hardsigmoid is not 0."""
 _HARDSIGMOID_SLOPE: Final = 0.1666666716337204
 """1/6 as a float: see ``pm_hardsigmoid_backward``."""
@@ -147,10 +147,8 @@ class _Slope:
         return Call.by_name(self.mask_kernel, **tensors, **self.limits)
 
 
-def _parse_slope(call: Call | None) -> _Slope | None:
+def _parse_slope(call: Call) -> _Slope | None:
     """Parse the gradient of threshold, leaky ReLU, hardtanh or hardsigmoid, otherwise None."""
-    if call is None:
-        return None
     mask_kernel, apply_kernel, factor = "pm_above_bits", "pm_bits_scale", {"factor": 1.0}
     match call.kernel:
         case "pm_threshold_backward":
@@ -163,7 +161,7 @@ def _parse_slope(call: Call | None) -> _Slope | None:
             limits = {"low": call["low"], "high": call["high"], "unordered": 1}
         case "pm_hardsigmoid_backward":
             mask_kernel, factor = "pm_between_bits", {"factor": _HARDSIGMOID_SLOPE}
-            low, high = _HARDSIGMOID
+            low, high = _HARDSIGMOID_INTERVAL
             limits = {"low": low, "high": high, "unordered": 0}
         case _:
             return None
@@ -178,7 +176,10 @@ def _parse_slope(call: Call | None) -> _Slope | None:
 
 
 def _find_slopes(step: LoweredStep, tensor: str) -> dict[int, _Slope]:
-    """Return the `_Slope` of each backward reader of a forward tensor; {} if one has none."""
+    """Find the `_Slope` of each backward node that reads a forward tensor, by index of the node.
+
+    Returns {} unless each of these nodes is a slope that reads the tensor only once, as x.
+    """
     graph = step.graph
     i = graph.tensor_index.get(tensor)
     if i is None or graph.nodes[graph.node_of[i]].phase not in (Phase.FORWARD, Phase.LOSS):
@@ -188,10 +189,10 @@ def _find_slopes(step: LoweredStep, tensor: str) -> dict[int, _Slope]:
         if not _is_backward(graph.nodes[k]):
             continue
         call = _find_only_call(step, k)
-        slope = _parse_slope(call)
-        if call is None or slope is None or slope.x.buffer != tensor:
+        slope = None if call is None else _parse_slope(call)
+        if slope is None or slope.x.buffer != tensor:
             return {}
-        if sum(ref.buffer == tensor for ref in call.refs) > 1:
+        if sum(ref.buffer == tensor for ref in slope.call.refs) > 1:
             return {}
         slopes[k] = slope
     return slopes
@@ -253,8 +254,8 @@ def _add_bit_masks(step: LoweredStep) -> LoweredStep:
             continue
         elements = next(iter(slopes.values())).loop.elements
         bit_buffer = _make_bit_buffer(elements)
-        has_name = name in graph.tensor_index or producer_index in masks
-        if has_name or elements == 0 or not _is_smaller(bit_buffer, tensor):
+        is_taken = name in graph.tensor_index or producer_index in masks
+        if is_taken or elements == 0 or not _is_smaller(bit_buffer, tensor):
             continue
         mask = Node(
             name=name,

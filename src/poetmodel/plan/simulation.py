@@ -153,7 +153,7 @@ def _limit_violations(
 
 
 def _written_bytes(machine: Machine, sizes: Sequence[int]) -> int:
-    """Return the bytes of page-outs outside of commits, plus the average of those inside [B]."""
+    """Return the bytes written by page-outs outside of commits, plus `Commit.written_bytes` [B]."""
     commit = None if machine.table is None else machine.table.commit
     replacements, committed_bytes = (
         ((), 0) if commit is None else (commit.replacements, commit.written_bytes)

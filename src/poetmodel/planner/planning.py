@@ -164,16 +164,16 @@ def _improve_timing(
     from poetmodel.planner.windows import TransferWindows
 
     windows = TransferWindows(homes, table, actions, budget)
-    chosen_steps = windows.insert_transfers(choose_transfers(windows).transfers)
-    candidate = Timing(homes, table, chosen_steps, budget)
+    chosen_instructions = windows.insert_transfers(choose_transfers(windows).transfers)
+    candidate = Timing(homes, table, chosen_instructions, budget)
     if candidate.peak_ram_bytes <= budget and candidate.makespan_s < best_timing.makespan_s:
         best_timing = candidate
         yield best_timing
     for _ in range(_MAX_DELAY_PASSES):
-        delayed_steps = delay_page_ins(best_timing)
-        if delayed_steps == best_timing.input_instructions:
+        delayed_instructions = delay_page_ins(best_timing)
+        if delayed_instructions == best_timing.input_instructions:
             break
-        timing = Timing(homes, table, delayed_steps, budget)
+        timing = Timing(homes, table, delayed_instructions, budget)
         if not is_within(timing.makespan_s, best_timing.makespan_s):
             break
         best_timing = timing
@@ -337,11 +337,7 @@ def verify(
         return _increase_to_stated_values(checked_metrics, stated or {}, max_metrics)
 
     verdict = check_schedule(problem, schedule, stated=stated, makespan_s=plan_metrics)
-    return (
-        replace(verdict, violations=(*verdict.violations, *plan_violations))
-        if plan_violations
-        else verdict
-    )
+    return replace(verdict, violations=(*verdict.violations, *plan_violations))
 
 
 def _increase_to_stated_values(
@@ -366,7 +362,10 @@ def _min_ram_bytes(
     simulation: Simulation,
     make_and_check: Callable[[int], PlanCheck],
 ) -> int:
-    """Bisect for the smallest RAM budget whose plan meets all limits [B]; else the usable RAM."""
+    """Bisect for the smallest RAM budget whose plan meets all limits [B]; else the usable RAM.
+
+    Returns the schedule's peak, without a plan, if that is at least the usable RAM.
+    """
 
     def peak_if_valid(ram_bytes: int) -> int | None:
         """Return the peak of the plan within a budget [B]; None if it violates a rule or limit."""
