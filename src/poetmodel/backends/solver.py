@@ -352,7 +352,7 @@ def _correct_result(
 ) -> RawSolution:
     """Return the solver's result with its objective, and with inconsistent values corrected.
 
-    A feasible `start` replaces a missing or worse solution. Raises `BackendError` on a failure.
+    A feasible `start` replaces a missing or worse solution.
     """
     x = None if raw_solution.x is None else round_integers(raw_solution.x, form)
     status = _correct_status(raw_solution.status, x, form, limits.objective_cutoff)

@@ -211,10 +211,7 @@ class StepFront:
         return results
 
     def _call(self, batch: Sequence[Any], execute: Execute | None) -> Any:
-        """Call the traced function; a valid call without `execute` ends by `_Selected`.
-
-        Raises `Changed` if no capture is valid.
-        """
+        """Call the traced function; a valid call without `execute` ends by `_Selected`."""
         self._execute = execute
         self._stance = torch.compiler.set_stance(_STANCE)
         try:
