@@ -39,7 +39,7 @@ class CheckedPlan:
         alignment: int | None = None,
         may_delay_transfers: bool = False,
     ) -> CheckedPlan:
-        """Plan a schedule, with addresses if an alignment is given; verify plan and addresses.
+        """Plan a schedule, with addresses if an alignment [B] is given; verify plan and addresses.
 
         `ram_budget_bytes` is for tensors, None for no limit. With `may_delay_transfers`,
         overlapping transfers may start later if the addresses exceed the budget otherwise. Raises

@@ -70,7 +70,7 @@ class AutoTiles:
         )
 
     def choose(self, tile_bytes: int | None, step: LoweredStep) -> tuple[Case, str]:
-        """Return the case with a tile size, and a hint that states the choice."""
+        """Return the case with a tile size (None: without tiles), and a hint with the choice."""
         from poetmodel.tiling.choice import needed_bytes
 
         tile = str(TileChoice(size_bytes=tile_bytes))

@@ -43,7 +43,7 @@ def complete_list(complete: Callable[[str], Suggestions]) -> Callable[[str], Sug
     """Return a completion function for options with several comma-separated names."""
 
     def complete_last(incomplete: str) -> Suggestions:
-        """Return `incomplete` with each completion of its last name, except to a name before it."""
+        """Return `incomplete` with each completion of its last name that it does not list yet."""
         earlier_names, comma, last = incomplete.rpartition(",")
         typed_names = earlier_names.split(",")
         return [

@@ -399,10 +399,7 @@ class DecisionSummary:
 
 
 def summarize_decisions(verified: Checked, tensor: str | None) -> DecisionSummary:
-    """Return a decision per tensor, full steps and in-place uses, without alternatives.
-
-    The main decisions are that on `tensor` alone, or the `MAX_DECISIONS` most expensive ones.
-    """
+    """Summarize decisions, full steps, in-place uses; a given `tensor` is the main decision."""
     from poetmodel.schedule.decisions import (
         find_decisions,
         in_place_uses,

@@ -153,7 +153,7 @@ def initial_state(
 
 
 def _is_built_in(source: options.GraphOptions) -> bool:
-    """Return whether the graph is built-in, published or not given; False for a file."""
+    """Return whether the graph is built in or not given; False for a file, an error if unknown."""
     from poetmodel.graph.catalogue import check_model_name, model_names
 
     if source.graph is not None:

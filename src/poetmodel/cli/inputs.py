@@ -44,7 +44,7 @@ def extra_ram_bytes(step: LoweredStep, *, commit: bool = False) -> int:
 
 
 def read_graph(graph_options: GraphOptions) -> Graph:
-    """Return the graph of a MODEL argument (network or file) or a ``--graph`` option (file)."""
+    """Return the graph of MODEL (network, file) or ``--graph`` (file); raise for both or none."""
     if graph_options.model is not None and graph_options.graph is not None:
         raise InputError(
             f"MODEL {graph_options.model!r} and --graph {graph_options.graph!r} exclude each "

@@ -334,7 +334,7 @@ def live_line(
 
 @contextmanager
 def progress_bar(*, enabled: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """Show the progress of a sweep on stderr: a bar on a terminal, else a line per report."""
+    """Show the progress of a sweep on stderr, as a bar or lines; yield its callback or None."""
     if not enabled or is_quiet():
         yield None
         return

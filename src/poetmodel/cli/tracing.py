@@ -333,10 +333,7 @@ class EmulationOptions:
     def measure(
         self, step_source: str, onnx: OnnxStep, costing: CostingOptions, tile: str | None
     ) -> tuple[Graph, Costs, tuple[str, ...]]:
-        """Export a step in tiles, execute it on the emulated board; return graph, costs and notes.
-
-        Clock and power of the device convert instructions to times and energies.
-        """
+        """Export a step in tiles, execute it on the emulated board; return graph, costs, notes."""
         from poetmodel.export.measuring import measure_emulated, parse_emulation
         from poetmodel.export.options import DEFAULT_DEVICE
         from poetmodel.tiling.choice import divide_step, parse_tile

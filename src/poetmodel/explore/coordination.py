@@ -85,7 +85,7 @@ class GoneError(Exception):
 
 
 class Coordinator:
-    """Opens problems, starts and cancels the solves of requested points, and notifies sessions."""
+    """Opens problems, solves requested points, notifies sessions; quick workers read and draw."""
 
     def __init__(
         self,
@@ -204,7 +204,8 @@ class Coordinator:
         """Set the requested point of a session, start its solve if needed, and return its values.
 
         An unfinished point first takes better records of the store and of other points. The solve
-        of the session's previous point is cancelled unless another session requests it.
+        of the session's previous point is cancelled unless another session requests it. With
+        `solve_again`, a point that ended without a proof is solved again.
         """
         open_problem, point_id = (
             self.find_problem(problem_id),

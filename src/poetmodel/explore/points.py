@@ -238,7 +238,7 @@ def merge_records(first: Point, second: Point, *, has_second_schedule: bool) -> 
 def best_neighbour(
     point: Point, other_points: Iterable[Point], *, overlaps: bool = False
 ) -> Point | None:
-    """Return the other point with the lowest value whose schedule meets the limits of `point`.
+    """Return the point of lowest value whose schedule meets the limits of `point`, if any.
 
     With `overlaps`, only points with at most the RAM budget of `point`: a plan that overlaps
     transfers may be slower with less RAM.

@@ -36,7 +36,7 @@ class Notify(Protocol):
 
 
 class SolveManager:
-    """Starts, cancels and records the solves of all points of a server."""
+    """Starts, cancels and records solves of points; quick workers find first schedules."""
 
     def __init__(
         self,
