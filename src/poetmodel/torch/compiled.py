@@ -225,7 +225,7 @@ class Compiled:
         )
 
     def _make_task(self, first_compiled: Compiled | None) -> RamTask:
-        """Return the problem within the budget without the reserved bytes."""
+        """Return the task for the budget minus reserved bytes; percentages are of first shapes."""
         scheduled, costs, options = self.scheduled, self.costs, self.options
         minimize = options.minimize
         if minimize is None:

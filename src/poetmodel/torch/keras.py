@@ -191,7 +191,7 @@ class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
         ]
 
     def _register_variable(self, variable: Any, *, is_trained: bool) -> str:
-        """Register the tensor of a variable under its path; return the attribute's name."""
+        """Register a variable's tensor, a parameter or buffer, under its path; return the name."""
         name: str = variable.path.replace(".", "_")
         while hasattr(self, name):
             name += "_"
@@ -225,7 +225,7 @@ class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
 def _make_stateless_call(
     model: Any, final_layer: Any
 ) -> Callable[..., tuple[Any, list[torch.Tensor]]]:
-    """Return the model as a function of its variables' tensors, opaque to Dynamo."""
+    """Return a function (trained, untrained, inputs, training) -> (output, new untrained)."""
     from keras import StatelessScope
 
     untrained_variables = list(model.non_trainable_variables)

@@ -175,7 +175,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         super().teardown()
 
     def _optimizer_options(self, trainer: Any) -> dict[str, Any]:
-        """Return the options ``optimizer`` and ``clip_grad_norm`` of `compile`."""
+        """Return the options ``optimizer`` and ``clip_grad_norm``; refuse those not supported."""
         errors = []
         if len(self.optimizers) != 1:
             errors.append(f"expected one optimizer, got {len(self.optimizers)}")
@@ -197,7 +197,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         other_arguments: list[torch.Tensor],
         accumulated_batches: torch.Tensor,
     ) -> dict[str, Any]:
-        """Return ``loss``, ``returned`` (by ``training_step``) and ``logged``."""
+        """Return ``loss`` (divided by the batches), ``returned`` (by the module) and ``logged``."""
         with (
             self._attach_trainer(module) as logged_entries,
             self.precision_plugin.train_step_context(),

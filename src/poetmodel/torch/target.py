@@ -125,7 +125,7 @@ class OnnxStep:
 
 @contextmanager
 def _import_function(target: str, format_text: str = TARGET_FORMAT) -> Iterator[Callable[..., Any]]:
-    """Import and yield the function named by `target`, with the current folder on the path."""
+    """Import and yield a function, with the current folder on the path; convert errors."""
     head, _, name = target.rpartition(":")
     folder = str(Path.cwd())
     sys.path.insert(0, folder)

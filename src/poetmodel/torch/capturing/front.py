@@ -232,7 +232,7 @@ class StepFront:
     def _add_capture(
         self, graph_module: fx.GraphModule, tensors: Sequence[torch.Tensor]
     ) -> Callable[..., Sequence[torch.Tensor]]:
-        """Add a capture; the back end of Dynamo. Returns the function that its calls execute."""
+        """Add a capture or refuse it; Dynamo's back end. Return the function that its calls run."""
         if len(self.captures) >= MAX_CAPTURES:
             raise CaptureError(
                 f"{self.name}: the step was captured {MAX_CAPTURES} times; Python values that "
@@ -299,7 +299,7 @@ class StepFront:
         raise CaptureError(f"{self.name}: {explain(inner)}{where}") from error
 
     def _describe_guards(self, text: str, batch: Sequence[Any]) -> list[str]:
-        """Return a text for each failed guard in a message of Dynamo."""
+        """Return a text for each failed guard in Dynamo's message about a call on `batch`."""
         guards = failed_guards(text)
         if not guards:  # PyTorch 2.9 does not name them
             guards = failed_guards(self._recompile_message(batch))
@@ -339,7 +339,7 @@ def _make_step_function(front: StepFront, *, with_readings: bool = True) -> Call
     buffers = front._assigned_buffers  # noqa: SLF001
 
     def execute(model: Any, loss_fn: Any, buffers: Any, batch: Any) -> tuple[torch.Tensor, ...]:
-        """Execute model and loss by the names of the closure variables, which guards display."""
+        """Return loss and outputs, marked by index; guards display the names of the parameters."""
         old_buffers = [getattr(module, key) for module, key in buffers]
         for (module, key), buffer in zip(buffers, old_buffers, strict=True):
             setattr(module, key, buffer.detach().clone())

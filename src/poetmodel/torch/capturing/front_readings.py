@@ -346,7 +346,7 @@ _IN_PLACE_OPERATORS: Final = frozenset(
 
 
 def _ancestors(graph: fx.Graph, node: fx.Node) -> set[fx.Node]:
-    """Return a node and all that decide its value, with earlier changes in place of any of them."""
+    """Return a node and all that decide its value, with earlier in-place operations on any."""
     needed: set[fx.Node] = set()
     pending = [node]
     while pending:

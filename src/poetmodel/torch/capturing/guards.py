@@ -283,7 +283,7 @@ def _is_overlapping(tensor_a: torch.Tensor, tensor_b: torch.Tensor) -> bool:
 def _constant_holders(
     joint: Joint, names: Sequence[str], modules: Sequence[torch.nn.Module]
 ) -> Iterator[tuple[dict[str, Any], str, str, torch.Tensor]]:
-    """Yield (attributes, key, name, tensor) of attributes and globals that are constant tensors."""
+    """Yield (dict, its key, display name, tensor) of attributes and globals that are constants."""
     constants = {
         id(value) for value in map(joint.value, joint.arguments_of(InputKind.CONSTANT_TENSOR))
     }
@@ -400,7 +400,7 @@ def _describe_replaced(names: Sequence[str], old_ids: Sequence[int], new_ids: Se
 def _alias_differences(
     names: Sequence[str], old_aliases: Sequence[int], new_aliases: Sequence[int]
 ) -> Iterator[str]:
-    """Yield a text for the old and for the new alias of each tensor whose alias has changed."""
+    """Yield texts for each tensor whose alias, the index of the first same tensor, has changed."""
     for index, (old_alias, new_alias) in enumerate(zip(old_aliases, new_aliases, strict=True)):
         if old_alias == new_alias:
             continue

@@ -261,8 +261,8 @@ def _record_python_reads(
 ) -> None:
     """Execute an eager forward pass on copies of the inputs; record the Python values it reads.
 
-    Up to two more passes if it sets any. Restores tensors, modules, Python and random state. The
-    capture that follows raises the error of the first pass.
+    Executes up to two more passes if the pass sets any. Restores tensors, modules, Python and
+    random state. The capture that follows raises the error of the first pass.
     """
     written_tensors = WrittenTensors(captured_module.buffers())
 

@@ -286,7 +286,10 @@ class AssignedBuffers:
         """Called before each forward pass; no call if None."""
 
     def register_assigned(self) -> bool:
-        """Register buffers that forward assigned, to copy them; return whether any is new."""
+        """Register buffers that forward assigned, to copy them; return whether any is new.
+
+        Refuses a buffer that shares its memory with another.
+        """
         has_new = not self._registered_buffers.issuperset(self._assigned_buffers)
         buffers = self._current_buffers()
         for path, key in sorted(self._assigned_buffers):

@@ -88,7 +88,7 @@ class ExecutedCode:
         return self.trace_line
 
     def find_uses(self, opnames: tuple[str, ...]) -> Iterator[tuple[str, FollowingCode]]:
-        """Yield (name, following code) of each executed instruction in `opnames`."""
+        """Yield (variable or attribute, code after it) of executed instructions in `opnames`."""
         listing = self.listing
         for position, instruction in enumerate(listing.instructions):
             if instruction.opname in opnames and listing.lines[position] in self._lines:
@@ -245,7 +245,7 @@ class FollowingCode:
         return [] if is_subclass_attribute and type(value) not in CONTAINERS else None
 
     def _keys_by_variable(self, name: str, value: Any) -> list[tuple[Any, FollowingCode]] | None:
-        """Return (key, following code) per key read through local variable `name`, or None."""
+        """Return (key, following code) per key read by local variable `name`; None if unknown."""
         listing, n_stores, keys = self._listing, 0, []
         if listing is None:
             return None

@@ -119,7 +119,7 @@ class PythonReads:
         return executed_code.trace_line if executed_code.is_traced else None
 
     def _register_names(self, executed_code: ExecutedCode, frame: FrameType) -> None:
-        """Register values that a function's code may read, before its first line."""
+        """Register values that code may read, and record those that it may set, before a call."""
         self._is_busy = True
         try:
             code, local_values = frame.f_code, frame.f_locals
@@ -268,7 +268,7 @@ class PythonReads:
 
     @contextmanager
     def find_stored_variables(self) -> Iterator[set[tuple[int, Any]]]:
-        """Context manager: at its end, the set has the `ItemId` of variables that were set."""
+        """Context manager: at its end, the set has the `ItemId` of globals and variables set."""
         codes: dict[int, ExecutedCode] = {}
 
         def trace_call(frame: FrameType, _: str, __: Any) -> Any:

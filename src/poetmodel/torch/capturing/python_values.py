@@ -91,7 +91,7 @@ def is_iterator(value: Any) -> bool:
 
 
 def comparison_key(value: Any, depth: int = _MAX_DEPTH) -> Any:
-    """Return a hashable key of a value: different keys mean different values or orders of items."""
+    """Return a hashable key, nested to `depth`: different keys mean different values or orders."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         return ("tensor", tuple(value.shape), str(value.dtype))

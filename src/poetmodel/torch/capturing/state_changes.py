@@ -357,7 +357,10 @@ class StateChanges:
         *,
         only_user_lines: bool,
     ) -> None:
-        """Execute a forward pass to find the lines that change `items`; raise `CaptureError`."""
+        """Execute a forward pass to find the lines that change `items`; raise `CaptureError`.
+
+        With `only_user_lines`, accepts changes by packages, and those without a known line.
+        """
         tracer = _ChangeTracer(items)
         with tracer:
             forward()

@@ -44,7 +44,7 @@ _COPIED_BYTES: Final = 2**26
 
 
 class Profiles:
-    """Profiles of operations, measured now or earlier; not of kernels for which `is_generated`."""
+    """Profiles of operations, measured now or earlier; predicted for kernels if `is_generated`."""
 
     def __init__(
         self,

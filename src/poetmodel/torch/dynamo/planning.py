@@ -685,7 +685,7 @@ def _regions_message(
 def _make_costs(
     graph: Graph, settings: BackendOptions, device: Device, times_s: Sequence[float]
 ) -> Costs:
-    """Return costs estimated for `device`, or from `times_s`; energies are the times [s]."""
+    """Return costs by estimates for `device` or, if measured, `times_s`; energies are times [s]."""
     estimated_costs = Costs.estimate(graph, device).table(graph)
     compute_s = [CALL_S + time_s for time_s in estimated_costs.compute_time_s]
     if settings.costs == MEASURED:

@@ -38,7 +38,7 @@ class RankExchange:
     def share(self, key: str, compute: Callable[[], Any]) -> Any:
         """Return the picklable value that `compute` returns in the first process, in all processes.
 
-        `key` must be equal in all: it shows that they plan the same graph.
+        `key` must be equal in all: it shows that they plan one graph. If `compute` fails, all do.
         """
         if _is_alone():
             return compute()
