@@ -535,7 +535,7 @@ class _Program:
     # -- tensors that must be in RAM or restored ---------------------------------------------------
 
     def _limited_nodes(self) -> Iterator[int]:
-        """Yield at most `MAX_LIMITED_NODES` nodes to limit RAM at; none if restoration is free."""
+        """Yield up to `MAX_LIMITED_NODES` backward nodes to limit RAM at, if restoration costs."""
         problem = self.problem
         has_limit = problem.deadline_s is not None or problem.energy_budget_j is not None
         if not has_limit and (problem.can_page or problem.recompute):

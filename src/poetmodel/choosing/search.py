@@ -334,7 +334,7 @@ class _LayerSearch:
     def _solve(
         self, problem: Problem, time_fraction: float, *, gap: float = ANY_GAP
     ) -> SolveResult:
-        """Solve in a fraction of the remaining time, by default to any schedule; raise Ctrl-C."""
+        """Solve a problem within a fraction of the remaining time, by default to any schedule."""
         limit_s = max(time_fraction * self.request.remaining_s(), 1e-2)
         result = execute(problem, replace(self.request.restart(limit_s), gap=gap))
         if result.termination == Termination.INTERRUPTED:
@@ -394,7 +394,7 @@ class _LayerSearch:
         return frozenset(remaining_layers)
 
     def _excess_state_bytes(self, subset: frozenset[str]) -> int:
-        """Return trained state from which every superset of `subset` is infeasible [B]."""
+        """Return the size of trained state that makes every superset of `subset` infeasible [B]."""
         relaxation = self.relaxation
         graph = self.freezable.padded_graph(self._parameters(self._model_order(subset)))
         problem = self._problem_for(graph, ram="100%", minimize="ram")

@@ -44,7 +44,7 @@ class RamUse:
         return replace(self, activation_bytes=self.activation_bytes + reserved_bytes)
 
     def add_resident_bytes(self, graph: Graph) -> RamUse:
-        """Return the RAM use plus a graph's resident bytes: gradients, and the rest as state."""
+        """Return the RAM use plus a graph's resident bytes: gradients, and other kinds as state."""
         bytes_of_kind = dict(graph.resident_bytes)
         gradient_bytes = bytes_of_kind.pop("gradients", 0)
         return RamUse(

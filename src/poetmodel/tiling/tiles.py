@@ -318,7 +318,7 @@ class _Tiling:
         return d is not None and not ref.offset and split_loops.can_slice(d)
 
     def _split_dimensions(self, channel_loops: ChannelLoops) -> tuple[ChannelLoops, dict[int, int]]:
-        """Return loops with dimensions over channels of sliceable tensors, and these by tensor."""
+        """Return loops with dimensions over channels of sliceable tensors, and those by tensor."""
         for index, ref in enumerate(channel_loops.loops.refs):
             if ref.buffer in self._sliceable:
                 channel_loops = channel_loops.split_dimension(index, self._layouts[ref.buffer])
