@@ -63,7 +63,7 @@ def now_s(*, use_processor_time: bool | None = None) -> float:
 
 @contextmanager
 def limit_time(seconds: float) -> Iterator[None]:
-    """Let `check_time_limit` raise after `seconds` of `now_s`, or at an earlier outer limit."""
+    """Let `check_time_limit` raise after `seconds` on the clock of `now_s`, or an outer limit."""
     end_s, outer_end_s = now_s() + seconds, _END_S.get()
     token = _END_S.set(end_s if outer_end_s is None else min(end_s, outer_end_s))
     try:

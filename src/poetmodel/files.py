@@ -118,8 +118,8 @@ def decode_text(content: bytes, *, source: str) -> str:
 def parse_json(text: str, *, expected: str, faults: list[str] | None = None) -> object:
     """Parse JSON; NaN and infinities become floats, which the validation of each key refuses.
 
-    `expected` names the format in messages. A repeated key is an error, or has its last value if
-    `faults` is given: its message is added to that list.
+    `expected` names the format in `InputError`. A repeated key is an error, too; with `faults`, its
+    message is added to that list, and its last value counts.
     """
     if not text.strip():
         raise InputError(f"expected a {expected} file (a JSON object), got an empty file")
@@ -155,7 +155,7 @@ def parse_json(text: str, *, expected: str, faults: list[str] | None = None) -> 
 
 
 def parse_toml(text: str, *, expected: str) -> dict[str, Any]:
-    """Parse TOML; `expected` names the kind of file in the message about nesting."""
+    """Parse TOML or raise `InputError`; `expected` names the kind of file in a message."""
     import tomllib
 
     try:

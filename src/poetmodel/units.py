@@ -202,7 +202,7 @@ def _format_with_prefix(value: float, unit: str) -> str:
 def _parse_real(
     value: str | float, kind: _QuantityKind, *, field: str, base: float | None
 ) -> float:
-    """Parse a quantity to SI; a percentage refers to `base`, and is an error if `base` is None."""
+    """Parse a quantity to SI; a percentage refers to `base`, and is refused if `base` is None."""
     with convert_errors(BudgetError, field):
         number, unit = _split_quantity(value, kind)
         if unit == "%":

@@ -143,13 +143,11 @@ def convert_user_errors(
     *,
     passed: tuple[type[PoetModelError], ...],
 ) -> Callable[..., Any]:
-    """Return a wrapper that raises `error` with `context` for exceptions not in `passed`.
-
-    Prints go to stderr.
-    """
+    """Return a wrapper that raises `error` with `context` for exceptions not in `passed`."""
 
     @wraps(function)
     def call_function(*arguments: Any, **keywords: Any) -> Any:
+        """Call `function` with its prints on stderr; convert its exceptions."""
         try:
             with redirect_stdout(sys.stderr):  # standard output may carry results of a command
                 return function(*arguments, **keywords)

@@ -584,7 +584,7 @@ class ProgramSource:
         self._written_state.update(targets)
 
     def _call_on_chunk(self, call: Call, n_elements: int, chunks: Mapping[str, str]) -> str:
-        """Return the C of an update of ``n`` elements from ``first`` on; `chunks` is by buffer."""
+        """Return the C of an update of ``n`` elements from ``first`` on, in `chunks`, by buffer."""
         texts = self._named_texts(call)
         if "first" in call:
             texts |= {"first": "first", "count": "n"}
@@ -646,9 +646,9 @@ class ProgramSource:
     ) -> Iterator[str]:
         """Yield loops that update a mapped weight, at most `max_elements` per kernel call.
 
-        `loops` are the C headers of the outer and the inner loop, `texts` the C arguments by
-        parameter. Writes have `_CHUNK_ELEMENTS` elements, whatever the size of a call, so that each
-        begins at a write unit of flash. Marks the weight as written.
+        `loops` are the C headers of the outer and the inner loop, `n_expression` the C size of a
+        call, `texts` its C arguments by parameter. Every write has `_CHUNK_ELEMENTS` elements, so
+        that it begins at a write unit of flash. Marks the weight as written.
         """
         weight, arguments = call["w"], {**texts, "w": "piece + held"}
         needed_bytes = _OTHER_STACK_BYTES + DataType.REAL.itemsize * (

@@ -86,7 +86,7 @@ def add_licence(name: str, text: str) -> str:
 
 
 def write_shared_kernels(folder: Path, kernels: Iterable[str]) -> None:
-    """Write a folder of shared kernels: `kernels`, and kernels already in it, in this version."""
+    """Write a folder of the kernels named `kernels` and of those already in it, in this version."""
     present_stems = {path.stem for path in (folder / "src").glob(f"{SHARED_PREFIX}_*.c")}
     present_kernels = {
         name for name in kernel_names() if apply_prefix(name, SHARED_PREFIX) in present_stems

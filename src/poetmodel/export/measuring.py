@@ -155,7 +155,7 @@ def _measure_instructions(
 
 
 def _export_for_board(step: LoweredStep, device: Device, folder: Path) -> Deployment:
-    """Export a step with RAM for its `reserved_bytes` plus 5/4 of the keep-all peak."""
+    """Export a step with `reserved_bytes` plus 5/4 of the keep-all peak, within a board's RAM."""
     needed_bytes = checkpoint_all_peak_bytes(step.graph) * 5 // 4 + reserved_bytes(
         step, STACK_BYTES
     )

@@ -64,7 +64,7 @@ def load_state_tensors(
 
 
 def _parse_tensor(entry: Mapping[str, Any]) -> ExportedTensor:
-    """Parse an entry of ``states``; raise KeyError, TypeError or ValueError if it is invalid."""
+    """Parse an entry of ``states`` in a manifest."""
     if entry["dtype"] not in _FILE_DTYPES:
         raise ValueError(entry["dtype"])
     shape = tuple(entry["shape"])

@@ -277,7 +277,10 @@ UPDATE: Final = _make_form(
 
 
 def make_plane_form(*tensors: str, rank: int) -> ProductForm:
-    """Return loops over batch, channels and `rank` dimensions, with strides in ``steps``."""
+    """Return loops over batch, channels and a plane of `rank` dimensions.
+
+    `tensors` are the parameters whose strides are in the list ``steps``, in this order.
+    """
     width = 2 + rank
     strides: dict[str, tuple[Term, ...]] = {
         name: tuple(f"steps[{k * width + d}]" for d in range(width))
@@ -348,10 +351,7 @@ def make_convolution_form(
 
 
 def make_depthwise_form(*tensors: str, out_step: str = "out_step") -> ProductForm:
-    """Return the loops of a depthwise convolution, or of its gradient.
-
-    `tensors` as for `make_convolution_form`.
-    """
+    """Return the loops of a depthwise convolution or gradient; see `make_convolution_form`."""
     x, y, w = tensors
     strides: dict[str, tuple[Term, ...]] = {
         x: ("count*shape.plane", "shape.plane", 0, 0, 0),

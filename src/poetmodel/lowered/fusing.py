@@ -81,7 +81,7 @@ def split_fused_updates(step: LoweredStep) -> LoweredStep:
 
 
 def _split_call(fused_call: Call, gradient: str, count: int) -> tuple[Call, Call]:
-    """Split a fused call into the call that writes `gradient`, and the update that reads it."""
+    """Split a fused call: one call writes `gradient`, of `count` elements, the update reads it."""
     gradient_kernel, update_kernel = CATALOGUE[fused_call.kernel].fuses or ("", "")
     known = fused_call.named_arguments
     result, *_ = find_kernel(gradient_kernel).index_of

@@ -44,7 +44,7 @@ _OBJECTS: Final = TypeAdapter[Any](Ref | Condition | Buffer | NamedTensor)
 
 
 def _parse_argument(value: Any) -> Argument:
-    """Convert an argument of a call in a file; raise `PydanticCustomError` if it is not valid."""
+    """Convert an argument of a call in a step file, such as ``{"buffer": "x", "offset": 2}``."""
     match value:
         case int() | float() if not isinstance(value, bool):
             return value
@@ -143,7 +143,7 @@ def _to_json(value: Ref | Condition | Buffer | NamedTensor) -> object:
 
 
 def _call_to_json(call: Call) -> dict[str, object]:
-    """Return the JSON object of a call, the inverse of `_CallEntry`."""
+    """Return the JSON object of a call, which `_CallEntry` parses."""
     entry: dict[str, object] = {
         "kernel": call.kernel,
         "arguments": [_argument_to_json(argument) for argument in call.arguments],

@@ -542,7 +542,7 @@ def count_q8_update(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
 
 
 def count_q8_pointwise_dx(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count blocks of four input channels at four pixels (``4x4``) or one, and the rest."""
+    """Count ``4x4`` and ``1x4`` blocks (pixels by input channels), single elements, and results."""
     (pixel_blocks, single_pixels), (channel_blocks, single_channels) = (
         divmod(arguments["pixels"], _BLOCK),
         divmod(arguments["channels"], _BLOCK),
