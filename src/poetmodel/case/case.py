@@ -58,10 +58,7 @@ class Case:
         return None if self.device is None else Device.load(self.device)
 
     def load_step(self) -> LoweredStep | None:
-        """Read the step of a step file, in tiles of the stated size.
-
-        None if the source is no step file, or if settings besides tiles are stated.
-        """
+        """Read a step file, in tiles if stated; None for other files, or with other settings."""
         if self.source is None or not self.is_step_file or self.shape.overrides.keys() - {"tile"}:
             return None
         from poetmodel.lowered.io import load_step

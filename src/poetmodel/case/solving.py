@@ -155,10 +155,7 @@ class CaseAnswer:
 def solve_case(
     loaded: LoadedCase, *, has_arena: bool = False, watch: Watch = _no_watch
 ) -> CaseAnswer:
-    """Solve a case, with addresses if `has_arena`; explain proven infeasibility.
-
-    Ctrl-C ends the search; the answer then has the best schedule so far, if any.
-    """
+    """Solve a case, with addresses if `has_arena`, also until Ctrl-C; explain infeasibility."""
     case, search = loaded.case, loaded.case.search
     chosen, hints, limit_s, problem = None, [], search.time_limit_s, loaded.problem
     known = None

@@ -106,7 +106,7 @@ _DISPLAYED_GAPS: Final = (0.5, 0.1, 0.01, 0.001, 0.0001, 0.0)
 
 
 def _gap_over_time_text(history: Sequence[Sequence[float]]) -> str:
-    """Format the first times of the gaps `_DISPLAYED_GAPS`: ``10 % in 12 ms, 0 % in 80 ms``."""
+    """Format when (time [s], gap) pairs first reach some gaps: ``10 % in 12 ms, 0 % in 80 ms``."""
     texts: dict[float, str] = {}
     for gap_limit in _DISPLAYED_GAPS:
         first_reached = next(((seconds, gap) for seconds, gap in history if gap <= gap_limit), None)
