@@ -78,8 +78,8 @@ class WorkerPool:
     ) -> Frame:
         """Wait for a free process, run a job on it and return its reply.
 
-        `on_frame` is called in the event loop. Cancelling this call cancels the job in the
-        background. If the process dies, another one runs the job once more.
+        `on_frame` gets frames before the reply, in the event loop. Cancelling this call cancels the
+        job in the background. If the process dies, another one runs the job once more.
         """
         with contextlib.suppress(ProcessEndedError):
             return await self._run_job_on(await self.acquire(), job, body, on_frame)

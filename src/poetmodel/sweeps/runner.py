@@ -150,7 +150,7 @@ def _execute_runs(
     warm: bool,  # noqa: FBT001
     on_progress: Callable[[Progress], None] | None,
 ) -> list[Record]:
-    """Execute the unfinished runs in a pool; return the records of all runs, in their order."""
+    """Execute unfinished runs, `count_slots` at a time; return all records in order of `runs`."""
     store = Store(folder)
     queue = sweep_queue(runs, store, warm=warm, on_progress=on_progress)
     if queue.remaining_chains:
