@@ -192,7 +192,7 @@ class WorkerProcess:
                 self._call.future.set_exception(failure or self._ended_error())
 
     def _handle_frame(self, number: int, kind: str, payload: bytes) -> None:
-        """Complete the current job or call `on_progress`; frames of earlier jobs are ignored."""
+        """End the job (returned, raised) or call `on_progress`; ignore frames of earlier jobs."""
         call = self._call
         if call is None or call.number != number or call.future.done():
             return

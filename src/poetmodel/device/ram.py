@@ -225,7 +225,7 @@ class DeviceRam:
         return f"the step does not fit device {self.device}, which has {ram} of RAM: {description}"
 
     def _describe_need(self) -> str:
-        """Return a phrase with the peak and, if there are any, resident bytes and the sum."""
+        """Return a phrase with the peak, resident bytes and their sum, and which is too much."""
         peak, resident = format_bytes(self.peak_bytes), format_bytes(self.resident_bytes)
         description = f"it needs {peak} at the peak"
         if self.resident_bytes:

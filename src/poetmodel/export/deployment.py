@@ -140,7 +140,7 @@ class Deployment(Build):
         )
 
     def ram_map(self) -> dict[str, int]:
-        """Return the bytes of each use of RAM; their sum is the RAM limit [B]."""
+        """Return the bytes of each use of RAM, and ``free``; their sum is the RAM limit [B]."""
         step, resident_tensors = self.step, self.plan.resident or ()
         state_bytes = sum(step.graph.tensor_bytes[i] for i in resident_tensors)
         optional_bytes = {} if self.inference is None else {"outputs": output_bytes(step)}

@@ -53,7 +53,7 @@ def load_code_sizes() -> dict[str, Any]:
 
 
 def program_sizes(source: Source) -> dict[str, int]:
-    """Return the flash usage of a step, storage excluded, by use [B]."""
+    """Return the flash usage of a step without storage: code, constants, first weights [B]."""
     graph, buffers = source.step.graph, source.step.buffers
     state_names = {
         graph.tensors[i].name for i in graph.state_tensors
@@ -115,7 +115,7 @@ def code_bytes(source: Source) -> int:
 
 
 def count_elements(layout: StorageLayout, statements: Iterable[str]) -> Counter[str]:
-    """Count the elements of a program and the runtime features that it uses, by table key."""
+    """Count the elements and the runtime features of a program, by key of the table of sizes."""
     counts = Counter({"runtime": 1})
     counts["slots"] += layout.uses_storage
     counts["mapped"] += bool(layout.slots) and layout.plan.memory_mapped

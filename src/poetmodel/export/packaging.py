@@ -94,6 +94,7 @@ def _storage_values(deployment: Deployment) -> TemplateValues:
 
 
 def _inference_values(inference: LoweredStep | None) -> TemplateValues:
+    """Return the template values for ``pm_infer``; false and empty without its step."""
     if inference is None or inference.output is None:
         return {"INFERENCE": False, "INFERENCE_INPUTS": "", "INFERENCE_SHAPE": ""}
     n_inputs = len(inference.inputs)

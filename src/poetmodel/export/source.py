@@ -126,6 +126,7 @@ class Source:
         }
 
     def _replay_values(self) -> TemplateValues:
+        """Return the template values for stored samples; 0 without them."""
         replay = self.layout.replay
         if replay is None:
             names = ("REPLAY", "SAMPLE_OUTPUTS", "SAMPLE_INPUTS", "SAMPLE_INPUT_BYTES")

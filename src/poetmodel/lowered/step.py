@@ -111,7 +111,7 @@ class LoweredStep:
     def edit(
         self, replacements: Mapping[int, Iterable[LoweredNode]], **changes: Any
     ) -> LoweredStep:
-        """Return the step with operations in place of some of its own, by index, and new fields."""
+        """Return the step with any number of operations in place of some nodes, and new fields."""
         operations = (
             new
             for k, operation in enumerate(self.operations)

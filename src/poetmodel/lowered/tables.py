@@ -220,7 +220,7 @@ def _make_lookup_shape(name: str, shape: Numbers, channels: int) -> Numbers:
 def fuse_byte_quantization(step: LoweredStep) -> LoweredStep:
     """Return a step that maps byte inputs to int8 by one lookup if possible, in all its passes.
 
-    Results have the same bits; the tensor of real numbers between lookup and quantization goes.
+    Results have the same bits; the tensor of real numbers between both nodes is removed.
     """
     fused_step = _fuse_pairs(step, step.values, {})
     passes: list[LoweredStep | None] = []
@@ -333,8 +333,8 @@ def _fuse_pair(
 ) -> LoweredStep:
     """Return a step in which one node with a new table replaces nodes `k` and `reader`.
 
-    The new node has the name and the position of `reader`, and the FLOP of `k`. The old table goes
-    if no other call reads it. `tables` and `shared_values` are those of `_fuse_pairs`.
+    The new node has the name and the position of `reader`, and the FLOP of `k`. The old table is
+    removed if no other call reads it. `tables` and `shared_values` are those of `_fuse_pairs`.
     """
     graph = step.graph
     (lookup_call,), (quantize_call,) = step.calls[k], step.calls[reader]
