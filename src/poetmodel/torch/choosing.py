@@ -544,7 +544,7 @@ def _captured_parameters(model: torch.nn.Module, loss_fn: Loss) -> dict[str, tor
 def _train_only(
     parameters: Mapping[str, torch.nn.Parameter], chosen_names: Collection[str]
 ) -> Iterator[None]:
-    """Context manager that sets ``requires_grad`` to True for only the chosen parameters."""
+    """Context manager in which ``requires_grad`` is True for only the chosen parameters."""
     old_flags = {name: parameter.requires_grad for name, parameter in parameters.items()}
     try:
         for name, parameter in parameters.items():

@@ -71,7 +71,7 @@ def forbid_reads(owner: object, *attribute_names: str, method: str) -> Iterator[
 
 
 def loss_module(model: torch.nn.Module, loss: Callable[..., Any]) -> torch.nn.Module:
-    """Return a module that contains the model, and whose ``forward`` is the loss of a batch."""
+    """Return a module that contains the model; ``forward(*batch)`` is ``loss(model, *batch)``."""
 
     class LossModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:

@@ -104,7 +104,7 @@ class Capture:
         return len(self.graph_module.graph.output_node().args[0])
 
     def fresh_inputs(self, tensors: Sequence[torch.Tensor]) -> list[fx.Node]:
-        """Return the placeholders whose tensor in a later call, of `tensors`, is another object."""
+        """Return the placeholders whose tensor in `tensors`, of a later call, is another object."""
         placeholders = self.graph_module.graph.find_nodes(op="placeholder")
         return [
             node

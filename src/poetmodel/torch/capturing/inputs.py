@@ -349,7 +349,7 @@ class OutputStructure:
     def from_output(
         cls, output: Any, loss: torch.Tensor
     ) -> tuple[OutputStructure, list[torch.Tensor]]:
-        """Return an output's structure, and its other tensors by `names`, maybe repeated."""
+        """Return an output's structure, and other tensors in order of `names`, maybe repeated."""
         leaves: Leaves = []
         builder = _collect_tensors(output, "", leaves)
         further_leaves: Leaves = []

@@ -457,7 +457,7 @@ class GeneratorStates:
                     generator.set_state(state)
 
     def check(self, trail: Sequence[str] = ()) -> None:
-        """Raise `CaptureError` if a state has changed; `trail` has the modules being executed."""
+        """Raise `CaptureError` if a generator has drawn; `trail` has the modules being executed."""
         for generator, old_state in zip(self._generators, self._old_states, strict=True):
             if _to_comparable(generator.get_state()) != old_state:
                 module_text = f" in {trail[-1]}" if trail else ""
@@ -591,7 +591,7 @@ class Leftovers:
         return gc.get_objects(generation=0) + gc.get_objects(generation=1)
 
     def _make_removals(self, holder: Any, object_ids: set[int]) -> Iterator[Callable[[], object]]:
-        """Yield functions that remove objects, by ``id``, from a holder named in `holder_names`."""
+        """Yield functions that remove objects, by ``id``, from a holder; adds to `holder_names`."""
         if isinstance(holder, _LruCache):
             yield holder.cache_clear
         elif isinstance(holder, dict):

@@ -70,7 +70,7 @@ class RankExchange:
         return [pickle.loads(content) for content in values]  # noqa: S301 - of the same job
 
     def _exchange(self, key: str, value: bytes) -> tuple[distributed.Store, str]:
-        """Write a value, and wait for all; return (store, prefix of the exchange's keys)."""
+        """Write a value, wait for all, refuse unequal keys; return (store, prefix of its keys)."""
         if self._number is None:
             self._number = next(_EXCHANGE_NUMBERS)
         rank, size = distributed.get_rank(), distributed.get_world_size()

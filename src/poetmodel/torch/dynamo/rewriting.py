@@ -146,8 +146,9 @@ class GraphPlanner:
     ) -> Iterator[FirstCall]:
         """Context manager around the planning of one call's graphs, with a common time limit.
 
-        A nested use yields the outer call. `earlier_call` is repeated with a new time limit;
-        `changes` replace its fields. Ends running measurements of outside memory.
+        A nested use yields the outer call. Parameters in `inputs` identify the function.
+        `earlier_call` is repeated with a new time limit; `changes` replace its fields. Ends running
+        measurements of outside memory.
         """
         if self._call is not None:
             yield self._call

@@ -218,7 +218,7 @@ class StepPlanner:
     def _choose(
         self, moments: Sequence[Moment], share: Callable[[str, Callable[[], Any]], Any]
     ) -> StepPlan | None:
-        """Choose and log a plan for each call of a step; the first choice sets `budget_bytes`."""
+        """Choose and log a plan of each call, or None; the first choice sets `budget_bytes`."""
         frontiers = find_frontiers(moments)
         keep_all_bytes = peak_bytes(moments, [frontier.keep_all_plan for frontier in frontiers])
         if self.budget_bytes is None:
