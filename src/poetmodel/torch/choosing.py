@@ -411,7 +411,7 @@ def _choose_tiles(
 def _proof_scope(
     whole_step: LoweredStep, problem: Problem, tile_bytes: int | None, status: Status
 ) -> str:
-    """Return for which tile sizes it is proved that no layer can be trained; "" if none or all."""
+    """Return tile sizes, as text, of a proof that no layer can be trained; "" if none or all."""
     device = problem.costs.device
     if status != Status.INFEASIBLE:
         return ""

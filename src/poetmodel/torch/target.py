@@ -69,7 +69,7 @@ def default_name(text: str) -> str | None:
 
 
 def load_step(target: str, onnx: OnnxStep | None = None) -> StepArguments:
-    """Return (model, loss, inputs) of a target: call its function, or read its file by `onnx`."""
+    """Return (model, loss, inputs): call the target's function, or read an ONNX file by `onnx`."""
     require_torch()
     if is_onnx(target):
         from poetmodel.torch.onnx.step import make_onnx_step
@@ -125,7 +125,7 @@ class OnnxStep:
 
 @contextmanager
 def _import_function(target: str, format_text: str = TARGET_FORMAT) -> Iterator[Callable[..., Any]]:
-    """Import and yield a function, with the current folder on the path; convert errors."""
+    """Import and yield a function, with the current folder on the path; convert errors to ours."""
     head, _, name = target.rpartition(":")
     folder = str(Path.cwd())
     sys.path.insert(0, folder)

@@ -64,7 +64,7 @@ _FINITE_TESTS: Final = {"isfinite", "isnan", "isinf"}
 
 
 def _read(values: Values, tensors: Tensors, tensor: torch.Tensor, kind: str) -> Any:
-    """Append a copy of a tensor to `tensors`; return its recorded value, or record it if eager."""
+    """Append a copy of a tensor to `tensors`; return its recorded value. Eager passes record it."""
     index = len(tensors[kind])
     tensors[kind].append(mark_reading(tensor, kind, index))
     if index == len(values[kind]):

@@ -98,7 +98,7 @@ class AttributeRecorder:
 
 
 def _class_to_patch(kind: type) -> type | None:
-    """Return the base to patch, so that reads are recorded; None for tensors, errors, built-ins."""
+    """Return the base to patch so that reads are recorded; None for tensors and built-in types."""
     if issubclass(kind, torch.nn.Module):
         module: type = torch.nn.Module
         return module

@@ -170,7 +170,7 @@ class RecordedPlaces:
     def _record_next_attribute(
         self, value: Any, line: Line | None, following_code: FollowingCode
     ) -> None:
-        """Record the next attribute read of a Python module, class or function but PyTorch's."""
+        """Record the next attribute read of a Python module, class or function, not PyTorch's."""
         key, code_after_key = following_code.find_read_attribute()
         if key is None or key.startswith("__"):
             return

@@ -298,7 +298,7 @@ def _sources_message(name: str) -> str:
 
 
 def _find_error(parameter: Any, target: Any, name: str) -> str | None:
-    """Return why the gradient of `parameter`, with node `target`, may not be added, or None."""
+    """Return the reason not to add a gradient of `parameter`, with node `target`; None if none."""
     if not _is_accumulated(target):
         return (
             f"torch.autograd.grad, and backward(inputs=...) without {name}, need gradients that "

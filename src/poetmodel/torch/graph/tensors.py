@@ -87,10 +87,10 @@ def heap_peak_bytes(work: Callable[[], object]) -> int:
 
 
 class HeapWatch:
-    """Records PyTorch's allocations from construction to `end`.
+    """Records PyTorch's allocations until `end`; a later measurement first calls `interrupt`.
 
-    A measurement with `interrupt`, which ends and forgets it, gives way to later ones. Raises
-    `CaptureError` if another profiler is already on.
+    `interrupt` ends and forgets the measurement. Raises `CaptureError` if another profiler is
+    already on.
     """
 
     def __init__(self, interrupt: Callable[[], object] | None = None) -> None:
