@@ -333,7 +333,10 @@ class _Unread(CaptureError):  # noqa: N818 - internal
 
 
 def _make_step_function(front: StepFront, *, with_readings: bool = True) -> Callable[..., Any]:
-    """Return the function that Dynamo traces: batch -> (loss and outputs, tensors read by kind)."""
+    """Return the function that Dynamo traces: batch -> (loss and outputs, tensors read by kind).
+
+    Without readings, no tensors are recorded. Guards display the names of its closure variables.
+    """
     name, model, loss_fn, values = front.name, front.model, front.loss_fn, front.values
     uses_keywords, accesses = front._uses_keywords, front._accesses  # noqa: SLF001
     buffers = front._assigned_buffers  # noqa: SLF001

@@ -268,7 +268,10 @@ class PythonReads:
 
     @contextmanager
     def find_stored_variables(self) -> Iterator[set[tuple[int, Any]]]:
-        """Context manager: at its end, the set has the `ItemId` of globals and variables set."""
+        """Context manager around a pass: finds the globals and closure variables that it sets.
+
+        At its end, the set that it yields has their item ids (`ItemId`).
+        """
         codes: dict[int, ExecutedCode] = {}
 
         def trace_call(frame: FrameType, _: str, __: Any) -> Any:

@@ -57,11 +57,10 @@ def onednn_kernels(*, enabled: bool) -> AbstractContextManager[None]:
 def make_fake_mode(values: KnownValues, *, uses_onednn: bool) -> FakeTensorMode:
     """Return a fake mode whose tensors have the strides of real ones, with or without oneDNN.
 
-    Some predicted strides are wrong: the result of the real ``mse_loss_backward`` is contiguous for
-    all inputs. A captured ``view`` may then be impossible for the real tensor, or a copy more or
-    less changes the order of sums. Therefore each operation that returns new CPU tensors of two or
-    more dimensions is executed on zeros, once for equal arguments. Known values are attached to
-    fake tensors, and reads are recorded in `values`.
+    Some predicted strides are wrong: a captured ``view`` may be impossible for the real tensor, or
+    a copy more or less changes the order of sums. Therefore each operation that returns new CPU
+    tensors of two or more dimensions is executed on zeros, once for equal arguments. Known values
+    are attached to fake tensors, and reads are recorded in `values`.
     """
     # Real tensors that the code refers to become constants.
     mode = FakeTensorMode(allow_non_fake_inputs=True)

@@ -70,13 +70,8 @@ _INTERRUPTS: Final[dict[int, Callable[[], object]]] = {}
 def heap_peak_bytes(work: Callable[[], object]) -> int:
     """Call `work`, and return the peak of the memory that PyTorch allocates during the call [B].
 
-    Counts allocated minus freed bytes, by the memory events of PyTorch's profiler. Memory that was
-    allocated before the call counts negatively when it is freed.
-
-    Raises
-    ------
-    CaptureError
-        If a profiler is already on: PyTorch has only one, which would lose its records.
+    Counts allocated minus freed bytes; memory from before the call counts negatively when freed.
+    Raises `CaptureError` if a profiler is already on: PyTorch has only one.
     """
     watch = HeapWatch()
     try:
