@@ -161,6 +161,21 @@ def test_cuts_that_cost_more_and_save_more_are_listed():
     assert cuts[0].instructions < cuts[1].instructions
 
 
+def test_chosen_cut_is_listed_beside_one_that_costs_and_saves_as_much():
+    """Where the next node takes no instruction and its result has the same size."""
+    step = freeze_front(load_step(STEP))
+    plan = make_smallest_program(step).plan
+    nodes = tuple(
+        replace(node, instructions=0) if node.name == "1/relu" else node
+        for node in step.graph.nodes
+    )
+    step = replace(step, graph=replace(step.graph, nodes=nodes))
+    replay = create_replay(step, 4, GenerationLayout())
+    for name in ("0/convolution", "1/relu"):
+        cuts = list_cuts(replace(replay, front=find_front(step, name)), step, plan)
+        assert [cut.node for cut in cuts if cut.is_chosen] == [name]
+
+
 def test_cuts_that_do_not_exist_are_refused(tmp_path):
     """The names of frozen nodes are listed; without samples there is nothing to cut."""
     step, options = freeze_front(load_step(STEP)), {**PLANS["in RAM"], "replay_cut": "0/conv"}

@@ -224,13 +224,14 @@ class SampleCut(NamedTuple):
 def list_cuts(replay: Replay, step: LoweredStep, plan: Plan) -> tuple[SampleCut, ...]:
     """Return the Pareto-optimal cuts in bytes and instructions, and the chosen one, by size.
 
-    Of cuts with equal bytes and instructions, the last one.
+    Of cuts with equal bytes and instructions, the chosen one, otherwise the last one.
     """
-    cuts = {
-        (cut.sample_bytes, cut.instructions): cut
-        for node, front in _list_fronts(step)
-        for cut in [_measure_cut(replay, step, plan, node, front)]
-    }
+    cuts: dict[tuple[int, int], SampleCut] = {}
+    for node, front in _list_fronts(step):
+        cut = _measure_cut(replay, step, plan, node, front)
+        known = cuts.get((cut.sample_bytes, cut.instructions))
+        if known is None or not known.is_chosen:
+            cuts[cut.sample_bytes, cut.instructions] = cut
     best: list[SampleCut] = []
     for _, cut in sorted(cuts.items()):
         if cut.is_chosen or not best or cut.instructions < min(c.instructions for c in best):
