@@ -282,10 +282,7 @@ class _Service:
             _thread.interrupt_main()
 
     def handle_interrupt(self, *_: object) -> None:
-        """Raise `KeyboardInterrupt` if the current job was cancelled.
-
-        Otherwise ignore the signal.
-        """
+        """Raise `KeyboardInterrupt` if the current job was cancelled; else ignore the signal."""
         if self.job is not None and self.job.cancelled:
             raise KeyboardInterrupt
 

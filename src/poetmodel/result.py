@@ -354,10 +354,7 @@ class SolveResult:
         return f"{self.status}: {metrics_text}{rejection if self.violations else ''}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of a schedule file.
-
-        Without a schedule, metrics are None, and the relations are absent.
-        """
+        """Return a schedule file's content; without a schedule, None metrics and no relations."""
         identity, device = GraphIdentity.from_graph(self.problem.graph), self.problem.costs.device
         has_state, schedule = bool(self.problem.graph.state_tensors), self.schedule
         return {
@@ -435,10 +432,7 @@ class SolveResult:
         }
 
     def _file_metrics(self) -> dict[str, Any]:
-        """Return the metrics of a schedule file by key.
-
-        Without a schedule, their values are None.
-        """
+        """Return a schedule file's metrics by key; their values are None without a schedule."""
         first_groups = (Group.ENERGY, Group.PROOF, Group.MEMORY)
         if self.simulation is None:
             groups = (*first_groups, *_LAST_GROUPS)

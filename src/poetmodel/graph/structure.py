@@ -97,10 +97,7 @@ class Graph:
 
     @classmethod
     def from_valid(cls, **values: Any) -> Graph:
-        """Make a graph from values of all fields, which `poetmodel.graph.validation` has accepted.
-
-        Skips validation.
-        """
+        """Make a graph of valid values of all fields (`poetmodel.graph.validation`), unchecked."""
         graph = object.__new__(cls)
         for name, value in values.items():
             object.__setattr__(graph, name, value)
@@ -174,10 +171,7 @@ class Graph:
 
     @cached_property
     def inputs_of(self) -> tuple[tuple[int, ...], ...]:
-        """Indices of the tensors that each node reads (``in(k)``), in the order of `Node.inputs`.
-
-        Each tensor occurs once.
-        """
+        """Indices of the distinct tensors that each node reads (``in(k)``), as in `Node.inputs`."""
         index = self.tensor_index
         return tuple(
             tuple(dict.fromkeys(index[name] for name in node.inputs)) for node in self.nodes
@@ -219,10 +213,7 @@ class Graph:
 
     @cached_property
     def version(self) -> int:
-        """Lowest version of the file format that can express the graph.
-
-        2 with state or in-place operators, else 1.
-        """
+        """Lowest file format version for a graph: 2 with state or in-place operators, else 1."""
         return 2 if any(node.needs_version_2 for node in self.nodes) else 1
 
     @cached_property
@@ -246,10 +237,7 @@ class Graph:
 
     @cached_property
     def replacement_of(self) -> Mapping[int, int]:
-        """Index of the tensor that replaces each state tensor, by index of the state tensor.
-
-        Omits state without a replacement.
-        """
+        """Index of the replacement of each state tensor that has one, by index of the tensor."""
         index = self.tensor_index
         return MappingProxyType(
             {
@@ -435,10 +423,7 @@ class Graph:
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of the canonical JSON (UTF-8), in hexadecimal.
-
-        See `poetmodel.graph.io.canonical_json`.
-        """
+        """SHA-256, in hexadecimal, of `poetmodel.graph.io.canonical_json` (UTF-8)."""
         return hashlib.sha256(
             canonical_json(self.to_dict(defaults=True)).encode("utf-8")
         ).hexdigest()

@@ -203,12 +203,7 @@ def _add_aux_continuity_rows(m: Model) -> None:
 
 
 def _add_page_in_source_rows(m: Model) -> None:
-    """Allow page-ins only of tensors on storage.
-
-    ::
-
-        M_in[t,i] <= S_AUX[t,i]
-    """
+    """Allow page-ins only of tensors on storage: ``M_in[t,i] <= S_AUX[t,i]``."""
     m.begin_rows("page_in_source")
     for index, column in m.M_in.items():
         m.add_implication_row(index, column, [m.S_AUX[index]])

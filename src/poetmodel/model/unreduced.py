@@ -52,12 +52,7 @@ def _add_input_rows(m: Model) -> None:
 
 
 def _add_keeping_rows(m: Model) -> None:
-    """Allow keeps only of tensors in RAM.
-
-    ::
-
-        S_RAM[t+1,i] <= R[t,node(i)] + S_RAM[t,i] + M_in[t,i]
-    """
+    """Allow keeps only from RAM: ``S_RAM[t+1,i] <= R[t,node(i)] + S_RAM[t,i] + M_in[t,i]``."""
     m.begin_rows("keeping")
     for (t, i), column in m.S_RAM.items():
         m.add_implication_row((t, i), column, _presence_columns(m, t - 1, i))
@@ -115,12 +110,7 @@ def _add_from_storage_rows(m: Model) -> None:
 
 
 def _add_page_out_rows(m: Model) -> None:
-    """Allow page-outs only of tensors in RAM.
-
-    ::
-
-        M_out[t,i] <= R[t,node(i)] + S_RAM[t,i] + M_in[t,i]
-    """
+    """Allow page-outs only from RAM: ``M_out[t,i] <= R[t,node(i)] + S_RAM[t,i] + M_in[t,i]``."""
     m.begin_rows("page_out")
     for (t, i), column in m.M_out.items():
         m.add_implication_row((t, i), column, _presence_columns(m, t, i))

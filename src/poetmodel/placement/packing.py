@@ -138,10 +138,7 @@ def search_offsets(
 
 
 class _OrderSearch:
-    """Random local search over placement orders.
-
-    `order` lists block indices; `offsets` has an entry per block.
-    """
+    """Random local search over orders of block indices; `offsets` has an entry per block."""
 
     def __init__(
         self,

@@ -113,10 +113,7 @@ class Copy:
 
 
 def find_copies(homes: Homes, instructions: Iterable[Instruction]) -> list[Copy]:
-    """Return all copies of tensors, in the order in which `instructions` make them.
-
-    State that does not move has no copies.
-    """
+    """Return all copies of tensors that `instructions` make, in order; none of unmoved state."""
     copies: list[Copy] = []
     latest_copy_of: dict[int, Copy] = {}
     for position, (op, index) in enumerate(instructions):

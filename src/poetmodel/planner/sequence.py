@@ -1,7 +1,4 @@
-"""Extract the actions of a schedule: computations and transfers in execution order.
-
-Page-ins can then be moved to their readers.
-"""
+"""Extract the actions of a schedule in execution order; page-ins can then move to their readers."""
 
 from __future__ import annotations
 

@@ -289,10 +289,7 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of the budget for parameters, gradients and optimizer state [B].
-
-        0 if the budget excludes them.
-        """
+        """Parameters, gradients and optimizer state in the budget [B]; 0 if it excludes them."""
         return self.graph.total_resident_bytes if self.count_parameters else 0
 
     @property
@@ -453,10 +450,7 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
         )
 
     def make_objective(self, quantity: str) -> Objective:
-        """Make the objective that minimizes `quantity`, as this problem counts that quantity.
-
-        `quantity` is a key of `OBJECTIVES`.
-        """
+        """Make the objective that minimizes `quantity`, a key of `OBJECTIVES`, as counted here."""
         return OBJECTIVES[quantity](self)
 
     @property
@@ -517,10 +511,7 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
         return (self.time_sum, TimeSum(0.0, 1.0)) if limits_bus else (self.time_sum,)
 
     def limited_times_s(self, simulation: SimulatedMetrics) -> tuple[float, ...]:
-        """Return the times of a simulated schedule that must each meet the deadline [s].
-
-        Returns () for a simulation without costs.
-        """
+        """Return a simulation's times that must each meet the deadline [s]; () without costs."""
         return () if simulation.time_s is None else (simulation.time_s,)
 
     def without_limits(self, *quantities: Quantity, **changes: Any) -> Self:

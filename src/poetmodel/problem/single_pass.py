@@ -1,7 +1,4 @@
-"""The single pass: every node computed once.
-
-Its time and energy are lower bounds on those of every schedule.
-"""
+"""The single pass, every node computed once: lower bounds on time and energy of all schedules."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Solve one model as a whole and verify its solution.
-
-The subclass `ExtendedProof` of `ModelProof` solves users' models.
-"""
+"""Solve one model as a whole and verify its solution; `ExtendedProof` solves users' models."""
 
 from __future__ import annotations
 

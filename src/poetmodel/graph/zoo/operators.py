@@ -132,10 +132,7 @@ def matmul(name: str, left: Value, right: Value, *, transpose_right: bool = Fals
 
 
 def embedding(name: str, ids: Value, *, rows: int, features: int, item_bytes: int) -> Declaration:
-    """Declare a lookup in a table of `rows` rows and `features` columns.
-
-    The forward node reads only the rows of the ids.
-    """
+    """Declare a lookup in a `rows` x `features` table; forward reads only the ids' rows."""
     y = ids.new_value(name, *ids.shape, features, item_bytes=item_bytes)
     table = Weight(name=f"{name}.weight", shape=(rows, features), item_bytes=item_bytes)
     return Declaration(

@@ -45,18 +45,12 @@ class Limit:
 
     @property
     def value(self) -> float | None:
-        """The smallest amount found; for RAM the budget, resident bytes included.
-
-        None without a schedule.
-        """
+        """Smallest amount found (RAM: budget with resident bytes); None without a schedule."""
         return self._as_budget(self.result.value)
 
     @property
     def bound(self) -> float | None:
-        """Proven lower bound on the amount of every schedule, counted as `value`.
-
-        None without a schedule.
-        """
+        """Proven lower bound on each schedule's amount, as in `value`; None without a schedule."""
         return self._as_budget(self.result.objective_bound)
 
     @property
