@@ -1,7 +1,4 @@
-"""Registry of the shipped methods.
-
-To add a method, write its function, and add a `Method` here that cites its source.
-"""
+"""The shipped methods. To add one, write its function, and add a `Method` that cites its source."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Inputs of commands: graphs, devices and costs.
-
-Also checks that output files can be written, before a command starts to compute.
-"""
+"""Inputs of commands: graphs, devices, costs; early checks that outputs can be written."""
 
 from __future__ import annotations
 

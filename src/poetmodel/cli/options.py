@@ -1,7 +1,4 @@
-"""Options of commands, in groups.
-
-A group is a dataclass, which type checkers treat as frozen, and one parameter of a command.
-"""
+"""Options of commands, in groups: dataclasses, each of which is one parameter of a command."""
 
 from __future__ import annotations
 

@@ -274,10 +274,7 @@ class Device:
 
     @property
     def dma_line_bytes(self) -> int:
-        """Alignment of both ends of a buffer that DMA fills, so that it shares no cache line [B].
-
-        1 without DMA or cache.
-        """
+        """Alignment of both ends of DMA's buffers [B]: a cache line; 1 without DMA or cache."""
         return (self.compute.cache_line_bytes or 1) if self.has_dma else 1
 
     def steps_until_worn(
@@ -492,10 +489,7 @@ def _flash_faults(device: Device, flash: Flash) -> Iterator[str]:
 
 
 def _quantity_fault(key: str, quantity: DeviceQuantity, value: Any) -> Iterator[str]:
-    """Yield an error unless a value has its quantity's type and is in the valid range.
-
-    The typical range is not checked.
-    """
+    """Yield an error unless a value has its quantity's type and valid (not typical) range."""
     if quantity.unit == "B":
         minimum = int(quantity.is_positive)
         expected = f"a whole number of bytes from {minimum} to 2^53"

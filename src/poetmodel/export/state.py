@@ -116,10 +116,7 @@ def read_state(path: Path, tensors: Sequence[ExportedTensor]) -> dict[str, np.nd
 def write_state(
     path: Path, tensors: Sequence[ExportedTensor], arrays: Mapping[str, np.ndarray]
 ) -> None:
-    """Write a state file: the array of each of `tensors`, in order, cast.
-
-    Shapes are not checked.
-    """
+    """Write a state file: the arrays of `tensors`, in order, cast; shapes are not checked."""
     contents = (
         arrays[tensor.name].astype(_FILE_DTYPES[tensor.dtype]).tobytes() for tensor in tensors
     )

@@ -215,10 +215,7 @@ class Joint:
         return Lookup([argument.target for argument in self.module_arguments])
 
     def module_tensors(self) -> list[torch.Tensor]:
-        """Return the current tensors of `module_arguments`.
-
-        Raises `AttributeError` if the path of one no longer exists.
-        """
+        """Return the current tensors of `module_arguments`; `AttributeError` if a path is gone."""
         return self._lookup(self.module)
 
     @cached_property

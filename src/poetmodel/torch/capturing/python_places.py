@@ -299,10 +299,7 @@ def _root_package(module: ModuleType) -> str:
 
 
 def guard_error(place: GuardedPlace) -> str | None:
-    """Return the error message for an iterator or large container that was read as a whole.
-
-    Returns None for any other place.
-    """
+    """Return the error for an iterator or large container that was read as a whole, else None."""
     value = place.holder if place.access is Access.CONTENT else None
     if value is None:
         return None

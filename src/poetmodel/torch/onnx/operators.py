@@ -64,10 +64,7 @@ def register_operator(
     first_output_only: bool = False,
     unsupported_features: str = "",
 ) -> Callable[[Compute], Compute]:
-    """Register the decorated function as the implementation of operators `names`.
-
-    The options are the fields of `Operator`.
-    """
+    """Register the decorated function for operators `names`; options are fields of `Operator`."""
 
     def register(compute: Compute) -> Compute:
         """Register the function under all names."""
@@ -86,10 +83,7 @@ def register_operator(
 
 
 class OnnxNode(nn.Module):  # type: ignore[misc, unused-ignore]
-    """A node of a file: an operator with its attributes.
-
-    Captured operations are named like the node in the file.
-    """
+    """A node of a file: operator and attributes. Captured operations have its name in the file."""
 
     def __init__(self, record: NodeRecord, *, opset: int) -> None:
         super().__init__()
