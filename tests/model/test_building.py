@@ -518,7 +518,7 @@ def test_swap_puts_one_component_in_the_place_of_another():
     swapped.populate(m)
     assert [item.name for item in m.component_objects()] == ["x", "row"]
     assert pyo.value(m.row.lower) == 0.5
-    assert (FIRST.statement, SECOND.statement) == ("Say that x is at most 1.", "")
+    assert (FIRST.statement, SECOND.statement) == ("Add a variable x between 0 and 1.", "")
     with pytest.raises(FrozenInstanceError):
         BOTH.name = "other"
 
