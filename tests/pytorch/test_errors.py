@@ -59,6 +59,8 @@ def test_modules_for_other_libraries_name_what_they_need(module, package, monkey
     """Their import states how to install the library; it is an `ImportError` as for any module."""
     pytest.importorskip("torch")
     monkeypatch.delitem(sys.modules, f"poetmodel.torch.{module}", raising=False)
+    for name in [name for name in sys.modules if name.startswith(f"{package}.")]:
+        monkeypatch.delitem(sys.modules, name)  # another test may have loaded it
     monkeypatch.setitem(sys.modules, package, None)
     words = f"^poetmodel.torch.{module} needs the package {package}, .*pip install"
     for kind in (MissingExtraError, ImportError):
