@@ -27,9 +27,9 @@ from poetmodel.baselines.dtr import HEURISTICS, dtr, dtr_paging
 from poetmodel.baselines.paging import lru_paging, offload_all
 from poetmodel.baselines.pofo import pofo
 from poetmodel.baselines.saved_sets import (
+    CutNetwork,
     chen_greedy,
     chen_sqrt,
-    find_saved_tensors,
     min_cut,
     recompute_once,
 )
@@ -324,7 +324,7 @@ def test_no_smaller_set_spares_the_same_nodes(seed):
         itertools.combinations(free, count) for count in range(len(free) + 1)
     )
     least = min(sum(sizes[i] for i in s) for s in every if spares(graph, set(s), once))
-    found = find_saved_tensors(graph, once)
+    found = CutNetwork(graph).find_saved_tensors(once)
     assert spares(graph, set(found), once)
     assert sum(sizes[i] for i in found) == least
     schedule = recompute_once(graph, found)
@@ -336,7 +336,7 @@ def test_no_smaller_set_spares_the_same_nodes(seed):
 def test_bytes_count_and_not_tensors():
     """A layer of nine bytes read by two of one byte: the two are saved, not the one."""
     graph = parse_graph("x 1 @input; wide 9 x; a 1 wide; b 1 wide; g 1 a b @backward")
-    saved = find_saved_tensors(graph, {graph.node_index["wide"]})
+    saved = CutNetwork(graph).find_saved_tensors({graph.node_index["wide"]})
     assert {graph.tensors[i].name for i in saved} == {"a", "b"}
 
 
@@ -346,7 +346,7 @@ def test_nothing_to_save_is_no_error():
         operation("x", output_bytes=4, phase="input"),
         operation("g", output_bytes=1, phase="backward", inputs=("x",)),
     )
-    assert find_saved_tensors(Graph(name="sample", nodes=nodes), ()) == frozenset()
+    assert CutNetwork(Graph(name="sample", nodes=nodes)).find_saved_tensors(()) == frozenset()
 
 
 def test_less_ram_recomputes_more():

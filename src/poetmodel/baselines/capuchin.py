@@ -101,7 +101,6 @@ class _EvictionPlanner:
         graph = problem.graph
         self.problem = problem
         self.caps_savings = caps_savings
-        """Whether the saving of an interval is at most the largest excess of its stages."""
         self.graph = graph
         self.sizes = graph.tensor_bytes
         self.intervals = [
@@ -177,11 +176,7 @@ class _EvictionPlanner:
                 min_cost = min(swap_cost, self.compute_costs[self.graph.node_of[interval.tensor]])
                 if best is not None and saved_bytes <= best[0] * min_cost:
                     continue  # further recomputations only add to the cost
-                max_cost = (
-                    swap_cost
-                    if best is None or not best[0]
-                    else min(swap_cost, saved_bytes / best[0])
-                )
+                max_cost = swap_cost if best is None else min(swap_cost, saved_bytes / best[0])
                 overhead = (
                     min(swap_cost, self._recomputation_cost(interval, max_cost))
                     if swap_cost > 0
@@ -225,7 +220,7 @@ class _EvictionPlanner:
             self.storage.write(interval.tensor)
 
     def _transfer_costs(self, interval: IdleInterval) -> tuple[float, float]:
-        """Return the costs of page-out and page-in in an interval; 0 for known copies [s or J]."""
+        """Return the costs of page-out, 0 if storage has a copy, and of page-in [s or J]."""
         i = interval.tensor
         stored_tensors = (
             self.graph.on_aux if self.rule == CostRule.PUBLISHED else self.storage.stored_tensors
@@ -250,7 +245,7 @@ class _EvictionPlanner:
         return end - begin - busy_s - transfer_cost
 
     def _recomputation_cost(self, interval: IdleInterval, max_cost: float) -> float:
-        """Return a tensor's recomputation cost [s or J]; inf above `max_cost`, or if forbidden."""
+        """Return the cost [s or J]; inf if forbidden, or computations alone exceed `max_cost`."""
         graph, problem = self.graph, self.problem
         t = interval.after
         total_cost = 0.0

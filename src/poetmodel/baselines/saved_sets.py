@@ -156,30 +156,21 @@ def min_cut(problem: Problem) -> Schedule:
     knapsacks = (
         _pack_knapsack(problem, total_bytes * step // N_SIZES) for step in range(N_SIZES, -1, -1)
     )
-    cuts = _Cuts(graph)
+    network = CutNetwork(graph)
     saved_sets = dict.fromkeys(
-        cuts.find_saved_tensors(nodes_computed_once)
+        network.find_saved_tensors(nodes_computed_once)
         for nodes_computed_once in dict.fromkeys(knapsacks)
     )
     schedules = (recompute_once(graph, tensors) for tensors in saved_sets)
     return _select_fastest(problem, schedules, "saved sets")
 
 
-def find_saved_tensors(graph: Graph, nodes_computed_once: Collection[int]) -> frozenset[int]:
-    """Return the tensors of fewest bytes to save so that given nodes are computed only once.
-
-    Backward reads can be computed from this set, samples and tensors that cannot be recomputed.
-    Sizes may be rounded: see `_Cuts`. Of several minimum cuts, the one next to the backward pass.
-    """
-    return _Cuts(graph).find_saved_tensors(nodes_computed_once)
-
-
-class _Cuts:
+class CutNetwork:
     """Flow network whose cuts are the sets of tensors that may be saved.
 
-    Each evictable tensor is an edge with its size as capacity; from 1 GiB on, sizes are rounded up
-    to a multiple of a few bytes. Vertex 0 is the source and vertex 1 the sink; the nodes follow,
-    and then two vertices per tensor.
+    Each evictable tensor is an edge with its size as capacity; from 1 GiB in all on, sizes are
+    rounded up to a multiple of a few bytes. Vertex 0 is the source and vertex 1 the sink; the nodes
+    follow, and then two vertices per tensor.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -201,7 +192,11 @@ class _Cuts:
         self.edges = edges
 
     def find_saved_tensors(self, nodes_computed_once: Collection[int]) -> frozenset[int]:
-        """Return the tensors of the smallest cut [B] with which given nodes are not recomputed."""
+        """Return the tensors of fewest bytes to save so that given nodes are computed only once.
+
+        Backward reads can be computed from this set, samples and tensors that cannot be recomputed.
+        Of several minimum cuts, the one next to the backward pass is returned.
+        """
         if not self.recomputable:
             return frozenset()
         from scipy.sparse import csr_array
