@@ -8,7 +8,7 @@ from poetmodel.device import Costs
 from poetmodel.errors import TimeLimitError
 from poetmodel.graph import Graph, Node, Phase, Tensor, checkpoint_all_peak_bytes, floor
 from poetmodel.heuristics.repair import Repair
-from poetmodel.heuristics.segments import checkpoint_segments
+from poetmodel.heuristics.segments import SegmentSearch
 from poetmodel.problem import Problem
 from poetmodel.schedule import check_schedule
 
@@ -42,12 +42,20 @@ def problem_of(graph, **limits):
     return Problem(graph, costs, paging=False, **limits)
 
 
+def find_schedule(problem):
+    """Return the best schedule by segments, repaired; None if none meets the limits."""
+    search = SegmentSearch(problem)
+    search.find_best()
+    search.improve()
+    return search.schedule()
+
+
 @pytest.mark.parametrize("steps", [100, 200])
 def test_recurrences_get_schedules_within_a_fraction_of_their_ram(steps):
     """A fifth of keep-all is enough, and no node of the forward pass runs three times."""
     graph = recurrence(steps)
     problem = problem_of(graph, ram=checkpoint_all_peak_bytes(graph) // 5, minimize="time")
-    schedule = checkpoint_segments(problem)
+    schedule = find_schedule(problem)
     assert not check_schedule(problem, schedule).violations
     recomputed = [k for t, k in schedule.R if k < t]
     assert len(recomputed) == len(set(recomputed)) > 0
@@ -57,7 +65,7 @@ def test_least_ram_of_a_recurrence_is_near_that_of_the_best_segments():
     """With √n segments a chain needs about 2√n steps in RAM (Chen et al., 2016)."""
     graph = recurrence(100)
     problem = problem_of(graph, ram="100%", minimize="ram")
-    schedule = checkpoint_segments(problem)
+    schedule = find_schedule(problem)
     verdict = check_schedule(problem, schedule)
     assert not verdict.violations
     peak_bytes = verdict.simulation.peak_ram_bytes
@@ -74,7 +82,7 @@ def test_best_segments_are_kept_where_time_ends_in_their_repair(monkeypatch):
 
     monkeypatch.setattr(Repair, "fit", run_out_of_time)
     problem = problem_of(recurrence(100), ram="100%", minimize="ram")
-    verdict = check_schedule(problem, checkpoint_segments(problem))
+    verdict = check_schedule(problem, find_schedule(problem))
     assert not verdict.violations
     assert verdict.simulation.peak_ram_bytes < checkpoint_all_peak_bytes(problem.graph) / 3
 
@@ -84,7 +92,7 @@ def test_phases_may_be_plain_words():
     made = recurrence(100)
     read = Graph.from_dict(made.to_dict())
     schedules = [
-        checkpoint_segments(problem_of(graph, ram="20%", minimize="time")) for graph in (made, read)
+        find_schedule(problem_of(graph, ram="20%", minimize="time")) for graph in (made, read)
     ]
     assert schedules[0] is not None
     assert schedules[0].R == schedules[1].R
@@ -94,7 +102,8 @@ def test_nothing_is_cut_where_that_cannot_help():
     """Small graphs, those that fit, and those without recomputation have no such schedule."""
     large, small = recurrence(100), recurrence(20)
     limited = problem_of(large, ram="50%", minimize="time")
-    assert checkpoint_segments(limited) is not None
-    assert checkpoint_segments(replace(limited, ram="100%")) is None
-    assert checkpoint_segments(replace(limited, recompute=False)) is None
-    assert checkpoint_segments(problem_of(small, ram="50%", minimize="time")) is None
+    assert SegmentSearch.applies_to(limited)
+    assert find_schedule(limited) is not None
+    assert not SegmentSearch.applies_to(replace(limited, ram="100%"))
+    assert find_schedule(replace(limited, recompute=False)) is None
+    assert not SegmentSearch.applies_to(problem_of(small, ram="50%", minimize="time"))

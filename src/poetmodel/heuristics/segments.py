@@ -54,23 +54,10 @@ bytes of an equal segment.
 If no node begins within this distance, the segment begins at the next node, if there is one."""
 
 
-def checkpoint_segments(problem: Problem) -> Schedule | None:
-    """Return the schedule with the lowest `Score` among segmentations and repairs of one of them.
-
-    Per-stage constraints and makespans are not checked. None if `SegmentSearch.applies_to` is
-    False or no schedule meets the limits.
-    """
-    if not SegmentSearch.applies_to(problem):
-        return None
-    search = SegmentSearch(problem)
-    search.find_best()
-    search.improve()
-    return search.schedule()
-
-
 class SegmentSearch:
     """The search over numbers of segments, and the repair of the best segmentation.
 
+    The best schedule has the lowest `Score`. Per-stage constraints and makespans are not checked.
     A time limit of the context ends `find_best` with an error, if there is no schedule yet.
     """
 
@@ -84,15 +71,14 @@ class SegmentSearch:
         self.min_peak_bytes = checkpoint_all_peak_bytes(problem.graph)
         self.repair_s = 0.0
         """Maximum time for repairs [s]; set by `find_best`."""
-        self.is_improved = False
-        """Whether a repair has been tried."""
+        self.has_tried_repair = False
 
     @staticmethod
     def applies_to(problem: Problem) -> bool:
         """Return whether a graph has `MIN_NODES` nodes, and keep-all does not fit or RAM counts."""
         keep_all_bytes = checkpoint_all_peak_bytes(problem.graph)
-        keep_all_fits = keep_all_bytes <= problem.usable_ram_bytes and problem.objective.is_sum
-        return len(problem.graph.nodes) >= MIN_NODES and not keep_all_fits
+        is_keep_all_best = keep_all_bytes <= problem.usable_ram_bytes and problem.objective.is_sum
+        return len(problem.graph.nodes) >= MIN_NODES and not is_keep_all_best
 
     def schedule(self) -> Schedule | None:
         """Return the best schedule; None without one."""
@@ -110,9 +96,9 @@ class SegmentSearch:
 
     def improve(self) -> None:
         """Repair the best segmentation, or without one that of the smallest peak; once."""
-        if self.is_improved or not self.min_peak_restorations:
+        if self.has_tried_repair or not self.min_peak_restorations:
             return
-        self.is_improved = True
+        self.has_tried_repair = True
         until_s = now_s() + self.repair_s
         with self._limit_time():
             if not self.problem.objective.is_sum:
