@@ -85,12 +85,12 @@ def make_ram_error(
     )
 
 
-def check_flash(deployment: Build, *, are_lower_bounds: bool = False) -> None:
+def check_flash(build: Build, *, are_lower_bounds: bool = False) -> None:
     """Raise `FlashError` if a step does not fit the flash of its device.
 
     With `are_lower_bounds`, the message says "at least"; the comparison is the same.
     """
-    sizes, device = deployment.flash_map(), deployment.device
+    sizes, device = build.flash_map(), build.device
     if device.flash is None or sizes["free"] >= 0:
         return
     missing_bytes, flash_bytes = -sizes.pop("free"), device.flash.size_bytes
@@ -99,21 +99,21 @@ def check_flash(deployment: Build, *, are_lower_bounds: bool = False) -> None:
         f"flash: {', '.join(uses[:-1])} and {uses[-1]} are {flash_bytes + missing_bytes:,} B"
         f"{' at least' if are_lower_bounds else ''}, and device {device.name} has "
         f"{flash_bytes:,} B; "
-        f"{_flash_advice(deployment, sizes, missing_bytes)}"
+        f"{_flash_advice(build, sizes, missing_bytes)}"
     )
 
 
-def _flash_advice(deployment: Build, sizes: Mapping[str, int], missing_bytes: int) -> str:
+def _flash_advice(build: Build, sizes: Mapping[str, int], missing_bytes: int) -> str:
     """Return advice for `sizes` [B], by use, that exceed the flash by `missing_bytes` in sum."""
-    updates = (node for node in deployment.step.graph.nodes if node.phase == Phase.UPDATE)
+    updates = (node for node in build.step.graph.nodes if node.phase == Phase.UPDATE)
     has_moments = any(len(node.outputs) > 1 for node in updates)
     smaller_optimizer = ["take an optimizer with fewer bytes of state"] if has_moments else []
     if sizes["storage"] < missing_bytes:
         return " or ".join([*smaller_optimizer, "take a smaller network"])
     first_options = []
-    if deployment.commit:
+    if build.commit:
         first_options = ["leave out the option commit"]
-    elif deployment.ram_bytes < deployment.device.ram_bytes:
+    elif build.ram_bytes < build.device.ram_bytes:
         first_options = ["increase the option ram"]
     return (
         ", ".join([*first_options, *smaller_optimizer] or ["take a smaller network"])
@@ -121,9 +121,9 @@ def _flash_advice(deployment: Build, sizes: Mapping[str, int], missing_bytes: in
     )
 
 
-def ram_warning(deployment: Build) -> str | None:
+def ram_warning(build: Build) -> str | None:
     """Return a warning if the RAM limit of a step exceeds the RAM of the device, otherwise None."""
-    device, ram_bytes = deployment.device, deployment.ram_bytes
+    device, ram_bytes = build.device, build.ram_bytes
     if ram_bytes <= device.ram_bytes:
         return None
     return (
@@ -132,12 +132,12 @@ def ram_warning(deployment: Build) -> str | None:
     )
 
 
-def flash_warning(deployment: Build) -> str | None:
+def flash_warning(build: Build) -> str | None:
     """Return a warning if program and storage use more than `NEARLY_FULL` of the flash, or None."""
-    device, free_bytes = deployment.device, deployment.flash_map().get("free", 0)
+    device = build.device
     if device.flash is None:
         return None
-    flash_bytes = device.flash.size_bytes
+    flash_bytes, free_bytes = device.flash.size_bytes, build.flash_map()["free"]
     if free_bytes >= (1 - NEARLY_FULL) * flash_bytes:
         return None
     return (
@@ -145,6 +145,3 @@ def flash_warning(deployment: Build) -> str | None:
         f"{device.short_name}: "
         f"{format_bytes(free_bytes)} of {format_bytes(flash_bytes)} are left to the application"
     )
-
-
-# -- code ----------------------------------------------------------------------------------------

@@ -113,7 +113,8 @@ class Source:
             **self._migration_values(),
             "RANDOM": self._uses_random_numbers,
             "ACCUMULATE": step.accumulate if step.accumulate > 1 else 0,
-            "STEP_ID": layout.identity[:8],
+            "STEP_ID": layout.step_id,
+            "SAMPLE_ID": layout.sample_id or "0",
             "LAYOUT_ID": layout.layout_id,
             "INSTANCE_ID": layout.instance_id,
             "RECORD_BYTES": RECORD_BYTES if layout.generation_names else 0,
@@ -130,14 +131,13 @@ class Source:
         replay = self.layout.replay
         if replay is None:
             names = ("REPLAY", "SAMPLE_OUTPUTS", "SAMPLE_INPUTS", "SAMPLE_INPUT_BYTES")
-            return {**dict.fromkeys(names, 0), "SAMPLE_BYTES": 0, "SAMPLE_ID": "0"}
+            return {**dict.fromkeys(names, 0), "SAMPLE_BYTES": 0}
         return {
             "REPLAY": replay.max_samples,
             "SAMPLE_OUTPUTS": len(replay.front.outputs),
             "SAMPLE_INPUTS": len(replay.front.inputs),
             "SAMPLE_INPUT_BYTES": replay.input_bytes,
             "SAMPLE_BYTES": replay.sample_bytes,
-            "SAMPLE_ID": replay.front.identify(self.step)[:8],
         }
 
     def _migration_values(self) -> TemplateValues:

@@ -125,6 +125,16 @@ class StorageLayout:
         return self.options.commit_every
 
     @property
+    def step_id(self) -> str:
+        """Identity of the step: the first 8 hex digits of `identity`."""
+        return self.identity[:8]
+
+    @property
+    def sample_id(self) -> str | None:
+        """Identity of the samples: 8 hex digits of `front_identity`; None without `replay`."""
+        return None if self.replay is None else self.replay.front.identify(self.step)[:8]
+
+    @property
     def instance_id(self) -> str:
         """Identity of this copy of a step within a program: 8 hex digits, a hash of its prefix."""
         return sha256(self.options.prefix.encode()).hexdigest()[:8]
@@ -334,8 +344,8 @@ class StorageLayout:
     def _stored_bytes(self, groups: int) -> int:
         """Return the bytes of erase blocks on storage with `groups` groups of generations.
 
-        Only pages count if commits copy state to flash. At least the storage of the earlier step
-        that is migrated, if any.
+        A group is `generations_per_block` generations. Only pages count if commits copy state to
+        flash. At least the storage of the earlier step that is migrated, if any.
         """
         if self.copies_to_flash:
             return self._page_storage_bytes

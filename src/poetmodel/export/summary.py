@@ -151,7 +151,7 @@ def _describe_generation(deployment: Deployment) -> Generation:
                 pieces=[[tensors.index(name), offset, count] for name, offset, count in pieces],
             )
     return Generation(
-        step_id=deployment.identity[:8],
+        step_id=deployment.step_id,
         layout_id=deployment.layout_id,
         instance_id=deployment.instance_id,
         commit_unit=deployment.layout.write_unit_bytes,
@@ -183,7 +183,7 @@ def _replay_keys(deployment: Deployment) -> dict[str, Any]:
             "sample_bytes": replay.sample_bytes,
             "cuts": [cut._asdict() for cut in list_cuts(replay, step, plan)],
             "holds": list(sample_tensor_names(step, front)),
-            "sample_id": front.identify(step)[:8],
+            "sample_id": deployment.sample_id,
             "stored_bytes": replay.stored_bytes,
             "group_samples": replay.samples_per_group,
             "group_bytes": replay.group_bytes,
@@ -242,8 +242,9 @@ def _table_keys(step: LoweredStep, tensor: NamedTensor) -> dict[str, Any]:
     if tensor.type is DataType.REAL:
         return {}
     names = find_tables(step, tensor)
-    rows = [step.values[name].reshape(-1, BYTE_VALUES).astype(float).tolist() for name in names]
-    return {"tables": [[_encode_numbers(row) for row in table] for table in rows]} if rows else {}
+    tables = [step.values[name].reshape(-1, BYTE_VALUES).astype(float).tolist() for name in names]
+    encoded_tables = [[_encode_numbers(row) for row in table] for table in tables]
+    return {"tables": encoded_tables} if encoded_tables else {}
 
 
 def _encode_numbers(numbers: Sequence[float]) -> list[float | str]:
