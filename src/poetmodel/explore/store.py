@@ -161,21 +161,18 @@ class PointStore:
             connection.execute(
                 "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
-                    *(
-                        merged_point.id,
-                        merged_point.problem,
-                        merged_point.ram_bytes,
-                        merged_point.deadline_s,
-                        merged_point.state,
-                    ),
-                    *(
-                        merged_point.proof_rank,
-                        merged_point.value,
-                        merged_point.bound,
-                        merged_point.digest,
-                        facts,
-                    ),
-                    *(packed_schedule or None, time.time()),
+                    merged_point.id,
+                    merged_point.problem,
+                    merged_point.ram_bytes,
+                    merged_point.deadline_s,
+                    merged_point.state,
+                    merged_point.proof_rank,
+                    merged_point.value,
+                    merged_point.bound,
+                    merged_point.digest,
+                    facts,
+                    packed_schedule or None,
+                    time.time(),
                 ),
             )
 
@@ -185,11 +182,6 @@ class PointStore:
         self._connection.execute("BEGIN IMMEDIATE")
         with self._connection as connection:
             yield connection
-
-    def check_integrity(self) -> str:
-        """Return ``ok``, or the first corruption that SQLite finds in the file."""
-        with closing(self._connection.execute("PRAGMA integrity_check")) as rows:
-            return str(rows.fetchone()[0])
 
 
 def _parse_point(row: tuple[str]) -> Point:
