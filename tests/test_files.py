@@ -28,12 +28,6 @@ from poetmodel.problem.io import load_constraints
 from poetmodel.schedule import GraphIdentity, Schedule, checkpoint_all
 
 
-def test_shipped_refuses_other_folders():
-    """Only the two kinds can be read, with any folder beside them."""
-    with pytest.raises(InputError, match="has no tests"):
-        files.shipped_folder("tests")
-
-
 def test_read_text_returns_what_was_written(tmp_path):
     """Text is read back unchanged, with line ends; a byte order mark is dropped."""
     path = tmp_path / "file"

@@ -12,7 +12,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, metadata, version
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from poetmodel.errors import InputError, quote, suggest_names
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 LICENCE_FILE: Final = "LICENSE"
 """Name of the file with the licence's text."""
-_SHIPPED_KINDS: Final = ("graphs", "devices")
 
 
-def shipped_folder(kind: str) -> Path:
-    """Return the folder of shipped files of one kind, ``graphs`` or ``devices``."""
-    package = Path(str(files("poetmodel")))
-    for folder in (package / "_data" / kind, package.parents[1] / kind):
-        if kind in _SHIPPED_KINDS and folder.is_dir():
-            return folder
-    raise InputError(f"the installation of poetmodel has no {kind}; install it again")
+def shipped_folder(kind: Literal["graphs", "devices"]) -> Path:
+    """Return the folder of shipped files of one kind."""
+    return _find_shipped(kind)
 
 
 @cache
 def licence_text() -> str:
     """Return the text of poetmodel's licence, for files that it generates."""
+    return _find_shipped(LICENCE_FILE).read_text(encoding="utf-8")
+
+
+def _find_shipped(name: str) -> Path:
+    """Return the path of shipped data: in the package, or in the sources of the project."""
     package = Path(str(files("poetmodel")))
-    for path in (package / "_data" / LICENCE_FILE, package.parents[1] / LICENCE_FILE):
-        if path.is_file():
-            return path.read_text(encoding="utf-8")
-    raise InputError(f"the installation of poetmodel has no {LICENCE_FILE}; install it again")
+    for path in (package / "_data" / name, package.parents[1] / name):
+        if path.exists():
+            return path
+    raise InputError(f"the installation of poetmodel has no {name}; install it again")
 
 
 def installed_version(package: str) -> str | None:
