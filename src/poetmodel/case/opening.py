@@ -305,10 +305,10 @@ def _state_problem(
     if case.limit_options and costs is not None:
         notes.append(f"{', '.join(case.limit_options)}: the limits of the file were not checked")
         problem = state_problem(graph, costs, case.absolute_limits(), case.constraint_files)
-        has_same_terms = entry is None or (  # energy depends on both
-            entry.limits().energy_terms == problem.energy_terms
+        has_same_settings = entry is None or (  # energy depends on both
+            entry.limits().energy_settings == problem.energy_settings
         )
-        return problem, document.stated_metrics if has_same_terms else document.memory_claims()
+        return problem, document.stated_metrics if has_same_settings else document.memory_claims()
     if entry is None:
         if is_input and costs is not None:
             notes.append("the file states no problem: only the limits of the device hold")

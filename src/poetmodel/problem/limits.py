@@ -45,12 +45,12 @@ class Limits:
         return cls(**{name: value for name, value in stated.items() if value is not None})
 
     @property
-    def energy_terms(self) -> tuple[str | None, int | None]:
+    def energy_settings(self) -> tuple[str | None, int | None]:
         """Limits that the energy of a schedule depends on: counted time, and commits."""
         return self.deadline_counts, self.commit
 
     def check(self) -> None:
-        """Raise `BudgetError` with all errors that need no graph, such as unknown units."""
+        """Raise `BudgetError` with the errors in the texts of budgets, such as unknown units."""
         parsers: tuple[tuple[Any, Callable[[Any], object]], ...] = (
             (self.ram, Budget.parse),
             (self.deadline, lambda value: parse_time(value, field="deadline", base_s=1.0)),

@@ -85,7 +85,7 @@ class SolveKeywords(SearchKeywords, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOptions:
-    """Options of the search for a schedule, each declared once; `solve` documents them."""
+    """Options of the search for a schedule, with the defaults of commands; see `solve`."""
 
     method: str = "optimal"
     """Name of the method, or ``FILE.py:FUNCTION``."""
@@ -127,13 +127,12 @@ class SearchOptions:
     @classmethod
     def of_keywords(cls, **keywords: Unpack[SolveKeywords]) -> Self:
         """Return the options that keywords of `poetmodel.solve` state; ignore the others."""
-        own: dict[str, Any] = dict(keywords)
-        own["time_limit_s"] = own.pop(
-            "time_limit", cls.__dataclass_fields__["time_limit_s"].default
-        )
-        own["solver_options"] = dict(own.pop("solver_options", None) or {})
+        options: dict[str, Any] = dict(keywords)
+        if "time_limit" in options:
+            options["time_limit_s"] = options.pop("time_limit")
+        options["solver_options"] = dict(options.pop("solver_options", None) or {})
         names = {entry.name for entry in fields(cls)}
-        return cls(**{name: value for name, value in own.items() if name in names})
+        return cls(**{name: value for name, value in options.items() if name in names})
 
     def start(self, on_progress: OnProgress | None = None) -> Request:
         """Return the request of these options, whose clock starts now."""
