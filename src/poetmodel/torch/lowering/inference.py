@@ -13,12 +13,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from poetmodel.graph import Phase
 from poetmodel.lowered.calls import Call, DataType, NamedTensor, Ref
 from poetmodel.lowered.tables import fuse_byte_quantization
-from poetmodel.torch.capturing.inputs import copy_inputs, flatten
+from poetmodel.torch.capturing.inputs import copy_inputs, flatten, refuse
 from poetmodel.torch.capturing.joint import capture
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint, OutputKind, location_suffix
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.int8.reading import with_fronts
-from poetmodel.torch.lowering.step import StepLowering
+from poetmodel.torch.lowering.step import StepLowering, guard_messages
 from poetmodel.torch.lowering.tables import replace_byte_conversions
 
 if TYPE_CHECKING:
@@ -163,6 +163,7 @@ def _capture_forward(
                 f"{location_suffix(operation.node)} draws random numbers in "
                 "evaluation mode, too; make that depend on self.training"
             )
+    refuse(joint.name, guard_messages(joint))
     return fuse_byte_quantization(
         _write_to_caller(lowering.lower_step(), len(flatten(model_inputs)[0]), joint)
     )

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from poetmodel.torch.capturing.joint_graph import InputSpec
     from poetmodel.torch.graph.step_graph import Operation, TensorStorage
+    from poetmodel.torch.lowering.operands import Lower
 
 _LOSS_GRADIENT = "@tangent"
 """Name of the buffer of the loss's gradient, a constant 1 from which the backward pass begins."""
@@ -94,7 +95,7 @@ def lower(
         check_optimizer(model, loss_fn, optimizer, name=name)
     with sdpa_kernel(SDPBackend.MATH):
         joint = capture(model, loss_fn, copy_inputs(inputs), name=name)
-    refuse(joint.name, _guard_messages(joint))
+    refuse(joint.name, guard_messages(joint))
     joint = replace_byte_conversions(joint)
     _split_convolutions(joint)
     if accumulate > 1:
@@ -146,9 +147,11 @@ class StepLowering:
         operations = [
             operation for operation in self.training_graph.operations if not operation.is_source
         ]
-        refuse(self.joint.name, _guard_messages(self.joint))
-        refuse(self.joint.name, _missing_kernel_messages(operations))
-        lowerings = {operation.index: self._lower_operation(operation) for operation in operations}
+        functions = _find_lowerings(self.joint.name, operations)
+        lowerings = {
+            operation.index: self._lower_operation(operation, function)
+            for operation, function in zip(operations, functions, strict=True)
+        }
         graph = self._make_graph(lowerings)
         calls = tuple(
             tuple(lowerings[operation.index].calls) if operation.index in lowerings else ()
@@ -317,15 +320,14 @@ class StepLowering:
             argument.node: index for index, argument in enumerate(self.joint.arguments)
         }
         gradients = [
-            (argument_index[result.target.node], result)
+            (argument_index[result.target.node], result.target.name, result.node)
             for result in self.joint.results
             if result.kind is OutputKind.GRADIENT
             and result.target is not None
             and result.target.kind is InputKind.PARAMETER
         ]
-        for _, result in sorted(gradients, key=lambda indexed_result: indexed_result[0]):
-            view = self.views[result.node]
-            name = "" if result.target is None else result.target.name
+        for _, name, node in sorted(gradients, key=lambda gradient: gradient[0]):
+            view = self.views[node]
             strides = None if view.is_contiguous else view.strides
             yield NamedTensor(
                 name=name, shape=view.shape, type=view.type, pieces=(view.ref,), strides=strides
@@ -471,8 +473,8 @@ class StepLowering:
     def _is_state(self, storage: TensorStorage) -> bool:
         return self.training_graph.operations[storage.operation].phase is Phase.STATE
 
-    def _lower_operation(self, operation: Operation) -> Lowering:
-        """Return an operation lowered to calls; without calls if its operator has no lowering."""
+    def _lower_operation(self, operation: Operation, lower_function: Lower) -> Lowering:
+        """Return an operation lowered to calls by the lowering of its operator."""
         outputs = {}
         for number in operation.storages:
             storage = self.training_graph.storages[number]
@@ -487,13 +489,11 @@ class StepLowering:
         lowering = Lowering(
             operation.node, self.views.__getitem__, outputs, relative_rates=self.relative_rates
         )
-        lower_function = find_lowering(operation.node.target)
-        if lower_function is not None:
-            lower_function(lowering)
+        lower_function(lowering)
         return lowering
 
 
-def _guard_messages(joint: Joint) -> Iterator[str]:
+def guard_messages(joint: Joint) -> Iterator[str]:
     """Yield a message for each line of Python and each value that exported code cannot check.
 
     The lines test whether numbers are finite or in range, or a matrix is invertible; the values are
@@ -514,18 +514,19 @@ def _guard_messages(joint: Joint) -> Iterator[str]:
         )
 
 
-def _missing_kernel_messages(operations: Sequence[Operation]) -> Iterator[str]:
-    """Yield a message for each operator without a lowering, with the module of its first use."""
-    seen_operators: set[Any] = set()
+def _find_lowerings(name: str, operations: Sequence[Operation]) -> list[Lower]:
+    """Return the lowerings of all operations of step `name`; refuse operators without one."""
+    functions = []
     for operation in operations:
-        if (
-            find_lowering(operation.node.target) is None
-            and operation.node.target not in seen_operators
-        ):
-            seen_operators.add(operation.node.target)
+        target = operation.node.target
+        function = find_lowering(target)
+        if function is None:
             location = location_suffix(operation.node)
-            target = operation.node.target
-            yield f"{target}{location}: has no kernel in C and cannot be exported"
+            raise CaptureError(
+                f"{name}: {target}{location}: has no kernel in C and cannot be exported"
+            )
+        functions.append(function)
+    return functions
 
 
 def _to_exported_array(value: torch.Tensor, kind: DataType, name: str) -> np.ndarray:
