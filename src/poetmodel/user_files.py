@@ -41,7 +41,11 @@ class UserObject(NamedTuple):
     """Class of exceptions that replace those of the file."""
 
     def load(self, text: str) -> Any:
-        """Import the object of ``FILE.py:NAME``, else `InputError`; None for other texts."""
+        """Import the object of ``FILE.py:NAME``; None for texts that name no ``.py`` file.
+
+        Raises `error` for exceptions of the file's code, and `InputError` for a file without a
+        name, or if the file cannot be read or has no such object.
+        """
         subject = f"{self.option} {text!r}"
         if text.endswith(_SUFFIX):
             raise InputError(

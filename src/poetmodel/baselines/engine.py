@@ -90,7 +90,8 @@ def bisect_budget(
 
     The best schedule is that of the objective, None without one. A method may count more RAM than
     the simulator, so its limit may exceed the budget. More units, from 0 to `max_units`, must mean
-    more memory, not necessarily in proportion.
+    more memory, not necessarily in proportion. `schedule_with` returns None for a limit that is too
+    small for the method.
     """
     best: Candidate | None = None
     low, high, units = 0, max_units, first_units

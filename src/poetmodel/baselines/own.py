@@ -138,7 +138,11 @@ def _make_method(name: str, function: Any, *, summary: str = "", source: str = "
 
 
 def _add_checks(name: str, function: Callable[..., Any]) -> Callable[[Problem], Schedule]:
-    """Return a wrapper that checks a user's function and its result; prints go to stderr."""
+    """Return a wrapper of a user's function that raises `UserMethodError` if it fails.
+
+    That is for exceptions, except `MethodNotApplicableError`, `TimeLimitError` and `TooLargeError`,
+    and for a result that is no `Schedule`. Prints go to stderr.
+    """
     call = convert_user_errors(
         function,
         UserMethodError,

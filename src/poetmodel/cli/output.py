@@ -170,7 +170,7 @@ def _max_width(texts: Iterable[str]) -> int:
 
 
 def _wrap_long_words(text: str, width: int) -> str:
-    """Return a text, with line breaks if one of its words is wider than `width` [columns]."""
+    """Return a text, wrapped to `width` [columns] where possible if one of its words is wider."""
     if _max_width(text.split()) <= width:
         return text
     lines = [""]

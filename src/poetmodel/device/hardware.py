@@ -387,7 +387,8 @@ def _with_flash_defaults(document: dict[str, Any]) -> dict[str, Any]:
 def _parse_table(table: Any, path: str, faults: list[str], **values: Any) -> Any:
     """Return the object of the table at `path`, such as ``storage.page_in``, of a device file.
 
-    Missing values become None. Adds unknown keys, and values that are no tables, to `faults`.
+    `values` are fields that the file does not state. Missing values have their default, None
+    without one. Adds unknown keys, and values that are no tables, to `faults`.
     """
     table_class, _ = _TABLES_BY_PATH[path]
     if not isinstance(table, dict):

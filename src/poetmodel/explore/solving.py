@@ -148,7 +148,8 @@ class SolveManager:
     async def _solve(self, open_problem: OpenProblem, point: Point) -> None:
         """Solve a point, save it, and remove the solve from `running`, also after cancellation.
 
-        A quick worker searches for a first schedule of a point without one at the same time.
+        A quick worker searches for a first schedule of a point without one at the same time. If the
+        problem is refused or a worker fails, the point becomes ``failed``; nothing is raised.
         """
         first_schedule_task: asyncio.Task[None] | None = None
         if point.value is None:

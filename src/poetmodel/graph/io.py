@@ -62,7 +62,8 @@ def read_document(path: str | Path) -> tuple[object, str, list[str]]:
     """Read the JSON of a graph file or step file, without validating it.
 
     Returns the content (of a step file, its graph), the source for messages, and a message per
-    duplicate key. Drops unknown top-level keys of a graph file, with a warning.
+    duplicate key. Drops unknown top-level keys of a graph file, with a warning. Raises `GraphError`
+    if the file cannot be read or is not JSON.
     """
     with convert_errors(GraphError):
         text = read_text(path)

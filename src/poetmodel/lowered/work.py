@@ -603,7 +603,10 @@ def count_q8_pool_dx(counts: Counter[str], arguments: Mapping[str, Any]) -> None
 def _count_q8_weight_blocks(
     counts: Counter[str], results: int, channels: int, n_rows: int, n_positions: int
 ) -> None:
-    """Add the blocks of ``pm_q8_dw`` to `counts`, and their rows and positions."""
+    """Count blocks of weights: ``4x4``, ``4x1``, ``1x4`` and ``1x1`` (results by channels).
+
+    Each block counts `n_rows` rows (``4x4 row``) and `n_positions` positions (``4x4 place``).
+    """
     (result_blocks, single_results), (channel_blocks, single_channels) = (
         divmod(results, _BLOCK),
         divmod(channels, _BLOCK),

@@ -394,7 +394,11 @@ class _EventFinder:
         return self._select_useful_groups(k, range(first_group + 1, last_group + 1))
 
     def _select_useful_groups(self, k: int, candidates: Sequence[int]) -> tuple[int, ...]:
-        """Return the `candidates` in which an output of `k` is still used, perhaps not in RAM."""
+        """Return the `candidates` in which recomputing `k` can be useful.
+
+        An output is used (there or later), and no free keep has it in RAM at the beginning. All
+        `candidates` without `is_free`.
+        """
         if self.is_free is None:
             return tuple(candidates)
         useful_groups: set[int] = set()

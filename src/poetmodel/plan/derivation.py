@@ -79,7 +79,7 @@ def _order_frees(
     tensors: list[int],
     transferring_tensors: Collection[int],
 ) -> list[int]:
-    """Return `tensors` in the order of their frees: after a node in place, pending ones last."""
+    """Order frees: unchanged, but tensors in transfer last after a computation perhaps in place."""
     if instruction.op != Op.COMPUTE or not homes.graph.in_place_of[instruction.index]:
         return tensors
     return sorted(tensors, key=transferring_tensors.__contains__)

@@ -103,8 +103,8 @@ def choose_transfers(
     """Choose the interval in which each transfer begins, so that the makespan is small.
 
     Beam search over intervals: labels (choices of transfers so far) are extended by all choices
-    that can help, and dominated ones discarded. Rounds widen the beam until no label was skipped,
-    the makespan equals a lower bound, or the next round would exceed `max_labels`.
+    that can help, and dominated ones discarded. Rounds widen the beam until no label was skipped or
+    the makespan equals a lower bound; rounds that would exceed `max_labels` are skipped.
     """
     search = _BeamSearch(windows, parameters)
     bound = max(windows.remaining_s[0], search.estimates.preceding_s[-1]) * (1 + RELATIVE_TOLERANCE)

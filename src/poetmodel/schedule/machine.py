@@ -275,7 +275,11 @@ class Machine:
         return self._page_into_ram(i)
 
     def _tensors_freed_next(self) -> set[int]:
-        """Return the tensors in RAM that the frees directly after this instruction free."""
+        """Return the tensors in RAM that the frees directly after this instruction free.
+
+        With `steps`, only frees of the same step count. Omits resident state and tensors with
+        pending transfers, whose frees are faults.
+        """
         program, steps, position = self.program, self.steps, self.position + 1
         freed_tensors = set()
         while position < len(program) and program[position].op == Op.FREE:

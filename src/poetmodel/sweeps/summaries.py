@@ -93,7 +93,7 @@ def _method_summaries(rows: Sequence[Row]) -> Iterable[Summary]:
 
 
 def _overhead_text(row: Row) -> str:
-    """Return the overhead in percent; for the method ``optimal``, also a gap above `CLOSED_GAP`."""
+    """Return the overhead, or else `status_text`; for ``optimal`` also a gap above `CLOSED_GAP`."""
     ratio = overhead_ratio(row)
     if ratio is None:
         return status_text(row)

@@ -78,7 +78,11 @@ class Session:
     def build_relaxation(
         self, grouping: Grouping, coarser_relaxation: Relaxation | None = None
     ) -> Relaxation:
-        """Build the relaxation of a grouping with its separators; restate cuts of a coarser one."""
+        """Build the relaxation of a grouping with the separators of the policy's cuts.
+
+        Restates cuts of a coarser one, and adds the build time to the search's. Raises
+        `TimeLimitError` if the remaining time of the search passes.
+        """
         search = self.search
         with limit_time(search.request.remaining_s()):
             relaxation = Relaxation.build(search.problem, grouping, self.is_recomputable)

@@ -167,7 +167,7 @@ def _has_tensors(index: Any) -> bool:
 
 
 def _plain_slice(mode: Readings, index: Any) -> Any:
-    """Return an index; read the tensors that are bounds of a slice, and replace them by numbers."""
+    """Return one item of an index; in a slice, read bounds that are tensors, as numbers."""
     if not _has_tensors(index):
         return index
     bounds = [

@@ -518,7 +518,10 @@ _MAX_DEPTH: Final = 4
 
 
 class Leftovers:
-    """Removes the tensors of a capture from objects outside of modules, the holders."""
+    """Removes the tensors of a capture from objects outside of modules, the holders.
+
+    Create this before the capture: globals get back the values that they have now.
+    """
 
     def __init__(self) -> None:
         modules = [module for module in list(sys.modules.values()) if type(module) is ModuleType]

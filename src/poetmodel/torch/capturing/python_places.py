@@ -274,7 +274,11 @@ def is_user_defined(value: Any) -> bool:
 
 
 def _reachable_values(value: Any, name: str) -> Iterator[tuple[Any, str]]:
-    """Yield (value, name) of each item of a container or tuple, or of values in a callable."""
+    """Yield (value, name) of each value one level down, to which the caller applies this again.
+
+    Items of tuples, frozensets and containers (no arrays, at most `_MAX_ITEMS` items), defaults and
+    ``__wrapped__`` of functions (not their closures), and the parts of methods and partials.
+    """
     if isinstance(value, FunctionType):
         for default in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
             yield default, f"a default of {value.__qualname__}"

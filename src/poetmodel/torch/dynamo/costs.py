@@ -44,7 +44,10 @@ _COPIED_BYTES: Final = 2**26
 
 
 class Profiles:
-    """Profiles of operations, measured now or earlier; predicted for kernels if `is_generated`."""
+    """Profiles of operations, measured now or earlier; predicted for kernels if `is_generated`.
+
+    Without `measures_times`, times are not usable: those of first calls, or 0.
+    """
 
     def __init__(
         self,

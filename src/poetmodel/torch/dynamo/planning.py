@@ -498,8 +498,9 @@ class GraphProblem:
     ) -> GraphPlan:
         """Return the plan of the schedule of `result`, with its check, peaks and record.
 
-        `budget_bytes` is only recorded. With an `inserted_node` the peaks exclude memory of DDP
-        and FSDP2.
+        `budget_bytes` is only recorded. `inserted_node` is the node between both passes, for
+        concurrent calls: then the peaks exclude memory of DDP and FSDP2, as `LiveCalls` adds it.
+        Raises `NoScheduleError` without a schedule, `VerificationError` for an invalid plan.
         """
         graph, schedule = problem.graph, result.require_schedule()
         plan, check = make_checked_plan(

@@ -325,8 +325,8 @@ class GraphPlanner:
     ) -> tuple[Sequence[OpProfile], FirstCall]:
         """Return (profiles of a graph, `call` with rates and bytes of DDP and FSDP2).
 
-        Measurements of processes differ. Each uses the largest values and smallest rates of all, so
-        that all have one plan, which is valid in each.
+        Measures or loads them. Each process uses the largest values and smallest rates of all, so
+        that all have one plan, valid in each. Predicted profiles are equal: `call` is unchanged.
         """
         if self._is_predicted:
             return [operation.profile for operation in joint.operations], call

@@ -454,7 +454,8 @@ def _combine_indices(
 ) -> tuple[StridedView, StridedView, int, int]:
     """Return (view of `x`, index, stride, size) for a gather or scatter of this `shape`.
 
-    Several indices are combined into one with stride 1 and size 0, in workspace.
+    Elements are at ``index * stride``; negative indices count from `size`. Several indices are
+    combined in workspace into one of offsets, none negative: stride 1, size 0.
     """
     dimensions = [dimension for dimension, argument in enumerate(indices) if argument is not None]
     views = [op.value(indices[dimension]) for dimension in dimensions]

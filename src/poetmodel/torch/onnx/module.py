@@ -520,8 +520,9 @@ class _Constants:
     def _add_constant(self, name: str, value: np.ndarray, use: _ConstantUses) -> None:
         """Register a constant as a parameter or buffer of the module, or as plain numbers.
 
-        Numbers if an input must be numbers, or if it has at most `MAX_NUMBERS` elements and does
-        not train.
+        Floating running statistics become a buffer, a floating constant that trains a parameter.
+        Any other becomes numbers if an input must be numbers or it has at most `MAX_NUMBERS`
+        elements, else a buffer.
         """
         is_floating = value.dtype.kind == "f"
         if is_floating and use.statistics:

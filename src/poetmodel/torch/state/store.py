@@ -274,7 +274,11 @@ class StateStore:
     # -- homes -----------------------------------------------------------------------------------
 
     def _set_homes(self, stored_indices: frozenset[int]) -> None:
-        """Map the tensors with their home on storage to the file; move other ones to RAM."""
+        """Map the tensors with their home on storage to the file; move other ones to RAM.
+
+        With one generation, newly stored values are first written and committed. With two, the file
+        must contain them already.
+        """
         for index in self._stored_indices - stored_indices:
             if self.file.contains(index):
                 self.file.unmap(index)

@@ -123,8 +123,9 @@ def coarsen(trace: Trace, *, kept_bytes: int, decide_homes: bool = False) -> Sch
 
     Omitted tensors are always kept, and `reserves` counts them; their nodes also count them as
     workspace, because a recomputation writes them again. Tensors of equal size are omitted all or
-    not at all; none if `kept_bytes` is negative. With `decide_homes`, the homes of state of
-    `MIN_MOVABLE_BYTES` or more are decisions; smaller state is always in RAM.
+    not at all; none if `kept_bytes` is negative. With `decide_homes`, the homes of state are
+    decisions, too, except of constants and of state below `MIN_MOVABLE_BYTES` or the threshold,
+    which is always in RAM. State below the threshold then counts in `kept_bytes`.
     """
     storages = trace.step_graph.storages
     graph, operations = _decision_graph(trace)
@@ -218,7 +219,10 @@ def _decision_graph(trace: Trace, movable: Collection[int] = ()) -> tuple[Graph,
 
 
 def _resident_reserves(trace: Trace, movable: Collection[int] = ()) -> tuple[tuple[str, int], ...]:
-    """Return (description, bytes) of state not in `movable`, and of inputs; () without updates."""
+    """Return (description, bytes) of state not in `movable`, and of inputs.
+
+    () for a step without updates, whose graph and budget count neither.
+    """
     graph = trace.graph
     inputs_bytes = [node.output_bytes for node in graph.nodes if node.phase == Phase.INPUT]
     if graph.version == 1:

@@ -51,7 +51,10 @@ class TrainingGraph(CapturedGraph):
         return _UpdateProfiler(measure_workspaces=measure_workspaces)
 
     def _add_sources(self) -> None:
-        """Add an operation for each storage of state and inputs; numbers and tangents have none."""
+        """Add an operation for each storage of state and inputs; numbers and tangents have none.
+
+        Registers each of these arguments in `output_keys`.
+        """
         index_of_storage: dict[int, int] = {}
         values = list(map(self._joint.value, self._joint.arguments))  # keeps storage keys unique
         for argument, value in zip(self._joint.arguments, values, strict=True):
@@ -201,7 +204,8 @@ class TrainingGraph(CapturedGraph):
     def _execution_order(self) -> Iterator[Operation]:
         """Yield operations in execution order: FX order, updates as early as dependencies allow.
 
-        Each source directly precedes its first reader. Indices are not renumbered yet.
+        Each source directly precedes its first reader; those without a reader are omitted. Indices
+        are not renumbered yet.
         """
         custom_indices = {
             operation.index
