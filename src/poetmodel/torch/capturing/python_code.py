@@ -209,7 +209,7 @@ class FollowingCode:
         if next_instruction is None or self._listing is None:
             return None
         if next_instruction.opname == "STORE_FAST" and self._max_assignments:
-            return self._keys_by_variable(str(next_instruction.argval), value)
+            return self._find_keys_read_by_variable(str(next_instruction.argval), value)
         name, following_code = self.find_read_attribute()
         if name is not None:
             return self._keys_by_attribute(name, following_code, value)
@@ -244,8 +244,13 @@ class FollowingCode:
         is_subclass_attribute = not hasattr(dict, name) and not hasattr(list, name)
         return [] if is_subclass_attribute and type(value) not in CONTAINERS else None
 
-    def _keys_by_variable(self, name: str, value: Any) -> list[tuple[Any, FollowingCode]] | None:
-        """Return (key, following code) per key read by local variable `name`; None if unknown."""
+    def _find_keys_read_by_variable(
+        self, name: str, value: Any
+    ) -> list[tuple[Any, FollowingCode]] | None:
+        """Return (key, following code) of each key that is read by local variable `name`.
+
+        Returns None if unknown keys may be read, or if the variable is not set exactly once.
+        """
         listing, n_stores, keys = self._listing, 0, []
         if listing is None:
             return None
