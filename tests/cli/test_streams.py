@@ -92,6 +92,24 @@ def test_closed_pipe_ends_as_by_its_signal(arguments, streams):
 
 
 @pytest.mark.slow
+def test_schedule_and_plan_are_saved_where_nobody_reads_the_answer():
+    """A pipe without a reader ends a command while it prints, after its file is written."""
+    schedule, plan = Path("unread.schedule.json"), Path("unread.plan.json")
+    given = ("--graph", CHAIN, "--device", BOARD_FILE)
+    for command in (
+        ("solve", *given, "--ram", 350, "--out", schedule),
+        ("plan", schedule, *given, "--out", plan),
+    ):
+        reader, writer = os.pipe()
+        os.close(reader)
+        with os.fdopen(writer) as unread:
+            words = (*PROGRAM, *map(str, command))
+            ended = subprocess.run(words, check=False, stdout=unread, stderr=subprocess.PIPE)
+        assert ended.returncode == 141
+        assert command[-1].stat().st_size > 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["1", "2"])
 def test_docstrings_are_not_needed(level):
     """With PYTHONOPTIMIZE=2, results are the same, and help still describes the commands."""

@@ -151,7 +151,7 @@ def plan(
         document=planned.plan.to_dict(planned.check, planned.arena),
         text=_plan_lines(planned, request),
         device_rams=(planned.device_ram,),
-        written=_write_files(planned, request),
+        written=tuple(_write_files(planned, request)),  # also if stdout is closed
     )
 
 
@@ -162,7 +162,7 @@ def _has_budget(checked: Checked, ram: str | None) -> bool:
 
 
 def _write_files(planned: CheckedPlan, request: PlanOptions) -> Iterator[Path]:
-    """Write plan and picture, if requested, while the caller iterates; yield each written path."""
+    """Write plan and picture, if requested; yield each path."""
     if request.out is not None:
         _save_plan(planned, request.out, request.plan_format)
         yield request.out

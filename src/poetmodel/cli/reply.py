@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """The answer of a command, in the order in which it is printed.
-
-    Iterables are consumed while they are printed: a command may write its files meanwhile.
-    """
+    """The answer of a command in the order of printing, which consumes lazy iterables."""
 
     document: dict[str, Any]
     """The answer as JSON, with ``--json``."""

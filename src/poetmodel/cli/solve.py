@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -141,9 +142,11 @@ def _tables(
 
 
 def _write(answer: CaseAnswer, files: FileOptions) -> Iterator[Path]:
-    """Write the files of an answer with a schedule; yield each when it is written."""
+    """Save the schedule, if any, at once; return its path and, while iterated, further files."""
     result = answer.result
+    saved: tuple[Path, ...] = ()
     if files.out is not None and result.schedule is not None:
         result.save(files.out)
-        yield files.out
-    yield from save_plan_and_map(result, plan=files.plan, plot=files.plot, fitted=answer.fitted)
+        saved = (files.out,)
+    further = save_plan_and_map(result, plan=files.plan, plot=files.plot, fitted=answer.fitted)
+    return chain(saved, further)
