@@ -245,7 +245,7 @@ def _grid_runs(
     from poetmodel.sweeps.runs import CONSTRAINTS_PREFIX
 
     text = None if problems.constraints is None else read_text(problems.constraints)
-    settings = sweeps.Settings.of(limits, search, constraints=text)
+    settings = sweeps.Settings.from_limits(limits, search, constraints=text)
     try:
         return sweeps.grid(
             problems.models,

@@ -31,7 +31,7 @@ class Build(StorageLayout):
     """The generated C."""
 
     @classmethod
-    def of(cls, layout: StorageLayout) -> Self:
+    def from_layout(cls, layout: StorageLayout) -> Self:
         """Generate the C of a layout."""
         return cls(**layout.field_values(), source=Source(layout))
 

@@ -132,7 +132,7 @@ def export_with(step: LoweredStep, options: ExportOptions) -> Deployment:
     for program in passes:
         layout = replace(layout, programs=(*layout.programs, program))
     _check_stored_bytes(layout)
-    build = Build.of(layout)
+    build = Build.from_layout(layout)
     check_flash(build)
     deployment = Deployment(
         **build.field_values(),
@@ -202,7 +202,7 @@ class Trial:
             replay=_make_replay(program.step, self.options),
             migration=None,
         )
-        return Build.of(layout)
+        return Build.from_layout(layout)
 
     def candidates(self) -> list[tuple[int | None, LoweredStep]]:
         """Return the first (tile size [B], step), and later pairs that may fit the flash."""

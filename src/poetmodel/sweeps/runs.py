@@ -54,7 +54,9 @@ class Settings:
     """Number of steps from one commit of state to storage to the next; None without commits."""
 
     @classmethod
-    def of(cls, limits: Limits, search: SearchOptions, *, constraints: str | None = None) -> Self:
+    def from_limits(
+        cls, limits: Limits, search: SearchOptions, *, constraints: str | None = None
+    ) -> Self:
         """Return the settings that limits and options of a search state."""
         values: dict[str, Any] = {
             entry.name: getattr(limits, entry.name, None)
