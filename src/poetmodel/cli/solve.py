@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -142,11 +141,20 @@ def _tables(
 
 
 def _write(answer: CaseAnswer, files: FileOptions) -> Iterator[Path]:
-    """Save the schedule, if any, at once; return its path and, while iterated, further files."""
-    result = answer.result
-    saved: tuple[Path, ...] = ()
-    if files.out is not None and result.schedule is not None:
-        result.save(files.out)
-        saved = (files.out,)
-    further = save_plan_and_map(result, plan=files.plan, plot=files.plot, fitted=answer.fitted)
-    return chain(saved, further)
+    """Save the schedule, if any, at once; further files and a failure follow while iterated."""
+    result, failure = answer.result, None
+    out = None if result.schedule is None else files.out
+    try:
+        if out is not None:
+            result.save(out)
+    except InputError as error:
+        failure = error
+
+    def report() -> Iterator[Path]:
+        if failure is not None:
+            raise failure
+        if out is not None:
+            yield out
+        yield from save_plan_and_map(result, plan=files.plan, plot=files.plot, fitted=answer.fitted)
+
+    return report()
