@@ -1,6 +1,7 @@
 """Printed text: tables of all widths, all kinds of names, and no output with ``--quiet``."""
 
 import json
+import logging
 import re
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from typer.main import get_command
 
 from kit.commands import BOARD_FILE, CHAIN, chain, invoke, write_graph
 from poetmodel.cli.application import app
-from poetmodel.cli.output import MAX_LINE, _fit_widths, printable
+from poetmodel.cli.output import MAX_LINE, _fit_widths, print_note, printable
 
 COMMANDS = sorted(info.name or "" for info in app.registered_commands)
 LISTS = ("models", "devices", "inspect resnet18-cifar", "devices rpi4b", "models mlp")
@@ -107,6 +108,15 @@ def test_quiet_commands_print_nothing(told):
     assert json.loads(invoke("models", "--quiet", "--json").out)
     told(invoke("models", "nope", "--quiet").err)
     assert invoke("models").out
+
+
+def test_settings_of_a_command_end_with_it(capsys):
+    """After a quiet command, notes are printed; warnings of the library are no longer its own."""
+    handlers = list(logging.getLogger("poetmodel").handlers)
+    invoke("models", "--quiet", status=0)
+    print_note("a note")
+    assert capsys.readouterr().err == "a note\n"
+    assert logging.getLogger("poetmodel").handlers == handlers
 
 
 HOSTILE = (

@@ -85,14 +85,13 @@ class Application(TyperGroup):
     def main(self, *args: Any, **options: Any) -> Any:
         """Run a command and exit with its status; raise unexpected exceptions.
 
-        Resets ``--quiet``, prints warnings that poetmodel logs, and makes stdout and stderr escape
-        characters that their encoding lacks. A closed pipe ends without a message, a full disk is
-        an error.
+        Until it ends, ``--quiet`` applies and warnings that poetmodel logs are printed; stdout and
+        stderr escape characters that their encoding lacks. A closed pipe ends without a message, a
+        full disk is an error.
         """
         options["standalone_mode"] = False
-        set_quiet(False)
-        if not any(isinstance(handler, WarningHandler) for handler in _LOG.handlers):
-            _LOG.addHandler(WarningHandler(logging.WARNING))
+        handler = WarningHandler(logging.WARNING)
+        _LOG.addHandler(handler)
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")
@@ -107,6 +106,9 @@ class Application(TyperGroup):
         except OSError as error:  # such as a full disk
             discard_output(sys.stdout)
             status = report_error(error)
+        finally:
+            set_quiet(False)
+            _LOG.removeHandler(handler)
         sys.exit(int(status or 0))
 
     def _run_command(self, *args: Any, **options: Any) -> int | None:
