@@ -90,17 +90,25 @@ class AblationRun(RecordedRun):
         return Policy(**SWITCHES[name]) if self.variant != EVERYTHING else Policy()
 
 
-def runs(parts: tuple[str, ...] = tuple(SWITCHES), seeds: int = 3) -> Iterator[AblationRun]:
-    """Yield the runs with everything and without each of `parts`, with several seeds."""
+def runs(
+    parts: tuple[str, ...] = tuple(SWITCHES),
+    seeds: int = 3,
+    every: int = 1,
+    limit_s: float = LIMIT_S,
+) -> Iterator[AblationRun]:
+    """Yield the runs with everything and without each of `parts`, with several seeds.
+
+    With `every`, only each of so many instances, from the first on.
+    """
     for seed in range(seeds):
-        for model, device, ram, deadline in _INSTANCES:
+        for model, device, ram, deadline in _INSTANCES[::every]:
             instance = grid.Instance(
                 goal=0,
                 model=model,
                 device=device,
                 ram=ram,
                 deadline=deadline,
-                limit_s=LIMIT_S,
+                limit_s=limit_s,
                 seed=seed,
             )
             for variant in (EVERYTHING, *(f"no {part}" for part in parts)):

@@ -200,8 +200,9 @@ DRAWN = {
     "without_schedule_time_ratio": (0.0, 1 / 6, 1.0),
     "fastest_time_ratio": (0.1, 0.8),
     "worker_start_s": (0.0, 0.5),
+    "drops_dominated_keeps": (True, True, False),
 }
-"""Values of the numbers of a policy, also poor ones; none may cause a false claim."""
+"""Values of the fields of a policy, also poor ones; none may cause a false claim."""
 
 
 def random_policy(rng):

@@ -127,7 +127,13 @@ LAZY = Formulation(
 """The formulation of relaxations: ``compact`` over the groups of `Model.grouping`."""
 
 
-def build_relaxation(problem: Problem, grouping: Grouping, recomputable: Sequence[bool]) -> Model:
+def build_relaxation(
+    problem: Problem,
+    grouping: Grouping,
+    recomputable: Sequence[bool],
+    *,
+    drops_dominated_keeps: bool = True,
+) -> Model:
     """Build the relaxation of a problem that enforces the rows of a grouping.
 
     Its optimum is a lower bound, and equals the problem's if the solution, disaggregated to stages,
@@ -144,7 +150,7 @@ def build_relaxation(problem: Problem, grouping: Grouping, recomputable: Sequenc
         counted_rows=[problem.stage_limits[position] for position in grouping.user_rows],
         is_free=partial(grouping.is_free, problem.working_graph),
     )
-    if not grouping.user_rows:
+    if drops_dominated_keeps and not grouping.user_rows:
         step_row_groups = {grouping.group_of[t] for t in grouping.step_stages}
         events = mark_dominated_keeps(
             problem, events, allows_moves=lambda group: group not in step_row_groups

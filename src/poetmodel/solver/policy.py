@@ -37,6 +37,8 @@ class Policy:
     """Enabled families of cuts."""
     heuristics: frozenset[str] = HEURISTICS
     """Enabled searches of the primal heuristic."""
+    drops_dominated_keeps: bool = True
+    """Whether relaxations lack the keeps that a schedule as good as any does without."""
 
     # -- first schedules and units -----------------------------------------------------------------
     greedy_time_ratio: float = 0.1
@@ -176,6 +178,7 @@ class Policy:
 SWITCHES: Final[Mapping[str, Mapping[str, Any]]] = {
     **{f"{name} cuts": {"cuts": frozenset(CUT_FAMILIES) - {name}} for name in CUT_FAMILIES},
     **{name.replace("_", " "): {"heuristics": HEURISTICS - {name}} for name in sorted(HEURISTICS)},
+    "dominated keeps": {"drops_dominated_keeps": False},
     "few rows in the linear phase": {"linear_growth_ratio": 1.0, "linear_rows": ALL_ROWS},
     "rows tight at the incumbent": {"tight_ratio": 1.0},
     "more rows after easy relaxations": {"easy_growth_ratio": 0.0},

@@ -97,10 +97,14 @@ class Relaxation:
         problem: Problem,
         grouping: Grouping,
         is_recomputable: Sequence[bool],
+        *,
+        drops_dominated_keeps: bool = True,
     ) -> Relaxation:
         """Build and compile the relaxation that enforces the rows of `grouping`, without cuts."""
         started_s = time.monotonic()
-        model = build_relaxation(problem, grouping, is_recomputable)
+        model = build_relaxation(
+            problem, grouping, is_recomputable, drops_dominated_keeps=drops_dominated_keeps
+        )
         form = to_standard_form(model)
         layout = require_layout(form)
         return cls(

@@ -78,14 +78,18 @@ class Session:
     def build_relaxation(
         self, grouping: Grouping, coarser_relaxation: Relaxation | None = None
     ) -> Relaxation:
-        """Build the relaxation of a grouping with the separators of the policy's cuts.
+        """Build the relaxation of a grouping with its separators, and the cuts of a coarser one.
 
-        Restates cuts of a coarser one, and adds the build time to the search's. Raises
-        `TimeLimitError` if the remaining time of the search passes.
+        Raises `TimeLimitError` if the remaining time of the search passes.
         """
         search = self.search
         with limit_time(search.request.remaining_s()):
-            relaxation = Relaxation.build(search.problem, grouping, self.is_recomputable)
+            relaxation = Relaxation.build(
+                search.problem,
+                grouping,
+                self.is_recomputable,
+                drops_dominated_keeps=self.policy.drops_dominated_keeps,
+            )
             for family in CUT_FAMILIES:
                 if family in self.policy.cuts:
                     module = import_module(f"poetmodel.solver.lazy.cuts.{family}")
