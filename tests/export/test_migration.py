@@ -26,6 +26,7 @@ WAYS = {
     "to fewer": ({"ram": "150%"}, {"ram": "150%"}, 4096, 4),
     "to more": ({"ram": "150%"}, {"ram": "150%"}, 1024, 8),
     "to tiles": ({"ram": "150%"}, {"ram": "150%", "tile": 200}, 1024, 16),
+    "moved": ({"ram": "150%"}, {"ram": "150%"}, 2432, 4),
     "from storage": ({"ram": "90%"}, {"ram": "110%"}, 4096, 32),
     "in place": (
         {"ram": "95%", "device": "nano33ble"},
@@ -34,8 +35,9 @@ WAYS = {
         4,
     ),
 }
-"""Options of both folders, the erase block and the write unit [B]."""
-FEWER = {"to fewer", "from storage"}
+"""Options of both folders, the erase block and the write unit [B]; the old generation of
+``moved`` is in all blocks of the new step, and moves behind them."""
+FEWER = {"to fewer", "moved", "from storage"}
 """Ways to a step that trains fewer tensors; the others go to one that trains more."""
 
 
@@ -95,7 +97,7 @@ def programs(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("way", mark_seeds_except(WAYS, {"to tiles"}))
+@pytest.mark.parametrize("way", mark_seeds_except(WAYS, {"to tiles", "moved"}))
 @parametrize_parts(PARTS)
 def test_a_cut_leaves_the_old_state_or_the_new_one(programs, way, part):
     """Tensors of equal names have the old values, others first ones, and steps go on."""

@@ -243,6 +243,16 @@ static int pm_sum_write(uint32_t slot, uint32_t address, uint32_t sum)
 #endif
 
 #if PM_COMMIT
+/* Returns the end of the storage that may have a generation of another program: also one that pm_migrate has moved. */
+static uint32_t pm_search_end(void)
+{
+#if PM_MIGRATES
+    return pm_old_end();
+#else
+    return pm_end();
+#endif
+}
+
 /* If a generation begins without a record, searches its other blocks and, for the last generation, all blocks after it:
    another program may have begun its generations there. Copies a found record to *record, with the number 0. */
 static int pm_find_record(uint32_t slot, uint32_t address, pm_record_t *record)
@@ -250,7 +260,7 @@ static int pm_find_record(uint32_t slot, uint32_t address, pm_record_t *record)
     const uint32_t generation = (slot - PM_PAGE_SLOTS) / PM_STATE_SLOTS;
     const uint32_t next = generation + PM_SHARED < PM_GENERATIONS ? generation + PM_SHARED : PM_GENERATIONS;
     const uint32_t is_last = next == PM_GENERATIONS && !PM_VOLATILE;
-    const uint32_t end = is_last ? pm_end() : pm_generation_start(next);
+    const uint32_t end = is_last ? pm_search_end() : pm_generation_start(next);
     if (generation % PM_SHARED || generation >= PM_GENERATIONS || record->checksum == pm_record_sum(record)) return PM_OK;
     for (uint32_t at = address + PM_COMMIT_BLOCK; at + PM_RECORD_BYTES <= end; at += PM_COMMIT_BLOCK) {
         pm_record_t found;
