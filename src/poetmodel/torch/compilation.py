@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
@@ -16,6 +17,7 @@ from poetmodel.clock import infrequent_gc
 from poetmodel.device import Device
 from poetmodel.errors import InputError, join_names, quote
 from poetmodel.files import write_text
+from poetmodel.torch.capturing.front import Changed
 from poetmodel.torch.capturing.inputs import input_errors, refuse, unflatten
 from poetmodel.torch.capturing.surroundings import CAPTURE_LOCK
 from poetmodel.torch.compiled import Compiled, CompileOptions
@@ -228,8 +230,19 @@ class Step:
             the step then has no effect. Without it, gradients may have been added, or parameters
             updated.
         """
+        batch = self._structure_inputs(inputs, named_inputs)
+        for compiled in (self._current, *self._compiled_steps):
+            try:
+                flat_inputs = compiled.trace.joint.flat_inputs(batch)
+            except CaptureError:
+                continue
+            if compiled.guards.hold_before(flat_inputs):
+                with suppress(Changed):
+                    output = compiled.execute(flat_inputs)
+                    self._current = compiled
+                    return output
         compiled, flat_inputs = self.select(*inputs, **named_inputs)
-        return compiled.runner(flat_inputs)
+        return compiled.execute(flat_inputs)
 
     def select(self, *inputs: Any, **named_inputs: Any) -> tuple[Compiled, tuple[Any, ...]]:
         """Return (compiled step for inputs like these, flat inputs).

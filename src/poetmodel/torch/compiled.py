@@ -18,6 +18,7 @@ from poetmodel.problem import Problem, Quantity
 from poetmodel.result import Status, Termination, gap_over_time
 from poetmodel.solver import solve
 from poetmodel.torch.cache import Cache
+from poetmodel.torch.capturing.front import Changed
 from poetmodel.torch.capturing.guards import Guards, refuse_inference_mode, refuse_inputs
 from poetmodel.torch.capturing.inputs import flatten, input_errors, refuse
 from poetmodel.torch.compile_cache import CachedStep
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from poetmodel.result import SolveResult
     from poetmodel.schedule import Schedule
     from poetmodel.solver.request import SolveProgress
+    from poetmodel.torch.capturing.front import Capture
     from poetmodel.torch.capturing.inputs import Inputs
     from poetmodel.torch.state.store import StateStore
 
@@ -146,6 +148,7 @@ class Compiled:
             inputs,
             optimizer=options.optimizer,
             clip_grad_norm=options.clip_grad_norm,
+            follows_state=options.dynamic == "retrace",
         )
         joint = replace(joint, accumulate=options.accumulate)
         self.cached_step = CachedStep(Cache.from_option(options.cache), joint)
@@ -346,6 +349,28 @@ class Compiled:
         )
         self.state_store = runner.state_store
         return runner
+
+    def execute(self, flat_inputs: Sequence[Any]) -> Any:
+        """Execute a valid step on flat inputs; return its loss, or the model's output.
+
+        With captures of Dynamo, raises `Changed` before anything is executed if none is valid.
+        Afterwards Dynamo repeats what forward changes in Python.
+        """
+        captures = self.trace.joint.captures
+        if captures is None:
+            return self.runner(flat_inputs)
+        outputs: list[Any] = []
+
+        def run(capture: Capture, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            if capture not in captures:
+                raise Changed(captured=capture)
+            constants = {key: tensors[position] for key, position in captures.constants.items()}
+            results = self.runner.run(flat_inputs, constants=constants)
+            outputs.append(self.runner.build_output(results))
+            return captures.arrange(capture, results)
+
+        captures.call(flat_inputs, run)
+        return outputs[0]
 
     def close(self) -> None:
         """Move all state to RAM; remove the page file, and the state file of all input shapes."""

@@ -139,7 +139,7 @@ def convert_exceptions(subject: str, trail: Sequence[str] = ()) -> Iterator[None
         for link in exception_chain(error):
             if isinstance(link, PoetModelError):
                 raise link from None
-        line = user_line_of_error(error)
+        line = _interpreted_line or user_line_of_error(error)
         where = f" at {line}" if line else f" in {trail[-1]}" if trail else ""
         raise CaptureError(f"{subject}: {_capture_message(error, where)}") from error
 
@@ -245,11 +245,27 @@ def user_line_of_error(error: BaseException) -> str | None:
     return _first_user_line(reversed(list(traceback.walk_tb(error.__traceback__))))
 
 
+_interpreted_line = ""
+
+
+@contextmanager
+def interpreting_line(line: str) -> Iterator[None]:
+    """Context manager in which a line, if not empty, counts as the running one."""
+    global _interpreted_line  # noqa: PLW0603 - captures hold a lock
+    old_line, _interpreted_line = _interpreted_line, line
+    try:
+        yield
+    finally:
+        _interpreted_line = old_line
+
+
 def running_user_line(frame: FrameType, *, within: str | None = None) -> str | None:
     """Return the innermost line of the user's or a library's code on the stack, if any.
 
     The search ends before the first frame of the file `within`.
     """
+    if _interpreted_line:
+        return _interpreted_line
     frames = traceback.walk_stack(frame)
     return _first_user_line(takewhile(lambda pair: pair[0].f_code.co_filename != within, frames))
 

@@ -109,7 +109,12 @@ class Guards:
         """Assumptions at the compilation of the step."""
 
     def hold(self, inputs: Sequence[Any]) -> bool:
-        """Return whether the step is valid for flat inputs and the current state.
+        """Return whether the step is valid for flat inputs and the current state."""
+        captures = self._joint.captures
+        return self.hold_before(inputs) and (captures is None or not captures.changes(inputs))
+
+    def hold_before(self, inputs: Sequence[Any]) -> bool:
+        """Return whether the step is valid as far as a call under Dynamo's guards does not tell.
 
         If Python values and constant tensors are unchanged, raises `CaptureError` for a call that
         no compiled step supports. `PythonGuards.hold` stores current plain values for later checks.
@@ -175,7 +180,10 @@ class Guards:
             and not python_differences
         ):
             tensors = self._joint.guarded_tensors(inputs)
-            yield from self._joint.value_guards.differences(tensors)
+            texts = [*self._joint.value_guards.differences(tensors)]
+            yield from texts
+            if not texts and self._joint.captures is not None:
+                yield from self._joint.captures.changes(inputs)
 
     def _overlapping_indices(self, inputs: Sequence[Any]) -> tuple[int | None, ...]:
         """Return, for each input, the index of the first changed tensor that overlaps it, or None.

@@ -7,9 +7,11 @@ This module (``aot_export_joint_with_descriptors``), `joint_graph` (descriptors)
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +22,14 @@ from torch._guards import TracingContext, tracing
 
 from poetmodel.clock import infrequent_gc
 from poetmodel.errors import join_names
+from poetmodel.torch.capturing.captures import StepCaptures
+from poetmodel.torch.capturing.front import Capture, Changed, StepFront
+from poetmodel.torch.capturing.front_joint import (
+    TracedModule,
+    constant_positions,
+    export_joint,
+    is_same_graph,
+)
 from poetmodel.torch.capturing.inputs import (
     OutputStructure,
     copy_inputs,
@@ -47,6 +57,7 @@ from poetmodel.torch.capturing.modules import (
     Leftovers,
     ModuleSnapshot,
 )
+from poetmodel.torch.capturing.passes import Passes
 from poetmodel.torch.capturing.process_state import ProcessState, record_environment
 from poetmodel.torch.capturing.python_reads import PythonReads
 from poetmodel.torch.capturing.replay import temporary_setting
@@ -67,7 +78,7 @@ from poetmodel.torch.capturing.values import (
     ValueGuards,
     is_unknown_value_error,
 )
-from poetmodel.torch.errors import FOREIGN_ERRORS, convert_exceptions
+from poetmodel.torch.errors import FOREIGN_ERRORS, CaptureError, convert_exceptions
 from poetmodel.torch.graph.tensors import tensors_in
 from poetmodel.torch.int8.reading import with_fronts
 
@@ -81,6 +92,12 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 
+USES_DYNAMO = False
+"""Whether TorchDynamo captures steps, instead of the front of this module."""
+
+_MAX_PASSES: Final = 2
+"""Number of further passes in which what forward reads must be as the pass before left it."""
+
 LOSS: Final = "loss"
 """Name of a loss module in the captured module."""
 
@@ -91,6 +108,7 @@ def capture(
     inputs: Inputs,
     *,
     name: str | None = None,
+    follows_state: bool = False,
 ) -> Joint:
     """Capture a training step: forward pass, loss, and backward pass.
 
@@ -105,6 +123,8 @@ def capture(
         As for `compile`.
     name : str, optional
         Name of the step in messages; by default the class of `model`.
+    follows_state : bool
+        Whether a further capture may follow Python state that forward changes in each step.
 
     Returns
     -------
@@ -122,6 +142,8 @@ def capture(
     name = name or type(model).__name__
     refuse(name, step_errors(model, loss_fn, inputs))
     model = with_fronts(model)
+    if USES_DYNAMO:
+        return _capture_by_dynamo(model, loss_fn, inputs, name=name, follows_state=follows_state)
     flat_inputs, spec = flatten(inputs)
     uses_keywords = takes_keywords(
         model, inputs if loss_fn is None or isinstance(inputs, Mapping) else inputs[:-1]
@@ -250,6 +272,180 @@ def capture(
             ", ".join(unstable_names),
         )
     return joint
+
+
+def _capture_by_dynamo(
+    model: torch.nn.Module,
+    loss_fn: Callable[..., torch.Tensor] | None,
+    inputs: Inputs,
+    *,
+    name: str,
+    follows_state: bool,
+) -> Joint:
+    """Return a step whose graph TorchDynamo captures; arguments are as for `capture`."""
+    flat_inputs, spec = flatten(inputs)
+    uses_keywords = takes_keywords(
+        model, inputs if loss_fn is None or isinstance(inputs, Mapping) else inputs[:-1]
+    )
+    output_structures: list[OutputStructure] | None = [] if isinstance(inputs, Mapping) else None
+    module, assigned_buffers = _wrap_with_loss(
+        name,
+        model,
+        loss_fn,
+        spec,
+        uses_keywords=uses_keywords,
+        output_structures=output_structures,
+        checks=FiniteChecks(),
+    )
+    passes = Passes(name, module, flat_inputs)
+    uses_onednn = torch.backends.mkldnn.enabled
+    has_lstm = any(isinstance(part, torch.nn.LSTM) for part in module.modules())
+    checks = FiniteChecks()
+    try:
+        with record_environment() as environment:
+            passes.execute()
+        passes.snapshot.restore()
+        assigned_buffers.register_assigned()
+        front = StepFront(
+            name,
+            model,
+            loss_fn,
+            uses_keywords=uses_keywords,
+            accesses=output_structures[0].accesses if output_structures else (),
+            assigned_buffers=assigned_buffers.registered(),
+        )
+        batch = unflatten(flat_inputs, spec)
+        captured = _capture_or_record(front, batch, passes)
+        equal_captures, is_settled = _settle(
+            front, captured, batch, passes, follows_state=follows_state
+        )
+        with (
+            convert_exceptions(name),
+            passes.generator_states.restore_at_end(),
+            onednn_kernels(enabled=uses_onednn and not has_lstm),
+            native_operators(),
+            infrequent_gc(),
+        ):
+            while True:
+                traced_module = TracedModule(name, module, captured, flat_inputs, checks)
+                graph_module, values = export_joint(
+                    traced_module, flat_inputs, uses_onednn=uses_onednn
+                )
+                if not checks.enable_asserts(graph_module, values):
+                    break
+    finally:
+        passes.snapshot.restore()
+    for node in graph_module.graph.nodes:
+        values.detach(node.meta.get("val"))
+    output = output_structures[0] if output_structures else None
+    names = input_names(spec, by_name=output is not None)
+    arguments = tuple(input_specs(name, graph_module, names))
+    joint = Joint(
+        name=name,
+        module=module,
+        graph_module=graph_module,
+        arguments=arguments,
+        results=tuple(
+            output_specs(
+                name,
+                graph_module,
+                arguments,
+                output,
+                has_check=bool(checks.lines),
+                n_stored=len(captured.stored_positions),
+            )
+        ),
+        input_spec=spec,
+        inputs=tuple(flat_inputs),
+        value_guards=ValueGuards(tuple(values.reads.values())),
+        process_state=ProcessState(environment),
+        output=output,
+        finite_check_lines=tuple(checks.lines),
+    )
+    constants = joint.arguments_of(InputKind.CONSTANT_TENSOR)
+    positions = constant_positions(captured, graph_module, constants)
+    captures = StepCaptures(
+        front,
+        (captured, *equal_captures),
+        flat_inputs,
+        spec,
+        positions,
+        is_settled=is_settled,
+    )
+    joint = replace(joint, captures=captures)
+    refuse(name, _capture_errors(joint))
+    return joint
+
+
+def _copy_batch(batch: Sequence[Any]) -> Sequence[Any]:
+    """Return a batch of copies."""
+    flat_inputs, spec = flatten(batch)
+    return unflatten(list(copy_inputs(tuple(flat_inputs))), spec)
+
+
+def _capture_or_record(front: StepFront, batch: Sequence[Any], passes: Passes) -> Capture:
+    """Return a capture; if Dynamo refuses, one with the values that an eager pass reads."""
+    try:
+        return front.capture(batch)
+    except CaptureError as error:
+        refusal = error
+    passes.execute(lambda: front.record_readings(_copy_batch(batch)))
+    passes.snapshot.restore(keeps_new=True)
+    try:
+        return front.capture(batch)
+    except CaptureError as error:
+        raise error from refusal
+
+
+def _settle(
+    front: StepFront,
+    captured: Capture,
+    batch: Sequence[Any],
+    passes: Passes,
+    *,
+    follows_state: bool,
+) -> tuple[list[Capture], bool]:
+    """Return (further captures with the graph of `captured`, whether state has settled).
+
+    Refuses state outside of modules that forward changes in each step, and without
+    `follows_state` any.
+    """
+    reasons: tuple[str, ...] = ()
+    equal_captures: list[Capture] = []
+    is_settled = False
+    last = captured
+    for _ in range(_MAX_PASSES):
+        passes.execute()
+        try:
+            current = front.find(batch)[0]
+        except Changed as change:
+            reasons = reasons or change.reasons
+            last = front.capture(batch)
+            if is_same_graph(captured, last):
+                equal_captures.append(last)
+        else:
+            if current is last:
+                is_settled = True
+                break
+            last = current
+    passes.snapshot.restore()
+    if not is_settled and not follows_state:
+        raise CaptureError(_settling_message(front.name, reasons))
+    try:
+        front.find(batch)
+    except Changed as change:
+        raise CaptureError(_settling_message(front.name, change.reasons)) from None
+    return equal_captures, is_settled
+
+
+def _settling_message(name: str, reasons: Sequence[str]) -> str:
+    """Return the message for state that each forward pass changes."""
+    pattern = r" was (.*?) and is (.*?), read at "
+    text = re.sub(pattern, r" from \1 to \2 at ", "; ".join(reasons[:1]), count=1)
+    return (
+        f"{name}: forward changes {text or 'what it reads'}, and one graph cannot follow; make it "
+        "a buffer or an input, or leave the change out"
+    )
 
 
 def _record_python_reads(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from torch import fx
 
+    from poetmodel.torch.capturing.captures import StepCaptures
     from poetmodel.torch.capturing.inputs import Inputs, OutputStructure
     from poetmodel.torch.capturing.values import ValueGuards
 
@@ -76,6 +77,8 @@ class OutputKind(StrEnum):
     """Whether all tests of the model for finite numbers pass."""
     OUTPUT = "output"
     """A further output of the model; returned at the end of the step, detached."""
+    STORED = "stored tensor"
+    """A tensor that forward stores in an attribute, a dict or a global; detached."""
     GRADIENT = "gradient"
     """The gradient of a graph input; accumulated into ``.grad`` of its tensor."""
     MUTATION = "mutation"
@@ -191,6 +194,8 @@ class Joint:
     """Guards of Python values that the model's code read."""
     process_state: ProcessState = field(default_factory=lambda: ProcessState({}))
     """Environment, hooks of all modules and flags of PyTorch at the capture."""
+    captures: StepCaptures | None = None
+    """The front with the captures of this graph; None for a graph of another front."""
     output: OutputStructure | None = None
     """Structure of the model's output if inputs are named; None if the step returns the loss."""
     accumulate: int = 1
@@ -376,11 +381,12 @@ def output_specs(
     structure: OutputStructure | None,
     *,
     has_check: bool,
+    n_stored: int = 0,
 ) -> Iterator[OutputSpec]:
     """Yield the outputs of a captured graph in its order, except None, such as absent gradients.
 
     Without `structure`, the module's outputs are losses; with it, only the first. With `has_check`,
-    the last of them is a check for finite numbers.
+    the last of them is a check for finite numbers; `n_stored` before it are stored tensors.
     """
     argument_of = {
         argument.node.meta["desc"]: argument
@@ -403,6 +409,11 @@ def output_specs(
                 )
             if has_check and descriptor.idx == max(output_positions):
                 yield OutputSpec(kind=OutputKind.CHECK, node=node, target=None)
+                continue
+            position = len(output_positions) - has_check - descriptor.idx
+            if 0 < position <= n_stored:
+                path = str(n_stored - position)
+                yield OutputSpec(kind=OutputKind.STORED, node=node, target=None, path=path)
                 continue
             if structure is None or descriptor.idx == 0:
                 yield OutputSpec(kind=OutputKind.LOSS, node=node, target=None)

@@ -306,6 +306,10 @@ class AssignedBuffers:
         self._registered_buffers = self._registered_buffers.union(self._assigned_buffers)
         return has_new
 
+    def registered(self) -> list[tuple[torch.nn.Module, str]]:
+        """Return (module, name) of each registered buffer."""
+        return [(self._modules[path], key) for path, key in sorted(self._registered_buffers)]
+
     @contextmanager
     def track_pass(self) -> Iterator[None]:
         """Context manager around a forward pass: records which buffers the pass assigns.

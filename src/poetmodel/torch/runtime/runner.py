@@ -36,8 +36,8 @@ TORN_NOTE: Final = (
 )
 """Note for a failed step with updates that cannot be rolled back."""
 
-_RETURNED_KINDS: Final = (OutputKind.LOSS, OutputKind.OUTPUT)
-"""Kinds of the results that a step returns."""
+_RETURNED_KINDS: Final = (OutputKind.LOSS, OutputKind.OUTPUT, OutputKind.STORED)
+"""Kinds of the results that `Runner.run` returns."""
 
 
 class Runner:
@@ -125,6 +125,9 @@ class Runner:
             joint.value(a) if a.kind in constant_kinds else None for a in joint.arguments
         ]
         """Values of the arguments that are equal in each step; None for other arguments."""
+        self._constant_indices = {
+            a.target: indices[a.node] for a in joint.arguments_of(InputKind.CONSTANT_TENSOR)
+        }
         output_keys = trace.step_graph.output_keys
         stored_positions = [
             indices[a.node]
@@ -186,8 +189,25 @@ class Runner:
             self.page_file.close()
 
     def __call__(self, inputs: Sequence[Any], *, delays_gradients: bool | None = None) -> Any:
-        """Execute one step on flat inputs; return its loss, or the model's output.
+        """Execute one step on flat inputs, as `run`; return its loss, or the model's output."""
+        return self.build_output(self.run(inputs, delays_gradients=delays_gradients))
 
+    def build_output(self, results: Sequence[torch.Tensor]) -> Any:
+        """Return the output of a step, given the results of `run`."""
+        loss, *others = results
+        n_outputs = sum(r.kind is OutputKind.OUTPUT for r in self.trace.joint.results)
+        return self.trace.joint.build_output(loss, others[:n_outputs])
+
+    def run(
+        self,
+        inputs: Sequence[Any],
+        *,
+        delays_gradients: bool | None = None,
+        constants: Mapping[str, torch.Tensor] | None = None,
+    ) -> list[torch.Tensor]:
+        """Execute one step on flat inputs; return loss, outputs and stored tensors.
+
+        `constants` has current tensors in place of constants, by the target of the argument.
         Changes gradients, buffers, inputs that the model changes, and the random state; with
         updates also parameters and moments. A `PageError` or `CaptureError` restores the random
         state and, with `rollback`, all state, unless the error has the note `TORN_NOTE`.
@@ -195,6 +215,8 @@ class Runner:
         """
         self.move_state()
         values = self._argument_values(inputs)
+        for target, tensor in (constants or {}).items():
+            values[self._constant_indices[target]] = tensor
         if self._optimizer_state is not None:
             values.append(self._optimizer_state.fill_arguments(values))
         is_delayed = self.delays_gradients if delays_gradients is None else delays_gradients
@@ -219,7 +241,7 @@ class Runner:
                     [values[index] for index in self._changed_arguments.values()], new_values
                 )
         loss, *further_results = [results[position] for position in self._returned_positions]
-        return self.trace.joint.build_output(loss, [value.detach() for value in further_results])
+        return [loss, *(value.detach() for value in further_results)]
 
     def _restore_state(self, error: BaseException) -> None:
         """Undo the updates of a failed step, or add the note `TORN_NOTE` to its error."""

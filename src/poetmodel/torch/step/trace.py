@@ -120,6 +120,7 @@ def capture_step(
     name: str | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     clip_grad_norm: float | None = None,
+    follows_state: bool = False,
 ) -> Joint:
     """Return a captured step, extended by the updates of `optimizer`; log its warnings."""
     if clip_grad_norm is not None and optimizer is None:
@@ -127,7 +128,7 @@ def capture_step(
         raise CaptureError(f"{label}: clip_grad_norm: needs an optimizer; give optimizer=")
     if optimizer is not None:
         check_optimizer(model, loss_fn, optimizer, name=name)
-    joint = capture(model, loss_fn, inputs, name=name)
+    joint = capture(model, loss_fn, inputs, name=name, follows_state=follows_state)
     if optimizer is not None:
         joint = extend_with_optimizer(joint, optimizer, clip_grad_norm=clip_grad_norm)
     return joint

@@ -506,7 +506,7 @@ class _OptimizerExtension:
                     self._add_update(self.parameters[key], rule, rate, factors, count)
         if count is not None:
             self._add_operation(BODY, BatchCount(self.batches), [count])
-        retained_kinds = (OutputKind.LOSS, OutputKind.OUTPUT)
+        retained_kinds = (OutputKind.LOSS, OutputKind.OUTPUT, OutputKind.STORED)
         results = tuple(r for r in self.joint.results if r.kind in retained_kinds)
         self.graph.output_node().args = (tuple(result.node for result in results),)
         self._erase_unread_nodes()

@@ -1,0 +1,74 @@
+"""The captures of TorchDynamo that share one joint graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from poetmodel.torch.capturing.front import Changed
+from poetmodel.torch.capturing.inputs import unflatten
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from poetmodel.torch.capturing.front import Capture, Execute, StepFront
+
+
+class StepCaptures:
+    """Calls a step under the guards of the captures whose graph is that of a joint graph.
+
+    `inputs` and `input_spec` are the flat inputs of the capture and their nesting; `constants` has
+    the position of each constant tensor among the inputs of Dynamo's graph, by the name of its
+    attribute in the joint graph. `is_settled`: forward does not change what it reads in each step.
+    """
+
+    def __init__(
+        self,
+        front: StepFront,
+        captures: Sequence[Capture],
+        inputs: Sequence[Any],
+        input_spec: Any,
+        constants: Mapping[str, int],
+        *,
+        is_settled: bool,
+    ) -> None:
+        self.front, self.constants, self.is_settled = front, constants, is_settled
+        self._captures, self._inputs, self._input_spec = tuple(captures), inputs, input_spec
+
+    def _batch(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Return flat inputs in their nesting; tensors get the classes of the capture."""
+        values = [
+            value.as_subclass(type(example))
+            if isinstance(value, torch.Tensor) and type(value) is not type(example)
+            else value
+            for value, example in zip(inputs, self._inputs, strict=True)
+        ]
+        return unflatten(values, self._input_spec)
+
+    def changes(self, inputs: Sequence[Any]) -> tuple[str, ...]:
+        """Return a text for each reason why no capture is valid for flat inputs; () if one is."""
+        try:
+            capture, _ = self.front.find(self._batch(inputs))
+        except Changed as change:
+            return change.reasons or ("Python values that the step reads have changed",)
+        if capture in self:
+            return ()
+        return ("forward has set Python values that it reads",)
+
+    def call(self, inputs: Sequence[Any], execute: Execute) -> None:
+        """Execute a step on flat inputs under the guards, as `StepFront.call`."""
+        self.front.call(self._batch(inputs), execute)
+
+    def arrange(self, capture: Capture, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return a value for each output of a captured graph, given the results of the step.
+
+        Dynamo returns or stores loss, outputs and stored tensors; nobody reads other values.
+        """
+        nodes = capture.graph_module.graph.output_node().args[0]
+        positions = (*capture.result_positions, *capture.stored_positions)
+        value_of = {nodes[p]: value for p, value in zip(positions, results, strict=True)}
+        return [value_of.get(node, results[0]) for node in nodes]
+
+    def __contains__(self, capture: object) -> bool:
+        return any(capture is member for member in self._captures)

@@ -1,0 +1,50 @@
+"""Eager forward passes before a capture, whose effects on tensors and generators are undone."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from poetmodel.torch.capturing.inputs import copy_inputs
+from poetmodel.torch.capturing.modules import GeneratorStates, ModuleSnapshot
+from poetmodel.torch.capturing.state_changes import WrittenTensors
+from poetmodel.torch.capturing.surroundings import refuse_seeding
+from poetmodel.torch.errors import convert_exceptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+class Passes:
+    """Executes forward passes of a module in eager mode; undoes what they write and draw.
+
+    `snapshot` restores modules. Without `function`, a pass executes the module on copies of the
+    inputs.
+    """
+
+    def __init__(self, name: str, module: torch.nn.Module, flat_inputs: Sequence[Any]) -> None:
+        self._name, self._module, self._flat_inputs = name, module, tuple(flat_inputs)
+        self.snapshot = ModuleSnapshot(module)
+        self.generator_states = GeneratorStates(name, self.snapshot)
+        self._written_tensors = WrittenTensors(module.buffers())
+
+    def execute(self, function: Callable[[], object] | None = None) -> None:
+        """Execute a pass; raise `CaptureError` for a draw, for seeding, and if it fails."""
+        try:
+            with (
+                torch.random.fork_rng(devices=[]),
+                self.generator_states.restore_at_end(),
+                warnings.catch_warnings(action="ignore"),
+                convert_exceptions(self._name),
+                refuse_seeding(),
+                self._written_tensors,
+            ):
+                if function is None:
+                    self._module(*copy_inputs(self._flat_inputs))
+                else:
+                    function()
+                self.generator_states.check()
+        finally:
+            self._written_tensors.restore()

@@ -1,0 +1,172 @@
+"""Steps that TorchDynamo captures: bits, side effects, changed state."""
+
+import copy
+import os
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import poetmodel.torch as pmt
+from kit.eager_steps import compile_keep_all, find_differences
+from poetmodel.torch.capturing import joint
+
+
+@pytest.fixture(autouse=True)
+def _dynamo(monkeypatch):
+    """Let Dynamo capture the steps of this file."""
+    monkeypatch.setattr(joint, "USES_DYNAMO", True)
+
+
+class Model(nn.Module):
+    """Layers, and a function of module, result and input."""
+
+    def __init__(self, function=lambda _model, y, _x: y):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.wide = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 4))
+        self.register_buffer("mean", torch.zeros(4))
+        self.function, self.scale, self.n, self.table = function, 1.0, 0, {}
+
+    def forward(self, x):
+        """Return a loss."""
+        return self.function(self, self.norm(self.wide(self.layer(x))), x).square().mean()
+
+
+def rows():
+    """Return a batch."""
+    torch.manual_seed(2)
+    return (torch.randn(6, 4),)
+
+
+def assigned(model, y, _):
+    """Assign a buffer."""
+    model.mean = model.mean * 0.5 + y.detach().mean(0)
+    return y - model.mean
+
+
+def in_checkpoint(model, y, x):
+    """Normalize inside of a checkpoint."""
+    return y + checkpoint(lambda v: model.norm(model.layer(v)), x, use_reentrant=False)
+
+
+def masked(_, y, x):
+    """Select rows by a mask, and branch by the value of an input."""
+    y = y[x.sum(1) > -2]
+    return y * 2 if (x > -9).all() else y
+
+
+STEPS = {
+    "plain": lambda _model, y, _x: y,
+    "dropout": lambda _model, y, _x: nn.functional.dropout(y, 0.5),
+    "buffer": assigned,
+    "checkpoint": in_checkpoint,
+    "readings": masked,
+    "inverse": lambda _model, y, _x: torch.linalg.inv(y.T @ y + torch.eye(4)),
+    "autocast": lambda m, y, x: m.layer(x).float() + y,
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_bits_are_those_of_eager(name):
+    """Loss, gradients and buffers, over three steps."""
+    model = Model(STEPS[name])
+    step = compile_keep_all(model, None, rows())
+    for _ in range(3):
+        assert find_differences(step, model, None, rows()) == []
+
+
+def test_updates_and_state_on_storage(tmp_path):
+    """Parameters and moments follow eager's."""
+    model = Model()
+    twin = copy.deepcopy(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    eager = torch.optim.Adam(twin.parameters(), lr=0.1)
+    options = {"optimizer": optimizer, "storage": tmp_path, "cache": False}
+    with pmt.compile(model, None, rows(), ram="95%", **options) as step:
+        for _ in range(3):
+            loss = twin(*rows())
+            assert torch.equal(step(*rows()), loss.detach())
+            loss.backward()
+            eager.step()
+            eager.zero_grad()
+    for one, other in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_stored_tensors_are_those_of_the_step():
+    """An attribute, and a dict, get the tensors that eager mode would store, detached."""
+
+    def store(model, y, x):
+        model.last = y
+        model.table["x"] = x * 2
+        return y
+
+    model = Model(store)
+    step = compile_keep_all(model, None, rows())
+    assert not hasattr(model, "last")
+    step(*rows())
+    twin = Model(store)
+    twin(*rows())
+    assert torch.equal(model.last, twin.last)
+    assert torch.equal(model.table["x"], twin.table["x"])
+    assert not model.last.requires_grad
+
+
+def count(model, y, _):
+    """Count in an attribute."""
+    model.n += 1
+    return y * model.n
+
+
+def test_state_that_forward_changes_is_followed_or_refused():
+    """A counter is captured again in each step; otherwise its line is named."""
+    with pytest.raises(pmt.CaptureError, match=r"forward changes n from .* at .*model\.n"):
+        compile_keep_all(Model(count), None, rows())
+    model = Model(count)
+    step = compile_keep_all(model, None, rows(), dynamic="retrace")
+    twin = Model(count)
+    for _ in range(3):
+        assert torch.equal(step(*rows()), twin(*rows()).detach())
+    assert model.n == twin.n
+
+
+def test_state_that_settles_is_followed():
+    """A table that the first step makes is there for the others."""
+
+    def tabulate(model, y, _):
+        if "t" not in model.table:
+            model.table["t"] = torch.arange(4.0)
+        return y * model.table["t"]
+
+    model = Model(tabulate)
+    step = compile_keep_all(model, None, rows(), dynamic="retrace")
+    twin = Model(tabulate)
+    for _ in range(3):
+        assert torch.equal(step(*rows()), twin(*rows()).detach())
+
+
+CHANGES = (
+    (lambda m, y, _: y * m.scale, lambda m: setattr(m, "scale", 3.0), r"scale was 1\.0 and is 3"),
+    (lambda _, y, __: y * float(os.environ.get("POETMODEL_TRY", "1")),
+     lambda _: os.environ.update(POETMODEL_TRY="3"), "POETMODEL_TRY was None and is 3"),
+    (lambda _, y, x: y if x[0, 0] > -9 else -y, lambda m: m.eval(), "training mode"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "change", "words"), CHANGES)
+def test_changes_are_told_or_followed(function, change, words, monkeypatch):
+    """With both values; a step that follows computes what eager mode does."""
+    monkeypatch.delenv("POETMODEL_TRY", raising=False)
+    model = Model(function)
+    step = compile_keep_all(model, None, rows())
+    following_model = Model(function)
+    following_step = compile_keep_all(following_model, None, rows(), dynamic="retrace")
+    change(model)
+    change(following_model)
+    with pytest.raises(pmt.CaptureError, match=words):
+        step(*rows())
+    assert model.layer.weight.grad is None
+    assert find_differences(following_step, following_model, None, rows()) == []
