@@ -120,19 +120,25 @@ def test_files_and_the_explorer_hand_each_limit_on():
     """All limits of a file, and all limits of the explorer except those of its sliders."""
     entry = ProblemEntry(**resolved(LIMITS))
     assert resolved(entry.limits()) == resolved(LIMITS)
-    asked = set(ExplorerSettings.model_fields) & set(named(LIMITS))
-    assert set(named(LIMITS)) - asked == {"ram", "deadline", "energy_budget", "constraints"}
-    settings = ExplorerSettings(model="mlp", device="rpi4b", **ExplorerSettings.of_limits(LIMITS))
-    limits = Catalogue().case(settings).limits
-    assert {name: getattr(limits, name) for name in asked} == {
-        name: getattr(LIMITS, name) for name in asked
+    settings = ExplorerSettings(model="mlp", device="rpi4b", limits=LIMITS)
+    shown = settings.to_dict()
+    assert named(LIMITS).items() - shown.items() == {
+        (name, getattr(LIMITS, name))
+        for name in ("ram", "deadline", "energy_budget", "constraints")
     }
+    limits = Catalogue().case(ExplorerSettings.model_validate(shown)).limits
+    assert limits == replace(LIMITS, ram=None, deadline=None, energy_budget=None)
 
 
 def test_exports_name_their_keywords():
     """The typed keywords are those that are parsed, and state all limits that the row table has."""
-    parsed = set(signature(ExportOptions.parse).parameters)
-    assert set(ExportKeywords.__annotations__) == parsed - {"folder", "infer", "evaluate"}
+    parsed, settings = (
+        set(signature(function).parameters) - {"folder", "infer", "evaluate"}
+        for function in (ExportOptions.parse, ExportOptions.of_limits)
+    )
+    assert set(ExportKeywords.__annotations__) == (parsed | settings) - {
+        *("settings", "limits", "search")
+    }
     assert set(EXPORTED_LIMITS) <= parsed
 
 

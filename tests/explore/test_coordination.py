@@ -7,6 +7,7 @@ import pytest
 
 from poetmodel.explore.coordination import Coordinator
 from poetmodel.explore.points import OpenProblem, Point
+from poetmodel.explore.settings import ExplorerSettings
 from poetmodel.explore.store import PointStore
 from poetmodel.solver.request import SearchOptions
 
@@ -43,7 +44,7 @@ def coordinator_of(store, point):
         search=SearchOptions(),
     )
     coordinator.open_problems["problem"] = OpenProblem(
-        "problem", {"settings": {}}, {point.id: point}
+        "problem", ExplorerSettings(model="mlp", device="mkr1000"), {}, {point.id: point}
     )
     return coordinator
 

@@ -26,7 +26,8 @@ FINGERPRINTS = {
 def test_answers_of_earlier_stores_are_found_again(fingerprint):
     """The hash of a problem in the store depends on each setting, and on no others."""
     catalogue = Catalogue()
-    settings = ExplorerSettings(model="mlp", **FINGERPRINTS[fingerprint])
+    settings = ExplorerSettings.model_validate({"model": "mlp", **FINGERPRINTS[fingerprint]})
+    assert settings == ExplorerSettings.model_validate(settings.to_dict())
     case = catalogue.case(settings)
     problem = case.state_problem(case.load_graph())
     assert problem_fingerprint(problem) == fingerprint

@@ -3,7 +3,7 @@
 import pytest
 
 from kit.explorers import MLP
-from poetmodel.explore.settings import Catalogue
+from poetmodel.explore.settings import Catalogue, ExplorerSettings
 from poetmodel.explore.tasks import Frame, JobContext, find_first_schedule
 
 
@@ -13,8 +13,9 @@ def test_first_schedule_is_empty_where_one_limit_excludes_all(limits):
     context = JobContext(
         catalogue=Catalogue(steps={}), send=lambda _: None, is_cancelled=lambda: False
     )
+    settings = ExplorerSettings.model_validate(MLP)
     jobs = (
-        {"settings": MLP, "ram_bytes": ram_bytes, "deadline_s": deadline_s}
+        {"settings": settings, "ram_bytes": ram_bytes, "deadline_s": deadline_s}
         for ram_bytes, deadline_s in (limits, (6736, None))
     )
     excluded, kept = (find_first_schedule(job, context) for job in jobs)

@@ -723,7 +723,7 @@ class TwoPlans:
     n_forward_operations = 2
     keep_all_bytes = 10
     extra_bytes = 0
-    settings = SimpleNamespace(time_limit=60)
+    settings = SimpleNamespace(time_limit_s=60)
 
     def plan_within(self, peak_bytes, saved_bytes):
         """Return a plan; its peak does not depend on the limits."""

@@ -279,7 +279,7 @@ def remove_state(
                     f"{home_text}, {format_bytes(stored_bytes)}, and storage has space for "
                     f"{format_bytes(storage_bytes)}"
                 )
-            limits["aux_bytes"] = storage_bytes - stored_bytes
+            storage_bytes -= stored_bytes
     stateless_graph = make_working_graph(
         graph, read_in_place=problem.reads_in_place, resident=resident
     )
@@ -287,7 +287,7 @@ def remove_state(
         stateless_graph = _restrict_recomputation(stateless_graph, graph.last_stages)
     stateless_graph = _move_updates_to_forward(stateless_graph)
     return replace(
-        problem.resolved(),
+        problem.resolved().with_limit(Quantity.WRITES, storage_bytes),
         graph=stateless_graph,
         costs=_stateless_costs(problem, stateless_graph),
         **limits,

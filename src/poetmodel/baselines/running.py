@@ -255,11 +255,10 @@ def checkmate(problem: Problem) -> Problem:
     removed, because Checkmate has none, and only the verifier checks them. Stages and memory are
     those of this package: workspaces count, and tensors are freed after their last use in a stage.
     """
-    return replace(
-        problem,
+    return problem.without_limits(
+        Quantity.TIME,
+        Quantity.ENERGY,
         paging=False,
         minimize=Quantity.TIME,
         deadline_counts=DeadlineCounts.COMPUTE,
-        deadline=None,
-        energy_budget=None,
     )

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from poetmodel.device import StorageMode
 from poetmodel.device.ram import DeviceRam
-from poetmodel.plan import check_arena, check_plan
+from poetmodel.plan import check_arena
+from poetmodel.plan.simulation import check_plan_of
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class CheckedPlan:
         return cls(
             problem=problem,
             plan=plan,
-            check=check_plan(graph, problem.costs, plan, aux_bytes=problem.aux_limit_bytes),
+            check=check_plan_of(problem, plan),
             arena=arena,
             arena_check=None if arena is None else check_arena(graph, plan, arena),
         )

@@ -17,7 +17,7 @@ from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import find_model_by_hash, load_model, model_names
 from poetmodel.plan.simulation import check_identity as check_plan_identity
 from poetmodel.planner import verify
-from poetmodel.problem import Limits, Problem
+from poetmodel.problem import Limits, Problem, Quantity
 from poetmodel.problem.io import state_problem
 from poetmodel.problem.rows import is_within
 from poetmodel.schedule import (
@@ -148,7 +148,7 @@ class Checked:
             return self
         problem, budget = self.problem, self.budget_bytes
         if self.document.problem is None:
-            problem = replace(problem, aux_bytes=None)  # that of the device
+            problem = problem.with_limit(Quantity.WRITES, None)  # that of the device
         try:
             planned = CheckedPlan.of_schedule(
                 problem,
@@ -315,8 +315,8 @@ def _state_problem(
             ram = MAX_BYTES if costs.device is None else None
             return Problem(graph, costs, ram=ram), document.claims
         notes.append("the file states no problem: no budget and no deadline were checked")
-        unlimited = Limits(ram=MAX_BYTES, aux_bytes=MAX_BYTES)
-        return Problem.from_limits(graph, costs or zero_costs(graph), unlimited), document.claims
+        problem = Problem(graph, costs or zero_costs(graph), ram=MAX_BYTES)
+        return problem.with_limit(Quantity.WRITES, MAX_BYTES), document.claims
     if costs is not None:
         return entry.to_problem(graph, costs), document.claims
     return entry.without_costs().to_problem(graph, zero_costs(graph)), document.claims

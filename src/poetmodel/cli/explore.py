@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 import webbrowser
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -17,7 +17,7 @@ from poetmodel.cli.inputs import read_costs
 from poetmodel.cli.output import print_note, print_text, set_quiet
 from poetmodel.errors import InputError, MissingExtraError
 from poetmodel.files import installed_version
-from poetmodel.problem import Limits, Problem
+from poetmodel.problem import Limits, Problem, Quantity
 from poetmodel.solver.request import SearchOptions
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def explore(
         listener,
         store=server_options.store,
         catalogue=catalogue,
-        initial={**settings.model_dump(), **initial},
+        initial={**settings.to_dict(), **initial},
         search=search,
         workers=server_options.workers,
         on_ready=on_ready,
@@ -132,8 +132,10 @@ def initial_state(
         {
             "model": name if is_built_in else next(iter((*catalogue.graphs, *catalogue.steps))),
             "device": next(iter((*catalogue.profiles, *catalogue.devices)), device),
-            **asdict(case.shape),
-            **ExplorerSettings.of_limits(replace(limits, aux_bytes=None)),
+            "shape": case.shape,
+            "limits": replace(
+                limits, ram=None, deadline=None, minimize=limits.minimize or Quantity.ENERGY
+            ),
         },
         kind="settings",
     )
@@ -142,9 +144,6 @@ def initial_state(
     costs = read_costs(graph, costing) if costing.is_given else case.load_costs(graph)
     # Raise for invalid limits before the server starts.
     problem = Problem.from_limits(graph, costs, limits)
-    settings = settings.model_copy(
-        update={"aux_bytes": problem.aux_limit_bytes if limits.aux_bytes else None}
-    )
     initial = {
         "ram_bytes": None if limits.ram is None else problem.ram_budget_bytes,
         "deadline_s": problem.deadline_s,

@@ -8,6 +8,7 @@ import time
 from contextlib import redirect_stdout
 from dataclasses import fields, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -22,13 +23,15 @@ from poetmodel.cli.output import fact_table, live_line, print_json, print_text, 
 from poetmodel.errors import InputError, convert_errors, join_names
 from poetmodel.problem import Limits
 from poetmodel.report.presenter import Fact, format_items, format_percent, text_fact, wear_fact
+from poetmodel.solver.request import SearchOptions
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from poetmodel.device import Device
     from poetmodel.export.deployment import Deployment
+    from poetmodel.export.options import ExportOptions
     from poetmodel.lowered.step import LoweredStep
     from poetmodel.torch.target import OnnxStep
 
@@ -172,7 +175,7 @@ class DeviceOptions:
     no_checksum: bool = options.limit_option(
         False, "--no-checksum", "Store committed state without checksums."
     )
-    time_limit: float = options.solve_option(
+    time_limit_s: float = options.solve_option(
         60.0,
         "--time-limit TIME",
         "Wall-clock limit: seconds, or a time such as 5min. It begins at the start of the "
@@ -189,25 +192,10 @@ class DeviceOptions:
         parser=options.number_parser("a fraction from 0, such as 0.01 for 1 %", positive=False),
     )
 
-    def export_keywords(self, limits: Limits) -> dict[str, Any]:
-        """Return limits and options as keywords of `export_step`, which parses the values."""
-        return {
-            "device": self.device,
-            "profile": self.profile,
-            "ram": self.ram,
-            "stack": self.stack,
-            "tile": self.tile,
-            "deadline": limits.deadline,
-            "deadline_counts": limits.deadline_counts,
-            "aux_bytes": limits.aux_bytes,
-            "paging": limits.paging,
-            "recompute": limits.recompute,
-            "commit": limits.commit is not None,
-            "commit_every": limits.commit or 1,
-            "checksum": not self.no_checksum,
-            "time_limit": self.time_limit,
-            "gap": self.gap,
-        }
+    @property
+    def search(self) -> SearchOptions:
+        """Time limit and gap tolerance of the solves."""
+        return SearchOptions(time_limit_s=self.time_limit_s, gap=self.gap)
 
 
 @options.command("poetmodel export train:step --ram 256KiB --out firmware")
@@ -243,27 +231,16 @@ def export(
         )
         return
     show_progress = not output.json
-    export_keywords: dict[str, Any] = device_options.export_keywords(limits) | {
-        "infer": request.infer,
-        "evaluate": request.evaluate,
-        "replay": request.replay or 0,
-        "replay_cut": request.replay_cut,
-        "migrate_from": request.migrate_from,
-        "byte_inputs": _parse_byte_inputs(request.byte_input or ()),
-        "prefix": request.prefix,
-        "weights": request.weights,
-        "shared_kernels": request.shared_kernels,
-    }
+    byte_inputs = _parse_byte_inputs(request.byte_input or ())
+    parse = partial(_parse_options, request, device_options, limits, byte_inputs)
     parsed = None
     if request.target == ExportTarget.C and has_capture:
-        from poetmodel.export.options import ExportOptions
-
-        parsed = ExportOptions.parse(request.out, **export_keywords)
+        parsed = parse(device_options.search)
         parsed.check_ram()
     elif has_capture:
         from poetmodel.lowered.tables import parse_byte_inputs
 
-        parse_byte_inputs(export_keywords["byte_inputs"])
+        parse_byte_inputs(byte_inputs)
     with live_line(enabled=show_progress, activity="capturing" if has_capture else "reading"):
         step = read_or_capture_step(
             request.step_source,
@@ -279,18 +256,15 @@ def export(
         from poetmodel.lowered.io import save_step
         from poetmodel.lowered.tables import with_byte_inputs
 
-        save_step(with_byte_inputs(step, export_keywords["byte_inputs"]), request.out)
+        save_step(with_byte_inputs(step, byte_inputs), request.out)
         print_written(request.out)
         return
     from poetmodel.export.checks import flash_warning, ram_warning
     from poetmodel.export.exporting import export_with
 
     if parsed is None:
-        from poetmodel.export.options import ExportOptions
-
-        left_s = export_keywords["time_limit"] - (time.monotonic() - start_s)
-        export_keywords["time_limit"] = max(left_s, 1.0)
-        parsed = ExportOptions.parse(request.out, **export_keywords)
+        left_s = device_options.time_limit_s - (time.monotonic() - start_s)
+        parsed = parse(replace(device_options.search, time_limit_s=max(left_s, 1.0)))
     command = shlex.join(["poetmodel", *sys.argv[1:]])
     with live_line(enabled=show_progress, activity="solving, planning and placing") as on_progress:
         deployment = export_with(step, replace(parsed, command=command, on_progress=on_progress))
@@ -303,6 +277,37 @@ def export(
     else:
         show(fact_table(f"{deployment.step.graph.name} as C", facts))
     print_written(request.out)
+
+
+def _parse_options(
+    request: ExportArguments,
+    device_options: DeviceOptions,
+    limits: Limits,
+    byte_inputs: Mapping[str, str],
+    search: SearchOptions,
+) -> ExportOptions:
+    """Return the checked options of an export as C."""
+    from poetmodel.export.options import ExportOptions
+
+    return ExportOptions.of_limits(
+        request.out,
+        replace(limits, ram=device_options.ram),
+        search,
+        device=device_options.device,
+        profile=device_options.profile,
+        stack=device_options.stack,
+        tile=device_options.tile,
+        checksum=not device_options.no_checksum,
+        infer=request.infer,
+        evaluate=request.evaluate,
+        replay=request.replay or 0,
+        replay_cut=request.replay_cut,
+        migrate_from=request.migrate_from,
+        byte_inputs=byte_inputs,
+        prefix=request.prefix,
+        weights=request.weights,
+        shared_kernels=request.shared_kernels,
+    )
 
 
 def _parse_byte_inputs(texts: Iterable[str]) -> dict[str, str]:
@@ -327,7 +332,7 @@ _TARGET_OPTIONS: Final = {
     ExportTarget.STEP: ("a step file", ("name", "accumulate", "infer", "evaluate", "byte_input")),
     ExportTarget.EXECUTORCH: (
         "a program of ExecuTorch",
-        ("ram", "device", "no_paging", "time_limit", "gap"),
+        ("ram", "device", "no_paging", "time_limit_s", "gap"),
     ),
 }
 """(description, names of options) of each target other than C.
@@ -405,7 +410,7 @@ def _write_program(
             ram=device_options.ram,
             path=request.out,
             optimizer=user_optimizer,
-            time_limit=device_options.time_limit,
+            time_limit=device_options.time_limit_s,
             gap=device_options.gap,
             on_progress=on_progress,
             paging=False if not paging else None,

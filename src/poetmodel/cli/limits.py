@@ -73,7 +73,7 @@ def limits(
     from poetmodel.case.tiles import resolve_sizes
     from poetmodel.plan.alignment import device_alignment
     from poetmodel.result import Status
-    from poetmodel.solver.sensitivity import find_limits
+    from poetmodel.solver.sensitivity.limits import search_limits
 
     case, hints = resolve_sizes(source.case(costing, limits=limits, own=own))
     print_warnings(hints, kind="hint")
@@ -82,13 +82,9 @@ def limits(
     problem = case.state_problem(graph)
     warn_about_kernels(graph, problem.costs.device)
     with live_line(enabled=not output.json, activity="finding limits"):
-        found_limits = find_limits(
+        found_limits = search_limits(
             problem,
-            backend=search.backend,
-            time_limit=search.time_limit_s,
-            gap=search.gap,
-            threads=search.threads,
-            solver_options=search.solver_options,
+            search,
             alignment=None if step is None else device_alignment(problem.costs.device),
         )
     extra_bytes = None if step is None else extra_ram_bytes(step, commit=limits.commit is not None)

@@ -380,7 +380,7 @@ class FigureOptions:
         "Folder of records, tables and pictures. Runs that are recorded there are not "
         "repeated, unless they failed. Default: poetmodel-bench/NAME.",
     )
-    time_limit: float | None = options.solve_option(
+    time_limit_s: float | None = options.solve_option(
         None,
         "--time-limit TIME",
         "Limit of each solve: seconds, or a time such as 5min. Default: the figure's.",
@@ -419,7 +419,7 @@ def _reproduce_figure(
     from poetmodel.sweeps import sweep as run_sweep
     from poetmodel.sweeps.store import Store
 
-    limit_s, name = request.time_limit, request.name
+    limit_s, name = request.time_limit_s, request.name
     figure = figures.find_figure(name)
     folder = DEFAULT_FOLDER / name if request.out is None else request.out
     figure_runs = figure.runs(quick=request.quick, time_limit_s=limit_s)

@@ -57,23 +57,25 @@ def point_commands(job: dict[str, Any], context: JobContext, subject: Checked) -
     settings, step = prepared.settings, prepared.step
     if step is None:
         return list(reproduction_commands(subject))
-    reserved_stack_bytes = parse_stack(None, commit=settings.commit is not None)
+    reserved_stack_bytes = parse_stack(None, commit=settings.limits.commit is not None)
     extra_bytes = reserved_bytes(replace(step, inference=None), reserved_stack_bytes)
     case = replace(
         prepared.case,
-        shape=replace(settings.variant, tile=None),
+        shape=replace(settings.shape, tile=None),
         limits=replace(
             settings.limits,
             ram=job["ram_bytes"] + extra_bytes,
             deadline=job["deadline_s"],
-            minimize=None if settings.minimize == "energy" else settings.minimize,
+            minimize=None
+            if prepared.problem.minimize == Quantity.ENERGY
+            else settings.limits.minimize,
         ),
         search=job["search"],
     )
     if case.device is None or not case.is_exportable:
         return list(reproduction_commands(subject))
     folder = f"{file_stem(prepared.problem.graph.name)}-c"
-    return [case.command("export", out=folder, options={"--tile": settings.tile or "none"})]
+    return [case.command("export", out=folder, options={"--tile": settings.shape.tile or "none"})]
 
 
 def verified_result(job: dict[str, Any], context: JobContext) -> tuple[SolveResult, Verdict]:

@@ -155,14 +155,12 @@ class Coordinator:
         Registers a new problem with its stored points, of which unfinished ones become
         ``cancelled``, and its id in `_problem_ids`.
         """
-        reply = await self.quick_workers.run_job(
-            {"task": "prepare_problem", "settings": settings.model_dump()}
-        )
+        reply = await self.quick_workers.run_job({"task": "prepare_problem", "settings": settings})
         problem_id = reply.values["problem"]
         open_problem = self.open_problems.get(problem_id)
         if open_problem is None:
             points = await self.store.call(self.store.load_points, problem_id)
-            open_problem = OpenProblem(problem_id, reply.values)
+            open_problem = OpenProblem(problem_id, settings, reply.values)
             open_problem.points = {point.id: _mark_cancelled(point) for point in points}
             self.open_problems[problem_id] = open_problem
         self._problem_ids[settings] = problem_id

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
     from typing import Self
 
+    from poetmodel.explore.settings import ExplorerSettings
+
 MAX_IDLE_POINTS: Final = 500
 """Maximum number of unfinished points of a problem in memory without a schedule of their own, in
 addition to points that are requested or being solved."""
@@ -180,6 +182,7 @@ class OpenProblem:
 
     id: str
     """Id of the problem."""
+    settings: ExplorerSettings
     facts: dict[str, Any]
     """Facts about the problem, with the data of its graph: those of `tasks.prepare_problem`."""
     points: dict[str, Point] = field(default_factory=dict)

@@ -15,6 +15,7 @@ from poetmodel.errors import WorkersLostError
 from poetmodel.explore.coordination import Coordinator
 from poetmodel.explore.pool import WorkerPool
 from poetmodel.explore.server import make_application
+from poetmodel.explore.settings import ExplorerSettings
 from poetmodel.explore.store import PointStore
 from poetmodel.files import installed_version
 from poetmodel.graph.zoo.state import STATES
@@ -169,6 +170,7 @@ def render_page() -> str:
             metric for metric in metrics_at(Display.EXPLORER) if Display.EXPLORER in metric.tables
         ],
         choices=list(TREATMENT_NAMES.values()),
+        defaults=ExplorerSettings.defaults(),
         version=installed_version("poetmodel") or "",
     )
 

@@ -18,7 +18,7 @@ are plain JSON in SI units; bodies of requests are JSON.
     baseline}, deadline: {min_s, default, single_pass_s, max_s, counts}, points}``. ``graph`` has
     the data of the graph for charts, ``points`` all points with a schedule of their own.
     ``whole_step`` has the fields of `poetmodel.device.ram.WholeStep`, or is null. SETTINGS has the
-    fields of `poetmodel.explore.settings.ExplorerSettings`.
+    fields of `poetmodel.explore.settings.ExplorerSettings.to_dict`.
 ``POST /api/points`` ``{problem, ram_bytes, deadline_s, session, more}``
     Sets the requested point of a session and returns the POINT before it is solved. An unfinished
     point is solved; with ``more`` also a point that ended without a proof.

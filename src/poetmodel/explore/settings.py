@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, replace
-from dataclasses import fields as dataclass_fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, model_validator
+from pydantic_core import PydanticCustomError
 
 from poetmodel.case.case import Case
+from poetmodel.case.spelling import UNEXPLORED_LIMITS
 from poetmodel.device import Device
 from poetmodel.device.io import device_names
 from poetmodel.errors import InputError, quote
 from poetmodel.graph.catalogue import Variant, model_names
-from poetmodel.graph.zoo.state import STATES
-from poetmodel.problem import Limits
+from poetmodel.problem import Limits, Quantity
+from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,59 +29,72 @@ if TYPE_CHECKING:
 
 MAX_TEXT: Final = 200
 """Maximum length of a name or of the value of an option [characters]."""
-StateName = Literal[STATES]  # type: ignore[valid-type]
-"""Optimizers whose state may be in the graph, or ``frozen`` for parameters that are only read."""
-PositiveInt = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
-"""Input size or count, from 1 to 1,000,000."""
 ShortText = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
-"""Name of a graph or device, or value of an option."""
+"""Name of a graph or device."""
+EXPLORED_LIMITS: Final = tuple(
+    entry.name
+    for entry in fields(Limits)
+    if entry.name not in {"ram", "deadline", "constraints", *UNEXPLORED_LIMITS}
+)
+"""All limits but RAM and deadline, which the sliders set, and those that are not explored."""
 
 
 class ExplorerSettings(BaseModel):
     """All settings of an explored problem except RAM and deadline, which the sliders set.
 
-    Except `model` and `device`, each field is also a field of `Variant` or of `Problem`.
+    In JSON, the fields of `shape` and the `EXPLORED_LIMITS` are beside `model` and `device`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: ShortText
     device: ShortText
-    batch: PositiveInt | None = None
-    image: PositiveInt | None = None
-    sequence: PositiveInt | None = None
-    state: StateName | None = None
-    in_place: bool = False
-    tile: ShortText | None = None
-    train: ShortText | None = None
-    paging: bool = True
-    recompute: bool = True
-    minimize: Literal["energy", "time", "ram", "writes"] = "energy"
-    deadline_counts: Literal["compute", "serial", "overlap"] | None = None
-    aux_bytes: Annotated[int, Field(ge=0)] | None = None
-    count_parameters: bool = False
-    commit: PositiveInt | None = None
+    shape: InstanceOf[Variant] = Variant()
+    limits: InstanceOf[Limits] = Limits(minimize=Quantity.ENERGY)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _parse(cls, values: Any) -> Any:
+        """Read graph and limits from JSON; graph and problem check the values themselves."""
+        if not isinstance(values, dict):
+            return values
+        stated = dict(values)
+        for group in ("shape", "limits"):
+            default = cls.model_fields[group].default
+            own = {name: stated.pop(name) for name in _NAMES[group] if name in stated}
+            for name, value in own.items():
+                _check_setting(name, value)
+            if own:
+                stated[group] = replace(default, **own)
+        return stated
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as JSON values, for the page."""
+        shown = {name: getattr(self.limits, name) for name in EXPLORED_LIMITS}
+        return {"model": self.model, "device": self.device, **asdict(self.shape), **shown}
 
     @classmethod
-    def of_limits(cls, limits: Limits) -> dict[str, Any]:
-        """Return the settings that are limits, by name; settings that are not stated are absent."""
-        values = {entry.name: getattr(limits, entry.name) for entry in dataclass_fields(Limits)}
-        return {
-            name: value
-            for name, value in values.items()
-            if name in cls.model_fields and value is not None
-        }
+    def defaults(cls) -> dict[str, Any]:
+        """Return all settings but `model` and `device` with their defaults, for the page."""
+        values = cls(model="-", device="-").to_dict()
+        return {name: values[name] for names in _NAMES.values() for name in names}
 
-    @property
-    def limits(self) -> Limits:
-        """All limits but RAM and deadline, which the sliders set."""
-        return Limits.read(self)
 
-    @property
-    def variant(self) -> Variant:
-        """Input sizes, state, in-place operators, tiles and trained weights of the graph."""
-        values = {name: getattr(self, name) for name in Variant.__dataclass_fields__}
-        return Variant(**values)
+_NAMES: Final = {
+    "shape": tuple(entry.name for entry in fields(Variant)),
+    "limits": EXPLORED_LIMITS,
+}
+"""Names in JSON of the fields of each group of `ExplorerSettings`."""
+
+
+def _check_setting(name: str, value: object) -> None:
+    """Raise a validation error unless a value is a count, a short text, a switch or null."""
+    is_count = isinstance(value, int) and 0 <= value <= MAX_BYTES
+    is_text = isinstance(value, str) and 0 < len(value) <= MAX_TEXT
+    if value is not None and not is_count and not is_text:
+        raise PydanticCustomError(
+            "setting", "{name}: expected a count, a short text, true, false or null", {"name": name}
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -144,7 +158,7 @@ class Catalogue:
         limits = settings.limits
         return Case(
             source=path or name,
-            shape=settings.variant,
+            shape=settings.shape,
             device=device,
             profile=profile,
             limits=limits if device is not None else replace(limits, ram="100%"),

@@ -59,10 +59,7 @@ class SolveManager:
         self._background: set[asyncio.Task[None]] = set()
 
     async def stop(self) -> None:
-        """Cancel all background tasks, and wait for their end.
-
-        A solve saves its point before it ends, if that is finished or has a schedule of its own.
-        """
+        """Cancel all background tasks; wait until solves have saved their points."""
         tasks = list(self._background)
         for task in tasks:
             task.cancel()
@@ -82,8 +79,7 @@ class SolveManager:
     async def use_neighbour(self, open_problem: OpenProblem, point: Point) -> None:
         """Raise a point's bound to `inherited_bound`; use a better schedule of `best_neighbour`.
 
-        The schedule is provisional, unless the bound proves it optimal within the gap tolerance:
-        then the point is finished and saved. Listeners are not notified.
+        It is provisional, unless the bound proves it optimal: then the point is finished and saved.
         """
         other_points = [other for other in open_problem.points.values() if other is not point]
         point.bound = max(point.bound, inherited_bound(point, other_points))
@@ -126,7 +122,7 @@ class SolveManager:
         """Return the job of a worker: task, settings of a problem, RAM and deadline of a point."""
         return {
             "task": task_name,
-            "settings": open_problem.facts["settings"],
+            "settings": open_problem.settings,
             "ram_bytes": point.ram_bytes,
             "deadline_s": point.deadline_s,
         }
@@ -146,10 +142,9 @@ class SolveManager:
         return {**job, "proof": proof, "search": self.search}
 
     async def _solve(self, open_problem: OpenProblem, point: Point) -> None:
-        """Solve a point, save it, and remove the solve from `running`, also after cancellation.
+        """Solve a point and save it; the point becomes ``failed`` if problem or worker do.
 
-        A quick worker searches for a first schedule of a point without one at the same time. If the
-        problem is refused or a worker fails, the point becomes ``failed``; nothing is raised.
+        A quick worker searches for a first schedule of a point without one at the same time.
         """
         first_schedule_task: asyncio.Task[None] | None = None
         if point.value is None:
@@ -172,10 +167,7 @@ class SolveManager:
                 self._schedules.pop(point.id, None)
 
     async def _find_first_schedule(self, open_problem: OpenProblem, point: Point) -> None:
-        """Run `tasks.find_first_schedule`; use and save its schedule if the point still has none.
-
-        Ignores errors, because the solve of the point reports them.
-        """
+        """Use a quick worker's schedule if the point still has none; the solve reports errors."""
         with contextlib.suppress(WorkerError, RefusedError):
             reply = await self.quick_workers.run_job(
                 self.make_job("find_first_schedule", open_problem, point)
@@ -184,11 +176,7 @@ class SolveManager:
                 self._use_if_better(open_problem, point, reply.values["metrics"], reply.body)
 
     async def _run_solver(self, open_problem: OpenProblem, point: Point) -> None:
-        """Run the solver from the schedule of a point, if any.
-
-        Update the point and notify listeners. The result is saved before the point is updated. A
-        better schedule of the point is retained.
-        """
+        """Run the solver from the schedule of a point; save the result, then update the point."""
         this_solve, earlier_s, saved_s = asyncio.current_task(), point.seconds, time.monotonic()
         start_schedule = await self.load_schedule(point)
 

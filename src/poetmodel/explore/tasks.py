@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.clock import limit_time
 from poetmodel.device.ram import find_whole_step
-from poetmodel.explore.settings import Catalogue, ExplorerSettings, problem_fingerprint
+from poetmodel.explore.settings import problem_fingerprint
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.heuristics.greedy import construct, keep_all_if_within_budgets, page_everything
 from poetmodel.planner import verify
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from poetmodel.case.case import Case
+    from poetmodel.explore.settings import Catalogue, ExplorerSettings
     from poetmodel.lowered.step import LoweredStep
     from poetmodel.solver import SolveProgress
     from poetmodel.solver.request import SearchOptions
@@ -97,8 +98,7 @@ def _load_prepared_problem(catalogue: Catalogue, settings: ExplorerSettings) -> 
 
 def load_prepared_problem(job: dict[str, Any], context: JobContext) -> PreparedProblem:
     """Return the settings of a job with their case and problem; cached."""
-    settings = ExplorerSettings.model_validate(job["settings"])
-    return _load_prepared_problem(context.catalogue, settings)
+    return _load_prepared_problem(context.catalogue, job["settings"])
 
 
 def pack_schedule(graph: Graph, schedule: Schedule) -> bytes:
@@ -126,17 +126,17 @@ def prepare_problem(job: dict[str, Any], context: JobContext) -> Frame:
     )
     pass_s = problem.pass_time_s
     max_deadline_s = max(2 * pass_s, page_all_s or 0.0)
-    model_name = prepared.settings.variant.label(prepared.settings.model)
+    model_name = prepared.settings.shape.label(prepared.settings.model)
     settings, keep_all_bytes = prepared.settings, checkpoint_all_peak_bytes(graph)
     whole_step = None
     if device is not None and keep_all_bytes + graph.total_resident_bytes > device.ram_bytes:
         whole_step = find_whole_step(
-            settings.model, settings.variant, device, paging=settings.paging
+            settings.model, settings.shape, device, paging=settings.limits.paging
         )
     facts = {
         "problem": problem_fingerprint(problem),
         "title": f"{model_name} on {prepared.settings.device}",
-        "settings": prepared.settings.model_dump(),
+        "settings": prepared.settings.to_dict(),
         "floor_bytes": problem.floor.bytes + resident_bytes,
         "keep_all_bytes": keep_all_bytes + resident_bytes,
         "device_ram_bytes": None if device is None else device.ram_bytes,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Self, TypedDict
+from typing import TYPE_CHECKING, Final, Self, TypedDict, Unpack
 
 from poetmodel.budgets import Budget, TileChoice
 from poetmodel.device import Costs, Device
@@ -20,7 +20,7 @@ from poetmodel.export.reserves import RUNTIME_BYTES, parse_stack
 from poetmodel.lowered.tables import parse_byte_inputs
 from poetmodel.problem import Limits, Problem, Quantity
 from poetmodel.problem.infeasibility import missing_unit_hint
-from poetmodel.solver.request import Request
+from poetmodel.solver.request import SearchOptions
 from poetmodel.tiling.choice import parse_tile
 from poetmodel.units import format_bytes
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from poetmodel.export.manifest import Generation
     from poetmodel.graph import Graph
     from poetmodel.lowered.step import LoweredStep
-    from poetmodel.solver.request import OnProgress
+    from poetmodel.solver.request import OnProgress, Request
 
 DEFAULT_DEVICE: Final = "nrf52840"
 """Default device of an export: a Cortex-M4 with 256 KiB of RAM."""
@@ -45,24 +45,13 @@ class WeightsFormat(StrEnum):
     """A binary file that the assembler includes: faster to build if the weights are large."""
 
 
-class ExportKeywords(TypedDict, total=False):
-    """Keywords of `ExportOptions.parse` that `poetmodel.torch.export` accepts, too."""
+class SettingKeywords(TypedDict, total=False):
+    """Keywords of `ExportOptions.of_limits` that `poetmodel.torch.export` accepts, too."""
 
-    ram: str | int | Budget | None
     device: str | Device
     profile: str | Path | Costs | None
     stack: str | int | None
     tile: str | int | TileChoice | None
-    paging: bool
-    recompute: bool
-    minimize: str
-    deadline: str | float | None
-    deadline_counts: str | None
-    aux_bytes: str | int | None
-    time_limit: float
-    gap: float
-    commit: bool
-    commit_every: int
     checksum: bool
     replay: int
     replay_cut: str | None
@@ -75,6 +64,22 @@ class ExportKeywords(TypedDict, total=False):
     on_progress: OnProgress | None
 
 
+class ExportKeywords(SettingKeywords, total=False):
+    """Keywords of `ExportOptions.parse` that `poetmodel.torch.export` accepts, too."""
+
+    ram: str | int | Budget | None
+    paging: bool
+    recompute: bool
+    minimize: str
+    deadline: str | float | None
+    deadline_counts: str | None
+    aux_bytes: str | int | None
+    time_limit: float
+    gap: float
+    commit: bool
+    commit_every: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
     """Valid options of an export; see `parse`."""
@@ -83,16 +88,12 @@ class ExportOptions:
     device: Device
     limits: Limits
     """RAM, deadline and allowed decisions, as stated; RAM includes what `reserved_bytes` counts."""
+    search: SearchOptions
+    """Gap tolerance, and wall time of all solves, from the call of `request` on."""
     profile: Costs | None
     """Measured costs of the device, read once; None for estimates."""
     stack_bytes: int
     tile: TileChoice
-    time_limit_s: float
-    """Wall time of all solves, from the call of `request` on [s]."""
-    gap: float
-    commit: bool
-    """Whether state is committed, as `commit_every` above 1 implies."""
-    commit_every: int
     checksum: bool
     infer: bool
     evaluate: bool
@@ -110,15 +111,11 @@ class ExportOptions:
     on_progress: OnProgress | None
 
     @classmethod
-    def parse(  # noqa: PLR0913 - each option of an export
+    def parse(  # noqa: PLR0913 - each limit of an export
         cls,
         folder: Path,
         *,
         ram: str | int | Budget | None = None,
-        device: str | Device = DEFAULT_DEVICE,
-        profile: str | Path | Costs | None = None,
-        stack: str | int | None = None,
-        tile: str | int | TileChoice | None = "auto",
         paging: bool = True,
         recompute: bool = True,
         minimize: str = "energy",
@@ -129,18 +126,9 @@ class ExportOptions:
         gap: float = 0.01,
         commit: bool = False,
         commit_every: int = 1,
-        checksum: bool = True,
         infer: bool = False,
         evaluate: bool = False,
-        replay: int = 0,
-        replay_cut: str | None = None,
-        migrate_from: str | Path | None = None,
-        byte_inputs: Mapping[str, str] = MappingProxyType({}),
-        prefix: str = "pm",
-        weights: WeightsFormat | str = WeightsFormat.C,
-        shared_kernels: str | Path | None = None,
-        command: str = "",
-        on_progress: OnProgress | None = None,
+        **settings: Unpack[SettingKeywords],
     ) -> Self:
         """Parse and check all options that need no step.
 
@@ -228,15 +216,58 @@ class ExportOptions:
         InputError
             For the first invalid option; `BudgetError` for a size or limit. Leaves no file.
         """
-        Request(time_limit_s=time_limit, gap=gap)
+        if type(commit_every) is not int or commit_every < 1:
+            raise InputError(
+                f"commit_every: expected a number of steps from 1, got {commit_every!r}"
+            )
+        limits = Limits(
+            ram=ram,
+            deadline=deadline,
+            deadline_counts=deadline_counts,
+            aux_bytes=aux_bytes,
+            recompute=recompute,
+            paging=paging,
+            minimize=minimize,
+            commit=commit_every if commit or commit_every > 1 else None,
+        )
+        search = SearchOptions(time_limit_s=time_limit, gap=gap)
+        return cls.of_limits(folder, limits, search, infer=infer, evaluate=evaluate, **settings)
+
+    @classmethod
+    def of_limits(  # noqa: PLR0913 - each setting of an export
+        cls,
+        folder: Path,
+        limits: Limits,
+        search: SearchOptions,
+        *,
+        device: str | Device = DEFAULT_DEVICE,
+        profile: str | Path | Costs | None = None,
+        stack: str | int | None = None,
+        tile: str | int | TileChoice | None = "auto",
+        checksum: bool = True,
+        infer: bool = False,
+        evaluate: bool = False,
+        replay: int = 0,
+        replay_cut: str | None = None,
+        migrate_from: str | Path | None = None,
+        byte_inputs: Mapping[str, str] = MappingProxyType({}),
+        prefix: str = "pm",
+        weights: WeightsFormat | str = WeightsFormat.C,
+        shared_kernels: str | Path | None = None,
+        command: str = "",
+        on_progress: OnProgress | None = None,
+    ) -> Self:
+        """Parse and check the settings of an export with stated limits; see `parse`."""
         check_folder(folder)
         check_prefix(prefix)
         if shared_kernels is not None:
             check_shared_folder(Path(shared_kernels), folder)
         if weights not in list(WeightsFormat):
             raise InputError(f"weights: expected c or binary, got {weights!r}")
-        if minimize not in list(Quantity):
-            raise InputError(f"minimize: expected one of {', '.join(Quantity)}, got {minimize!r}")
+        if limits.minimize not in (None, *Quantity):
+            raise InputError(
+                f"minimize: expected one of {', '.join(Quantity)}, got {limits.minimize!r}"
+            )
         board = Device.load(device) if isinstance(device, str) else device
         if board.is_graphics_card:
             raise InputError(
@@ -247,11 +278,7 @@ class ExportOptions:
         if isinstance(profile, str | Path):
             profile = Costs.load(profile, device=board)
         parse_byte_inputs(byte_inputs)
-        if type(commit_every) is not int or commit_every < 1:
-            raise InputError(
-                f"commit_every: expected a number of steps from 1, got {commit_every!r}"
-            )
-        commit = commit or commit_every > 1
+        commit = limits.commit is not None
         if commit:
             _check_commit(board)
         check_samples(replay)
@@ -262,28 +289,15 @@ class ExportOptions:
         if replay and board.storage is None:
             raise InputError(f"replay: device {board.name} has no storage for samples")
         tile_choice = parse_tile(tile)
-        limits = Limits(
-            ram=ram,
-            deadline=deadline,
-            deadline_counts=deadline_counts,
-            aux_bytes=aux_bytes,
-            recompute=recompute,
-            paging=paging,
-            minimize=minimize,
-            commit=commit_every if commit else None,
-        )
         limits.check()
         return cls(
             folder=folder,
             device=board,
             limits=limits,
+            search=search,
             profile=None if profile is None else replace(profile, device=board),
             stack_bytes=parse_stack(stack, commit=commit),
             tile=tile_choice,
-            time_limit_s=time_limit,
-            gap=gap,
-            commit=commit,
-            commit_every=commit_every,
             checksum=checksum,
             infer=infer,
             evaluate=evaluate,
@@ -299,6 +313,16 @@ class ExportOptions:
         )
 
     @property
+    def commit(self) -> bool:
+        """Whether state is committed."""
+        return self.limits.commit is not None
+
+    @property
+    def commit_every(self) -> int:
+        """Number of steps between two commits; 1 without commits."""
+        return self.limits.commit or 1
+
+    @property
     def shared_path(self) -> str | None:
         """Path of the folder of shared kernels, relative to `folder`; None without one."""
         if self.shared_kernels is None:
@@ -308,7 +332,7 @@ class ExportOptions:
     @property
     def request(self) -> Request:
         """A request whose time begins now."""
-        return Request(time_limit_s=self.time_limit_s, gap=self.gap, on_progress=self.on_progress)
+        return self.search.start(self.on_progress)
 
     def costs(self, graph: Graph) -> Costs:
         """Return the profile, or estimated costs of a graph."""

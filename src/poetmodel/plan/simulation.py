@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from poetmodel.device import Costs, Device
     from poetmodel.graph import Graph
     from poetmodel.plan.program import Plan
+    from poetmodel.problem import Problem
     from poetmodel.schedule.homes import Homes
 
 
@@ -106,6 +107,19 @@ def check_plan(
     storage_bytes = aux_bytes if aux_bytes is not None or device is None else device.aux_bytes
     limit_violations = _limit_violations(check, budget, storage_bytes)
     return replace(check, violations=(*check.violations, *limit_violations))
+
+
+def check_plan_of(
+    problem: Problem, plan: Plan, *, ram_budget_bytes: int | None = None
+) -> PlanCheck:
+    """Simulate a plan with the costs and within the storage limit of a problem, as `check_plan`."""
+    return check_plan(
+        problem.graph,
+        problem.costs,
+        plan,
+        ram_budget_bytes=ram_budget_bytes,
+        aux_bytes=problem.aux_limit_bytes,
+    )
 
 
 def check_identity(graph: Graph, plan: Plan) -> None:

@@ -276,7 +276,7 @@ def verify(
     """
     if not problem.is_overlapping:
         return check_schedule(problem, schedule, stated=stated)
-    from poetmodel.plan import check_plan
+    from poetmodel.plan.simulation import check_plan_of
 
     graph, costs = problem.graph, problem.costs
     plan_violations: list[str] = []
@@ -294,13 +294,7 @@ def verify(
         checked_budget_bytes = (
             None if plan is None else min(budget, plan.ram_budget_bytes or budget)
         )
-        return check_plan(
-            graph,
-            costs,
-            candidate,
-            ram_budget_bytes=checked_budget_bytes,
-            aux_bytes=problem.aux_limit_bytes,
-        )
+        return check_plan_of(problem, candidate, ram_budget_bytes=checked_budget_bytes)
 
     def plan_metrics(simulation: Simulation) -> PlanMetrics:
         """Return the makespan of the checked plan and, if RAM is minimized, its RAM.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from poetmodel.budgets import Budget
@@ -37,12 +37,6 @@ class Limits:
     count_parameters: bool = False
     commit: int | None = None
     constraints: tuple[Constraint, ...] = ()
-
-    @classmethod
-    def read(cls, record: object) -> Self:
-        """Return the limits that a record states in attributes of the same names."""
-        stated = {entry.name: getattr(record, entry.name, None) for entry in fields(Limits)}
-        return cls(**{name: value for name, value in stated.items() if value is not None})
 
     @property
     def energy_settings(self) -> tuple[str | None, int | None]:

@@ -514,6 +514,17 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
         """Return a simulation's times that must each meet the deadline [s]; () without costs."""
         return () if simulation.time_s is None else (simulation.time_s,)
 
+    def with_limit(self, quantity: Quantity, amount: float | None) -> Self:
+        """Return the problem with another limit on a quantity; None for none, or the device's."""
+        limit: dict[str, Any] = {_LIMIT_OF_QUANTITY[quantity]: amount}
+        return replace(self, **limit)
+
+    def limit_on(self, quantity: Quantity) -> float | None:
+        """Return the limit on a quantity as a number (SI); None for none."""
+        numbers = (self.ram_budget_bytes, self.deadline_s, self.energy_budget_j)
+        by_quantity = dict(zip(_LIMIT_OF_QUANTITY, (*numbers, self.aux_limit_bytes), strict=True))
+        return by_quantity[quantity]
+
     def without_limits(self, *quantities: Quantity, **changes: Any) -> Self:
         """Return the problem without limits on `quantities`.
 

@@ -273,11 +273,21 @@ def reproduction_commands(subject: Checked) -> Iterator[str]:
 def _stated_case(case: Case, stated: ProblemEntry, file: str) -> Case:
     """Return the case of a stated problem; a constraints file has its user-defined sums."""
     minimize = None if stated.minimize in ("energy", USER_OBJECTIVE) else stated.minimize
+    default = SearchOptions()
     return replace(
         case,
         limits=replace(stated.limits(), minimize=minimize),
         constraint_files=(_constraints_file(file),) if _has_user_sums(stated) else (),
-        search=SearchOptions.read(stated),
+        search=SearchOptions(
+            method=stated.method,
+            formulation=stated.formulation,
+            backend=default.backend if stated.backend is None else stated.backend,
+            time_limit_s=default.time_limit_s
+            if stated.time_limit_s is None
+            else stated.time_limit_s,
+            gap=default.gap if stated.gap is None else stated.gap,
+            solver_options=stated.solver_options,
+        ),
     )
 
 

@@ -177,12 +177,17 @@ class ProblemEntry(Strict):
 
     def limits(self) -> Limits:
         """Return the limits that the file states, without its constraints."""
-        return replace(
-            Limits.read(self),
+        return Limits(
             ram=self.ram_budget_bytes,
             deadline=self.deadline_s,
+            deadline_counts=self.deadline_counts,
+            aux_bytes=self.aux_bytes,
+            recompute=self.recompute,
+            paging=self.paging,
+            minimize=self.minimize,
             energy_budget=self.energy_budget_j,
-            constraints=(),
+            count_parameters=self.count_parameters,
+            commit=self.commit,
         )
 
     def without_costs(self) -> ProblemEntry:

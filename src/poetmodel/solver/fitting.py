@@ -17,6 +17,7 @@ from poetmodel.heuristics.neighbourhood import improve_schedule
 from poetmodel.placement import place
 from poetmodel.plan.alignment import ALIGNMENT, align_sizes, check_alignment
 from poetmodel.planner import make_plan, verify
+from poetmodel.problem import Problem, Quantity
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity, Schedule, simulate
 from poetmodel.solver.facade import solve as solve_by_default
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
     from poetmodel.plan import Plan
     from poetmodel.plan.arena import Arena
-    from poetmodel.problem import Problem
 
 FIRST_SOLVE_RATIO: Final = 0.6
 """Fraction of the time limit for the first solve. The rest is for plans, arenas and further solves:
@@ -542,8 +542,8 @@ def align_problem(problem: Problem, alignment: int) -> Problem:
     """
     graph, resolved_problem = problem.graph, problem.resolved()
     limit_bytes = resolved_problem.aux_limit_bytes
-    return replace(
-        resolved_problem,
-        graph=align_sizes(graph, alignment),
-        aux_bytes=None if limit_bytes is None else limit_bytes + alignment * len(graph.tensors),
-    )
+    if limit_bytes is not None:
+        resolved_problem = resolved_problem.with_limit(
+            Quantity.WRITES, limit_bytes + alignment * len(graph.tensors)
+        )
+    return replace(resolved_problem, graph=align_sizes(graph, alignment))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from poetmodel.clock import now_s, wall_end_s
 from poetmodel.errors import InputError
@@ -119,24 +119,21 @@ class SearchOptions:
             raise InputError(errors)
 
     @classmethod
-    def read(cls, record: object) -> Self:
-        """Return the options that a record states in attributes of the same names."""
-        stated = {entry.name: getattr(record, entry.name, None) for entry in fields(SearchOptions)}
-        return cls(**{name: value for name, value in stated.items() if value is not None})
-
-    @classmethod
-    def of_keywords(cls, **keywords: Unpack[SolveKeywords]) -> Self:
-        """Return the options that keywords of `poetmodel.solve` state; ignore the others."""
-        options: dict[str, Any] = dict(keywords)
-        if "time_limit" in options:
-            options["time_limit_s"] = options.pop("time_limit")
-        options["solver_options"] = dict(options.pop("solver_options", None) or {})
-        names = {entry.name for entry in fields(cls)}
-        return cls(**{name: value for name, value in options.items() if name in names})
+    def of_keywords(
+        cls,
+        *,
+        time_limit: float = 60.0,
+        solver_options: Mapping[str, OptionValue] | None = None,
+        start: Schedule | None = None,  # noqa: ARG003 - no option of a search
+        **options: Any,
+    ) -> Self:
+        """Return the options that keywords of `poetmodel.solve` state."""
+        return cls(time_limit_s=time_limit, solver_options=dict(solver_options or {}), **options)
 
     def start(self, on_progress: OnProgress | None = None) -> Request:
         """Return the request of these options, whose clock starts now."""
-        return replace(Request.read(self), on_progress=on_progress)
+        own = {entry.name: getattr(self, entry.name) for entry in fields(SearchOptions)}
+        return Request(**own, on_progress=on_progress)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,7 +111,7 @@ def with_bytes_below(problem: Problem, value: int) -> Problem:
     if problem.objective.quantity == Quantity.RAM:
         return replace(problem, ram=value - 1 + problem.resident_bytes)
     if not problem.graph.state_tensors:
-        return replace(problem, aux_bytes=value - 1)
+        return problem.with_limit(Quantity.WRITES, value - 1)
     rows = tuple(row for row in problem.constraints if row.name != WRITTEN_BYTES_CUTOFF)
     terms: dict[str, float] = {Total.BYTES_WRITTEN: 1}
     cutoff = Constraint(name=WRITTEN_BYTES_CUTOFF, terms=terms, upper=value - 1)

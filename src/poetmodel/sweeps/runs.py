@@ -58,12 +58,30 @@ class Settings:
         cls, limits: Limits, search: SearchOptions, *, constraints: str | None = None
     ) -> Self:
         """Return the settings that limits and options of a search state."""
-        values: dict[str, Any] = {
-            entry.name: getattr(limits, entry.name, None)
-            or getattr(search, entry.name, entry.default)
-            for entry in fields(cls)
-        }
-        return cls(**values | {"constraints": constraints})
+        return cls(
+            deadline_counts=limits.deadline_counts,
+            time_limit_s=search.time_limit_s,
+            gap=search.gap,
+            threads=search.threads,
+            seed=search.seed,
+            constraints=constraints,
+            commit=limits.commit,
+        )
+
+    @property
+    def limits(self) -> Limits:
+        """The limits that the settings state."""
+        return Limits(deadline_counts=self.deadline_counts, commit=self.commit)
+
+    def search(self, method: str) -> SearchOptions:
+        """Return the options of a search by a method, with the default solver."""
+        return SearchOptions(
+            method=method,
+            time_limit_s=self.time_limit_s,
+            gap=self.gap,
+            threads=self.threads,
+            seed=self.seed,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,16 +154,14 @@ class Run:
     @property
     def case(self) -> Case:
         """The run without its constraints, as a command line states it."""
-        search = replace(SearchOptions.read(self.settings), method=self.method)
+        search = self.settings.search(self.method)
         if self.backend is not None:
             search = replace(search, backend=self.backend, formulation=self.formulation)
         return Case(
             source=self.model,
             shape=self.shape,
             device=self.device,
-            limits=replace(
-                Limits.read(self.settings), ram=self.ram, deadline=self.deadline, constraints=()
-            ),
+            limits=replace(self.settings.limits, ram=self.ram, deadline=self.deadline),
             search=search,
         )
 

@@ -15,6 +15,7 @@ from poetmodel.problem import Constraint, Problem
 from poetmodel.result import Status, Termination
 from poetmodel.schedule.decisions import Treatment, find_decisions
 from poetmodel.solver import solve
+from poetmodel.solver.facade import execute
 from poetmodel.solver.sensitivity import (
     Forbidden,
     RamStep,
@@ -176,12 +177,12 @@ def test_known_bound_holds_for_alternatives():
 def test_ctrl_c_ends_the_search(monkeypatch, find):
     """An interrupted solve has no result for its decision."""
 
-    def interrupted(problem, **options):
-        return replace(solve(problem, **options), termination=Termination.INTERRUPTED)
+    def interrupted(problem, *arguments):
+        return replace(execute(problem, *arguments), termination=Termination.INTERRUPTED)
 
     problem = skip_problem()
     schedule = solved(problem)
-    monkeypatch.setattr(variants, "solve", interrupted)
+    monkeypatch.setattr(variants, "execute", interrupted)
     with pytest.raises(KeyboardInterrupt):
         find(problem, schedule)
 

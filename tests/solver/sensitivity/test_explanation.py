@@ -22,6 +22,7 @@ from poetmodel.problem import Constraint, Problem
 from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
+from poetmodel.solver.facade import execute
 from poetmodel.solver.sensitivity import Change, conflict, explain_infeasible, variants
 from poetmodel.solver.sensitivity.conflict import (
     Conflict,
@@ -247,9 +248,9 @@ def at_most(rows, upper):
 def test_rows_that_contradict_are_found(rows, upper, conflict):
     """Each of them is necessary: the others are feasible. Without time, nothing is claimed."""
     form = at_most(rows, upper)
-    found = find_conflicting_rows(form, time_limit=10)
+    found = find_conflicting_rows(form, 10)
     assert found == (Conflict(needed=conflict) if conflict else None)
-    assert find_conflicting_rows(form, time_limit=0) is None
+    assert find_conflicting_rows(form, 0) is None
 
 
 def test_no_added_constraint_is_blamed_where_none_takes_part():
@@ -269,20 +270,19 @@ def test_no_added_constraint_is_blamed_where_none_takes_part():
 
 def test_what_is_not_proved_is_said_to_be_open(monkeypatch):
     """Without time, nothing is claimed; a schedule without a proof is feasible, but not minimal."""
-    real = variants.solve
 
-    def loose(*arguments, **options):
-        return replace(real(*arguments, **options), objective_bound=10.0)
+    def loose(*arguments):
+        return replace(execute(*arguments), objective_bound=10.0)
 
     result = solve(skip_problem(deadline=9))
-    monkeypatch.setattr(variants, "solve", loose)
+    monkeypatch.setattr(variants, "execute", loose)
     found = explain_infeasible(result)
     assert next(found.sentences()) == (
         "feasible with 11 s as the deadline; less than 10 s is proven infeasible, the rest is open"
     )
     result = solve(skip_problem(deadline=10.5))
     undecided = replace(result, status=Status.UNKNOWN)
-    monkeypatch.setattr(variants, "solve", lambda *_, **__: undecided)
+    monkeypatch.setattr(variants, "execute", lambda *_, **__: undecided)
     found = explain_infeasible(result)
     assert [remedy.works for remedy in found.remedies] == [None, None]
     assert not any(remedy.proven for remedy in found.remedies)
@@ -388,7 +388,7 @@ def test_json_has_what_is_in_conflict_and_the_nearest_limit():
     assert "idle" not in late["reason"]
     small = explained(with_rows(idle, ram=11))
     assert small.reason in small.obstacles
-    found = find_conflict(with_rows(WEAR, idle), time_limit=0)
+    found = find_conflict(with_rows(WEAR, idle), 0)
     assert (found.needed, len(found.unchecked)) == ([], 3)
 
 
@@ -422,13 +422,13 @@ def test_ctrl_c_ends_the_search(monkeypatch):
     """No further solve."""
     calls = []
 
-    def interrupted(problem, **options):
+    def interrupted(problem, *arguments):
         calls.append(problem)
-        return replace(solve(problem, **options), termination=Termination.INTERRUPTED)
+        return replace(execute(problem, *arguments), termination=Termination.INTERRUPTED)
 
-    monkeypatch.setattr(conflict, "solve", interrupted)
+    monkeypatch.setattr(conflict, "execute", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        find_conflict(with_rows(WEAR, recompute=False), time_limit=10)
+        find_conflict(with_rows(WEAR, recompute=False), 10)
     assert len(calls) == 1
 
 
@@ -439,15 +439,15 @@ def undecided_after(monkeypatch, solves):
     """
     left = iter(range(solves))
 
-    def limited_solve(problem, **options):
-        result = solve(problem, **options)
+    def limited_solve(*arguments):
+        result = execute(*arguments)
         if next(left, None) is not None:
             return result
         if solves % 2:
             raise TimeLimitError("the time limit has passed")
         return replace(result, status=Status.UNKNOWN, schedule=None, simulation=None)
 
-    monkeypatch.setattr(conflict, "solve", limited_solve)
+    monkeypatch.setattr(conflict, "execute", limited_solve)
 
 
 @pytest.mark.parametrize("solves", range(6))
@@ -504,7 +504,7 @@ def test_conflicts_are_irreducible_and_nearest_limits_exact():
         if optimum(problem) is not None:
             continue
         infeasible += 1
-        conflicting = find_conflict(problem, time_limit=20)
+        conflicting = find_conflict(problem, 20)
         assert not conflicting.unchecked
         found = conflicting.needed
         rows = {row for each in found if isinstance(each, tuple) for row in each}

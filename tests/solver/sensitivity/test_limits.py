@@ -12,6 +12,8 @@ from poetmodel.problem import Constraint, Problem, Quantity
 from poetmodel.result import Status, Termination
 from poetmodel.schedule import simulate
 from poetmodel.solver import solve
+from poetmodel.solver.facade import execute
+from poetmodel.solver.request import SearchOptions
 from poetmodel.solver.sensitivity import Change, explain_infeasible, find_limits, variants
 from poetmodel.solver.sensitivity.variants import ChangedProblem, solve_variants
 
@@ -106,7 +108,7 @@ def test_what_is_wanted_for_its_own_sake_may_take_more_ram_than_keep_all():
 def test_ctrl_c_ends_with_what_was_answered(monkeypatch):
     """An interrupted question is the last one."""
     stopped = replace(solve(skip_problem()), termination=Termination.INTERRUPTED)
-    monkeypatch.setattr(variants, "solve", lambda *_, **__: stopped)
+    monkeypatch.setattr(variants, "execute", lambda *_, **__: stopped)
     assert [limit.name for limit in find_limits(skip_problem())] == ["keep_all"]
 
 
@@ -115,11 +117,11 @@ def recorded(monkeypatch):
     """Record the options of each solve."""
     calls = []
 
-    def record(problem, **options):
-        calls.append({"problem": problem, **options})
-        return solve(problem, **options)
+    def record(problem, request, start=None):
+        calls.append({"problem": problem, "time_limit": request.time_limit_s, "start": start})
+        return execute(problem, request, start)
 
-    monkeypatch.setattr(variants, "solve", record)
+    monkeypatch.setattr(variants, "execute", record)
     return calls
 
 
@@ -130,7 +132,7 @@ def test_best_valid_schedule_so_far_is_the_start(monkeypatch):
     fast = skip_problem(ram=13, minimize="time")
     problems = (roomy, tight, skip_problem(ram=14), fast)
     results = solve_variants(
-        [ChangedProblem(problem=problem) for problem in problems], time_limit=9
+        [ChangedProblem(problem=problem) for problem in problems], SearchOptions(time_limit_s=9)
     )
     assert [call["start"] for call in calls] == [None, None, results[1].schedule, None]
 
@@ -139,13 +141,13 @@ def test_time_is_shared_and_none_goes_without(monkeypatch):
     """Unused time is shared by the next ones; without time, each gets the minimum."""
     calls = recorded(monkeypatch)
     three = [ChangedProblem(problem=skip_problem())] * 3
-    solve_variants(three, time_limit=30)
+    solve_variants(three, SearchOptions(time_limit_s=30))
     shares = [call["time_limit"] for call in calls]
     assert 9 < shares[0] <= 10
     assert 10 < shares[1] <= 15
     assert 15 < shares[2] <= 30
     calls.clear()
-    solve_variants(three, time_limit=0, min_s=0.5)
+    solve_variants(three, SearchOptions(time_limit_s=1e-9), min_s=0.5)
     assert [call["time_limit"] for call in calls] == [0.5] * 3
 
 
@@ -154,7 +156,10 @@ def test_paging_first_reaches_the_minimum_ram(monkeypatch):
     calls = recorded(monkeypatch)
     for aux, peak in ((None, 12), (0, None)):
         problem = skip_problem(aux_bytes=aux).without_limits(Quantity.RAM, minimize=Quantity.RAM)
-        solve_variants([ChangedProblem(problem=problem, tries_paging_first=True)], time_limit=20)
+        solve_variants(
+            [ChangedProblem(problem=problem, tries_paging_first=True)],
+            SearchOptions(time_limit_s=20),
+        )
         start = calls[-1]["start"]
         found = start and simulate(problem.graph, None, start).peak_ram_bytes
         assert found == peak

@@ -1,11 +1,8 @@
 // The explored CHOICE of the API: its form controls, and its query parameters in the address.
 const choices = (() => {
   const { $ } = page;
-  const PLAIN = {
-    batch: null, image: null, sequence: null, state: null, train: null, tile: null, in_place: false, paging: true, recompute: true,
-    minimize: "energy", deadline_counts: null, aux_bytes: null, count_parameters: false, commit: null,
-  };
-  const NUMBERS = ["batch", "image", "sequence", "aux_bytes", "commit"];
+  const PLAIN = JSON.parse($("problem").dataset.defaults);
+  const number = (text) => (/^\d+$/.test(text) ? Number(text) || null : text);
   const FIELDS = ["model", "device", ...Object.keys(PLAIN)];
 
   // -- the address: fields that differ from their defaults ---------------------------------------
@@ -17,7 +14,7 @@ const choices = (() => {
     for (const name of FIELDS) {
       if (!query.has(name)) continue;
       const text = query.get(name);
-      found[name] = typeof PLAIN[name] === "boolean" ? text !== "0" : NUMBERS.includes(name) ? Number(text) || null : text;
+      found[name] = typeof PLAIN[name] === "boolean" ? text !== "0" : name === "tile" ? text : number(text);
     }
     return Object.fromEntries(FIELDS.map((name) => [name, found[name]]));
   };

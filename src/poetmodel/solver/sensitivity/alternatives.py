@@ -26,7 +26,9 @@ from poetmodel.solver.outcome import (
     make_candidate,
     make_valid_candidate,
 )
+from poetmodel.solver.request import SearchOptions
 from poetmodel.solver.sensitivity.variants import (
+    MIN_SOLVE_S,
     ChangedProblem,
     solve_variants,
     with_graph_identity,
@@ -285,7 +287,11 @@ def _solve_variant(
     variant: ChangedProblem, limit_s: float, threads: int, start: Schedule | None = None
 ) -> SolveResult:
     """Solve a variant within `limit_s`, at least 0.1 s; Ctrl-C raises `KeyboardInterrupt`."""
-    (result,) = solve_variants([variant], time_limit=limit_s, threads=threads, start=start)
+    (result,) = solve_variants(
+        [variant],
+        SearchOptions(time_limit_s=max(limit_s, MIN_SOLVE_S), threads=threads),
+        start=start,
+    )
     if result.termination == Termination.INTERRUPTED:
         raise KeyboardInterrupt
     return result
@@ -297,10 +303,8 @@ def _limit_objective(changed_problem: Problem, upper_limit: float, problem: Prob
     The limit includes the baseline, and replaces the energy budget or the deadline. `problem` must
     not minimize RAM.
     """
-    if problem.minimize == Quantity.ENERGY:
-        return replace(changed_problem, energy_budget=upper_limit)
-    if problem.minimize == Quantity.TIME:
-        return replace(changed_problem, deadline=upper_limit)
+    if problem.minimize in (Quantity.ENERGY, Quantity.TIME):
+        return changed_problem.with_limit(Quantity(problem.minimize), upper_limit)
     terms = dict(
         problem.user_objective
         if problem.minimize == USER_OBJECTIVE

@@ -31,7 +31,8 @@ from poetmodel.model.arrays import Label
 from poetmodel.planner import verify
 from poetmodel.problem import USER_CONSTRAINTS, Problem, Quantity
 from poetmodel.result import Status, Termination
-from poetmodel.solver.facade import solve
+from poetmodel.solver.facade import execute
+from poetmodel.solver.request import Request
 from poetmodel.solver.sensitivity.remedies import (
     MIN_CHANGE_S,
     Rows,
@@ -77,8 +78,8 @@ class _ConflictSearch:
     """Decides whether subsets of a problem's limits conflict."""
 
     problem: Problem
-    time_limit: float
-    """Processor time for all solves [s]."""
+    limit_s: float
+    """Processor time for all solves."""
     threads: int
     all_limits: list[StatedLimit]
     """All limits and user-defined constraints of the problem."""
@@ -93,13 +94,14 @@ class _ConflictSearch:
         problem = without_limits(self.problem, *removed_limits, minimize=Quantity.ENERGY)
         if any(verify(problem, schedule).valid for schedule in self.schedules):
             return False
-        remaining_s = self.started_s + self.time_limit - time.process_time()
+        remaining_s = self.started_s + self.limit_s - time.process_time()
         if remaining_s < MIN_CHANGE_S:
             return None
-        limit_s = min(remaining_s, SOLVE_FRACTION * self.time_limit)
+        limit_s = min(remaining_s, SOLVE_FRACTION * self.limit_s)
         try:
             with processor_clock(WALL_RATIO * limit_s):
-                result = solve(problem, time_limit=limit_s, gap=1.0, threads=self.threads)
+                request = Request(time_limit_s=limit_s, gap=1.0, threads=self.threads)
+                result = execute(problem, request)
         except TimeLimitError:  # the wall-time limit passed outside the solver
             return None
         if result.termination == Termination.INTERRUPTED:
@@ -172,13 +174,13 @@ def find_minimal_subset(
     ]
 
 
-def find_conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[int] | None:
+def find_conflicting_rows(form: StandardForm, limit_s: float) -> Conflict[int] | None:
     """Find rows, by index, that no point satisfies together; None if none or undecided.
 
     Each row added after `build`, each constraint family of `build` and each user-defined constraint
-    is one member of the search, within `time_limit` of wall time [s].
+    is one member of the search, within `limit_s` of wall time.
     """
-    end_s = time.monotonic() + time_limit
+    end_s = time.monotonic() + limit_s
     rows_of_key: dict[Any, list[int]] = {}
     for row_number, row in enumerate(form.rows):
         is_build_row = isinstance(row, Label)
@@ -192,7 +194,7 @@ def find_conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[
     def decide_conflict(subset_keys: list[Any]) -> bool | None:
         """Return whether the rows of `subset_keys` conflict; None if undecided in time."""
         rows = sorted(row_number for key in subset_keys for row_number in rows_of_key[key])
-        remaining_s = min(end_s - time.monotonic(), SOLVE_FRACTION * time_limit)
+        remaining_s = min(end_s - time.monotonic(), SOLVE_FRACTION * limit_s)
         if remaining_s <= 0:
             return None
         subset_form = replace(
@@ -221,12 +223,10 @@ def find_conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[
     )
 
 
-def find_conflict(
-    problem: Problem, *, time_limit: float, threads: int = 1
-) -> Conflict[StatedLimit]:
+def find_conflict(problem: Problem, limit_s: float, *, threads: int = 1) -> Conflict[StatedLimit]:
     """Return limits and user-defined constraints of an infeasible problem that conflict.
 
-    The set is minimal if no member is unchecked. `time_limit` is processor time [s], so that other
+    The set is minimal if no member is unchecked. `limit_s` is processor time, so that other
     work on the machine does not change the set. All constraints of a rule are one member at first,
     divided if there are at most `MAX_ROWS`. Raises `KeyboardInterrupt` after Ctrl-C, because an
     interrupted search is no proof.
@@ -238,7 +238,7 @@ def find_conflict(
     limits = list(stated_limits(problem))
     search = _ConflictSearch(
         problem=problem,
-        time_limit=time_limit,
+        limit_s=limit_s,
         threads=threads,
         all_limits=[*limits, *rows_of_rule.values()],
     )

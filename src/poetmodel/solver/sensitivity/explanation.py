@@ -18,6 +18,7 @@ from poetmodel.problem.infeasibility import (
     infeasibility_reasons,
 )
 from poetmodel.solver.facade import solve
+from poetmodel.solver.request import SearchOptions
 from poetmodel.solver.sensitivity.conflict import Conflict, find_conflict, find_conflicting_rows
 from poetmodel.solver.sensitivity.remedies import (
     LIMITS,
@@ -231,9 +232,7 @@ def explain_infeasible(
             return model_explanation
     conflict: Conflict[StatedLimit] | None = None
     if problem.constraints:
-        conflict = find_conflict(
-            problem, time_limit=CONFLICT_FRACTION * time_limit, threads=threads
-        )
+        conflict = find_conflict(problem, CONFLICT_FRACTION * time_limit, threads=threads)
     members = None if conflict is None else conflict.members
     needed_members, unchecked = (
         ((), ()) if conflict is None else (conflict.needed, conflict.unchecked)
@@ -241,8 +240,9 @@ def explain_infeasible(
     remedies = find_remedies(
         problem,
         conflict=members,
-        time_limit=max(MIN_CHANGE_S, end_s - time.process_time()),
-        threads=threads,
+        search=SearchOptions(
+            time_limit_s=max(MIN_CHANGE_S, end_s - time.process_time()), threads=threads
+        ),
     )
     if model is None:
         remedies = tuple(remedy.raise_bound_above_stated() for remedy in remedies)
@@ -357,7 +357,7 @@ def _explain_added_rows(
         return None
     form = compile_model(model)
     remaining_s = max(MIN_CHANGE_S, end_s - time.process_time())
-    conflict = find_conflicting_rows(form, time_limit=remaining_s)
+    conflict = find_conflicting_rows(form, remaining_s)
     needed_rows, unchecked = ((), ()) if conflict is None else (conflict.needed, conflict.unchecked)
     rows = [form.rows[i] for i in needed_rows]
     added_rows = [_describe_row(row) for row in rows if not isinstance(row, Label)]

@@ -13,7 +13,8 @@ from poetmodel.errors import quote
 from poetmodel.problem import Problem, Quantity
 from poetmodel.result import SolveResult, Status
 from poetmodel.solver.fitting import align_problem
-from poetmodel.solver.sensitivity.variants import ChangedProblem, solve_variants
+from poetmodel.solver.request import SearchOptions
+from poetmodel.solver.sensitivity.variants import MIN_SOLVE_S, ChangedProblem, solve_variants
 from poetmodel.units import brief
 
 if TYPE_CHECKING:
@@ -141,6 +142,20 @@ def find_limits(
         schedule has the value None. After Ctrl-C, the tuple has the limits found so far. That of
         the interrupted solve is included, except in the search that precedes the limit with paging.
     """
+    search = SearchOptions(
+        backend=backend,
+        time_limit_s=max(time_limit, MIN_SOLVE_S),
+        gap=gap,
+        threads=threads,
+        solver_options=dict(solver_options or {}),
+    )
+    return search_limits(problem, search, alignment=alignment)
+
+
+def search_limits(
+    problem: Problem, search: SearchOptions, *, alignment: int | None = None
+) -> tuple[Limit, ...]:
+    """Find the limits of a problem with the options of a search, as `find_limits`."""
     named_problems = dict(_limit_problems(problem))
     if alignment is not None:
         aligned_problem = align_problem(problem, alignment)
@@ -148,16 +163,10 @@ def find_limits(
             aligned_problem, recompute=aligned_problem.recompute, paging=aligned_problem.can_page
         )
     variants = [
-        ChangedProblem(problem=limit_problem, gap=gap, tries_paging_first=name == "page")
+        ChangedProblem(problem=limit_problem, gap=search.gap, tries_paging_first=name == "page")
         for name, limit_problem in named_problems.items()
     ]
-    results = solve_variants(
-        variants,
-        time_limit=time_limit,
-        backend=backend,
-        threads=threads,
-        solver_options=solver_options,
-    )
+    results = solve_variants(variants, search)
     return tuple(
         Limit(name=name, result=result)
         for name, result in zip(named_problems, results, strict=False)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from poetmodel.graph import Graph
+    from poetmodel.solver.request import SearchOptions
 
 MIN_CHANGE_S: Final = 0.05
 """Minimum time for one change [s]."""
@@ -69,10 +70,6 @@ StatedLimit: TypeAlias = "Change | Rows"
 class _Amount(NamedTuple):
     """A limit that is an amount."""
 
-    field: str
-    """Name of the problem's field that states the limit."""
-    parsed_field: str
-    """Name of the problem's attribute that has the limit as a number."""
     quantity: Quantity
     """The quantity that the limit bounds; for storage with state see `_storage_terms`."""
     unit: str
@@ -81,12 +78,10 @@ class _Amount(NamedTuple):
 
 
 AMOUNTS: Final = {
-    Change.RAM: _Amount("ram", "ram_budget_bytes", Quantity.RAM, "bytes", "of RAM"),
-    Change.TIME: _Amount("deadline", "deadline_s", Quantity.TIME, "s", "as the deadline"),
-    Change.ENERGY: _Amount(
-        "energy_budget", "energy_budget_j", Quantity.ENERGY, "J", "as the energy budget"
-    ),
-    Change.STORAGE: _Amount("aux_bytes", "aux_limit_bytes", Quantity.WRITES, "bytes", "of storage"),
+    Change.RAM: _Amount(Quantity.RAM, "bytes", "of RAM"),
+    Change.TIME: _Amount(Quantity.TIME, "s", "as the deadline"),
+    Change.ENERGY: _Amount(Quantity.ENERGY, "J", "as the energy budget"),
+    Change.STORAGE: _Amount(Quantity.WRITES, "bytes", "of storage"),
 }
 """The limit of each change that replaces an amount."""
 LIMITS: Final = {
@@ -253,29 +248,27 @@ def stated_limits(problem: Problem) -> Iterator[Change]:
 def _present_limit(problem: Problem, change: Change) -> float | None:
     """Return the present amount of the limit that a change removes; None without an amount."""
     amount_limit = AMOUNTS.get(change)
-    return None if amount_limit is None else getattr(problem, amount_limit.parsed_field)
+    return None if amount_limit is None else problem.limit_on(amount_limit.quantity)
 
 
 def find_remedies(
     problem: Problem,
     *,
     conflict: Sequence[StatedLimit] | None,
-    time_limit: float,
-    threads: int,
+    search: SearchOptions,
 ) -> tuple[Remedy, ...]:
-    """Solve an infeasible problem with each change by itself, within `time_limit` [s] of wall time.
+    """Solve an infeasible problem with each change by itself, within the time of a search.
 
     With a `conflict` (limits that no schedule meets together), only its members and the batch size
     are changed: a change of any other limit cannot suffice. Each change has at least
-    `MIN_CHANGE_S`, also beyond `time_limit`. After Ctrl-C, some changes may be missing.
+    `MIN_CHANGE_S`, also beyond that time. After Ctrl-C, some changes may be missing.
     """
     attempts = list(_make_attempts(problem, conflict))
     results = iter(
         solve_variants(
             [attempt.variant for attempt in attempts if attempt.variant is not None],
-            time_limit=time_limit,
+            search,
             min_s=MIN_CHANGE_S,
-            threads=threads,
         )
     )
     remedies = []
@@ -487,8 +480,7 @@ def _find_accepted_amount(
 
     def accepts(limit: float) -> bool:
         rounded_limit = int(limit) if amount_limit.unit == "bytes" else float(f"{limit:.{DIGITS}g}")
-        limits: dict[str, Any] = {amount_limit.field: rounded_limit}
-        return verify(replace(problem, **limits), schedule).valid
+        return verify(problem.with_limit(amount_limit.quantity, rounded_limit), schedule).valid
 
     if accepts(amount):
         return amount

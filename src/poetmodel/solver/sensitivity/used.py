@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.problem import Quantity
 from poetmodel.solver.outcome import EQUALITY_TOLERANCE
+from poetmodel.solver.request import SearchOptions
 from poetmodel.solver.sensitivity.variants import ChangedProblem, solve_variants
 from poetmodel.units import brief
 
@@ -94,9 +95,8 @@ def find_used_limits(
             ChangedProblem(problem=problem.without_limits(quantity), gap=result.requested_gap)
             for quantity in changed_quantities
         ],
-        time_limit=time_limit,
+        SearchOptions(time_limit_s=max(time_limit, MIN_LIMIT_S), threads=threads),
         min_s=MIN_LIMIT_S,
-        threads=threads,
         start=result.schedule,
     )
     unlimited_results = dict(zip(changed_quantities, results, strict=False))

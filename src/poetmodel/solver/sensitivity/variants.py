@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from poetmodel.problem import Problem, Quantity
 from poetmodel.result import SolveResult, Termination
 from poetmodel.schedule import GraphIdentity, Schedule
-from poetmodel.solver.facade import solve
+from poetmodel.solver.facade import execute
 from poetmodel.solver.outcome import make_valid_candidate
 from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from poetmodel.backends import OptionValue
     from poetmodel.graph import Graph
+    from poetmodel.solver.request import SearchOptions
+
+MIN_SOLVE_S: Final = 0.1
+"""Minimum time of the solve of a variant [s]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,23 +41,19 @@ class ChangedProblem:
 
 def solve_variants(
     variants: Sequence[ChangedProblem],
+    search: SearchOptions,
     *,
-    time_limit: float,
-    min_s: float = 0.1,
-    backend: str = "highs",
-    threads: int = 1,
-    solver_options: Mapping[str, OptionValue] | None = None,
+    min_s: float = MIN_SOLVE_S,
     start: Schedule | None = None,
 ) -> list[SolveResult]:
     """Solve variants of a problem in the given order, each from the best valid schedule so far.
 
     Variants with stricter limits should come first: their schedules are valid for looser ones.
-    `time_limit` is the wall time for all, divided equally; each has at least `min_s` [s]. With
+    The time of `search` is that of all, divided equally; each has at least `min_s` [s]. With
     `tries_paging_first`, up to half of a variant's time goes to a schedule without recomputation.
     After Ctrl-C, the list is shorter.
     """
-    end_s = time.monotonic() + time_limit
-    solve_problem = partial(solve, backend=backend, threads=threads, solver_options=solver_options)
+    end_s = time.monotonic() + search.time_limit_s
     results: list[SolveResult] = []
     for index, variant in enumerate(variants):
         best_schedule = _best_valid_schedule(results, variant.problem) or start
@@ -64,13 +62,13 @@ def solve_variants(
         if variant.tries_paging_first:
             limit_s /= 2
             min_ram_problem = _paging_problem_at_min_ram(variant.problem)
-            paging_result = solve_problem(min_ram_problem, time_limit=limit_s, gap=1.0)
+            request = replace(search, time_limit_s=limit_s, gap=1.0).start()
+            paging_result = execute(min_ram_problem, request)
             if paging_result.termination == Termination.INTERRUPTED:
                 break
             best_schedule = paging_result.schedule or best_schedule
-        result = solve_problem(
-            variant.problem, time_limit=limit_s, gap=variant.gap, start=best_schedule
-        )
+        request = replace(search, time_limit_s=limit_s, gap=variant.gap).start()
+        result = execute(variant.problem, request, best_schedule)
         results.append(result)
         if result.termination == Termination.INTERRUPTED:
             break

@@ -140,7 +140,7 @@ def backend(  # noqa: PLR0913 - its options
         device=Device.load(device) if isinstance(device, str) else device,
         costs=costs,
         paging=None if storage is None else measure_paging(storage),
-        time_limit=time_limit,
+        time_limit_s=time_limit,
         gap=gap,
         outside=outside,
         regions=regions,

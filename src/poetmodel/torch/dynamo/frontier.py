@@ -141,7 +141,7 @@ class Frontier:
         if limits not in self._plan_by_limits:
             graph_problem = self.graph_problem
             until_s = min(
-                monotonic() + graph_problem.settings.time_limit / _N_SOLVES, self._until_s
+                monotonic() + graph_problem.settings.time_limit_s / _N_SOLVES, self._until_s
             )
             limited_problem = replace(
                 graph_problem, call=replace(graph_problem.call, until_s=until_s)

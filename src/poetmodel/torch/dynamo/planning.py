@@ -178,7 +178,7 @@ class BackendOptions:
     costs: str | None
     paging: Paging | Storage | None
     """Transfer times of pages; None without paging."""
-    time_limit: float
+    time_limit_s: float
     gap: float
     on_progress: Callable[[SolveProgress], bool | None] | None
     cache: Cache
@@ -616,7 +616,7 @@ def _solve(
     there is none, that of `find_min_ram`. Results with regions are not cached.
     """
     problem = task.problem
-    show_progress = solve_progress_callback(call.show_phase, settings.time_limit)
+    show_progress = solve_progress_callback(call.show_phase, settings.time_limit_s)
 
     def on_progress(progress: SolveProgress) -> bool | None:
         show_progress(progress)
@@ -639,7 +639,7 @@ def _solve(
             result = solve_within(call.remaining_s(), known.schedule)
         else:
             with processor_clock(call.remaining_s()):
-                result = solve_within(FIRST_TIME_RATIO * settings.time_limit, None)
+                result = solve_within(FIRST_TIME_RATIO * settings.time_limit_s, None)
             start, first_solve_s = result.schedule, result.solve_s
             if start is None and result.termination == Termination.TIME_LIMIT:
                 min_ram_result = _find_cached_min_ram(problem, settings, call)
@@ -650,7 +650,7 @@ def _solve(
                 result = solve_within(call.remaining_s(), start)
                 result = replace(result, solve_s=first_solve_s + result.solve_s)
         # Another call has the same time limit, and would not find more.
-        return replace(result, time_limit_s=settings.time_limit)
+        return replace(result, time_limit_s=settings.time_limit_s)
 
     if regions:
         return solve_with_regions(
@@ -663,7 +663,7 @@ def _solve(
     return task.solve(
         CachedSchedules(settings.cache),
         gap=settings.gap,
-        time_limit_s=settings.time_limit,
+        time_limit_s=settings.time_limit_s,
         solve_from=solve_from,
     )
 

@@ -125,7 +125,7 @@ class GraphPlanner:
         self._steps = StepPlanner(settings.keep_all_fraction, settings.stated_bytes)
         self._live.budget_bytes = settings.stated_bytes
         self._live.outside_bytes = self._stated_outside_memory().peak_bytes
-        self._ranks = RankExchange(settings.time_limit)
+        self._ranks = RankExchange(settings.time_limit_s)
         self._frontier: Frontier | None = None
         """Plans of the graph that was planned last; None if its calls have one plan."""
         self._replicas: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
@@ -162,7 +162,7 @@ class GraphPlanner:
         ):
             _LOG.warning(_RECOMPILE_WARNING, config.recompile_limit)
         with show_phases(after_s=SHOW_AFTER_S) as show_phase:
-            until_s = monotonic() + self._settings.time_limit
+            until_s = monotonic() + self._settings.time_limit_s
             if earlier_call is None:
                 parameter_ids = (
                     id(value) for value in inputs if isinstance(value, torch.nn.Parameter)
@@ -212,7 +212,7 @@ class GraphPlanner:
     def key(self) -> str:
         """Digest of budget, device, time limit, gap, host and keep-all peaks of first shapes."""
         settings = self._settings
-        values = [str(settings.ram), str(settings.device), settings.time_limit, settings.gap]
+        values = [str(settings.ram), str(settings.device), settings.time_limit_s, settings.gap]
         values += self._first_keep_all_bytes.values()  # they determine the budget of later shapes
         return digest(host_key(), *values)
 

@@ -223,7 +223,7 @@ class StepPlanner:
         keep_all_bytes = peak_bytes(moments, [frontier.keep_all_plan for frontier in frontiers])
         if self.budget_bytes is None:
             self.budget_bytes = int((self.keep_all_fraction or 1.0) * keep_all_bytes)
-        until_s = monotonic() + frontiers[0].graph_problem.settings.time_limit
+        until_s = monotonic() + frontiers[0].graph_problem.settings.time_limit_s
         plans_by_frontier: dict[int, list[GraphPlan]] = {}
         for frontier in frontiers:
             if id(frontier) not in plans_by_frontier:
