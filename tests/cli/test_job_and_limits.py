@@ -37,7 +37,7 @@ def test_budget_below_the_floor_is_answered_all_the_same(told):
 
 def test_unproven_amounts_come_with_their_gap(monkeypatch, told):
     """Limits that a time limit left unproven are printed with gap, bound, and a remedy."""
-    real = module.find_limits
+    real = module.search_limits
 
     def unproved(status, bound):
         def find(*arguments, **options):
@@ -48,7 +48,7 @@ def test_unproven_amounts_come_with_their_gap(monkeypatch, told):
             )
             return [replace(last, result=result)]
 
-        monkeypatch.setattr(module, "find_limits", find)
+        monkeypatch.setattr(module, "search_limits", find)
 
     unproved(Status.FEASIBLE, 6.002)
     words = " ".join(limits("--ram", "350").out.split())

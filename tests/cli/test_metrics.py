@@ -131,7 +131,7 @@ def test_one_entry_is_a_metric_of_the_explorer(monkeypatch):
     pytest.importorskip("jinja2")
     pytest.importorskip("plotly")
     pytest.importorskip("uvicorn")
-    from poetmodel.explore.points import Point
+    from poetmodel.explore.answer import Answer, Found, Point
     from poetmodel.explore.running import render_page
     from poetmodel.explore.tasks import schedule_metrics
 
@@ -140,7 +140,7 @@ def test_one_entry_is_a_metric_of_the_explorer(monkeypatch):
     simulation = solve_problem(problem).simulation
     one = Point(id="x", problem="y", ram_bytes=1, deadline_s=None)
     assert one.to_record()["executed_steps"] is None
-    one.set_metrics(schedule_metrics(problem, simulation))
+    one.take(Answer(found=Found(metrics=schedule_metrics(problem, simulation))))
     assert one.to_dict(0.0, minimize="energy")["executed_steps"] == len(simulation.curve)
     assert 'id="executed_steps" data-unit="count"' in render_page()
 

@@ -73,7 +73,7 @@ def limits(
     from poetmodel.case.tiles import resolve_sizes
     from poetmodel.plan.alignment import device_alignment
     from poetmodel.result import Status
-    from poetmodel.solver.sensitivity.limits import search_limits
+    from poetmodel.solver.sensitivity import search_limits
 
     case, hints = resolve_sizes(source.case(costing, limits=limits, own=own))
     print_warnings(hints, kind="hint")

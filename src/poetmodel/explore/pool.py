@@ -222,7 +222,7 @@ class WorkerPool:
 
 def prepare_process(_: WorkerJob, niceness: int) -> None:
     """Import the modules of all jobs, and lower the priority of the process by `niceness`."""
-    import poetmodel.explore.exports
+    import poetmodel.explore.drawing
     import poetmodel.solver.lazy
     import poetmodel.solver.monolithic  # noqa: F401
 
@@ -231,16 +231,16 @@ def prepare_process(_: WorkerJob, niceness: int) -> None:
 
 def run_task(job: WorkerJob, catalogue: str, values: dict[str, Any], body: bytes) -> Frame:
     """Run the task ``values["task"]`` with the `values` of the job, and return its reply."""
-    from poetmodel.explore import answers, exports, tasks
+    from poetmodel.explore import drawing, tasks
     from poetmodel.explore.settings import parse_catalogue
 
     functions = {
         "prepare_problem": tasks.prepare_problem,
         "find_first_schedule": tasks.find_first_schedule,
         "solve_point": tasks.solve_point,
-        "draw_point": answers.draw_point,
-        "explain_infeasibility": answers.explain_infeasibility,
-        "export_point": exports.export_point,
+        "draw_point": drawing.draw_point,
+        "explain_infeasibility": drawing.explain_infeasibility,
+        "export_point": drawing.export_point,
     }
     context = tasks.JobContext(
         catalogue=parse_catalogue(catalogue),

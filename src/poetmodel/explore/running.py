@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import uvicorn
 
 from poetmodel.errors import WorkersLostError
-from poetmodel.explore.coordination import Coordinator
 from poetmodel.explore.pool import WorkerPool
 from poetmodel.explore.server import make_application
+from poetmodel.explore.session import Session
 from poetmodel.explore.settings import ExplorerSettings
 from poetmodel.explore.store import PointStore
 from poetmodel.files import installed_version
@@ -84,7 +84,7 @@ def serve(
         lifespan="on",
     )
     address = f"http://127.0.0.1:{port}/?token={explorer.token}"
-    server = _Server(config, explorer.coordinator, lambda: on_ready(address))
+    server = _Server(config, explorer.session, lambda: on_ready(address))
     try:
         stop_signals.stop_on_request(server)
         with suppress(SystemExit):  # of newer versions of uvicorn, if the start fails
@@ -121,7 +121,7 @@ class Explorer:
     """An explorer that is ready to be served."""
 
     app: Guard
-    coordinator: Coordinator
+    session: Session
     store: PointStore
     token: str
 
@@ -138,7 +138,7 @@ def open_explorer(
     """Open a store and return an explorer; workers (None: one per core) start with the server."""
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     point_store, catalogue_text = PointStore(store), catalogue.to_json()
-    coordinator = Coordinator(
+    session = Session(
         point_store,
         solve_workers=WorkerPool(
             workers or n_cores or 1, SOLVING_NICENESS, catalogue_text, newest_first=True
@@ -150,9 +150,9 @@ def open_explorer(
     )
     token = point_store.call_and_wait(point_store.load_token)
     app = make_application(
-        coordinator, catalogue, render_page=render_page, initial=initial, token=token, port=port
+        session, catalogue, render_page=render_page, initial=initial, token=token, port=port
     )
-    return Explorer(app=app, coordinator=coordinator, store=point_store, token=token)
+    return Explorer(app=app, session=session, store=point_store, token=token)
 
 
 def render_page() -> str:
@@ -179,10 +179,10 @@ class _Server(uvicorn.Server):
     """A server that reports its start, and ends its streams when it stops."""
 
     def __init__(
-        self, config: uvicorn.Config, coordinator: Coordinator, on_start: Callable[[], None]
+        self, config: uvicorn.Config, session: Session, on_start: Callable[[], None]
     ) -> None:
         super().__init__(config)
-        self._coordinator = coordinator
+        self._session = session
         self._on_start = on_start
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -194,5 +194,5 @@ class _Server(uvicorn.Server):
             self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._coordinator.close_listeners()
+        self._session.close_listeners()
         await super().shutdown(sockets)

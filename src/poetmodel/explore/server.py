@@ -41,7 +41,7 @@ are plain JSON in SI units; bodies of requests are JSON.
 ``GET /api/points/ID/export/KIND``
     A file: ``schedule``, ``plan``, ``report`` or ``command``.
 
-A POINT has the fields of `poetmodel.explore.points.Point` except ``digest``, ``lender`` and
+A POINT has the keys of `poetmodel.explore.answer.Point.to_record` except ``digest``, ``lender`` and
 ``proof``, and also ``gap`` and ``bound_j``, the bound on the energy of a step, or null.
 """
 
@@ -60,9 +60,9 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from poetmodel.errors import PoetModelError
-from poetmodel.explore.coordination import Coordinator, GoneError
 from poetmodel.explore.guard import Guard
 from poetmodel.explore.pool import WorkerError
+from poetmodel.explore.session import GoneError, Session
 from poetmodel.explore.settings import ExplorerSettings  # noqa: TC001 - FastAPI reads it
 from poetmodel.files import installed_version
 from poetmodel.units import MAX_BYTES
@@ -96,7 +96,7 @@ class PointRequest(BaseModel):
 
 
 def make_application(  # noqa: C901 - the routes, each a few lines
-    coordinator: Coordinator,
+    explorer: Session,
     catalogue: Catalogue,
     *,
     render_page: Callable[[], str],
@@ -108,9 +108,9 @@ def make_application(  # noqa: C901 - the routes, each a few lines
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await coordinator.start()
+        await explorer.start()
         yield
-        await coordinator.stop()
+        await explorer.stop()
 
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     _add_error_handlers(app)
@@ -131,14 +131,14 @@ def make_application(  # noqa: C901 - the routes, each a few lines
     @app.post("/api/problems")
     async def open_problem(settings: ExplorerSettings) -> JSONResponse:
         """Open a problem; return its page data and the points with a schedule of their own."""
-        loaded_problem = await coordinator.open(settings)
+        loaded_problem = await explorer.open(settings)
         points = [loaded_problem.describe(point) for point in loaded_problem.points_with_schedule()]
         return JSONResponse({**loaded_problem.facts, "points": points})
 
     @app.post("/api/points")
     async def request_point(point_request: PointRequest) -> dict[str, Any]:
-        """Call `Coordinator.request_point`; ``more`` of the request is `solve_again`."""
-        return await coordinator.request_point(
+        """Call `Session.request_point`; ``more`` of the request is `solve_again`."""
+        return await explorer.request_point(
             point_request.session,
             point_request.problem,
             point_request.ram_bytes,
@@ -148,7 +148,7 @@ def make_application(  # noqa: C901 - the routes, each a few lines
 
     @app.get("/api/points/{point}")
     async def read_point(point: Identifier) -> dict[str, Any]:
-        loaded_problem, found_point = coordinator.find_point(point)
+        loaded_problem, found_point = explorer.find_point(point)
         return loaded_problem.describe(found_point)
 
     @app.get("/api/points/{point}/answer")
@@ -159,10 +159,10 @@ def make_application(  # noqa: C901 - the routes, each a few lines
 
         Status 204 without schedule or requesting session, 304 if the page has it, 410 if unknown.
         """
-        _, found_point = coordinator.find_point(point)
+        _, found_point = explorer.find_point(point)
         if (
             revision is not None
-            and found_point.value is not None
+            and found_point.answer.found is not None
             and revision != found_point.revision
         ):
             return RedirectResponse(f"/api/points/{point}/answer?revision={found_point.revision}")
@@ -170,7 +170,7 @@ def make_application(  # noqa: C901 - the routes, each a few lines
         headers = {"Cache-Control": "private, no-cache", "ETag": tag}
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
-        body = await coordinator.load_drawing(point, revision)
+        body = await explorer.load_drawing(point, revision)
         if body is None:
             return Response(status_code=204)
         headers["Content-Encoding"] = "gzip"
@@ -178,7 +178,7 @@ def make_application(  # noqa: C901 - the routes, each a few lines
 
     @app.get("/api/points/{point}/export/{kind}")
     async def export_point(point: Identifier, kind: ExportKind) -> Response:
-        reply = await coordinator.export(point, kind)
+        reply = await explorer.export(point, kind)
         headers = {"Content-Disposition": f'attachment; filename="{reply.values["name"]}"'}
         return Response(reply.body, media_type=reply.values["media"], headers=headers)
 
@@ -188,21 +188,21 @@ def make_application(  # noqa: C901 - the routes, each a few lines
         ram_bytes: Annotated[int, Query(ge=1, le=MAX_BYTES)],
         deadline_s: Annotated[float | None, Query(gt=0, le=1e12)] = None,
     ) -> dict[str, Any]:
-        return await coordinator.explain_infeasibility(problem, ram_bytes, deadline_s)
+        return await explorer.explain_infeasibility(problem, ram_bytes, deadline_s)
 
     @app.get("/api/events", response_class=EventSourceResponse)
     async def stream_events(session: SessionId) -> AsyncIterator[ServerSentEvent]:
-        async for event in _stream_events(coordinator, session):
+        async for event in _stream_events(explorer, session):
             yield event
 
     return Guard(app, token=token, port=port)
 
 
-async def _stream_events(coordinator: Coordinator, session: str) -> AsyncIterator[ServerSentEvent]:
+async def _stream_events(explorer: Session, session: str) -> AsyncIterator[ServerSentEvent]:
     """Yield the events of a session, and keep-alive comments, until the stream is closed."""
     import asyncio
 
-    listener = coordinator.add_listener(session)
+    listener = explorer.add_listener(session)
     try:
         yield ServerSentEvent(comment="listening", retry=500)
         while True:
@@ -213,14 +213,14 @@ async def _stream_events(coordinator: Coordinator, session: str) -> AsyncIterato
                 yield ServerSentEvent(comment="alive")
             for kind, point_id in events:
                 try:
-                    loaded_problem, point = coordinator.find_point(point_id)
+                    loaded_problem, point = explorer.find_point(point_id)
                 except GoneError:
                     continue
                 values = loaded_problem.describe(point)
                 yield ServerSentEvent(event=kind, data=values)
             await asyncio.sleep(MIN_PAUSE_S)
     finally:
-        coordinator.remove_listener(session, listener)
+        explorer.remove_listener(session, listener)
 
 
 def _add_error_handlers(app: FastAPI) -> None:

@@ -14,10 +14,11 @@ import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from poetmodel.errors import InputError
-from poetmodel.explore.points import Point, merge_records
+from poetmodel.explore.answer import Point
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -137,41 +138,41 @@ class PointStore:
         row = self._connection.execute(query, (point_id,)).fetchone()
         return b"" if row is None or row[0] is None else row[0]
 
-    def save(self, point: Point, schedule: bytes | None) -> None:
-        """Merge a point with the stored one by `merge_records`, and store the result.
+    def save(self, point: Point) -> None:
+        """Merge a point with the stored one, and store the result; `point` is unchanged.
 
-        `point` is unchanged. If `schedule` is None, the stored one stays.
+        A schedule that is not at hand is ignored: the store has one that is as good.
         """
+        answer = point.answer
+        if answer.found is not None and not answer.found.packed:
+            answer = replace(answer, found=None)
         with self._transaction() as connection:
-            stored_point = self.load_point(point.id)
-            merged_point, is_new_schedule = point, True
-            if stored_point is not None:
-                merged_point, is_new_schedule = merge_records(
-                    stored_point, point, has_second_schedule=schedule is not None
-                )
-            if merged_point == stored_point:
+            stored = self.load_point(point.id)
+            merged = replace(stored or point)
+            merged.take(answer)
+            if stored is not None and merged.answer == stored.answer:
                 return
-            packed_schedule = (schedule if is_new_schedule else None) or self.load_schedule(
-                point.id
-            )
-            # Schedule and bound come from different records.
-            if merged_point not in (stored_point, point):
-                merged_point.begin_revision(packed_schedule)
-            facts = json.dumps(merged_point.to_record(), allow_nan=False)
+            if merged.answer == point.answer:
+                merged = replace(point, answer=merged.answer)  # with the revision that pages know
+            else:
+                merged.revision = max(merged.revision, point.revision + 1)
+            found = merged.answer.found
+            packed = b"" if found is None else found.packed or self.load_schedule(point.id)
+            merged.state = point.state if merged.answer.proof is None else "done"
             connection.execute(
                 "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
-                    merged_point.id,
-                    merged_point.problem,
-                    merged_point.ram_bytes,
-                    merged_point.deadline_s,
-                    merged_point.state,
-                    merged_point.proof_rank,
-                    merged_point.value,
-                    merged_point.bound,
-                    merged_point.digest,
-                    facts,
-                    packed_schedule or None,
+                    merged.id,
+                    merged.problem,
+                    merged.ram_bytes,
+                    merged.deadline_s,
+                    merged.state,
+                    merged.is_finished + merged.answer.is_proved,
+                    None if found is None else found.value,
+                    merged.answer.bound,
+                    merged.digest,
+                    json.dumps(merged.to_record(), allow_nan=False),
+                    packed or None,
                     time.time(),
                 ),
             )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.clock import limit_time
 from poetmodel.device.ram import find_whole_step
+from poetmodel.explore.answer import Proof
 from poetmodel.explore.settings import problem_fingerprint
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.heuristics.greedy import construct, keep_all_if_within_budgets, page_everything
@@ -264,7 +265,7 @@ def solve_point(job: dict[str, Any], context: JobContext) -> Frame:
     start = unpack_schedule(context.body) if context.body else None
     if start is not None and not verify(problem, start).valid:
         start = None
-    progress = _Progress(problem, context, search.gap, job["bound"])
+    progress = _Progress(problem, context, search.gap, job["answer"].bound)
     result = execute(problem, search.start(progress), start)
     status = result.status
     bound = progress.start_bound
@@ -274,15 +275,15 @@ def solve_point(job: dict[str, Any], context: JobContext) -> Frame:
         bound = min(bound, overhead)
         if is_gap_closed(problem, overhead, bound, search.gap):
             status = "optimal"  # type: ignore[assignment]
-    reply = {
-        "status": str(status),
-        "termination": str(result.termination),
-        "reason": result.reason,
-        "bound": bound,
-        "build_s": result.build_s,
-        "solve_s": result.solve_s,
-        "versions": dict(result.versions),
-    }
+    proof = Proof(
+        status=str(status),
+        termination=str(result.termination),
+        reason=result.reason,
+        build_s=result.build_s,
+        solve_s=result.solve_s,
+        versions=dict(result.versions),
+    )
+    reply = {"bound": bound, "proof": proof}
     if result.schedule is None or result.simulation is None:
         return Frame(values=reply)
     metrics = schedule_metrics(problem, result.simulation)

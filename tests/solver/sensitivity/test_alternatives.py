@@ -163,7 +163,7 @@ def test_known_bound_holds_for_alternatives():
         solve(problem), schedule=None, simulation=None, status=Status.UNKNOWN, objective_bound=None
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(variants, "solve", lambda *_, **__: unproved)
+        patch.setattr(variants, "execute", lambda *_, **__: unproved)
         (blank, _) = find_alternatives(problem, schedule, 0)
         (bounded, _) = find_alternatives(problem, schedule, 0, bound=11.0)
         step = find_ram_step(problem, schedule)

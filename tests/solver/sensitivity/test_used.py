@@ -10,6 +10,7 @@ from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem
 from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
+from poetmodel.solver.facade import execute
 from poetmodel.solver.sensitivity import LimitState, find_used_limits, variants
 
 
@@ -87,7 +88,7 @@ def test_limits_without_a_proof_and_after_ctrl_c_are_open(monkeypatch, change, s
     """An interrupted solve is the last one; later limits have no result."""
     result = solve(priced_problem(ram=10, deadline=7))
     monkeypatch.setattr(
-        variants, "solve", lambda problem, **options: replace(solve(problem, **options), **change)
+        variants, "execute", lambda *arguments: replace(execute(*arguments), **change)
     )
     assert [(found.state, found.saved) for found in find_used_limits(result)] == states
 

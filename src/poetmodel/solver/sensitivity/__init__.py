@@ -9,6 +9,7 @@ from poetmodel.solver.sensitivity.alternatives import (
 )
 from poetmodel.solver.sensitivity.explanation import Explanation, explain_infeasible
 from poetmodel.solver.sensitivity.limits import Limit, find_limits
+from poetmodel.solver.sensitivity.limits import search_limits as search_limits
 from poetmodel.solver.sensitivity.remedies import Change, Remedy
 from poetmodel.solver.sensitivity.used import LimitState, UsedLimit, find_used_limits
 

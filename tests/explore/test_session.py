@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from poetmodel.explore.coordination import Coordinator
-from poetmodel.explore.points import OpenProblem, Point
+from poetmodel.explore.answer import Answer, Found, OpenProblem, Point
+from poetmodel.explore.session import Session
 from poetmodel.explore.settings import ExplorerSettings
 from poetmodel.explore.store import PointStore
 from poetmodel.solver.request import SearchOptions
@@ -35,30 +35,31 @@ def store(tmp_path):
     created_store.close()
 
 
-def coordinator_of(store, point):
-    """Return a coordinator with one open point."""
-    coordinator = Coordinator(
+def session_of(store, point):
+    """Return a session with one open point."""
+    session = Session(
         store,
         solve_workers=CountingWorkers(),
         quick_workers=CountingWorkers(),
         search=SearchOptions(),
     )
-    coordinator.open_problems["problem"] = OpenProblem(
+    session.open_problems["problem"] = OpenProblem(
         "problem", ExplorerSettings(model="mlp", device="mkr1000"), {}, {point.id: point}
     )
-    return coordinator
+    return session
 
 
 def provisional_point():
     """Return a point with the schedule of a lender."""
+    borrowed = Found(
+        metrics={"value": 2.0}, is_own=False, lender=("lender", "digest"), packed=b"packed"
+    )
     return Point(
         id="point",
         problem="problem",
         ram_bytes=100,
         deadline_s=None,
-        value=2.0,
-        provisional=True,
-        lender=("lender", "lender digest"),
+        answer=Answer(found=borrowed),
         revision=1,
         digest="digest",
     )
@@ -67,10 +68,10 @@ def provisional_point():
 def test_concurrent_requests_of_a_revision_share_one_drawing(store):
     """A later request is drawn again: drawings are not stored."""
     point = provisional_point()
-    coordinator = coordinator_of(store, point)
+    session = session_of(store, point)
 
     async def load_all():
-        shared = await asyncio.gather(*(coordinator.load_drawing(point.id, 1) for _ in range(3)))
-        return [*shared, await coordinator.load_drawing(point.id, None)]
+        shared = await asyncio.gather(*(session.load_drawing(point.id, 1) for _ in range(3)))
+        return [*shared, await session.load_drawing(point.id, None)]
 
     assert asyncio.run(load_all()) == [b"drawing 1"] * 3 + [b"drawing 2"]

@@ -1,12 +1,15 @@
-"""Data about a point for the page: charts, decisions and texts, as in a report."""
+"""Drawings of a point: charts, decisions and texts, as in a report; and files about it."""
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from poetmodel.case.opening import Checked
-from poetmodel.errors import VerificationError
+from poetmodel.errors import PlanError, VerificationError
+from poetmodel.explore.answer import NO_PROOF
 from poetmodel.explore.tasks import (
     Frame,
     JobContext,
@@ -25,6 +28,7 @@ from poetmodel.report.folding import decision_table
 from poetmodel.report.timeline import timeline_chart
 from poetmodel.report.wording import schedule_answers
 from poetmodel.result import SolveResult, Status, Termination
+from poetmodel.schedule.relations import format_document
 
 if TYPE_CHECKING:
     from poetmodel.schedule import Verdict
@@ -83,17 +87,18 @@ def verified_result(job: dict[str, Any], context: JobContext) -> tuple[SolveResu
 
     The bound is the baseline plus the proof's bound on the overhead, at most the value.
     """
-    problem, proof, search = load_job_problem(job, context), job["proof"], job["search"]
+    problem, answer, search = load_job_problem(job, context), job["answer"], job["search"]
+    proof = answer.proof or NO_PROOF
     schedule = unpack_schedule(context.body)
     verdict = verify(problem, schedule)
     if not verdict.valid:  # the page shows only verified schedules
         raise VerificationError(verdict.violations)
     objective = problem.objective
-    bound = min(proof["bound"], objective.overhead_of(verdict.simulation))
+    bound = min(answer.bound, objective.overhead_of(verdict.simulation))
     result = SolveResult(
         problem=problem,
-        status=Status(proof["status"]),
-        termination=Termination(proof["termination"]),
+        status=Status(answer.status),
+        termination=Termination(proof.termination),
         schedule=schedule,
         simulation=verdict.simulation,
         objective_bound=min(objective.baseline + bound, objective.value_of(verdict.simulation)),
@@ -103,9 +108,9 @@ def verified_result(job: dict[str, Any], context: JobContext) -> tuple[SolveResu
         solver_options=search.solver_options,
         time_limit_s=search.time_limit_s,
         requested_gap=search.gap,
-        build_s=proof["build_s"],
-        solve_s=proof["solve_s"],
-        versions=proof["versions"],
+        build_s=proof.build_s,
+        solve_s=proof.solve_s,
+        versions=proof.versions,
     )
     return result, verdict
 
@@ -123,7 +128,7 @@ def open_point(job: dict[str, Any], context: JobContext, *, has_addresses: bool 
         file=f"{file_stem(prepared.problem.graph.name)}.schedule.json",
         verdict=verdict,
     )
-    return checked.with_plan(has_addresses=has_addresses and job["proof"]["final"])
+    return checked.with_plan(has_addresses=has_addresses and job["answer"].proof is not None)
 
 
 def file_stem(name: str) -> str:
@@ -186,3 +191,55 @@ def _no_reason_text(problem: Problem, needed_bytes: int) -> str:
         f"no limit alone excludes a schedule: step {node!r} needs {needed_bytes:,} B, the minimum "
         "RAM; only a solve can determine whether the limits can be met together"
     )
+
+
+# -- files -------------------------------------------------------------------------------------
+
+
+def export_point(job: dict[str, Any], context: JobContext) -> Frame:
+    """Task: return a file about a point: content as body, name and media type as values."""
+    return _EXPORTERS[job["kind"]](job, context)
+
+
+def _file_frame(name: str, media: str, body: bytes) -> Frame:
+    return Frame(values={"name": name, "media": media}, body=body)
+
+
+def _schedule_file(job: dict[str, Any], context: JobContext) -> Frame:
+    result, _ = verified_result(job, context)
+    name = f"{file_stem(result.problem.graph.name)}.schedule.json"
+    return _file_frame(name, "application/json", format_document(result.to_dict()).encode())
+
+
+def _plan_file(job: dict[str, Any], context: JobContext) -> Frame:
+    """Return the plan file of a point, without an arena, even if the plan has violations."""
+    subject = open_point(job, context)
+    planned = subject.planned
+    if planned is None:
+        raise PlanError("; ".join(subject.notes) or "this schedule has no plan")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{file_stem(subject.graph.name)}.plan.json"
+        planned.plan.save(path, planned.check, None)
+        return _file_frame(path.name, "application/json", path.read_bytes())
+
+
+def _report_file(job: dict[str, Any], context: JobContext) -> Frame:
+    from poetmodel.report.page import report_page
+
+    subject = open_point(job, context, has_addresses=True)
+    page = report_page([subject]).encode("utf-8", "replace")
+    return _file_frame(f"{file_stem(subject.graph.name)}.html", "text/html; charset=utf-8", page)
+
+
+def _command_file(job: dict[str, Any], context: JobContext) -> Frame:
+    lines = "\n".join(point_commands(job, context, open_point(job, context)))
+    return _file_frame("command.sh", "text/x-shellscript; charset=utf-8", f"{lines}\n".encode())
+
+
+_EXPORTERS = {
+    "schedule": _schedule_file,
+    "plan": _plan_file,
+    "report": _report_file,
+    "command": _command_file,
+}
+"""Functions that make a file, by the ``kind`` of a job."""
