@@ -10,7 +10,9 @@ from poetmodel.graph import Graph, Node, Phase, Tensor, checkpoint_all_peak_byte
 from poetmodel.heuristics.repair import Repair
 from poetmodel.heuristics.segments import SegmentSearch
 from poetmodel.problem import Problem
+from poetmodel.result import Termination
 from poetmodel.schedule import check_schedule
+from poetmodel.solver import solve
 
 STATE_BYTES, GATES_BYTES = 100, 700
 
@@ -107,3 +109,15 @@ def test_nothing_is_cut_where_that_cannot_help():
     assert not SegmentSearch.applies_to(replace(limited, ram="100%"))
     assert find_schedule(replace(limited, recompute=False)) is None
     assert not SegmentSearch.applies_to(problem_of(small, ram="50%", minimize="time"))
+
+
+def test_a_schedule_by_segments_counts_before_further_searches():
+    """If a user stops at the first report, the result is the best division into segments."""
+    graph = recurrence(100)
+    problem = problem_of(graph, ram=checkpoint_all_peak_bytes(graph) // 3, minimize="time")
+    search = SegmentSearch(problem)
+    search.find_best()
+    result = solve(problem, on_progress=lambda _: False)
+    assert result.termination == Termination.INTERRUPTED
+    assert search.schedule() is not None
+    assert result.schedule == search.schedule()

@@ -106,7 +106,7 @@ class Task:
     def _solve_once(self, search: Search, start: Schedule | None) -> None:
         """Prove a bound, starting with the best of `start` and schedules by heuristics.
 
-        The first schedule counts, unless it may violate rows that a user added to a model.
+        Each schedule counts at once, unless it may violate rows that a user added to a model.
         """
         problem, request = search.problem, search.request
         first: Candidate | None = None
@@ -114,11 +114,9 @@ class Task:
         try:
             first = make_valid_candidate(problem, start)  # without a limit, so that it is not lost
             with limit_time(request.remaining_s() + GRACE_S):
-                for candidate in _heuristic_candidates(problem, request, first):
-                    first = better_candidate(first, candidate)
-                first = first or self._construct_restricted(problem, request)
+                first = self._best_heuristic_candidate(search, first, accepts=counts)
             if counts and first is not None:
-                if is_tight(problem, first.value, problem.objective.known_bound):
+                if _is_known_optimal(problem, first):
                     search.best = better_candidate(search.best, first)
                     search.bound = first.value
                     search.end(Termination.PROVED)
@@ -145,6 +143,19 @@ class Task:
             search.best = search.best or (first if self.can_restate else None)
         if search.best is None and self.can_restate and search.termination in CUT_SHORT:
             search.best = first
+
+    def _best_heuristic_candidate(
+        self, search: Search, first: Candidate | None, *, accepts: bool
+    ) -> Candidate | None:
+        """Return the best of `first` and of heuristics, which count at once if `accepts`."""
+        problem = search.problem
+        for candidate in _heuristic_candidates(problem, search.request, first):
+            first = better_candidate(first, candidate)
+            if accepts and first is not None and not _is_known_optimal(problem, first):
+                search.accept(first)
+            if search.stop_reason is not None:
+                break
+        return first or self._construct_restricted(problem, search.request)
 
     def _construct_restricted(self, problem: Problem, request: Request) -> Candidate | None:
         """Construct a schedule without paging or, if that is not valid, without recomputation.
@@ -252,6 +263,11 @@ def _fall_back_to_compact(search: Search) -> None:
         return
 
 
+def _is_known_optimal(problem: Problem, candidate: Candidate) -> bool:
+    """Return whether the value of a candidate reaches the bound that is known without a solve."""
+    return is_tight(problem, candidate.value, problem.objective.known_bound)
+
+
 def _is_resolvable(problem: Problem, value: float, policy: Policy) -> bool:
     """Return whether the unit of the objective suits `value`, or the unit has no reference."""
     if value <= 0 or not problem.objective.is_sum:
@@ -298,7 +314,7 @@ def _greedy_candidate(problem: Problem, request: Request) -> Candidate | None:
     """Return the better schedule of keep-all and `construct`; None if neither is valid."""
     policy = request.policy
     keep_all = make_valid_candidate(problem, keep_all_if_within_budgets(problem))
-    if keep_all is not None and is_tight(problem, keep_all.value, problem.objective.known_bound):
+    if keep_all is not None and _is_known_optimal(problem, keep_all):
         return keep_all
     try:
         with limit_time(max(request.remaining_s() * policy.max_greedy_time_ratio, GRACE_S)):
