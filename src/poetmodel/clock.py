@@ -117,6 +117,9 @@ GC_ALLOCATIONS: Final = 20_000
 """Allocations minus deallocations that start a collection of the youngest generation; the default
 of Python 3.11 and 3.12 is 700."""
 
+GC_COLLECTIONS: Final = 50
+"""Collections of a generation that start one of the next older generation; the default is 10."""
+
 _lock = threading.Lock()
 """Guards the thresholds of the garbage collector."""
 _saved_thresholds: list[tuple[int, int, int]] = []
@@ -134,7 +137,8 @@ def infrequent_gc() -> Iterator[None]:
         thresholds_before = gc.get_threshold()
         _saved_thresholds.append(_saved_thresholds[0] if _saved_thresholds else thresholds_before)
         if 0 < thresholds_before[0] < GC_ALLOCATIONS:
-            gc.set_threshold(GC_ALLOCATIONS, *thresholds_before[1:])
+            older = (max(GC_COLLECTIONS, count) for count in thresholds_before[1:])
+            gc.set_threshold(GC_ALLOCATIONS, *older)
     try:
         yield
     finally:

@@ -82,11 +82,8 @@ class RamLedger:
         """Stages whose `_extra_bytes` must be computed again."""
         self._links_from: list[set[int]] = [set() for _ in range(n_stages)]
         """For each stage, the tensors with a link that starts there."""
-        self._touched_tensors = [
-            dict.fromkeys((*self.working_graph.inputs_of[k], *self.working_graph.outputs_of[k]), k)
-            for k in range(n_stages)
-        ]
-        """For each node, a mapping from the tensors that it reads and computes to the node."""
+        self._touched_tensors: dict[int, dict[int, int]] = {}
+        """Results of `_touched_by`, so far."""
         self._peak_changes: list[tuple[int, int]] = []
         """Stages with their previous `_extra_bytes`; -1 if the stage became stale."""
         self._counts_links = False
@@ -456,7 +453,7 @@ class RamLedger:
         last_reads: dict[int, int] = {}
         for k in steps:
             if k in recomputed or k == t:
-                last_reads.update(self._touched_tensors[k])
+                last_reads.update(self._touched_by(k))
         for i in paged_in:
             last_reads[i] = max(node_of[i], last_reads.get(i, -1))
         freed_bytes = dict.fromkeys(steps, 0)
@@ -485,6 +482,15 @@ class RamLedger:
                 ram_bytes += output_bytes - page_in_bytes
             ram_bytes -= freed_bytes[k]
         return bytes_at_steps, step_bytes
+
+    def _touched_by(self, k: int) -> dict[int, int]:
+        """Return a mapping from the tensors that node `k` reads and computes to `k`."""
+        tensors = self._touched_tensors.get(k)
+        if tensors is None:
+            graph = self.working_graph
+            tensors = dict.fromkeys((*graph.inputs_of[k], *graph.outputs_of[k]), k)
+            self._touched_tensors[k] = tensors
+        return tensors
 
     def fits(self, limit_bytes: int) -> bool:
         """Return whether the RAM use of every step is within a limit."""

@@ -77,10 +77,10 @@ class _PresenceTracker:
             self.missing_tensors = sorted(i for i in candidates if i not in present_tensors)
         return self.missing_tensors
 
-    def is_listed_next(self, t: int, i: int) -> bool:
-        """Return whether stage ``t + 1`` lists tensor `i`; `t` is the current stage."""
-        continues = i in self.listed_tensors and i not in self.tensors_until.get(t, ())
-        return continues or i in self.tensors_from.get(t + 1, ())
+    def unlisted_next(self, t: int, tensors: Iterable[int]) -> set[int]:
+        """Return those of `tensors` that stage ``t + 1`` does not list; `t` is the current one."""
+        unlisted = set(tensors).difference(self.tensors_from.get(t + 1, ()))
+        return unlisted - (self.listed_tensors & unlisted).difference(self.tensors_until.get(t, ()))
 
 
 class _Compiler:
@@ -222,7 +222,7 @@ class _Compiler:
         for k in sorted(computed_nodes):  # Ascending, so that later uses overwrite earlier ones.
             new_tensors += self.homes.outputs[k]
             last_use_of.update(dict.fromkeys(self.homes.inputs[k], k))
-        freed_tensors = {i for i in new_tensors if not self.ram_tracker.is_listed_next(t, i)}
+        freed_tensors = self.ram_tracker.unlisted_next(t, new_tensors)
         freed_tensors.update(self.in_ram.intersection(self.ram_tracker.tensors_until.get(t, ())))
         self.in_ram.update(new_tensors)
         frees_after: dict[int, list[int]] = {}
