@@ -70,9 +70,14 @@ def test_bad_input_is_told(told):
     out = Path("r.html")
     told(invoke("report", SCHEDULE, "--out", out).err)
     told(report("mlp", out, SCHEDULE, status=2).err, "other")
-    assert report(CHAIN, SCHEDULE, SCHEDULE).status == 2
+    page = Path("schedule.html")
+    page.write_bytes(SCHEDULE.read_bytes())
+    assert report(CHAIN, page, page).status == 2
     assert report(CHAIN, out, *[SCHEDULE] * 9).status == 2
+    picture = Path("r.pdf")
+    told(report(CHAIN, picture, SCHEDULE, status=2).err, "suffix")
     assert not out.exists()
+    assert not picture.exists()
 
 
 def test_missing_extra_ends_with_a_sentence(monkeypatch, told):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.ram import format_gauge, make_gauge
+from poetmodel.errors import InputError, quote
 from poetmodel.files import write_bytes
 from poetmodel.report.charts import (
     address_chart,
@@ -36,7 +38,6 @@ from poetmodel.units import ESTIMATES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from poetmodel.case.opening import Checked
 
@@ -44,9 +45,18 @@ if TYPE_CHECKING:
 SCRIPTS: Final = (*("gauge", "timeline", "addresses", "map"),)
 """Types of charts; each has a script of this name."""
 
+PAGE_SUFFIXES: Final = (".html", ".htm")
+"""Suffixes of a report's file."""
+
 
 def check_report(path: str | Path) -> None:
-    """Raise `MissingExtraError` unless the libraries of a report are installed."""
+    """Raise `InputError` unless a page has this suffix, `MissingExtraError` without libraries."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in PAGE_SUFFIXES:
+        raise InputError(
+            f"{path}: a report is a page; expected a name that ends in "
+            f"{' or '.join(PAGE_SUFFIXES)}, got {quote(suffix)}"
+        )
     check_installed(path, "a report", *LIBRARIES)
 
 
