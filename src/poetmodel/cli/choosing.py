@@ -10,18 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+import typer  # noqa: TC002 - read from the annotations of commands
 
 from poetmodel.case.case import NO_COSTS
 from poetmodel.cli import options
-from poetmodel.cli.failures import (
-    print_device_ram_warnings,
-    print_errors,
-    print_warnings,
-    result_exit_status,
-)
+from poetmodel.cli.failures import print_warnings, result_exit_status
 from poetmodel.cli.inputs import check_outputs, device_warnings, read_device
-from poetmodel.cli.output import fact_table, live_line, print_json, print_written, show
+from poetmodel.cli.output import fact_table, live_line
+from poetmodel.cli.reply import Reply
 from poetmodel.errors import InputError
 from poetmodel.problem import Limits
 from poetmodel.report.presenter import Fact, format_items, format_percent, text_fact
@@ -29,6 +25,8 @@ from poetmodel.solver.request import SearchOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from rich.table import Table
 
     from poetmodel.device import Device
     from poetmodel.torch.choosing import Choice
@@ -113,7 +111,7 @@ def choose(
     search: Annotated[SearchOptions, options.without("method", "formulation")],
     files: ChoiceFiles,
     output: options.OutputOptions,
-) -> None:
+) -> Reply:
     """Choose the layers to train: the highest sum of scores within the limits, with a bound."""
     from poetmodel.choosing.search import GRADIENT_NORM
 
@@ -133,9 +131,15 @@ def choose(
         print_warnings(device_warnings(device))
     with live_line(enabled=not output.json, activity="choosing"):
         choice = _choose_layers(request, onnx.onnx_step(), costing, limits, search)
-    _save_and_print(choice, files, json=output.json, total_s=time.monotonic() - start_s)
-    _print_reason(choice)
-    raise typer.Exit(result_exit_status(choice.result))
+    return Reply(
+        document=choice.to_dict,
+        text=_choice_tables(choice, total_s=time.monotonic() - start_s),
+        device_rams=(choice.result.device_ram,),
+        warnings=[choice.note] if choice.note else (),
+        written=_save(choice, files),
+        errors=_failure_reason(choice),
+        status=result_exit_status(choice.result),
+    )
 
 
 def _check_options(
@@ -193,29 +197,25 @@ def _choose_layers(
         )
 
 
-def _save_and_print(choice: Choice, files: ChoiceFiles, *, json: bool, total_s: float) -> None:
-    """Print the choice; write the files of `ChoiceFiles`; print warnings and paths on stderr.
+def _choice_tables(choice: Choice, *, total_s: float) -> Iterator[Table]:
+    """Yield the tables of a choice with a schedule; `total_s` is the time of the command [s]."""
+    from poetmodel.cli.summary import result_table
 
-    ``out`` is written only with a schedule, ``step`` if a set of layers was found. `total_s` is the
-    time of the command [s].
-    """
-    if json:
-        print_json(choice.to_dict())
-    elif choice.result.schedule is not None:
-        from poetmodel.cli.summary import result_table
+    if choice.result.schedule is not None:
+        yield fact_table("What to train", _choice_facts(choice))
+        yield result_table(choice.result, total_s=total_s, read_s=0.0)
 
-        table = result_table(choice.result, total_s=total_s, read_s=0.0)
-        show(fact_table("What to train", _choice_facts(choice)), table)
-    print_device_ram_warnings(choice.result.device_ram)
-    print_warnings([choice.note] if choice.note else [])
+
+def _save(choice: Choice, files: ChoiceFiles) -> Iterator[Path]:
+    """Write the step if a set of layers was found, and the schedule if there is one."""
     if files.step is not None and choice.step is not None:
         from poetmodel.lowered.io import save_step
 
         save_step(choice.step, files.step)
-        print_written(files.step)
+        yield files.step
     if files.out is not None and choice.result.schedule is not None:
         choice.result.save(files.out)
-        print_written(files.out)
+        yield files.out
 
 
 def _choice_facts(choice: Choice) -> Iterator[Fact]:
@@ -243,10 +243,10 @@ def _choice_facts(choice: Choice) -> Iterator[Fact]:
     yield text_fact("frozen", format_items(len(frozen), "layer"), ", ".join(frozen))
 
 
-def _print_reason(choice: Choice) -> None:
+def _failure_reason(choice: Choice) -> Iterator[str]:
     from poetmodel.result import Status
 
     if choice.result.schedule is None:
         is_infeasible = choice.result.status == Status.INFEASIBLE
         reason = choice.result.reason or "no schedule was found within the limit"
-        print_errors([f"infeasible: {reason}" if is_infeasible else reason])
+        yield f"infeasible: {reason}" if is_infeasible else reason

@@ -17,9 +17,9 @@ import typer  # noqa: TC002 - typer itself reads the annotation
 from poetmodel.budgets import Budget
 from poetmodel.case.spelling import EXPORTED_LIMITS
 from poetmodel.cli import options
-from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import check_outputs, read_device
-from poetmodel.cli.output import fact_table, live_line, print_json, print_text, print_written, show
+from poetmodel.cli.output import fact_table, live_line
+from poetmodel.cli.reply import Reply
 from poetmodel.errors import InputError, convert_errors, join_names
 from poetmodel.problem import Limits
 from poetmodel.report.presenter import Fact, format_items, format_percent, text_fact, wear_fact
@@ -206,7 +206,7 @@ def export(
     device_options: DeviceOptions,
     limits: Annotated[Limits, options.only(*EXPORTED_LIMITS)],
     output: options.OutputOptions,
-) -> None:
+) -> Reply:
     """Make a folder of C that trains on a device, a step file, or a program of ExecuTorch."""
     start_s = context.obj or time.monotonic()
     from poetmodel.export.paths import check_folder
@@ -226,10 +226,9 @@ def export(
     if request.target != ExportTarget.C:
         _check_target_options(context, request.target)
     if request.target == ExportTarget.EXECUTORCH:
-        _write_program(
+        return _write_program(
             context, request, onnx.onnx_step(), device_options, output, paging=limits.paging
         )
-        return
     show_progress = not output.json
     byte_inputs = _parse_byte_inputs(request.byte_input or ())
     parse = partial(_parse_options, request, device_options, limits, byte_inputs)
@@ -257,8 +256,7 @@ def export(
         from poetmodel.lowered.tables import with_byte_inputs
 
         save_step(with_byte_inputs(step, byte_inputs), request.out)
-        print_written(request.out)
-        return
+        return Reply(written=(request.out,))
     from poetmodel.export.checks import flash_warning, ram_warning
     from poetmodel.export.exporting import export_with
 
@@ -268,15 +266,15 @@ def export(
     command = shlex.join(["poetmodel", *sys.argv[1:]])
     with live_line(enabled=show_progress, activity="solving, planning and placing") as on_progress:
         deployment = export_with(step, replace(parsed, command=command, on_progress=on_progress))
-    print_warnings(filter(None, (ram_warning(deployment), flash_warning(deployment))))
-    facts = list(_deployment_facts(deployment))
-    if output.json:
-        from poetmodel.export.summary import summarize
+    from poetmodel.export.summary import summarize
 
-        print_json(summarize(deployment))
-    else:
-        show(fact_table(f"{deployment.step.graph.name} as C", facts))
-    print_written(request.out)
+    facts = list(_deployment_facts(deployment))
+    return Reply(
+        document=partial(summarize, deployment),
+        text=(fact_table(f"{deployment.step.graph.name} as C", facts),),
+        warnings=filter(None, (ram_warning(deployment), flash_warning(deployment))),
+        written=(request.out,),
+    )
 
 
 def _parse_options(
@@ -378,8 +376,8 @@ def _write_program(
     output: options.OutputOptions,
     *,
     paging: bool,
-) -> None:
-    """Capture and solve a step, write it as a program of ExecuTorch, and print its metrics.
+) -> Reply:
+    """Capture and solve a step, write it as a program of ExecuTorch, and reply its metrics.
 
     Output of the user's code goes to stderr. Invalid options are reported before the capture.
     """
@@ -416,13 +414,10 @@ def _write_program(
             paging=False if not paging else None,
             **device_keywords,
         )
-    if output.json:
-        print_json(program.to_dict())
-    else:
-        print_text(str(program))
-        if program.sgd is not None:
-            print_text(f"pass {dict(program.sgd)} and the parameters to get_sgd_optimizer")
-    print_written(request.out)
+    text = [str(program)]
+    if program.sgd is not None:
+        text.append(f"pass {dict(program.sgd)} and the parameters to get_sgd_optimizer")
+    return Reply(document=program.to_dict(), text=text, written=(request.out,))
 
 
 def read_or_capture_step(

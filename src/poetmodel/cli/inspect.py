@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.cli import completion
-from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import (
     device_warnings,
     extra_ram_bytes,
@@ -24,7 +23,8 @@ from poetmodel.cli.options import (
     graph_option,
     group,
 )
-from poetmodel.cli.output import fact_table, listing, print_json, print_text, show
+from poetmodel.cli.output import fact_table, listing
+from poetmodel.cli.reply import Reply
 from poetmodel.device.hardware import device_quantities
 from poetmodel.device.ram import DeviceRam, floor_ram_use, keep_all_ram_use, make_gauge
 from poetmodel.report.presenter import (
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
     from rich.table import Table
+    from rich.text import Text
 
     from poetmodel.device import Device
     from poetmodel.graph import Graph
@@ -64,19 +65,29 @@ class DeviceOption:
 
 
 @command("poetmodel inspect resnet18-cifar")
-def inspect(source: GraphOptions, device_option: DeviceOption, output: OutputOptions) -> None:
+def inspect(
+    source: GraphOptions,
+    device_option: DeviceOption,
+    output: OutputOptions,  # noqa: ARG001 - read where replies are printed
+) -> Reply:
     """Show the size of a graph, its keep-all peak and its minimum RAM."""
     step, device = read_given_step(source), read_device(device_option.device)
     graph = read_graph(source) if step is None else step.graph
     warn_about_kernels(graph, device)
     reserved_values = {} if step is None else {"reserved_bytes": extra_ram_bytes(step)}
-    if output.json:
-        print_json(graph_values(graph, device) | reserved_values)
-        return
-    show(*graph_tables(graph, device))
+    return Reply(
+        document=lambda: graph_values(graph, device) | reserved_values,
+        text=_graph_text(graph, device, reserved_values),
+    )
+
+
+def _graph_text(
+    graph: Graph, device: Device | None, reserved_values: dict[str, int]
+) -> Iterator[str | RenderableType]:
+    yield from graph_tables(graph, device)
     if reserved_values:
         reserved_text = format_bytes(reserved_values["reserved_bytes"])
-        print_text(
+        yield (
             f"graph of the exported kernels; its C needs {reserved_text} more for inputs, stack "
             "and runtime, which --ram of 'poetmodel export' includes"
         )
@@ -90,15 +101,15 @@ class FolderArgument:
 
 
 @command("poetmodel state firmware")
-def state(folder_argument: FolderArgument, output: OutputOptions) -> None:
+def state(
+    folder_argument: FolderArgument,
+    output: OutputOptions,  # noqa: ARG001 - read where replies are printed
+) -> Reply:
     """List the state tensors of exported C, in the order of its C functions and state files."""
     from poetmodel.export.state import load_state_tensors
 
     tensors = load_state_tensors(folder_argument.folder)
-    if output.json:
-        keys = ("name", "shape", "dtype", "bytes", "home")
-        print_json([{key: getattr(tensor, key) for key in keys} for tensor in tensors])
-        return
+    keys = ("name", "shape", "dtype", "bytes", "home")
     heads = ("name", "home", "type", "shape", "size")
     lines = (
         (
@@ -110,9 +121,14 @@ def state(folder_argument: FolderArgument, output: OutputOptions) -> None:
         )
         for tensor in tensors
     )
-    show(listing(f"State of {folder_argument.folder}", heads, lines, n_text_columns=3))
     total_bytes = sum(tensor.bytes for tensor in tensors)
-    print_text(f"{format_items(len(tensors), 'tensor')}, {format_bytes(total_bytes)}")
+    return Reply(
+        document=[{key: getattr(tensor, key) for key in keys} for tensor in tensors],
+        text=(
+            listing(f"State of {folder_argument.folder}", heads, lines, n_text_columns=3),
+            f"{format_items(len(tensors), 'tensor')}, {format_bytes(total_bytes)}",
+        ),
+    )
 
 
 @group
@@ -125,7 +141,10 @@ class ModelArgument:
 
 
 @command("poetmodel models resnet18-cifar")
-def models(model_argument: ModelArgument, output: OutputOptions) -> None:
+def models(
+    model_argument: ModelArgument,
+    output: OutputOptions,  # noqa: ARG001 - read where replies are printed
+) -> Reply:
     """List the built-in networks, or show one."""
     from poetmodel.graph.catalogue import describe_model, load_model, model_names
 
@@ -134,25 +153,22 @@ def models(model_argument: ModelArgument, output: OutputOptions) -> None:
         {"model": name, "description": describe_model(name), **graph_values(load_model(name))}
         for name in names
     ]
-    if output.json:
-        print_json(entries if model_argument.name is None else entries[0])
-    elif model_argument.name is None:
-        heads = ("model", "nodes", "parameters", "keep-all", "minimum RAM")
-        lines = (
-            (
-                entry["model"],
-                f"{entry['nodes']}",
-                format_count(entry["parameters"]),
-                format_bytes(entry["checkpoint_all_peak_bytes"]),
-                format_bytes(entry["floor_bytes"]),
-            )
-            for entry in entries
+    if model_argument.name is not None:
+        text = (entries[0]["description"], *graph_tables(load_model(model_argument.name)))
+        return Reply(document=entries[0], text=text)
+    heads = ("model", "nodes", "parameters", "keep-all", "minimum RAM")
+    lines = (
+        (
+            entry["model"],
+            f"{entry['nodes']}",
+            format_count(entry["parameters"]),
+            format_bytes(entry["checkpoint_all_peak_bytes"]),
+            format_bytes(entry["floor_bytes"]),
         )
-        show(listing("Models", heads, lines))
-        print_text("'poetmodel models NAME' shows one of them.")
-    else:
-        print_text(entries[0]["description"])
-        show(*graph_tables(load_model(model_argument.name)))
+        for entry in entries
+    )
+    table = listing("Models", heads, lines)
+    return Reply(document=entries, text=(table, "'poetmodel models NAME' shows one of them."))
 
 
 def graph_values(graph: Graph, device: Device | None = None) -> dict[str, Any]:
@@ -385,30 +401,35 @@ class DeviceArgument:
 
 
 @command("poetmodel devices rpi4b")
-def devices(device_argument: DeviceArgument, output: OutputOptions) -> None:
+def devices(
+    device_argument: DeviceArgument,
+    output: OutputOptions,  # noqa: ARG001 - read where replies are printed
+) -> Reply:
     """List the built-in devices, or show one or a device file."""
     from poetmodel.device import Device
     from poetmodel.device.io import device_names
 
     if device_argument.name is None:
         loaded_devices = [Device.load(key) for key in device_names()]
-        if output.json:
-            print_json([device_dict(device) for device in loaded_devices])
-            return
         heads = ("device", "core", "RAM", "computes", "transfers")
-        show(listing("Devices", heads, map(_device_row, loaded_devices), n_text_columns=2))
-        return
+        table = listing("Devices", heads, map(_device_row, loaded_devices), n_text_columns=2)
+        return Reply(document=[device_dict(device) for device in loaded_devices], text=(table,))
     device = Device.load(device_argument.name)
-    print_warnings(device_warnings(device))
-    if output.json:
-        print_json(device_dict(device))
-        return
-    show(fact_table(device.name, _device_facts(device)))
+    return Reply(
+        document=device_dict(device), text=_device_text(device), warnings=device_warnings(device)
+    )
+
+
+def _device_text(device: Device) -> Iterator[Table | Text]:
+    """Yield the table of a device, and the sources of its values."""
+    from rich.text import Text
+
+    yield fact_table(device.name, _device_facts(device))
     if device.source:
-        show("", "Sources of the values:", device.source.strip())
+        yield from map(Text, ("", "Sources of the values:", device.source.strip()))
     if device.cycle_model is not None and device.cycle_model.core is not None:
         core = device.cycle_model.core
-        show(f"{core.name}, instructions a cycle: {core.source}.")
+        yield Text(f"{core.name}, instructions a cycle: {core.source}.")
 
 
 def device_dict(device: Device) -> dict[str, Any]:

@@ -8,15 +8,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import typer
-
-from poetmodel.cli.failures import ExitStatus, print_errors
-from poetmodel.cli.output import listing, print_json, print_text, show
+from poetmodel.cli.failures import ExitStatus
+from poetmodel.cli.output import listing
+from poetmodel.cli.reply import Reply
 from poetmodel.errors import InputError
 from poetmodel.units import format_joules, format_seconds
 
 if TYPE_CHECKING:
-    from poetmodel.cli.options import OutputOptions
     from poetmodel.sweeps.instances import CheckedSolution
 
 WRITE, CHECK = "instances", "check"
@@ -32,8 +30,8 @@ _REGISTRY: Final = "instances"
 """Module in the folder ``bench`` of a checkout that defines the problems."""
 
 
-def write_instances(folder: Path, mps: str | None, output: OutputOptions) -> None:
-    """Write the library to a folder, with MPS files of the names in `mps`; print counts by kind."""
+def write_instances(folder: Path, mps: str | None) -> Reply:
+    """Write the library to a folder, with MPS files of the names in `mps`; reply counts by kind."""
     from collections import Counter
 
     from poetmodel.sweeps.instances import write_library
@@ -41,56 +39,49 @@ def write_instances(folder: Path, mps: str | None, output: OutputOptions) -> Non
     registry = _import_registry()
     names = [] if mps is None else [name.strip() for name in mps.split(",") if name.strip()]
     lines = write_library(registry.instances(), folder, mps=names, remark=registry.MOCCASIN)
-    if output.json:
-        print_json({"folder": str(folder), "instances": lines})
-        return
     kinds = Counter(line["kind"] for line in lines)
     rows = [(kind, f"{count:,}") for kind, count in kinds.items()]
-    show(listing(f"Problems in {folder}", ("kind", "problems"), rows, n_text_columns=1))
-    print_text(registry.MOCCASIN)
+    table = listing(f"Problems in {folder}", ("kind", "problems"), rows, n_text_columns=1)
+    document = {"folder": str(folder), "instances": lines}
+    return Reply(document=document, text=(table, registry.MOCCASIN))
 
 
-def check_solutions(folder: Path, solutions: Path, output: OutputOptions) -> None:
-    """Verify solutions against a library; print the findings, exit with 3 if one is invalid."""
+def check_solutions(folder: Path, solutions: Path) -> Reply:
+    """Verify solutions against a library; reply the findings, with status 3 if one is invalid."""
     from poetmodel.sweeps.instances import Finding
     from poetmodel.sweeps.instances import check_solutions as verify_solutions
 
     checked_solutions = verify_solutions(folder, solutions)
-    if output.json:
-        print_json({"solutions": [_checked_values(checked) for checked in checked_solutions]})
-    else:
-        heads = ("problem", "finding", "overhead", "best known", "bound")
-        rows = [
-            (
-                checked.name,
-                str(checked.finding),
-                *(
-                    _format_overhead(value, checked.unit)
-                    for value in (checked.overhead, checked.best, checked.bound)
-                ),
-            )
-            for checked in checked_solutions
-        ]
-        show(listing(f"Solutions in {solutions}", heads, rows, n_text_columns=2, whole_names=False))
-    print_errors(
-        [
-            f"{checked.name}: {checked.reason}"
-            for checked in checked_solutions
-            if checked.finding == Finding.INVALID
-        ]
-    )
-    refuting_names = [
-        checked.name for checked in checked_solutions if checked.finding == Finding.BELOW_BOUND
+    heads = ("problem", "finding", "overhead", "best known", "bound")
+    rows = [
+        (
+            checked.name,
+            str(checked.finding),
+            *(
+                _format_overhead(value, checked.unit)
+                for value in (checked.overhead, checked.best, checked.bound)
+            ),
+        )
+        for checked in checked_solutions
     ]
-    print_errors(
-        [
-            f"{name}: valid, but excluded by a proven bound or infeasibility; please report "
-            "this bug"
-            for name in refuting_names
-        ]
+    bugs = [
+        f"{checked.name}: valid, but excluded by a proven bound or infeasibility; please report "
+        "this bug"
+        for checked in checked_solutions
+        if checked.finding == Finding.BELOW_BOUND
+    ]
+    faults = [
+        f"{checked.name}: {checked.reason}"
+        for checked in checked_solutions
+        if checked.finding == Finding.INVALID
+    ]
+    table = listing(f"Solutions in {solutions}", heads, rows, n_text_columns=2, whole_names=False)
+    return Reply(
+        document={"solutions": [_checked_values(checked) for checked in checked_solutions]},
+        text=(table,),
+        errors=(*bugs, *faults),
+        status=ExitStatus.INFEASIBLE if faults else ExitStatus.SUCCESS,
     )
-    if any(checked.finding == Finding.INVALID for checked in checked_solutions):
-        raise typer.Exit(ExitStatus.INFEASIBLE)
 
 
 def _checked_values(checked: CheckedSolution) -> dict[str, Any]:

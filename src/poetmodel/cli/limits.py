@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from poetmodel.cli import options
-from poetmodel.cli.failures import print_device_ram_warnings, print_warnings
+from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import (
     extra_ram_bytes,
     read_given_step,
     read_graph,
     warn_about_kernels,
 )
-from poetmodel.cli.output import fact_table, live_line, print_json, print_text, show
+from poetmodel.cli.output import fact_table, live_line
+from poetmodel.cli.reply import Reply
 from poetmodel.problem import Limits, Problem, Quantity
 from poetmodel.report.presenter import Fact, ValueFormatter, format_items, format_percent, text_fact
 from poetmodel.solver.request import SearchOptions
@@ -63,7 +64,7 @@ def limits(
     own: options.ConstraintOptions,
     search: Annotated[SearchOptions, options.without("method", "formulation")],
     output: options.OutputOptions,
-) -> None:
+) -> Reply:
     """Find the smallest RAM, the smallest deadline and the smallest energy.
 
     Deadline and energy are within all other limits. RAM is found without deadline, energy budget
@@ -93,24 +94,24 @@ def limits(
     device_rams = [
         limit.result.device_ram for limit in found_limits if limit.result.device_ram is not None
     ]
-    if device_rams:  # warn if even the schedule that needs the least RAM exceeds the device
-        print_device_ram_warnings(min(device_rams, key=lambda device_ram: device_ram.needed_bytes))
-    if output.json:
-        print_json(
-            limit_values(
-                problem,
-                found_limits,
-                extra_bytes=extra_bytes,
-                min_ram_tiling=min_ram_tiling,
-                evaluation_bytes=evaluation_bytes,
-            )
-        )
-        return
     kernel_suffix = KERNEL_SUFFIXES.get(graph.kernels or "", "")
     facts = _limit_facts(problem, found_limits, extra_bytes, min_ram_tiling, evaluation_bytes)
-    show(fact_table(f"Limits of {graph.name}{kernel_suffix}", facts))
-    if any(limit.result.status == Status.FEASIBLE for limit in found_limits):
-        print_text("", "A longer --time-limit may close the remaining gaps.")
+    is_open = any(limit.result.status == Status.FEASIBLE for limit in found_limits)
+    return Reply(
+        document=limit_values(
+            problem,
+            found_limits,
+            extra_bytes=extra_bytes,
+            min_ram_tiling=min_ram_tiling,
+            evaluation_bytes=evaluation_bytes,
+        ),
+        text=(
+            fact_table(f"Limits of {graph.name}{kernel_suffix}", facts),
+            *(("", "A longer --time-limit may close the remaining gaps.") if is_open else ()),
+        ),
+        # Warn if even the schedule that needs the least RAM exceeds the device.
+        device_rams=sorted(device_rams, key=lambda device_ram: device_ram.needed_bytes)[:1],
+    )
 
 
 def _min_ram_tiles(step: LoweredStep, problem: Problem) -> tuple[int, int] | None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from poetmodel.backends.registry import backend_names
 from poetmodel.case.spelling import SWEPT_LIMITS
 from poetmodel.cli import options
-from poetmodel.cli.failures import ExitStatus, print_errors, print_warnings
-from poetmodel.cli.output import listing, print_json, progress_bar, show
+from poetmodel.cli.failures import ExitStatus
+from poetmodel.cli.output import listing, progress_bar
+from poetmodel.cli.reply import Reply
 from poetmodel.errors import InputError, join_names
 from poetmodel.files import read_text
 from poetmodel.problem import Limits
@@ -22,8 +23,9 @@ from poetmodel.solver.request import SearchOptions
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from rich.console import RenderableType
     from rich.table import Table
 
     from poetmodel.graph.catalogue import Variant
@@ -137,7 +139,7 @@ def sweep(
     search: Annotated[SearchOptions, options.only("time_limit_s", "gap", "threads")],
     run_options: RunOptions,
     output: options.OutputOptions,
-) -> None:
+) -> Reply:
     """Solve every combination of models, devices, limits and methods, and record each run."""
     from poetmodel import sweeps
 
@@ -159,7 +161,7 @@ def sweep(
             warm=not run_options.cold,
             on_progress=on_progress,
         )
-    _write_and_show_records(records, problems.out, run_options, output)
+    return _write_records(records, problems.out, run_options)
 
 
 @options.group
@@ -181,7 +183,10 @@ class MergeOptions:
 
 
 @options.command("poetmodel merge sweep --out merged")
-def merge(merge_options: MergeOptions, output: options.OutputOptions) -> None:
+def merge(
+    merge_options: MergeOptions,
+    output: options.OutputOptions,  # noqa: ARG001 - read where replies are printed
+) -> Reply:
     """Join the records and schedules of several sweeps in one folder."""
     from poetmodel.sweeps.store import RECORDS, Store
 
@@ -194,7 +199,7 @@ def merge(merge_options: MergeOptions, output: options.OutputOptions) -> None:
     store = Store(merge_options.out)
     for folder in merge_options.folders:
         store.merge(Store(folder))
-    _write_and_show_records(store.records(), merge_options.out, merge_options, output)
+    return _write_records(store.records(), merge_options.out, merge_options)
 
 
 def _check_picture(plot: Path | None) -> None:
@@ -204,13 +209,10 @@ def _check_picture(plot: Path | None) -> None:
         check_suffix(plot)
 
 
-def _write_and_show_records(
-    records: Sequence[Record],
-    folder: Path,
-    request: RunOptions | MergeOptions,
-    output: options.OutputOptions,
-) -> None:
-    """Write and print tables of records, draw pictures, and exit with 1 if a run failed."""
+def _write_records(
+    records: Sequence[Record], folder: Path, request: RunOptions | MergeOptions
+) -> Reply:
+    """Write tables of records and draw pictures; reply tables, with status 1 if a run failed."""
     from poetmodel.sweeps import panels, tables
 
     rows = tables.rows(records)
@@ -223,15 +225,16 @@ def _write_and_show_records(
 
         draw(request.plot, panels.overhead_panels(rows))
     notes = _draw_pictures(folder / "pareto", panels.pareto_panels(front))[1] if front else []
-    if output.json:
-        print_json({"cells": rows, **({"pareto": front} if request.pareto else {})})
-    else:
-        show(_run_table("Runs", rows, proof_column="status"))
-        if request.pareto:
-            show(_run_table("Pareto front of energy, RAM and time", front, proof_column="proven"))
-    print_warnings(notes)
-    _warn_about_device_ram(rows)
-    exit_if_failed(rows)
+    text = [_run_table("Runs", rows, proof_column="status")]
+    if request.pareto:
+        title = "Pareto front of energy, RAM and time"
+        text.append(_run_table(title, front, proof_column="proven"))
+    return _reply(
+        rows,
+        document={"cells": rows, **({"pareto": front} if request.pareto else {})},
+        text=text,
+        warnings=(*notes, *_device_ram_warnings(rows)),
+    )
 
 
 def _grid_runs(
@@ -272,28 +275,36 @@ def _grid_runs(
         ) from None
 
 
-def exit_if_failed(rows: Sequence[Row]) -> None:
-    """Print the reasons and raise `typer.Exit` with status 1 if any run failed."""
+def _reply(
+    rows: Sequence[Row],
+    *,
+    document: dict[str, Any],
+    text: Iterable[RenderableType],
+    warnings: Iterable[str],
+) -> Reply:
+    """Return a reply with the reasons and status 1 if a run failed."""
     failed_rows = [row for row in rows if row["status"] == "failed"]
-    if failed_rows:
-        reasons = [f"{row['model']} | {row['method']}: {row['reason']}" for row in failed_rows]
-        print_errors([f"{len(failed_rows)} of {len(rows)} runs failed", *reasons])
-        raise typer.Exit(ExitStatus.FAILURE)
+    reasons = [f"{row['model']} | {row['method']}: {row['reason']}" for row in failed_rows]
+    return Reply(
+        document=document,
+        text=text,
+        warnings=warnings,
+        errors=(f"{len(failed_rows)} of {len(rows)} runs failed", *reasons) if reasons else (),
+        status=ExitStatus.FAILURE if reasons else ExitStatus.SUCCESS,
+    )
 
 
-def _warn_about_device_ram(rows: Sequence[Row]) -> None:
-    """Print one warning about all runs whose peak and resident bytes exceed their device's RAM."""
+def _device_ram_warnings(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield one warning about all runs whose peak and resident bytes exceed their device's RAM."""
     oversized_rows = [row for row in rows if row["fits_device"] is False]
     if oversized_rows:
         models_on_devices = dict.fromkeys(
             f"{row['model']} on {row['device']}" for row in oversized_rows
         )
         verb = "does" if len(oversized_rows) == 1 else "do"
-        print_warnings(
-            [
-                f"{len(oversized_rows)} of {len(rows)} runs {verb} not fit the RAM of their device "
-                f"with all resident bytes: {join_names(models_on_devices)}"
-            ]
+        yield (
+            f"{len(oversized_rows)} of {len(rows)} runs {verb} not fit the RAM of their device "
+            f"with all resident bytes: {join_names(models_on_devices)}"
         )
 
 
@@ -391,7 +402,7 @@ class FigureOptions:
 @options.command("poetmodel bench figure5 --quick")
 def bench(
     request: FigureOptions, worker_options: WorkersOption, output: options.OutputOptions
-) -> None:
+) -> Reply:
     """Reproduce a figure of the paper, or write the instance library or check its solutions."""
     from poetmodel.cli import instances
 
@@ -404,16 +415,15 @@ def bench(
     if request.mps is not None and request.name != instances.WRITE:
         raise InputError(f"--mps: only 'poetmodel bench {instances.WRITE}' has this option")
     if request.name == instances.WRITE:
-        instances.write_instances(folders[0], request.mps, output)
-    elif request.name == instances.CHECK:
-        instances.check_solutions(folders[0], folders[1], output)
-    else:
-        _reproduce_figure(request, worker_options, output)
+        return instances.write_instances(folders[0], request.mps)
+    if request.name == instances.CHECK:
+        return instances.check_solutions(folders[0], folders[1])
+    return _reproduce_figure(request, worker_options, output)
 
 
 def _reproduce_figure(
     request: FigureOptions, worker_options: WorkersOption, output: options.OutputOptions
-) -> None:
+) -> Reply:
     """Solve the unfinished runs of a figure; write records, ``cells.csv`` and pictures."""
     from poetmodel.sweeps import figures, panels, summaries, tables
     from poetmodel.sweeps import sweep as run_sweep
@@ -436,32 +446,36 @@ def _reproduce_figure(
     figure_panels = panels.figure_panels(name, run_rows, Store(folder).load_schedule)
     pictures, notes = _draw_pictures(folder / name, figure_panels)
     summary_tables = summaries.figure_summaries(name, run_rows)
-    if output.json:
-        print_json(
-            {
-                "name": name,
-                "title": figure.title,
-                "paper": figure.paper,
-                "cells": run_rows,
-                "tables": [
-                    {"title": table.title, "heads": table.heads, "rows": table.rows}
-                    for table in summary_tables
-                ],
-                "pictures": [str(path) for path in pictures],
-                "notes": notes,
-            }
+    from rich.text import Text
+
+    document = {
+        "name": name,
+        "title": figure.title,
+        "paper": figure.paper,
+        "cells": run_rows,
+        "tables": [
+            {"title": table.title, "heads": table.heads, "rows": table.rows}
+            for table in summary_tables
+        ],
+        "pictures": [str(path) for path in pictures],
+        "notes": notes,
+    }
+    tables_of_text = [
+        listing(
+            table.title,
+            table.heads,
+            table.rows,
+            n_text_columns=table.n_text_columns,
+            whole_names=False,
         )
-    else:
-        for table in summary_tables:
-            heads, rows = table.heads, table.rows
-            show(
-                listing(
-                    table.title, heads, rows, n_text_columns=table.n_text_columns, whole_names=False
-                )
-            )
-        show(f"The paper: {figure.paper}")
-        print_warnings(notes)
-    exit_if_failed(run_rows)
+        for table in summary_tables
+    ]
+    return _reply(
+        run_rows,
+        document=document,
+        text=(*tables_of_text, Text(f"The paper: {figure.paper}")),
+        warnings=() if output.json else notes,
+    )
 
 
 def _draw_pictures(

@@ -8,20 +8,22 @@ from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from poetmodel.cli import inspect, options
 from poetmodel.cli.exporting import read_or_capture_step
-from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import check_outputs, read_device
-from poetmodel.cli.output import fact_table, live_line, print_json, print_text, print_written, show
+from poetmodel.cli.output import fact_table, live_line
+from poetmodel.cli.reply import Reply
 from poetmodel.errors import InputError, convert_errors
 from poetmodel.graph.catalogue import read_model_or_file
 from poetmodel.report.presenter import Fact, to_json_object
 from poetmodel.units import format_bytes, format_joules, format_seconds, parse_power
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import RenderableType
 
     from poetmodel.device import Costs
     from poetmodel.graph import Graph
@@ -204,7 +206,7 @@ def trace(
     request: TraceOptions,
     onnx: options.OnnxOptions,
     output: options.OutputOptions,
-) -> None:
+) -> Reply:
     """Capture a training step of a PyTorch module: forward pass, loss and backward pass."""
     read_device(costing.device)
     costing.check_power()
@@ -229,12 +231,19 @@ def trace(
             costs, notes = costing.find_costs(step_trace)
     if profile_out is not None and costs is not None:
         costs.save(profile_out)
-    _print_trace(step_trace, costs, notes, json=output.json)
+    graph, facts = step_trace.graph, []
+    if costs is not None:
+        facts = list(_cost_facts(graph, costs))
     written_paths = [path for path in (out, profile_out) if path is not None]
-    for path in written_paths:
-        print_written(path)
-    if not written_paths:
-        print_warnings(["nothing written; pass --out FILE to save the graph"])
+    hint = "nothing written; pass --out FILE to save the graph"
+    return Reply(
+        document=inspect.graph_values(graph)
+        | {"held_bytes": step_trace.held_bytes, "notes": list(notes)}
+        | ({"costs": to_json_object(facts)} if facts else {}),
+        text=_trace_text(step_trace, facts, notes),
+        warnings=() if written_paths else (hint,),
+        written=written_paths,
+    )
 
 
 KERNELS_NOTE: Final = (
@@ -249,28 +258,21 @@ def _profile_path(graph: Path) -> Path:
     return graph.with_name(f"{stem}.profile.csv")
 
 
-def _print_trace(
-    step_trace: Trace, costs: Costs | None, notes: tuple[str, ...], *, json: bool
-) -> None:
-    """Print graph, bytes of results, costs (if any) and notes, as tables or as JSON."""
-    graph = step_trace.graph
-    facts = [] if costs is None else list(_cost_facts(graph, costs))
-    if json:
-        values: dict[str, Any] = inspect.graph_values(graph)
-        values |= {"held_bytes": step_trace.held_bytes, "notes": list(notes)}
-        print_json(values | ({"costs": to_json_object(facts)} if facts else {}))
-        return
-    show(*inspect.graph_tables(graph))
-    print_text(KERNELS_NOTE)
+def _trace_text(
+    step_trace: Trace, facts: Sequence[Fact], notes: Sequence[str]
+) -> Iterator[str | RenderableType]:
+    """Yield graph, bytes of results, costs (if any) and notes."""
+    yield from inspect.graph_tables(step_trace.graph)
+    yield KERNELS_NOTE
     if step_trace.held_bytes:
-        print_text(
+        yield (
             f"results of a step take {format_bytes(step_trace.held_bytes)} until its end (the "
             "loss, new buffer values); 'solve' does not count these: reduce --ram by "
             f"{step_trace.held_bytes:,} B"
         )
     if facts:
-        show(fact_table("Costs", facts))
-        print_text(*notes)
+        yield fact_table("Costs", facts)
+        yield from notes
 
 
 # -- profile -----------------------------------------------------------------------------------
@@ -396,7 +398,7 @@ def profile(
     request: ProfileOptions,
     onnx: Annotated[options.OnnxOptions, options.without("batch")],
     output: options.OutputOptions,
-) -> None:
+) -> Reply:
     """Measure the costs of a training step on this host or an emulated board, or estimate them."""
     emulation.check()
     step_source, out = request.step_source, request.out
@@ -435,11 +437,9 @@ def profile(
     if out is not None:
         costs.save(out)
     facts = list(_cost_facts(graph, costs))
-    if output.json:
-        graph_entry = {"graph": {"name": graph.name, "sha256": graph.sha256}}
-        print_json(graph_entry | to_json_object(facts) | {"notes": list(notes)})
-    else:
-        show(fact_table(f"Costs of {graph.name}", facts))
-        print_text(*notes)
-    if out is not None:
-        print_written(out)
+    graph_entry = {"graph": {"name": graph.name, "sha256": graph.sha256}}
+    return Reply(
+        document=graph_entry | to_json_object(facts) | {"notes": list(notes)},
+        text=(fact_table(f"Costs of {graph.name}", facts), *notes),
+        written=() if out is None else (out,),
+    )
