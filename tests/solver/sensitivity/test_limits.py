@@ -15,7 +15,7 @@ from poetmodel.solver import solve
 from poetmodel.solver.facade import execute
 from poetmodel.solver.request import SearchOptions
 from poetmodel.solver.sensitivity import Change, explain_infeasible, find_limits, variants
-from poetmodel.solver.sensitivity.variants import ChangedProblem, solve_variants
+from poetmodel.solver.sensitivity.variants import Variants
 
 
 def test_limits_of_a_graph_worked_out_by_hand():
@@ -131,24 +131,25 @@ def test_best_valid_schedule_so_far_is_the_start(monkeypatch):
     roomy, tight = skip_problem(ram=15), skip_problem(ram=13)
     fast = skip_problem(ram=13, minimize="time")
     problems = (roomy, tight, skip_problem(ram=14), fast)
-    results = solve_variants(
-        [ChangedProblem(problem=problem) for problem in problems], SearchOptions(time_limit_s=9)
-    )
+    solves = Variants(len(problems), SearchOptions(time_limit_s=9))
+    results = [solves.solve(problem) for problem in problems]
     assert [call["start"] for call in calls] == [None, None, results[1].schedule, None]
 
 
 def test_time_is_shared_and_none_goes_without(monkeypatch):
     """Unused time is shared by the next ones; without time, each gets the minimum."""
     calls = recorded(monkeypatch)
-    three = [ChangedProblem(problem=skip_problem())] * 3
-    solve_variants(three, SearchOptions(time_limit_s=30))
-    shares = [call["time_limit"] for call in calls]
+    problem, three = skip_problem(), Variants(3, SearchOptions(time_limit_s=30))
+    shares = [three.solve(problem) and calls[-1]["time_limit"] for _ in range(3)]
     assert 9 < shares[0] <= 10
     assert 10 < shares[1] <= 15
     assert 15 < shares[2] <= 30
-    calls.clear()
-    solve_variants(three, SearchOptions(time_limit_s=1e-9), min_s=0.5)
-    assert [call["time_limit"] for call in calls] == [0.5] * 3
+    late = Variants(3, SearchOptions(time_limit_s=1e-9), min_s=0.5)
+    assert [late.solve(problem) and calls[-1]["time_limit"] for _ in range(3)] == [0.5] * 3
+    skipped = Variants(2, SearchOptions(time_limit_s=30))
+    skipped.skip()
+    assert skipped.solve(problem)
+    assert 29 < calls[-1]["time_limit"] <= 30
 
 
 def test_paging_first_reaches_the_minimum_ram(monkeypatch):
@@ -156,10 +157,7 @@ def test_paging_first_reaches_the_minimum_ram(monkeypatch):
     calls = recorded(monkeypatch)
     for aux, peak in ((None, 12), (0, None)):
         problem = skip_problem(aux_bytes=aux).without_limits(Quantity.RAM, minimize=Quantity.RAM)
-        solve_variants(
-            [ChangedProblem(problem=problem, tries_paging_first=True)],
-            SearchOptions(time_limit_s=20),
-        )
+        Variants(1, SearchOptions(time_limit_s=20)).solve(problem, tries_paging_first=True)
         start = calls[-1]["start"]
         found = start and simulate(problem.graph, None, start).peak_ram_bytes
         assert found == peak

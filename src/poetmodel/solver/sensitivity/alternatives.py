@@ -8,7 +8,6 @@ Costs and savings are in the unit of the minimized quantity.
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.problem import USER_OBJECTIVE, Constraint, Problem, Quantity
 from poetmodel.problem.totals import CONSTANT, Count, Total
-from poetmodel.result import SolveResult, Status, Termination
+from poetmodel.result import SolveResult, Status
 from poetmodel.schedule import GraphIdentity, Schedule
 from poetmodel.schedule.decisions import Treatment, find_decisions
 from poetmodel.solver.outcome import (
@@ -27,12 +26,7 @@ from poetmodel.solver.outcome import (
     make_valid_candidate,
 )
 from poetmodel.solver.request import SearchOptions
-from poetmodel.solver.sensitivity.variants import (
-    MIN_SOLVE_S,
-    ChangedProblem,
-    solve_variants,
-    with_graph_identity,
-)
+from poetmodel.solver.sensitivity.variants import MIN_SOLVE_S, Variants, with_graph_identity
 from poetmodel.units import brief
 
 if TYPE_CHECKING:
@@ -187,14 +181,15 @@ def find_alternatives(
     KeyboardInterrupt
         After Ctrl-C, which ends a solve.
     """
-    end_s = time.monotonic() + time_limit
     given_candidate = make_candidate(problem, schedule)
     known_bound = -math.inf if bound is None else bound - problem.objective.baseline
     forbidden_decisions = tuple(
         _list_forbiddable(problem, find_decisions(problem, schedule)[tensor].treatment, tensor)
     )
+    search = SearchOptions(time_limit_s=max(time_limit, MIN_SOLVE_S), threads=threads)
+    variants = Variants(len(forbidden_decisions), search, shares_schedules=False)
     alternatives: list[Alternative] = []
-    for position, forbidden in enumerate(forbidden_decisions):
+    for forbidden in forbidden_decisions:
         matching_alternative = next(
             (
                 alternative
@@ -204,11 +199,10 @@ def find_alternatives(
             None,
         )
         if matching_alternative is not None:
+            variants.skip()
             alternatives.append(replace(matching_alternative, forbidden=forbidden))
             continue
-        limit_s = (end_s - time.monotonic()) / (len(forbidden_decisions) - position)
-        variant = ChangedProblem(problem=_forbid(problem, tensor, forbidden), gap=GAP)
-        result = _solve_variant(variant, limit_s, threads)
+        result = variants.solve_uninterrupted(_forbid(problem, tensor, forbidden), gap=GAP)
         alternatives.append(
             _make_alternative(problem, given_candidate, tensor, forbidden, result, known_bound)
         )
@@ -239,7 +233,8 @@ def find_ram_step(
     """
     if problem.minimize == Quantity.RAM:
         return None
-    end_s = time.monotonic() + time_limit
+    search = SearchOptions(time_limit_s=max(time_limit, MIN_SOLVE_S), threads=threads)
+    variants = Variants(2, search)
     given_candidate = make_candidate(problem, schedule)
     objective = problem.objective
     value = objective.value_of(given_candidate.simulation)
@@ -251,9 +246,7 @@ def find_ram_step(
     cheaper_problem = _limit_objective(
         problem.without_limits(Quantity.RAM, minimize=Quantity.RAM), value - min_gain, problem
     )
-    min_ram_result = _solve_variant(
-        ChangedProblem(problem=cheaper_problem, gap=0.0), time_limit / 2, threads
-    )
+    min_ram_result = variants.solve_uninterrupted(cheaper_problem, gap=0.0)
     bound = min_ram_result.objective_bound
     min_ram_bytes = None if bound is None else int(bound) + problem.resident_bytes
     if min_ram_result.schedule is None:
@@ -262,12 +255,8 @@ def find_ram_step(
     needed_bytes = math.ceil(min_ram_result.value or 0) + problem.resident_bytes
     ram_bytes = max(needed_bytes, problem.ram_budget_bytes)
     larger_problem = replace(problem, ram=ram_bytes)
-    remaining_s = max(0.1, end_s - time.monotonic())
-    best_result = _solve_variant(
-        ChangedProblem(problem=larger_problem, gap=GAP),
-        remaining_s,
-        threads,
-        min_ram_result.schedule,
+    best_result = variants.solve_uninterrupted(
+        larger_problem, gap=GAP, start=min_ram_result.schedule
     )
     best_candidate = better_candidate(
         make_valid_candidate(larger_problem, best_result.schedule),
@@ -281,20 +270,6 @@ def find_ram_step(
         saved=None if best_candidate is None else given_candidate.value - best_candidate.value,
         max_saved=max_saved,
     )
-
-
-def _solve_variant(
-    variant: ChangedProblem, limit_s: float, threads: int, start: Schedule | None = None
-) -> SolveResult:
-    """Solve a variant within `limit_s`, at least 0.1 s; Ctrl-C raises `KeyboardInterrupt`."""
-    (result,) = solve_variants(
-        [variant],
-        SearchOptions(time_limit_s=max(limit_s, MIN_SOLVE_S), threads=threads),
-        start=start,
-    )
-    if result.termination == Termination.INTERRUPTED:
-        raise KeyboardInterrupt
-    return result
 
 
 def _limit_objective(changed_problem: Problem, upper_limit: float, problem: Problem) -> Problem:

@@ -14,7 +14,7 @@ from poetmodel.problem import Problem, Quantity
 from poetmodel.result import SolveResult, Status
 from poetmodel.solver.fitting import align_problem
 from poetmodel.solver.request import SearchOptions
-from poetmodel.solver.sensitivity.variants import MIN_SOLVE_S, ChangedProblem, solve_variants
+from poetmodel.solver.sensitivity.variants import MIN_SOLVE_S, Variants
 from poetmodel.units import brief
 
 if TYPE_CHECKING:
@@ -162,15 +162,12 @@ def search_limits(
         named_problems["block"] = _min_ram_problem(
             aligned_problem, recompute=aligned_problem.recompute, paging=aligned_problem.can_page
         )
-    variants = [
-        ChangedProblem(problem=limit_problem, gap=search.gap, tries_paging_first=name == "page")
+    variants = Variants(len(named_problems), search)
+    results = {
+        name: variants.solve(limit_problem, gap=search.gap, tries_paging_first=name == "page")
         for name, limit_problem in named_problems.items()
-    ]
-    results = solve_variants(variants, search)
-    return tuple(
-        Limit(name=name, result=result)
-        for name, result in zip(named_problems, results, strict=False)
-    )
+    }
+    return tuple(Limit(name=name, result=result) for name, result in results.items() if result)
 
 
 def _limit_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:

@@ -16,7 +16,7 @@ from poetmodel.problem.parse import user_sum_faults
 from poetmodel.problem.totals import CONSTANT, Count, unit_of_terms
 from poetmodel.result import SolveResult, Status
 from poetmodel.solver.sensitivity.limits import Limit
-from poetmodel.solver.sensitivity.variants import ChangedProblem, solve_variants
+from poetmodel.solver.sensitivity.variants import Variants
 from poetmodel.units import brief, format_bytes
 
 if TYPE_CHECKING:
@@ -220,10 +220,12 @@ class _Attempt(NamedTuple):
     """A change, the problem with that change, and a function that converts its result."""
 
     change: Change
-    variant: ChangedProblem | None
+    problem: Problem | None
     """The changed problem; None if it is known that the change does not suffice."""
     to_remedy: Callable[[SolveResult], Remedy]
     """Converts the result of the changed problem to a remedy."""
+    gap: float = 1.0
+    tries_paging_first: bool = False
 
 
 def stated_limits(problem: Problem) -> Iterator[Change]:
@@ -264,20 +266,17 @@ def find_remedies(
     `MIN_CHANGE_S`, also beyond that time. After Ctrl-C, some changes may be missing.
     """
     attempts = list(_make_attempts(problem, conflict))
-    results = iter(
-        solve_variants(
-            [attempt.variant for attempt in attempts if attempt.variant is not None],
-            search,
-            min_s=MIN_CHANGE_S,
-        )
-    )
+    n_solves = sum(attempt.problem is not None for attempt in attempts)
+    variants = Variants(n_solves, search, min_s=MIN_CHANGE_S)
     remedies = []
-    for attempt in attempts:
-        if attempt.variant is None:
-            allowed = _present_limit(problem, attempt.change)
-            remedies.append(Remedy(change=attempt.change, works=False, allowed=allowed))
-        elif (result := next(results, None)) is not None:  # None after Ctrl-C
-            remedies.append(attempt.to_remedy(result))
+    for change, changed_problem, to_remedy, gap, tries_paging_first in attempts:
+        if changed_problem is None:
+            allowed = _present_limit(problem, change)
+            remedies.append(Remedy(change=change, works=False, allowed=allowed))
+            continue
+        result = variants.solve(changed_problem, gap=gap, tries_paging_first=tries_paging_first)
+        if result is not None:
+            remedies.append(to_remedy(result))
     return tuple(remedies)
 
 
@@ -288,38 +287,37 @@ def _make_attempts(problem: Problem, conflict: Sequence[StatedLimit] | None) -> 
     are minimized instead; other changed problems stop at the first schedule.
     """
     for change in stated_limits(problem):
-        variant = ChangedProblem(problem=without_limits(problem, change), gap=1.0)
-        if change in AMOUNTS:
-            min_problem = replace(variant.problem, minimize=AMOUNTS[change].quantity)
+        attempt = _Attempt(
+            change, without_limits(problem, change), partial(_make_remedy, problem, change)
+        )
+        if conflict is not None and change not in conflict:
+            attempt = attempt._replace(problem=None)
+        elif change in AMOUNTS:
+            quantity: dict[str, Any] = {"minimize": AMOUNTS[change].quantity}
             if change == Change.STORAGE and problem.graph.state_tensors:
                 terms = tuple(_storage_terms(problem.graph))
-                min_problem = replace(
-                    variant.problem, minimize=USER_OBJECTIVE, user_objective=terms
-                )
-            tries_paging_first = change == Change.RAM and problem.can_page
-            variant = ChangedProblem(
-                problem=min_problem, gap=0.0, tries_paging_first=tries_paging_first
+                quantity = {"minimize": USER_OBJECTIVE, "user_objective": terms}
+            attempt = attempt._replace(
+                problem=without_limits(problem, change, **quantity),
+                gap=0.0,
+                tries_paging_first=change == Change.RAM and problem.can_page,
             )
-        may_help = conflict is None or change in conflict
-        yield _Attempt(
-            change, variant if may_help else None, partial(_make_remedy, problem, change)
-        )
+        yield attempt
     small_problem = _with_batch_size_1(problem)
     if small_problem is not None:
-        to_remedy = partial(_make_remedy, problem, Change.BATCH)
-        yield _Attempt(Change.BATCH, ChangedProblem(problem=small_problem, gap=1.0), to_remedy)
+        yield _Attempt(Change.BATCH, small_problem, partial(_make_remedy, problem, Change.BATCH))
     for rows in [member for member in conflict or () if isinstance(member, tuple)]:
         relaxed_problem = without_limits(problem, rows, minimize=Quantity.ENERGY)
-        variant = ChangedProblem(problem=relaxed_problem, gap=1.0)
-        row = rows[0]
+        row, gap = rows[0], 1.0
         if _is_one_sided(rows):
             sign = 1 if row.lower is None else -1
             terms = tuple((key, sign * weight) for key, weight in row.terms.items())
-            min_sum_problem = replace(
+            relaxed_problem = replace(
                 relaxed_problem, minimize=USER_OBJECTIVE, user_objective=terms
             )
-            variant = ChangedProblem(problem=min_sum_problem, gap=0.0)
-        yield _Attempt(Change.CONSTRAINT, variant, partial(_make_row_remedy, problem, rows))
+            gap = 0.0
+        to_remedy = partial(_make_row_remedy, problem, rows)
+        yield _Attempt(Change.CONSTRAINT, relaxed_problem, to_remedy, gap)
 
 
 def _storage_terms(graph: Graph) -> Iterator[tuple[str, float]]:

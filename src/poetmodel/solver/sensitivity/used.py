@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.problem import Quantity
 from poetmodel.solver.outcome import EQUALITY_TOLERANCE
 from poetmodel.solver.request import SearchOptions
-from poetmodel.solver.sensitivity.variants import ChangedProblem, solve_variants
+from poetmodel.solver.sensitivity.variants import Variants
 from poetmodel.units import brief
 
 if TYPE_CHECKING:
@@ -88,25 +88,21 @@ def find_used_limits(
         Quantity.ENERGY: (problem.energy_budget_j, simulation.energy_j),
     }
     quantities = [quantity for quantity, (allowed, _) in amounts.items() if allowed is not None]
-    # A limit on the minimized quantity never binds: the best schedule is the same without it.
-    changed_quantities = [quantity for quantity in quantities if quantity != problem.minimize]
-    results = solve_variants(
-        [
-            ChangedProblem(problem=problem.without_limits(quantity), gap=result.requested_gap)
-            for quantity in changed_quantities
-        ],
+    variants = Variants(
+        sum(quantity != problem.minimize for quantity in quantities),
         SearchOptions(time_limit_s=max(time_limit, MIN_LIMIT_S), threads=threads),
         min_s=MIN_LIMIT_S,
         start=result.schedule,
     )
-    unlimited_results = dict(zip(changed_quantities, results, strict=False))
     used_limits = []
     for quantity in quantities:
-        state, saved, max_saved = (
-            _compare_results(result, unlimited_results.get(quantity))
-            if quantity in changed_quantities
-            else (LimitState.SLACK, 0.0, 0.0)
-        )
+        comparison: tuple[LimitState, float | None, float | None] = LimitState.SLACK, 0.0, 0.0
+        if quantity != problem.minimize:  # else the best schedule is the same without the limit
+            unlimited_problem = problem.without_limits(quantity)
+            comparison = _compare_results(
+                result, variants.solve(unlimited_problem, gap=result.requested_gap)
+            )
+        state, saved, max_saved = comparison
         allowed, used_amount = amounts[quantity]
         used_limits.append(
             UsedLimit(

@@ -1,13 +1,9 @@
-"""Solve variants of a problem one after the other within a common time limit.
-
-A solve starts from the best schedule of earlier solves that is valid for its variant, unless the
-variant tries paging first and finds a schedule.
-"""
+"""Solve variants of a problem one after the other within a common time limit."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.problem import Problem, Quantity
@@ -27,52 +23,81 @@ MIN_SOLVE_S: Final = 0.1
 """Minimum time of the solve of a variant [s]."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChangedProblem:
-    """A variant of a problem, and the options of its solve."""
+class Variants:
+    """Solves of `n` variants of a problem, one after the other, within the time of a search.
 
-    problem: Problem
-    gap: float = 1e-4
-    """Gap tolerance; 1 to stop at the first schedule."""
-    tries_paging_first: bool = False
-    """Whether up to half of the time is for a first schedule without recomputation at the minimum
-    RAM. Such a schedule often exists and is found fast."""
-
-
-def solve_variants(
-    variants: Sequence[ChangedProblem],
-    search: SearchOptions,
-    *,
-    min_s: float = MIN_SOLVE_S,
-    start: Schedule | None = None,
-) -> list[SolveResult]:
-    """Solve variants of a problem in the given order, each from the best valid schedule so far.
-
-    Variants with stricter limits should come first: their schedules are valid for looser ones.
-    The time of `search` is that of all, divided equally; each has at least `min_s` [s]. With
-    `tries_paging_first`, up to half of a variant's time goes to a schedule without recomputation.
-    After Ctrl-C, the list is shorter.
+    Each has an equal part of the time that remains, at least `min_s` [s]. Variants with stricter
+    limits should come first: their schedules are valid for looser ones.
     """
-    end_s = time.monotonic() + search.time_limit_s
-    results: list[SolveResult] = []
-    for index, variant in enumerate(variants):
-        best_schedule = _best_valid_schedule(results, variant.problem) or start
-        remaining_s = end_s - time.monotonic()
-        limit_s = max(min_s, remaining_s / (len(variants) - index))
-        if variant.tries_paging_first:
+
+    def __init__(
+        self,
+        n: int,
+        search: SearchOptions,
+        *,
+        min_s: float = MIN_SOLVE_S,
+        start: Schedule | None = None,
+        shares_schedules: bool = True,
+    ) -> None:
+        self._n_left, self._min_s = n, min_s
+        self._end_s = time.monotonic() + search.time_limit_s
+        self._start, self._shares_schedules = start, shares_schedules
+        self._search = search
+        self._results: list[SolveResult] = []
+        self.is_interrupted = False
+        """Whether Ctrl-C has ended a solve, after which none begins."""
+
+    def skip(self) -> None:
+        """Leave out a variant: its time is for the next ones."""
+        self._n_left -= 1
+
+    def solve(
+        self,
+        problem: Problem,
+        *,
+        gap: float = 1e-4,
+        start: Schedule | None = None,
+        tries_paging_first: bool = False,
+    ) -> SolveResult | None:
+        """Solve the next variant from the best schedule so far that is valid for it, or `start`.
+
+        A `gap` of 1 ends at the first schedule. With `tries_paging_first`, up to half of the time
+        is for one without recomputation at the minimum RAM, which often exists and is found fast.
+        None after Ctrl-C; the interrupted solve has a result, unless it preceded the variant's own.
+        """
+        limit_s = max(self._min_s, (self._end_s - time.monotonic()) / self._n_left)
+        self._n_left -= 1
+        if self.is_interrupted:
+            return None
+        start = start or self._start
+        if self._shares_schedules:
+            start = _best_valid_schedule(self._results, problem) or start
+        if tries_paging_first:
             limit_s /= 2
-            min_ram_problem = _paging_problem_at_min_ram(variant.problem)
-            request = replace(search, time_limit_s=limit_s, gap=1.0).start()
-            paging_result = execute(min_ram_problem, request)
+            paging_result = self._solve_within(limit_s, _paging_problem_at_min_ram(problem), 1.0)
             if paging_result.termination == Termination.INTERRUPTED:
-                break
-            best_schedule = paging_result.schedule or best_schedule
-        request = replace(search, time_limit_s=limit_s, gap=variant.gap).start()
-        result = execute(variant.problem, request, best_schedule)
-        results.append(result)
-        if result.termination == Termination.INTERRUPTED:
-            break
-    return results
+                return None
+            start = paging_result.schedule or start
+        result = self._solve_within(limit_s, problem, gap, start)
+        self._results.append(result)
+        return result
+
+    def solve_uninterrupted(
+        self, problem: Problem, *, gap: float, start: Schedule | None = None
+    ) -> SolveResult:
+        """Solve the next variant as `solve` does; Ctrl-C raises `KeyboardInterrupt`."""
+        result = self.solve(problem, gap=gap, start=start)
+        if result is None or self.is_interrupted:
+            raise KeyboardInterrupt
+        return result
+
+    def _solve_within(
+        self, limit_s: float, problem: Problem, gap: float, start: Schedule | None = None
+    ) -> SolveResult:
+        request = replace(self._search, time_limit_s=limit_s, gap=gap).start()
+        result = execute(problem, request, start)
+        self.is_interrupted = result.termination == Termination.INTERRUPTED
+        return result
 
 
 def with_graph_identity(schedule: Schedule, graph: Graph) -> Schedule:
