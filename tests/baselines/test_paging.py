@@ -22,12 +22,7 @@ from kit.worked import (
 from poetmodel.baselines import METHODS, StateHomes, run
 from poetmodel.baselines.capuchin import capuchin
 from poetmodel.baselines.dtr import dtr
-from poetmodel.baselines.homes import (
-    mark_forward_only,
-    put_state_in_ram,
-    put_state_on_storage,
-    remove_state,
-)
+from poetmodel.baselines.homes import mark_forward_only, remove_state, use_homes
 from poetmodel.baselines.paging import (
     IdleInterval,
     execute_evictions,
@@ -440,13 +435,13 @@ def test_with_all_state_in_ram_a_method_sees_the_rest():
         return checkpoint_all(problem.graph)
 
     problem = layers(ram=30)
-    schedule = put_state_in_ram(keep)(problem)
+    schedule = use_homes(StateHomes.RAM)(keep)(problem)
     assert schedule == checkpoint_all(problem.graph)
     assert {plain.usable_ram_bytes for plain in seen} == {30 - 14}
     assert {plain.graph.state_tensors for plain in seen} == {()}
     assert checkpoint_all_peak_bytes(seen[0].graph) + 14 == checkpoint_all_peak_bytes(problem.graph)
     seen.clear()
-    assert put_state_on_storage(keep)(layers(aux_bytes=20)).resident == ()
+    assert use_homes(StateHomes.STORAGE)(keep)(layers(aux_bytes=20)).resident == ()
     assert {plain.aux_limit_bytes for plain in seen} == {6}
 
 
@@ -515,7 +510,7 @@ def test_what_is_needed_after_its_state_was_replaced_is_refused():
         return replace(kept, R=(*kept.R, (4, 1)), S_RAM=((4, 3),))
 
     with pytest.raises(MethodNotApplicableError, match="pages in 'a' at 'c', after an update"):
-        put_state_in_ram(recompute)(problem)
+        use_homes(StateHomes.RAM)(recompute)(problem)
 
     def page_in(plain):
         i, made = plain.graph.tensor_index["a"], plain.graph.node_index
@@ -529,8 +524,10 @@ def test_what_is_needed_after_its_state_was_replaced_is_refused():
             M_in=((made["c"], i),),
         )
 
-    larger = replace(problem, ram=13)
-    assert pm.verify(larger, put_state_in_ram(page_in)(larger)).valid  # what is stored stays there
+    larger = replace(problem, ram=13)  # what is stored stays there
+    assert pm.verify(
+        larger, use_homes(StateHomes.RAM)(page_in)(larger)
+    ).valid  # what is stored stays there
 
 
 def step_of(*nodes, ram="100%", name="step"):
@@ -647,7 +644,7 @@ def test_better_schedule_counts_if_a_node_could_run_too_late(again, better):
         )
 
     problem = kept_behind_an_update()
-    found = put_state_in_ram(method)(problem)
+    found = use_homes(StateHomes.RAM)(method)(problem)
     names = [node.name for node in problem.graph.nodes]
     recomputed = [(names[t], names[k]) for t, k in found.R if t > k]
     safe = [("z", "m")] if better else []
@@ -664,7 +661,7 @@ def test_method_that_recomputes_forward_nodes_alone_schedules_once(mark, version
         seen.append(plain.graph.nodes[2].recomputable)
         return checkpoint_all(plain.graph)
 
-    put_state_in_ram(keep)(kept_behind_an_update())
+    use_homes(StateHomes.RAM)(keep)(kept_behind_an_update())
     assert seen == [False, True][:versions]
 
 
@@ -720,7 +717,10 @@ def test_least_ram_is_enough_on_storage(name):
 # -- state on storage ------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("method", "page_ins", "peak_bytes"),
-    [(zero_offload, ((6, 0),), 18), (put_state_on_storage(lru_paging.__wrapped__), (), 26)],
+    [
+        (zero_offload, ((6, 0),), 18),
+        (use_homes(StateHomes.STORAGE)(lru_paging.__wrapped__), (), 26),
+    ],
 )
 def test_reads_of_state_by_hand(method, page_ins, peak_bytes):
     """`w` is freed after `f` and read again for its update; `v` is in use throughout.
@@ -743,7 +743,7 @@ def test_state_that_the_core_reads_on_storage_is_only_written():
     Where it stands long before its reader it stays in RAM, and is not read twice.
     """
     problem = layers(mapped=True)
-    for method in (zero_offload, put_state_on_storage(lru_paging.__wrapped__)):
+    for method in (zero_offload, use_homes(StateHomes.STORAGE)(lru_paging.__wrapped__)):
         schedule = method(problem)
         found = simulate(problem.graph, problem.costs, schedule)
         assert (schedule.M_in, schedule.M_out) == ((), ((5, 5), (6, 6)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from poetmodel.baselines.homes import schedule_with_best_homes
+from poetmodel.baselines.homes import schedule_with_homes
 from poetmodel.baselines.paging import (
     CostRule,
     EvictionExecution,
@@ -21,6 +21,7 @@ from poetmodel.baselines.paging import (
     relieved_stages,
     require_within_budget,
 )
+from poetmodel.baselines.registry import METHODS
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import checkpoint_all_profile
@@ -61,7 +62,7 @@ def capuchin(problem: Problem, rule: str = "", *, refined: bool = True) -> Sched
 
     The last two rules charge no page-out if the plan has written the tensor before. If `refined`,
     each is applied twice for the better schedule: the saving of an interval is all bytes of the
-    tensor, then at most the largest excess of its stages. `schedule_with_best_homes` chooses homes.
+    tensor, then at most the largest excess of its stages. Homes of state: see `StateHomes`.
 
     Interpretations. The paper has one amount of memory to save; here every stage must fit. The
     paper triggers page-ins early and adjusts them by feedback; here a schedule pages in at the
@@ -80,7 +81,7 @@ def capuchin(problem: Problem, rule: str = "", *, refined: bool = True) -> Sched
             partial(_plan_with_rule, rule=cost_rule, caps_savings=True)
             for cost_rule in adapted_rules
         ]
-    return schedule_with_best_homes(problem, searches)
+    return schedule_with_homes(METHODS["capuchin"].state_homes, problem, searches)
 
 
 def _plan_with_rule(

@@ -9,8 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.baselines.engine import fit_budget
-from poetmodel.baselines.homes import schedule_with_best_homes, use_homes_of
+from poetmodel.baselines.homes import schedule_with_homes, use_homes_of
 from poetmodel.baselines.paging import StorageSpace, transfer_costs
+from poetmodel.baselines.registry import METHODS
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError
 from poetmodel.heuristics.execution import Execution, StagedExecution, last_possible_reads
@@ -89,7 +90,7 @@ def dtr_paging(problem: Problem) -> Schedule:
 
     The best of several executions is returned: with each score, with paging alone, which may fit
     where recomputations do not, and, if time is minimized and transfers overlap computations, each
-    also with transfers that cost 0. Homes of state are those of `schedule_with_best_homes`.
+    also with transfers that cost 0. Homes of state are those of `StateHomes.EITHER`.
     """
     overlaps = problem.is_overlapping
     transfer_modes = (False, True) if overlaps and problem.minimize == Quantity.TIME else (False,)
@@ -100,7 +101,7 @@ def dtr_paging(problem: Problem) -> Schedule:
         for score, recompute in (("full", True), ("msps", True), ("full", False))
         for free_transfers in transfer_modes
     ]
-    return schedule_with_best_homes(problem, variants)
+    return schedule_with_homes(METHODS["dtr-paging"].state_homes, problem, variants)
 
 
 def _schedule_with_paging(

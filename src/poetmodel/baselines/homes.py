@@ -1,7 +1,7 @@
 """Extend methods for graphs without state to graphs with state.
 
-Decorators and `schedule_with_best_homes` assign homes to the state tensors: all in RAM, all on
-storage, or some in RAM. The method then schedules a graph without state, with the same numbers of
+`schedule_with_homes` assigns homes to the state tensors: all in RAM, all on storage, or some in
+RAM. The method then schedules a graph without state, with the same numbers of
 nodes and tensors: the bytes of state in RAM are subtracted from the budget, and state on storage is
 treated like samples on storage.
 """
@@ -44,35 +44,42 @@ def mark_forward_only(method: Scheduler[P]) -> Scheduler[P]:
     return method
 
 
-def put_state_in_ram(method: Scheduler[P]) -> Scheduler[P]:
-    """Extend a method to graphs with state, with all state in RAM.
+def use_homes_of(name: str) -> Callable[[Scheduler[P]], Scheduler[P]]:
+    """Return the decorator that extends a method to graphs with state by its `METHODS` entry."""
+    return use_homes(METHODS[name].state_homes)
 
-    The method may be called several times: see `_schedule_avoiding_overwrites`.
+
+def use_homes(homes: StateHomes) -> Callable[[Scheduler[P]], Scheduler[P]]:
+    """Return the decorator that extends a method to graphs with state by `schedule_with_homes`."""
+
+    def extend(method: Scheduler[P]) -> Scheduler[P]:
+        @wraps(method)
+        def schedule(problem: Problem, /, *options: P.args, **keywords: P.kwargs) -> Schedule:
+            variant = _bind_options(method, *options, **keywords)
+            return schedule_with_homes(homes, problem, (variant,))
+
+        return schedule
+
+    return extend
+
+
+def schedule_with_homes(
+    homes: StateHomes, problem: Problem, variants: Sequence[Callable[[Problem], Schedule]]
+) -> Schedule:
+    """Return the best schedule of `variants`, which get problems without state.
+
+    Each may be called several times; if none succeeds, all are repeated with permission to
+    overwrite inputs. See `_schedule_with_best_homes` for `StateHomes.EITHER`.
     """
-
-    @wraps(method)
-    def schedule(problem: Problem, /, *options: P.args, **keywords: P.kwargs) -> Schedule:
-        state = problem.graph.state_tensors
-        return _schedule_avoiding_overwrites(
-            problem, state, _bind_options(method, *options, **keywords)
-        )
-
-    return schedule
-
-
-def put_state_on_storage(method: Scheduler[P]) -> Scheduler[P]:
-    """Extend a method to graphs with state; in each schedule, all state is on storage.
-
-    The method may be called several times: see `_schedule_avoiding_overwrites`.
-    """
-
-    @wraps(method)
-    def schedule(problem: Problem, /, *options: P.args, **keywords: P.kwargs) -> Schedule:
-        return _schedule_avoiding_overwrites(
-            problem, (), _bind_options(method, *options, **keywords)
-        )
-
-    return schedule
+    if homes == StateHomes.EITHER:
+        return _schedule_with_best_homes(problem, variants)
+    resident = problem.graph.state_tensors if homes == StateHomes.RAM else ()
+    attempts = [
+        partial(_schedule_with_resident_state, problem, resident, variant) for variant in variants
+    ]
+    if len(attempts) == 1:
+        return retry_with_overwrites(problem.graph, attempts[0])
+    return retry_with_overwrites(problem.graph, partial(select_best_schedule, problem, attempts))
 
 
 def _bind_options(
@@ -87,34 +94,13 @@ def _bind_options(
     return variant
 
 
-def choose_homes(method: Scheduler[P]) -> Scheduler[P]:
-    """Extend a method to graphs with state, by `schedule_with_best_homes`."""
-
-    @wraps(method)
-    def schedule(problem: Problem, /, *options: P.args, **keywords: P.kwargs) -> Schedule:
-        return schedule_with_best_homes(problem, (_bind_options(method, *options, **keywords),))
-
-    return schedule
-
-
-def use_homes_of(name: str) -> Callable[[Scheduler[P]], Scheduler[P]]:
-    """Return the decorator that extends a method to graphs with state by its `METHODS` entry."""
-    decorators = {
-        StateHomes.RAM: put_state_in_ram,
-        StateHomes.STORAGE: put_state_on_storage,
-        StateHomes.EITHER: choose_homes,
-    }
-    return decorators[METHODS[name].state_homes]
-
-
-def schedule_with_best_homes(
+def _schedule_with_best_homes(
     problem: Problem, variants: Sequence[Callable[[Problem], Schedule]]
 ) -> Schedule:
     """Return the best schedule of `variants`, over several assignments of homes to state.
 
-    `variants` get problems without state. Each is tried with all state in RAM, and with all on
-    storage. If only the second has a schedule, RAM is filled in the orders of `_fill_orders`. If no
-    attempt succeeds, all are repeated with permission to overwrite inputs.
+    Each is tried with all state in RAM, and with all on storage. If only the second has a schedule,
+    RAM is filled in the orders of `_fill_orders`.
     """
     orders = _fill_orders(problem)
     extremes = dict.fromkeys((orders[0], ()))
@@ -185,15 +171,6 @@ def _fill_orders(problem: Problem) -> tuple[tuple[int, ...], ...]:
     return (
         tuple(sorted(graph.state_tensors, key=lambda i: (-energy_per_byte(i), i))),
         tuple(sorted(graph.state_tensors, key=lambda i: (-graph.tensor_bytes[i], i))),
-    )
-
-
-def _schedule_avoiding_overwrites(
-    problem: Problem, resident: Collection[int], method: Callable[[Problem], Schedule]
-) -> Schedule:
-    """Return the schedule of `_schedule_with_resident_state`, by `retry_with_overwrites`."""
-    return retry_with_overwrites(
-        problem.graph, partial(_schedule_with_resident_state, problem, resident, method)
     )
 
 

@@ -34,7 +34,7 @@ def lru_paging(problem: Problem) -> Schedule:
     A tensor is used when a node computes or reads it; of equal last uses, the lowest index is paged
     out. Tensors do not change, so each is written at most once, within the storage limit; later
     evictions only free it, like a clean page. Tensors without a further user are freed at once.
-    Tensors of 0 bytes stay until then. Homes of state are those of `schedule_with_best_homes`.
+    Tensors of 0 bytes stay until then. Homes of state are those of `StateHomes.EITHER`.
     """
     return _LruExecution(problem).execute_stages()
 
@@ -49,7 +49,7 @@ def offload_all(problem: Problem) -> Schedule:
     node that reads it, and stays longer only if the next node also reads it: more transfers, less
     RAM. The variants ignore the budget and the storage limit. Gradients and tensors of 0 bytes stay
     in RAM. Samples that are on storage initially are not written. Homes of state are those of
-    `schedule_with_best_homes`; state on storage is paged as by `zero_offload`.
+    `StateHomes.EITHER`; state on storage is paged as by `zero_offload`.
     """
     if not problem.can_page:
         raise MethodNotApplicableError(

@@ -81,7 +81,7 @@ def pofo(problem: Problem, rule: str = "") -> Schedule:
 
     The `rule` sets the costs. By default the best schedule of three is returned: of the published
     rule, of the rule for the minimized quantity (energy unless time is minimized), and of `rotor`,
-    which offloads no step. Homes of state are those of `schedule_with_best_homes`.
+    which offloads no step. Homes of state are those of `StateHomes.EITHER`.
 
     - ``published``: as above, on every device.
     - ``time``: transfers that block the core delay both passes by their duration; if the deadline

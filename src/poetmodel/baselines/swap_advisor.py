@@ -61,7 +61,7 @@ def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
     the storage limit count more than lower costs. If the time is minimized and transfers overlap
     computations, a second search charges only the time that is not hidden by the swap's interval
     or, for all swaps together, by a whole pass. Homes of state are those of
-    `schedule_with_best_homes`.
+    `StateHomes.EITHER`.
     """
     if checkpoint_all_peak_bytes(problem.graph) <= problem.usable_ram_bytes:
         return execute_evictions(problem, {})
