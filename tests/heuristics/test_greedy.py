@@ -644,6 +644,29 @@ def test_prices_of_recoveries_are_within_their_range(part, state):
     assert cheaper
 
 
+@pytest.mark.parametrize("state", KINDS)
+def test_what_an_earlier_search_was_not_to_exceed_changes_no_recovery(state):
+    """A search below the least price finds nothing; the next one, without limit, the cheapest."""
+    found = 0
+    for number in range(20):
+        rng = make_rng(f"price limits/{state}/{number}")
+        graph, costs = random_case(rng, state, (4, 10), max_bytes=50)
+        problem = Problem(graph, costs, ram=1)
+        partial = PartialSchedule(graph, working_graph=problem.working_graph)
+        limit = int(partial.peaks().max() * rng.uniform(0.5, 1.0))
+        repair = Repair(problem, partial, PenalizedObjective(problem).prices(0.0), limit)
+        n = len(graph.nodes)
+        for i, k in enumerate(graph.node_of):
+            for t in range(k + 1, n):
+                cheapest = Recoveries(repair).find_cheapest(i, t, n, math.inf)
+                if cheapest is not None:
+                    recoveries = Recoveries(repair)
+                    assert recoveries.find_cheapest(i, t, n, cheapest.price) is None
+                    assert recoveries.find_cheapest(i, t, n, math.inf) == cheapest
+                    found += 1
+    assert found
+
+
 def test_state_that_comes_home_is_no_longer_paged_in():
     """Without its home on storage, state is not paged in; both come back together."""
     for number in range(20):

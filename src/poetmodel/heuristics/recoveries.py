@@ -101,24 +101,20 @@ class Recoveries:
         return price_and_stage
 
     def _search_cheapest(self, i: int, t: int, max_chain: int, max_price: float) -> Recovery | None:
-        """Return the cheaper of a recomputation and a page-in (on ties) of `i` for stage `t`."""
+        """Return the cheaper of a recomputation and a page-in (on ties) below `max_price`."""
         k = self._node_of[i]
         page_in_price, last_page_in_stage = self._page_in(i)
-        if t > last_page_in_stage:
-            page_in_price = math.inf
-        max_price = min(max_price, page_in_price)
         recovery: Recovery | None = None
+        if t <= last_page_in_stage and page_in_price < max_price:
+            recovery = Recovery(page_in_price, (Restoration(t, i, PAGE_IN),))
+            max_price = page_in_price
         if self._recompute_prices[k] < max_price and max_chain:
             stage = t if t <= self._last_stages[k] else self._last_recompute_stage(i, t)
             if stage >= 0 and stage not in self.rules.paging_only_stages:
-                recovery = self.plan_recomputation(k, stage, max_chain, max_price)
-        if recovery is not None and recovery.price < page_in_price:
-            return recovery
-        return (
-            Recovery(page_in_price, (Restoration(t, i, PAGE_IN),))
-            if t <= last_page_in_stage
-            else None
-        )
+                recomputation = self.plan_recomputation(k, stage, max_chain, max_price)
+                if recomputation is not None and recomputation.price < max_price:
+                    return recomputation
+        return recovery
 
     def _last_recompute_stage(self, i: int, t: int) -> int:
         """Return the last stage that may recompute `i` and keep it for `t`, or -1."""
