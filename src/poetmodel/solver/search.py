@@ -202,6 +202,11 @@ class Search:
             self.stop_reason = Termination.TIME_LIMIT
         return self.stop_reason is not None or self.is_closed()
 
+    def stall(self) -> None:
+        """Stop the search, unless it is done, because nothing would change its results."""
+        if not self.is_done():
+            self.stop_reason = Termination.STALLED
+
     def abandon(self) -> None:
         """End the search and its reports, because its thread exceeded the time limit."""
         with self.report_lock, self.lock:

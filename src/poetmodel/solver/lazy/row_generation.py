@@ -67,36 +67,31 @@ class RowGeneration:
 
         Linear relaxations come first. Returns whether it is proved that no schedule exists.
         """
-        session, search, is_infeasible = self.session, self.session.search, False
+        search = self.session.search
         with self._limit_execution():
             relaxation = self._first_relaxation()
-            is_infeasible = relaxation is None
-            while relaxation is not None and not search.is_done():
-                best_known_before = search.best_known()
+            if relaxation is None:
+                return True
+            while not search.is_done():
+                known_before = search.best_known()
                 raw = self._solve_relaxation(relaxation)
                 if raw is None:
                     break  # the time limit has passed, or the search was stopped
                 if raw.is_infeasible or raw.status == SolverStatus.CUTOFF:
-                    is_infeasible = self._is_infeasible()
-                    break
+                    return self._is_infeasible()
                 if raw.x is None:
-                    self._min_solve_s *= 2
-                    if raw.status == SolverStatus.INTERRUPTED and not search.is_done():
-                        self._search_locally()
+                    self._search_longer(raw)
                     continue
-                restorations = relaxation.to_restorations(raw.x)
-                violated_rows = offer_solution(session, relaxation, raw.x, restorations)
-                if not search.is_done():
-                    self._repair_and_search(restorations)
+                violated_rows = self._offer_and_improve(relaxation, raw.x)
                 if violated_rows:
                     relaxation = self._refine(relaxation, raw, violated_rows)
-                elif not self._add_covers(relaxation, raw.x):
+                elif self._add_covers(relaxation, raw.x):
+                    continue
+                elif raw.status in _COMPLETED and search.best_known() == known_before:
+                    search.stall()  # further rounds would change neither bound nor incumbent
+                else:
                     self._min_solve_s *= 2
-                    is_idle = raw.status in _COMPLETED and search.best_known() == best_known_before
-                    if is_idle and not search.is_done():
-                        # Neither bound nor incumbent changed: further rounds would not change them.
-                        search.stop_reason = Termination.STALLED
-        return is_infeasible
+        return False
 
     @contextmanager
     def _limit_execution(self) -> Iterator[None]:
@@ -243,6 +238,20 @@ class RowGeneration:
         return self.session.search.gap() > self.session.policy.wide_gap_ratio
 
     # -- primal heuristic ------------------------------------------------------------------------
+
+    def _offer_and_improve(self, relaxation: Relaxation, x: NDArray[Any]) -> ViolatedRows:
+        """Offer the schedule of a solution, repair and search near it; return violated rows."""
+        restorations = relaxation.to_restorations(x)
+        violated_rows = offer_solution(self.session, relaxation, x, restorations)
+        if not self.session.search.is_done():
+            self._repair_and_search(restorations)
+        return violated_rows
+
+    def _search_longer(self, raw: RawSolution) -> None:
+        """After a solve without a point: give the next one more time; search if it was stopped."""
+        self._min_solve_s *= 2
+        if raw.status == SolverStatus.INTERRUPTED and not self.session.search.is_done():
+            self._search_locally()
 
     def _repair_and_search(
         self, solution: Sequence[Restoration], *, search_locally: bool = True
