@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from types import SimpleNamespace
 from typing import Any
@@ -310,6 +310,26 @@ def test_plans_after_a_step_have_the_time_of_a_call(monkeypatch):
     del frontier.tight_plan
     assert frontier.tight_plan
     assert ends[-1] > 0
+
+
+def test_stating_a_problem_changes_no_captured_graph(monkeypatch):
+    """Problems of one graph, with other memory between the passes, do not influence each other."""
+    tower, _ = by_block("900KiB", outside=LOSS)
+    stated, from_joint = [], GraphProblem.from_joint
+
+    def record(joint, *arguments, **options):
+        stated.append(from_joint(joint, *arguments, **options))
+        return stated[-1]
+
+    monkeypatch.setattr(GraphProblem, "from_joint", record)
+    tower(batch().requires_grad_()).backward()
+    problem = stated[0]
+    outside = problem.call.outside._replace(rest_bytes=0, peak_bytes=1 << 30)
+    call = replace(problem.call, outside=outside)
+    graph, other = problem.joint.training_graph(), replace(problem, call=call)
+    found = other.make_problem(1 << 31, saved_bytes=0).graph
+    assert max(node.workspace_bytes for node in found.nodes) > 1 << 29
+    assert problem.joint.training_graph() == graph
 
 
 def test_other_calls_than_in_the_step_before_keep_the_budget():

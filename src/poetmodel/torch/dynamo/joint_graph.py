@@ -101,8 +101,6 @@ class JointGraph(StepGraph):
             node for node in self.results if not is_addition(node)
         )
         """Indices of the storages of results of both passes, without additions to ``.grad``."""
-        self.outside_bytes = 0
-        """Peak of the memory that other code uses between forward and backward [B]."""
 
     def phase_of(self, node: fx.Node) -> Phase:
         """Return the phase of a node."""
@@ -240,14 +238,14 @@ class JointGraph(StepGraph):
         )
         return frozenset(forbidden_storages) - self.forward_results
 
-    def training_graph(self, *, middle_bytes: int | None = None) -> Graph:
+    def training_graph(self, *, outside_bytes: int = 0, middle_bytes: int | None = None) -> Graph:
         """Return the training graph: a node for each operation, then one for `final_results`.
 
-        `middle_bytes` is the workspace of a node between both passes [B]; None for no such node.
-        Equal graphs have equal hashes, because the name is fixed.
+        `outside_bytes` are of other code between both passes [B]. `middle_bytes` is the workspace
+        of a node there [B]; None for no such node. Equal graphs have equal hashes.
         """
         results_node = self.results_node(self.final_results, workspace_bytes=self.copied_bytes)
-        nodes = list(map(self._make_node, self.operations))
+        nodes = [self._make_node(operation, outside_bytes) for operation in self.operations]
         if middle_bytes is not None:
             count = sum(operation.phase is Phase.FORWARD for operation in self.operations)
             inserted_node = replace(
@@ -256,7 +254,7 @@ class JointGraph(StepGraph):
             nodes.insert(count, replace(inserted_node, phase=Phase.FORWARD))
         return Graph(name="captured", nodes=(*nodes, results_node), kernels="pytorch")
 
-    def _make_node(self, operation: Operation) -> Node:
+    def _make_node(self, operation: Operation, outside_bytes: int) -> Node:
         """Return the node of an operation; `forward_results`, which the caller holds, get 0 bytes.
 
         Forward results among several outputs count as workspace: a recomputation allocates them
@@ -269,8 +267,9 @@ class JointGraph(StepGraph):
         # The memory that other code uses between the passes is freed by the first backward node.
         if operation.node is self._first_backward_node:
             output_bytes = sum(self.storages[number].bytes for number in operation.storages)
-            outside_bytes = self.outside_bytes - self.tangents_bytes - output_bytes
-            workspace_bytes = max(workspace_bytes, outside_bytes)
+            workspace_bytes = max(
+                workspace_bytes, outside_bytes - self.tangents_bytes - output_bytes
+            )
         accessed_storages = (*operation.storages, *operation.reads.storages)
         graph_node = self.training_node(
             operation,

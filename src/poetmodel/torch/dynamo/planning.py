@@ -364,14 +364,13 @@ class GraphProblem:
         reserved_bytes: int = 0,
         is_predicted: bool = False,
     ) -> GraphProblem:
-        """Return the problem of `joint`; sets its profiles and outside memory.
+        """Return the problem of `joint`; sets its profiles.
 
         `reserved_bytes` are for memory of Inductor, and not part of `keep_all_bytes` [B].
         `is_predicted` is only recorded.
         """
         joint.apply_profiles(profiles)
-        joint.outside_bytes = call.outside.peak_bytes
-        graph = joint.training_graph()
+        graph = joint.training_graph(outside_bytes=call.outside.peak_bytes)
         zeros_hint = _ZEROS_HINT if joint.has_zero_tangents else ""
         # In the backward pass autograd holds the gradients of results, and the caller the results.
         overwritten_bytes = _copies_bytes(joint)
@@ -418,12 +417,14 @@ class GraphProblem:
     def make_problem(self, usable_bytes: int, *, saved_bytes: int | None = None) -> Problem:
         """Return the problem of scheduling the graph in `usable_bytes`, with minimum time.
 
-        `saved_bytes` bounds the RAM between both passes, and resets `outside_bytes` of `joint`.
+        `saved_bytes` bounds the RAM between both passes.
         """
         graph, times_s = self.graph, list(self.times_s)
         if saved_bytes is not None:
-            self.joint.outside_bytes = self.call.outside.peak_bytes
-            graph = self.joint.training_graph(middle_bytes=max(0, usable_bytes - saved_bytes))
+            graph = self.joint.training_graph(
+                outside_bytes=self.call.outside.peak_bytes,
+                middle_bytes=max(0, usable_bytes - saved_bytes),
+            )
             times_s.insert(self.n_forward_operations, 0.0)
         costs = _make_costs(graph, self.settings, self.device, times_s)
         paging = self.settings.paging is not None
