@@ -31,7 +31,6 @@ from poetmodel.problem import (
     weighted_sum,
 )
 from poetmodel.problem.infeasibility import describe_limits, infeasibility_reason, missing_unit_hint
-from poetmodel.problem.objective import stage_limits
 from poetmodel.schedule import simulate
 
 
@@ -617,4 +616,4 @@ def test_count_without_decisions_in_stages_is_an_error(monkeypatch):
     monkeypatch.setattr("poetmodel.problem.totals.STAGE_COUNTS", ("page_ins", "page_outs"))
     problem = replace(PROBLEM, constraints=(row,))
     with pytest.raises(ValueError, match="page_outs"):
-        list(stage_limits(problem))
+        list(problem.stage_limits)

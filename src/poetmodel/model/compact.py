@@ -281,7 +281,7 @@ def _add_storage_rows(m: Model) -> None:
     home_bytes = [size if i in state_tensors else 0 for i, size in enumerate(graph.tensor_bytes)]
     coefficients_of_writes = problem.make_objective(Quantity.WRITES).coefficients
     coefficients = coefficients_of_writes._replace(page_out=page_out_bytes, storage_home=home_bytes)
-    add_limit(m, row_over_totals(problem, coefficients, name="storage", upper=limit))
+    add_limit(m, row_over_totals(problem.totals, coefficients, name="storage", upper=limit))
 
 
 STORAGE = Component(

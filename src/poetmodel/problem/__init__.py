@@ -5,15 +5,12 @@ from poetmodel.problem.objective import (
     DEADLINE_ROWS,
     LIMITED_SUMS,
     USER_CONSTRAINTS,
-    USER_OBJECTIVE,
-    DeadlineCounts,
     Objective,
-    Quantity,
-    TimeSum,
     min_negative_sum,
     row_over_totals,
 )
 from poetmodel.problem.problem import Problem
+from poetmodel.problem.quantities import USER_OBJECTIVE, DeadlineCounts, Quantity, TimeSum
 from poetmodel.problem.rows import (
     RELATIVE_TOLERANCE,
     Coefficients,

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.errors import InputError, convert_errors, quote, suggest_names
 from poetmodel.files import format_location, parse_toml, read_text, unknown_key_message
 from poetmodel.graph import checkpoint_all_peak_bytes
-from poetmodel.problem.objective import USER_OBJECTIVE
 from poetmodel.problem.problem import Problem
+from poetmodel.problem.quantities import USER_OBJECTIVE
 from poetmodel.problem.totals import (
     CONSTANT,
     KEYS,

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self
 
+    from poetmodel.device import Costs
     from poetmodel.graph import Graph
     from poetmodel.problem.job import Job
-    from poetmodel.problem.totals import Constraint
+    from poetmodel.problem.totals import Constraint, Terms
 
 
 @dataclass(frozen=True)
@@ -74,3 +75,24 @@ class Limits:
             deadline=self.deadline if deadline_s is None else deadline_s,
             energy_budget=self.energy_budget if energy_j is None else energy_j,
         )
+
+
+@dataclass(frozen=True)
+class _GraphAndCosts:
+    """Makes graph and costs the first parameters of `Problem`, before those of `Limits`."""
+
+    graph: Graph
+    costs: Costs
+
+
+@dataclass(frozen=True, eq=False)
+class StatedProblem(Limits, _GraphAndCosts):  # Fields of the last base come first.
+    """A problem as stated: the fields of `Problem`, which checks them."""
+
+    minimize: str = "energy"
+    user_objective: Terms = ()
+
+    @property
+    def resident_bytes(self) -> int:
+        """Parameters, gradients and optimizer state in the budget [B]; 0 if it excludes them."""
+        return self.graph.total_resident_bytes if self.count_parameters else 0

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import chain
 from operator import neg
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from poetmodel.problem.quantities import (
+    USER_OBJECTIVE,
+    DeadlineCounts,
+    Quantity,
+    TimeSum,
+)
 from poetmodel.problem.rows import (
     RELATIVE_TOLERANCE,
     ROUNDING_ERROR,
@@ -20,13 +25,12 @@ from poetmodel.problem.totals import CONSTANT, Constraint, Count, Key, Terms, To
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from poetmodel.graph import Graph
-    from poetmodel.problem.problem import Problem
+    from poetmodel.problem.parse import LimitNumbers
+    from poetmodel.problem.single_pass import SinglePass
 
-USER_OBJECTIVE: Final = "own"
-"""Value of `minimize` for a user-defined objective."""
 USER_CONSTRAINTS: Final = "constraints"
 """Name of the rows of user-defined constraints in a model, except per-stage ones; their key is
 (name, ``upper`` or ``lower``)."""
@@ -35,44 +39,6 @@ DEADLINE_ROWS: Final = ("deadline", "bus_deadline", "surrogate_deadline")
 the bus, if `Problem.deadline_sums` includes it; of a `Statement` that is solved with the model."""
 LIMITED_SUMS: Final = frozenset({*DEADLINE_ROWS, "energy_budget", USER_CONSTRAINTS})
 """Names of the rows that models make of `linear_limits`."""
-
-
-class Quantity(StrEnum):
-    """Quantity that a problem minimizes."""
-
-    ENERGY = "energy"
-    """Energy of one training step [J]."""
-    TIME = "time"
-    """Time of one training step, as counted by the deadline [s]."""
-    RAM = "ram"
-    """Peak RAM [B]."""
-    WRITES = "writes"
-    """Bytes that page-outs and, on average per step, commits write [B]; a page-out that is a write
-    of a commit counts only in the commits."""
-
-
-class DeadlineCounts(StrEnum):
-    """Time that a deadline limits."""
-
-    COMPUTE = "compute"
-    """Compute time only (POET, ICML 2022, equation 3)."""
-    SERIAL = "serial"
-    """Compute plus transfer time, for storage that blocks the core."""
-    OVERLAP = "overlap"
-    """The makespan, with one DMA channel that transfers tensors while the core computes."""
-
-
-class TimeSum(NamedTuple):
-    """Weights of compute and transfer time in a sum."""
-
-    compute: float
-    """Weight of compute time."""
-    transfer: float
-    """Weight of transfer time."""
-
-    def weigh(self, compute_s: float, transfer_s: float) -> float:
-        """Return the weighted sum [s]."""
-        return self.compute * compute_s + self.transfer * transfer_s
 
 
 class SimulatedMetrics(Protocol):
@@ -187,47 +153,52 @@ class Objective:
         return max(0.0, getattr(simulation, self.overhead_metric) or 0.0)
 
 
-def linear_limits(problem: Problem) -> Iterator[LinearRow]:
+def linear_limits(
+    single_pass: SinglePass,
+    numbers: LimitNumbers,
+    time_sums: Sequence[TimeSum],
+    constraints: Iterable[Constraint],
+) -> Iterator[LinearRow]:
     """Yield a row for each limit on a sum: deadline, energy budget, user constraints.
 
     The `upper` of a row is the limit minus the sum of a single pass, with a tolerance unless all
     coefficients of a user constraint are ints. Per-stage constraints have rows of `stage_limits`.
     """
-    if problem.deadline_s is not None:
-        for name, time_sum in zip(DEADLINE_ROWS, problem.deadline_sums, strict=False):
+    if numbers.deadline_s is not None:
+        for name, time_sum in zip(DEADLINE_ROWS, time_sums, strict=False):
             yield row_over_totals(
-                problem,
-                _time_coefficients(problem, time_sum),
+                single_pass.totals,
+                _time_coefficients(single_pass, time_sum),
                 name=name,
                 # Rows sum the excess over a single pass, whose time is subtracted from the limit.
-                upper=problem.deadline_s * (1 + RELATIVE_TOLERANCE)
-                - time_sum.weigh(problem.pass_compute_s, problem.commit_cost.time_s),
-                baseline=problem.pass_time_s,
+                upper=numbers.deadline_s * (1 + RELATIVE_TOLERANCE)
+                - time_sum.weigh(single_pass.compute_s, single_pass.commit_cost.time_s),
+                baseline=single_pass.time_s,
             )
-    if problem.energy_budget_j is not None:
-        energy = problem.energy
+    if numbers.energy_budget_j is not None:
+        energy = energy_objective(single_pass)
         yield row_over_totals(
-            problem,
+            single_pass.totals,
             energy.coefficients,
             name="energy_budget",
-            upper=problem.energy_budget_j * (1 + RELATIVE_TOLERANCE) - energy.baseline,
+            upper=numbers.energy_budget_j * (1 + RELATIVE_TOLERANCE) - energy.baseline,
             baseline=energy.baseline,
         )
-    for constraint in problem.constraints:
+    for constraint in constraints:
         if not constraint.is_per_stage:
-            yield from _bound_rows(problem, constraint)
+            yield from _bound_rows(single_pass, constraint)
 
 
-def stage_limits(problem: Problem) -> Iterator[LinearRow]:
+def stage_limits(single_pass: SinglePass, constraints: Iterable[Constraint]) -> Iterator[LinearRow]:
     """Yield one row over (stage, item) decisions for each per-stage user constraint.
 
     Rows have only upper bounds: a lower bound is at most 0 and always met. They list, with
     coefficient 0, all possible stages of their nodes and tensors. Terms of impossible stages are
     omitted.
     """
-    graph = problem.graph
-    unread_tensors = {*graph.state_of, *(graph.state_tensors if problem.reads_in_place else ())}
-    for constraint in problem.constraints:
+    graph = single_pass.graph
+    unread_tensors = {*graph.state_of, *(graph.state_tensors if single_pass.reads_in_place else ())}
+    for constraint in constraints:
         if not constraint.is_per_stage:
             continue
         terms: dict[tuple[str, tuple[int, int]], float] = {}
@@ -256,24 +227,26 @@ def stage_limits(problem: Problem) -> Iterator[LinearRow]:
         yield LinearRow.from_terms(pairs, name=constraint.name, upper=upper)
 
 
-def row_over_totals(problem: Problem, coefficients: Coefficients, **fields: Any) -> LinearRow:
-    """Return the row with these coefficients of the decisions that totals count."""
-    return LinearRow(space=problem.totals, values=tuple(chain(*coefficients)), **fields)
+def row_over_totals(
+    totals: tuple[tuple[str, int], ...], coefficients: Coefficients, **fields: Any
+) -> LinearRow:
+    """Return the row with these coefficients of the decisions that `totals` lists."""
+    return LinearRow(space=totals, values=tuple(chain(*coefficients)), **fields)
 
 
-def _bound_rows(problem: Problem, constraint: Constraint) -> Iterator[LinearRow]:
+def _bound_rows(single_pass: SinglePass, constraint: Constraint) -> Iterator[LinearRow]:
     """Yield one row per bound of a user constraint, that of the upper bound first.
 
     The `upper` of a row is the bound minus the value of a single pass, with a tolerance unless all
     coefficients are ints. It is negative if a single pass violates the bound.
     """
-    coefficients, baseline = expand_totals(problem, constraint.terms.items())
+    coefficients, baseline = expand_totals(single_pass, constraint.terms.items())
     # Terms of a single pass that cancel out leave their rounding errors.
     pass_totals: dict[str, float] = {
-        Total.ENERGY: problem.energy.baseline,
-        Total.COMPUTE: problem.pass_compute_s,
-        Total.TRANSFER: problem.commit_cost.time_s,
-        Total.BYTES_WRITTEN: committed_bytes(problem),
+        Total.ENERGY: single_pass.energy_j,
+        Total.COMPUTE: single_pass.compute_s,
+        Total.TRANSFER: single_pass.commit_cost.time_s,
+        Total.BYTES_WRITTEN: committed_bytes(single_pass),
     }
     pass_terms = (abs(weight * pass_totals.get(key, 0)) for key, weight in constraint.terms.items())
     max_term = max(pass_terms, default=0)
@@ -295,7 +268,7 @@ def _bound_rows(problem: Problem, constraint: Constraint) -> Iterator[LinearRow]
         else:
             upper += RELATIVE_TOLERANCE * max(abs(limit), max_term)
         yield row_over_totals(
-            problem,
+            single_pass.totals,
             signed_coefficients,
             name=USER_CONSTRAINTS,
             key=(constraint.name, bound_name),
@@ -305,14 +278,14 @@ def _bound_rows(problem: Problem, constraint: Constraint) -> Iterator[LinearRow]
 
 
 def expand_totals(
-    problem: Problem, terms: Iterable[tuple[str, float]]
+    single_pass: SinglePass, terms: Iterable[tuple[str, float]]
 ) -> tuple[Coefficients, float]:
     """Return the coefficients of decisions in a weighted sum of totals, and a constant.
 
     The constant is the value for a single pass with all state resident, commits included. Terms
     must be valid and not count by stage. Energies omit idle power over a makespan.
     """
-    graph, table = problem.graph, problem.table
+    graph, table = single_pass.graph, single_pass.table
     zeros = (0,) * len(graph.tensors)
     weighted_coefficients: list[tuple[Coefficients, float]] = []
     compute_weights: list[float] = [0] * len(graph.nodes)
@@ -337,28 +310,32 @@ def expand_totals(
             sizes = graph.tensor_bytes
             transfer_bytes = (zeros, sizes) if key == Total.BYTES_WRITTEN else (sizes, zeros)
             if key == Total.BYTES_WRITTEN:
-                baseline += weight * committed_bytes(problem)
+                baseline += weight * committed_bytes(single_pass)
             weighted_coefficients.append(
-                (_add_state_transfers(problem, (0,) * len(graph.nodes), *transfer_bytes), weight)
+                (
+                    _add_state_transfers(single_pass, (0,) * len(graph.nodes), *transfer_bytes),
+                    weight,
+                )
             )
         elif key == Total.ENERGY:
             weighted_coefficients += [
-                (coefficients, weight * factor) for coefficients, factor in _energy_terms(problem)
+                (coefficients, weight * factor)
+                for coefficients, factor in _energy_terms(single_pass)
             ]
-            baseline += weight * problem.energy.baseline
+            baseline += weight * single_pass.energy_j
         elif key == Total.COMPUTE:
             weighted_coefficients.append(
-                (_make_coefficients(problem, table.compute_time_s), weight)
+                (_make_coefficients(single_pass, table.compute_time_s), weight)
             )
-            baseline += weight * problem.pass_compute_s
+            baseline += weight * single_pass.compute_s
         else:
-            baseline += weight * problem.commit_cost.time_s
+            baseline += weight * single_pass.commit_cost.time_s
             transfer_times_s = (table.page_in_time_s, table.page_out_time_s)
             weighted_coefficients.append(
-                (_make_coefficients(problem, (), *transfer_times_s), weight)
+                (_make_coefficients(single_pass, (), *transfer_times_s), weight)
             )
     count_coefficients = _add_state_transfers(
-        problem,
+        single_pass,
         tuple(compute_weights),
         tuple(page_in_weights),
         tuple(page_out_weights),
@@ -368,25 +345,26 @@ def expand_totals(
     return weighted_sum((count_coefficients, 1), *weighted_coefficients), baseline
 
 
-def _energy_terms(problem: Problem) -> Iterator[tuple[Coefficients, float]]:
+def _energy_terms(single_pass: SinglePass) -> Iterator[tuple[Coefficients, float]]:
     """Yield (coefficients, weight) pairs whose weighted sum is the energy of decisions [J].
 
     Energies have weight 1, counted times [s] the idle power [W]; idle power over a makespan is
     omitted.
     """
-    table = problem.table
-    compute_idle_w = 0.0 if problem.counts_makespan else problem.idle_power_w
-    transfer_idle_w = problem.idle_power_w if problem.counts_transfers else 0.0
+    table = single_pass.table
+    counts, idle_power_w = single_pass.deadline_counts, single_pass.idle_power_w
+    compute_idle_w = 0.0 if counts == DeadlineCounts.OVERLAP else idle_power_w
+    transfer_idle_w = idle_power_w if counts == DeadlineCounts.SERIAL else 0.0
     transfers_j = (table.page_in_energy_j, table.page_out_energy_j)
-    yield _make_coefficients(problem, table.compute_energy_j, *transfers_j), 1.0
+    yield _make_coefficients(single_pass, table.compute_energy_j, *transfers_j), 1.0
     if compute_idle_w:
-        yield _make_coefficients(problem, table.compute_time_s), compute_idle_w
+        yield _make_coefficients(single_pass, table.compute_time_s), compute_idle_w
     if transfer_idle_w:
         transfers_s = (table.page_in_time_s, table.page_out_time_s)
-        yield _make_coefficients(problem, (), *transfers_s), transfer_idle_w
+        yield _make_coefficients(single_pass, (), *transfers_s), transfer_idle_w
 
 
-def _energy_objective(problem: Problem) -> Objective:
+def energy_objective(single_pass: SinglePass) -> Objective:
     """Return the energy as an objective [J]: POET (ICML 2022), equation 2, plus idle energy."""
     return Objective(
         quantity=Quantity.ENERGY,
@@ -394,12 +372,12 @@ def _energy_objective(problem: Problem) -> Objective:
         label="energy overhead",
         metric="energy_j",
         overhead_metric="overhead_j",
-        coefficients=weighted_sum(*_energy_terms(problem)),
-        baseline=problem.baseline_energy_j,
+        coefficients=weighted_sum(*_energy_terms(single_pass)),
+        baseline=single_pass.energy_j,
     )
 
 
-def _time_objective(problem: Problem) -> Objective:
+def time_objective(single_pass: SinglePass, time_sum: TimeSum) -> Objective:
     """Return the time that the deadline counts as an objective [s]."""
     return Objective(
         quantity=Quantity.TIME,
@@ -407,12 +385,12 @@ def _time_objective(problem: Problem) -> Objective:
         label="time overhead",
         metric="time_s",
         overhead_metric="overtime_s",
-        coefficients=_time_coefficients(problem, problem.time_sum),
-        baseline=problem.pass_time_s,
+        coefficients=_time_coefficients(single_pass, time_sum),
+        baseline=single_pass.time_s,
     )
 
 
-def _ram_objective(problem: Problem) -> Objective:
+def ram_objective(single_pass: SinglePass, min_bytes: int, useful_bytes: int) -> Objective:
     """Return the peak RAM as an objective [B], without coefficients of decisions."""
     return Objective(
         quantity=Quantity.RAM,
@@ -420,31 +398,31 @@ def _ram_objective(problem: Problem) -> Objective:
         label="peak RAM",
         metric="needed_ram_bytes",
         overhead_metric="needed_ram_bytes",
-        coefficients=_make_coefficients(problem),
-        known_bound=problem.floor.bytes,
-        scale=problem.useful_ram_bytes,
+        coefficients=_make_coefficients(single_pass),
+        known_bound=min_bytes,
+        scale=useful_bytes,
     )
 
 
-def _writes_objective(problem: Problem) -> Objective:
+def writes_objective(single_pass: SinglePass) -> Objective:
     """Return the bytes paged out as an objective [B]; its baseline is the committed bytes."""
-    sizes = problem.graph.tensor_bytes
+    sizes = single_pass.graph.tensor_bytes
     return Objective(
         quantity=Quantity.WRITES,
         format=format_bytes,
         label="bytes paged out",
         metric="written_bytes",
         overhead_metric="paged_bytes",
-        baseline=committed_bytes(problem),
-        coefficients=_make_coefficients(problem, page_out=sizes),
+        baseline=committed_bytes(single_pass),
+        coefficients=_make_coefficients(single_pass, page_out=sizes),
         scale=sum(sizes),
     )
 
 
-def _user_objective(problem: Problem) -> Objective:
+def user_objective(single_pass: SinglePass, terms: Terms) -> Objective:
     """Return the user-defined objective; its baseline includes `UserSum.rewards`, 0 or less."""
-    coefficients, baseline = expand_totals(problem, problem.user_objective)
-    rewards = min_negative_sum(problem.graph, coefficients)
+    coefficients, baseline = expand_totals(single_pass, terms)
+    rewards = min_negative_sum(single_pass.graph, coefficients)
     return Objective(
         quantity=USER_OBJECTIVE,
         format="{:.6g}".format,
@@ -454,23 +432,25 @@ def _user_objective(problem: Problem) -> Objective:
         coefficients=coefficients,
         baseline=baseline + rewards,
         scale=sum(map(abs, (value for column in coefficients for value in column))),
-        user_sum=UserSum(problem.graph, problem.user_objective, rewards),
+        user_sum=UserSum(single_pass.graph, terms, rewards),
     )
 
 
-def committed_bytes(problem: Problem) -> int:
+def committed_bytes(single_pass: SinglePass) -> int:
     """Return the bytes that commits write per step [B]; 0 without commits."""
-    commit = problem.table.commit
+    commit = single_pass.table.commit
     return 0 if commit is None else commit.written_bytes
 
 
-def may_reward_page_outs(problem: Problem) -> bool:
+def may_reward_page_outs(
+    single_pass: SinglePass, constraints: Iterable[Constraint], user_objective: Terms
+) -> bool:
     """Return whether a user constraint or objective may reward page-outs that no page-in needs."""
-    state_and_replacements = {*problem.graph.state_tensors, *problem.graph.state_of}
-    sums = [expand_totals(problem, problem.user_objective)[0]]
-    for constraint in problem.constraints:
+    state_and_replacements = {*single_pass.graph.state_tensors, *single_pass.graph.state_of}
+    sums = [expand_totals(single_pass, user_objective)[0]]
+    for constraint in constraints:
         if not constraint.is_per_stage:
-            sums += [row.coefficients for row in _bound_rows(problem, constraint)]
+            sums += [row.coefficients for row in _bound_rows(single_pass, constraint)]
     return any(
         value < 0
         for coefficients in sums
@@ -498,21 +478,11 @@ def min_negative_sum(graph: Graph, coefficients: Coefficients) -> float:
     )
 
 
-OBJECTIVES: Final[Mapping[str, Callable[[Problem], Objective]]] = {
-    Quantity.ENERGY: _energy_objective,
-    Quantity.TIME: _time_objective,
-    Quantity.RAM: _ram_objective,
-    Quantity.WRITES: _writes_objective,
-    USER_OBJECTIVE: _user_objective,
-}
-"""Function that makes the objective of each quantity."""
-
-
-def _time_coefficients(problem: Problem, time_sum: TimeSum) -> Coefficients:
+def _time_coefficients(single_pass: SinglePass, time_sum: TimeSum) -> Coefficients:
     """Return the weighted times of decisions: POET (ICML 2022), equation 3, plus transfers [s]."""
-    table = problem.table
+    table = single_pass.table
     return _make_coefficients(
-        problem,
+        single_pass,
         [time_sum.compute * time_s for time_s in table.compute_time_s],
         [time_sum.transfer * time_s for time_s in table.page_in_time_s],
         [time_sum.transfer * time_s for time_s in table.page_out_time_s],
@@ -520,23 +490,23 @@ def _time_coefficients(problem: Problem, time_sum: TimeSum) -> Coefficients:
 
 
 def _make_coefficients(
-    problem: Problem,
+    single_pass: SinglePass,
     compute: Sequence[float] = (),
     page_in: Sequence[float] = (),
     page_out: Sequence[float] = (),
 ) -> Coefficients:
     """Return the coefficients of all decisions, homes included; an omitted column is 0."""
-    zeros = (0.0,) * len(problem.graph.tensors)
+    zeros = (0.0,) * len(single_pass.graph.tensors)
     return _add_state_transfers(
-        problem,
-        tuple(compute) or (0.0,) * len(problem.graph.nodes),
+        single_pass,
+        tuple(compute) or (0.0,) * len(single_pass.graph.nodes),
         tuple(page_in) or zeros,
         tuple(page_out) or zeros,
     )
 
 
 def _add_state_transfers(
-    problem: Problem,
+    single_pass: SinglePass,
     compute: Sequence[float],
     page_in: Sequence[float],
     page_out: Sequence[float],
@@ -549,11 +519,11 @@ def _add_state_transfers(
     These are the first read of the state and the page-out of its replacement. Unless the
     coefficients are counts, page-outs of committed state are excluded: the baseline has their cost.
     """
-    graph, commit = problem.graph, problem.table.commit
+    graph, commit = single_pass.graph, single_pass.table.commit
     excluded_replacements = () if commit is None or are_counts else commit.replacements
     storage_home: list[float] = list(home) or [0] * len(graph.tensors)
     for i in graph.state_tensors:
-        if not problem.reads_in_place:
+        if not single_pass.reads_in_place:
             storage_home[i] += page_in[i]
         if i in graph.replacement_of and graph.replacement_of[i] not in excluded_replacements:
             storage_home[i] += page_out[graph.replacement_of[i]]

@@ -11,7 +11,7 @@ from poetmodel.budgets import Budget
 from poetmodel.device import Costs
 from poetmodel.errors import BudgetError, InputError, quote
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
-from poetmodel.problem.objective import USER_OBJECTIVE, DeadlineCounts, Quantity
+from poetmodel.problem.quantities import USER_OBJECTIVE, DeadlineCounts, Quantity
 from poetmodel.problem.single_pass import SinglePass
 from poetmodel.problem.totals import Constraint, Count, Key, Terms, Total, term_faults
 from poetmodel.units import parse_energy, parse_size, parse_time
@@ -19,7 +19,7 @@ from poetmodel.units import parse_energy, parse_size, parse_time
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from poetmodel.problem.problem import Problem
+    from poetmodel.problem.limits import StatedProblem
 
 COMMIT_CONSTRAINT: Final = "replaced state stays in RAM between commits"
 """Name of the constraint that `_constraints_with_commits` adds."""
@@ -55,7 +55,7 @@ class ResolvedProblem:
     numbers: LimitNumbers
 
 
-def resolve_problem(problem: Problem) -> ResolvedProblem:
+def resolve_problem(problem: StatedProblem) -> ResolvedProblem:
     """Parse and validate the fields of a problem.
 
     Raises `InputError`, `BudgetError` or `CostError`. Types are checked first, then options, costs
@@ -95,7 +95,7 @@ def resolve_problem(problem: Problem) -> ResolvedProblem:
     )
 
 
-def _parse_objective(problem: Problem, faults: list[str]) -> str:
+def _parse_objective(problem: StatedProblem, faults: list[str]) -> str:
     """Return the objective; if it is invalid, add an error to `faults` and return the energy."""
     value = problem.minimize
     if value == USER_OBJECTIVE and problem.user_objective:
@@ -107,7 +107,7 @@ def _parse_objective(problem: Problem, faults: list[str]) -> str:
     return Quantity.ENERGY
 
 
-def _parse_deadline_counts(problem: Problem, faults: list[str]) -> DeadlineCounts:
+def _parse_deadline_counts(problem: StatedProblem, faults: list[str]) -> DeadlineCounts:
     """Return the time that the deadline counts: ``overlap`` by default if storage has DMA.
 
     An invalid value adds an error to `faults` and becomes ``serial``.
@@ -123,7 +123,7 @@ def _parse_deadline_counts(problem: Problem, faults: list[str]) -> DeadlineCount
     return DeadlineCounts.SERIAL
 
 
-def _switch_faults(problem: Problem) -> Iterator[str]:
+def _switch_faults(problem: StatedProblem) -> Iterator[str]:
     """Yield an error for each Boolean option that is no bool, and for parameters counted twice."""
     switches: dict[str, object] = {
         "recompute": problem.recompute,
@@ -140,13 +140,13 @@ def _switch_faults(problem: Problem) -> Iterator[str]:
         )
 
 
-def _costs_with_commits(problem: Problem) -> Costs:
+def _costs_with_commits(problem: StatedProblem) -> Costs:
     if problem.costs.commit == problem.commit:
         return problem.costs
     return replace(problem.costs, commit=problem.commit)
 
 
-def _constraints_with_commits(problem: Problem) -> tuple[Constraint, ...]:
+def _constraints_with_commits(problem: StatedProblem) -> tuple[Constraint, ...]:
     """Return the constraints; rare commits add `COMMIT_CONSTRAINT`: replaced state is resident."""
     graph, device = problem.graph, problem.costs.device
     rows = tuple(row for row in problem.constraints if row.name != COMMIT_CONSTRAINT)
@@ -162,7 +162,7 @@ def _constraints_with_commits(problem: Problem) -> tuple[Constraint, ...]:
     return rows
 
 
-def _type_faults(problem: Problem) -> Iterator[str]:
+def _type_faults(problem: StatedProblem) -> Iterator[str]:
     """Yield an error for a graph, costs, commit interval or constraints of a wrong type."""
     graph: Any = problem.graph
     costs: Any = problem.costs
@@ -235,7 +235,7 @@ def user_sum_faults(
             )
 
 
-def _parse_ram(problem: Problem) -> int:
+def _parse_ram(problem: StatedProblem) -> int:
     """Return the RAM budget [B], by default the device's; 100 % is keep-all plus resident bytes."""
     value, device = problem.ram, problem.costs.device
     if value is None:
@@ -249,7 +249,7 @@ def _parse_ram(problem: Problem) -> int:
     return size
 
 
-def _parse_deadline(problem: Problem, single_pass: SinglePass) -> float | None:
+def _parse_deadline(problem: StatedProblem, single_pass: SinglePass) -> float | None:
     """Return the deadline [s] or None; a percentage is of the time of the single pass."""
     if problem.deadline is None:
         return None
@@ -259,7 +259,7 @@ def _parse_deadline(problem: Problem, single_pass: SinglePass) -> float | None:
     return time_s
 
 
-def _parse_storage(problem: Problem) -> int | None:
+def _parse_storage(problem: StatedProblem) -> int | None:
     """Return the storage limit [B] or None; a percentage is of the keep-all peak."""
     if problem.aux_bytes is None:
         return None if problem.costs.device is None else problem.costs.device.aux_bytes
@@ -267,7 +267,7 @@ def _parse_storage(problem: Problem) -> int | None:
     return parse_size(problem.aux_bytes, field="aux", base_bytes=base_bytes)
 
 
-def _parse_energy_budget(problem: Problem, single_pass: SinglePass) -> float | None:
+def _parse_energy_budget(problem: StatedProblem, single_pass: SinglePass) -> float | None:
     """Return the energy budget [J] or None; a percentage is of the energy of the single pass."""
     if problem.energy_budget is None:
         return None

@@ -10,20 +10,21 @@ from poetmodel.device import StorageMode
 from poetmodel.device.costs import digest_costs
 from poetmodel.errors import quote
 from poetmodel.graph import Floor, Graph, checkpoint_all_peak_bytes, floor
-from poetmodel.problem.limits import Limits
+from poetmodel.problem.limits import Limits, StatedProblem
 from poetmodel.problem.objective import (
-    OBJECTIVES,
-    USER_OBJECTIVE,
-    DeadlineCounts,
     Objective,
-    Quantity,
     SimulatedMetrics,
-    TimeSum,
+    energy_objective,
     linear_limits,
     may_reward_page_outs,
+    ram_objective,
     stage_limits,
+    time_objective,
+    user_objective,
+    writes_objective,
 )
 from poetmodel.problem.parse import LimitNumbers, resolve_problem
+from poetmodel.problem.quantities import USER_OBJECTIVE, DeadlineCounts, Quantity, TimeSum
 from poetmodel.problem.rows import Coefficients, LinearRow
 from poetmodel.problem.totals import Terms, Total, TotalsBlock
 from poetmodel.problem.working_graph import make_working_graph
@@ -45,16 +46,8 @@ _LIMIT_OF_QUANTITY: Final[Mapping[Quantity, str]] = {
 """The parameter of `Problem` that limits each quantity."""
 
 
-@dataclass(frozen=True)
-class _GraphAndCosts:
-    """Makes graph and costs the first parameters of `Problem`, before those of `Limits`."""
-
-    graph: Graph
-    costs: Costs
-
-
 @dataclass(frozen=True, eq=False)
-class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
+class Problem(StatedProblem):
     """A graph, its costs, limits, and an objective.
 
     Parameters
@@ -125,8 +118,6 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
 
     graph: Graph
     costs: Costs
-    minimize: str = "energy"
-    user_objective: Terms = ()
     numbers: LimitNumbers = field(init=False, repr=False)
     """The limits as numbers."""
 
@@ -288,11 +279,6 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
         return self.recompute and self.graph.nodes[k].recomputable
 
     @property
-    def resident_bytes(self) -> int:
-        """Parameters, gradients and optimizer state in the budget [B]; 0 if it excludes them."""
-        return self.graph.total_resident_bytes if self.count_parameters else 0
-
-    @property
     def usable_ram_bytes(self) -> int:
         """RAM for tensors and workspaces: the budget minus resident bytes [B]; may be negative."""
         return self.ram_budget_bytes - self.resident_bytes
@@ -300,8 +286,7 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
     @property
     def reads_in_place(self) -> bool:
         """Whether the core reads state from storage in place (memory-mapped storage)."""
-        device = self.costs.device
-        return device is not None and device.is_memory_mapped
+        return self.single_pass.reads_in_place
 
     @cached_property
     def working_graph(self) -> Graph:
@@ -386,16 +371,10 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
         """Energy as an objective, whether it is minimized or not."""
         return self.make_objective(Quantity.ENERGY)
 
-    @cached_property
+    @property
     def totals(self) -> tuple[tuple[str, int], ...]:
-        """All decisions of `Coefficients`, as pairs (field, index), field by field.
-
-        The index is that of a node for ``compute``, else of any tensor, also for ``storage_home``.
-        """
-        n_tensors = len(self.graph.tensors)
-        sizes = (len(self.graph.nodes), n_tensors, n_tensors, n_tensors)
-        columns = zip(Coefficients._fields, sizes, strict=True)
-        return tuple((field, item) for field, size in columns for item in range(size))
+        """All decisions of `Coefficients`; see `SinglePass.totals`."""
+        return self.single_pass.totals
 
     @cached_property
     def linear_limits(self) -> tuple[LinearRow, ...]:
@@ -403,12 +382,14 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
 
         Per-stage constraints are in `stage_limits` instead.
         """
-        return tuple(linear_limits(self))
+        return tuple(
+            linear_limits(self.single_pass, self.numbers, self.deadline_sums, self.constraints)
+        )
 
     @cached_property
     def stage_limits(self) -> tuple[LinearRow, ...]:
         """The per-stage user constraints, as rows over decisions."""
-        return tuple(stage_limits(self))
+        return tuple(stage_limits(self.single_pass, self.constraints))
 
     @cached_property
     def counted_page_ins(self) -> frozenset[int]:
@@ -450,8 +431,16 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
         )
 
     def make_objective(self, quantity: str) -> Objective:
-        """Make the objective that minimizes `quantity`, a key of `OBJECTIVES`, as counted here."""
-        return OBJECTIVES[quantity](self)
+        """Make the objective that minimizes `quantity`, as counted here."""
+        if quantity == Quantity.ENERGY:
+            return energy_objective(self.single_pass)
+        if quantity == Quantity.TIME:
+            return time_objective(self.single_pass, self.time_sum)
+        if quantity == Quantity.RAM:
+            return ram_objective(self.single_pass, self.floor.bytes, self.useful_ram_bytes)
+        if quantity == Quantity.WRITES:
+            return writes_objective(self.single_pass)
+        return user_objective(self.single_pass, self.user_objective)
 
     @property
     def counts_transfers(self) -> bool:
@@ -497,7 +486,8 @@ class Problem(Limits, _GraphAndCosts):  # Fields of the last base come first.
         that no page-in needs: plans omit these page-outs. Without rewards, schedules with such
         page-outs are not relevant.
         """
-        return not self.counts_makespan or not may_reward_page_outs(self)
+        may_reward = may_reward_page_outs(self.single_pass, self.constraints, self.user_objective)
+        return not self.counts_makespan or not may_reward
 
     @property
     def deadline_sums(self) -> tuple[TimeSum, ...]:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from poetmodel.problem.objective import DeadlineCounts
+from poetmodel.problem.quantities import DeadlineCounts
+from poetmodel.problem.rows import Coefficients
 
 if TYPE_CHECKING:
     from poetmodel.device import Costs, CostTable
@@ -32,6 +33,23 @@ class SinglePass:
     def table(self) -> CostTable:
         """The costs, indexed by node and tensor."""
         return self.costs.table(self.graph)
+
+    @cached_property
+    def totals(self) -> tuple[tuple[str, int], ...]:
+        """All decisions of `Coefficients`, as pairs (field, index), field by field.
+
+        The index is that of a node for ``compute``, else of any tensor, also for ``storage_home``.
+        """
+        n_tensors = len(self.graph.tensors)
+        sizes = (len(self.graph.nodes), n_tensors, n_tensors, n_tensors)
+        columns = zip(Coefficients._fields, sizes, strict=True)
+        return tuple((field, item) for field, size in columns for item in range(size))
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether the core reads state from storage in place (memory-mapped storage)."""
+        device = self.costs.device
+        return device is not None and device.is_memory_mapped
 
     @property
     def idle_power_w(self) -> float:

@@ -330,7 +330,7 @@ def restate_form(form: StandardForm, problem: Problem) -> StandardForm:
     elif problem.aux_limit_bytes != model_problem.aux_limit_bytes:
         upper_limit = problem.aux_limit_bytes or 0
         limit_row = row_over_totals(
-            problem, objective.coefficients, name=WRITES_ROW, upper=upper_limit
+            problem.totals, objective.coefficients, name=WRITES_ROW, upper=upper_limit
         )
         form = _add_limit_row(form, limit_row)
     for limit in problem.linear_limits:

@@ -67,7 +67,9 @@ class Statement(Problem):
     @cached_property
     def plans_all_transfers(self) -> bool:
         """Whether plans execute all transfers of the relevant schedules."""
-        may_reward = self.rewards_page_outs or may_reward_page_outs(self)
+        may_reward = self.rewards_page_outs or may_reward_page_outs(
+            self.single_pass, self.constraints, self.user_objective
+        )
         return not self.counts_makespan or not may_reward
 
     def make_objective(self, quantity: str) -> Objective:
