@@ -9,6 +9,7 @@ import pytest
 import poetmodel as pm
 from kit.baseline_checks import check_method
 from kit.instances import make_rng, random_costs, random_instances, random_problem, random_step
+from kit.rotation import parametrize_parts
 from kit.worked import (
     comb_graph,
     even_costs,
@@ -702,16 +703,17 @@ def test_node_writes_over_an_input_that_comes_back(name, adjacent):
 
 
 @pytest.mark.parametrize("name", ["lru-paging", "dtr-paging", "capuchin", "swap-advisor"])
-def test_least_ram_is_enough_on_storage(name):
+@parametrize_parts(3)
+def test_least_ram_is_enough_on_storage(name, part):
     """With all state on storage, and nodes that write over inputs, the least RAM is enough."""
     tried = 0
-    for problem in steps(25, "least"):
+    for problem in part.select(steps(25, "least")):
         if problem.can_page and problem.graph.state_tensors:
             ram = max(1, problem.floor.bytes) + problem.resident_bytes
             least = replace(problem, ram=ram, aux_bytes=None)
             assert run(least, name).schedule is not None
             tried += any(problem.graph.shared_bytes_of)
-    assert tried > 3
+    assert tried > part.divide(3)
 
 
 # -- state on storage ------------------------------------------------------------------------------

