@@ -168,7 +168,7 @@ DOORS = {
     "capture": lambda twins, _: capture(twins.model, twins.loss_fn, twins.inputs),
     "measure": lambda twins, folder: pmt.measure(twins.trace(), folder=folder, repeats=1),
     "verify": lambda twins, folder: compile_keep_all(
-        twins.model, twins.loss_fn, twins.inputs, ram="60%", recompute=False, storage=folder
+        twins.model, twins.loss_fn, twins.inputs, ram="80%", recompute=False, storage=folder
     ).verify(*twins.inputs),
     "updates": lambda twins, _: twins.compile().verify(),
 }
@@ -177,7 +177,7 @@ DOORS = {
 @pytest.mark.parametrize("door", DOORS)
 def test_doors_leave_everything_as_it_was(door, tmp_path):
     """Parameters, buffers, moments, modes, hooks and random state; gradients are the same."""
-    twins = Twins(residual_step(size=16), OPTIMIZERS["adam"])
+    twins = Twins(residual_step(size=16, widths=(8,)), OPTIMIZERS["adam"])
     model, optimizer = twins.model, twins.optimizers[0]
     model[2].eval()
     modes = [module.training for module in model.modules()]
