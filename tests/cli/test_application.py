@@ -1,5 +1,6 @@
 """The application: first steps, help, exit statuses, and streams that go away."""
 
+import json
 import os
 import re
 import subprocess
@@ -79,44 +80,49 @@ def test_version_is_the_packages():
     assert others == ["torch", "onnx", "keras"]
 
 
-@pytest.mark.parametrize(
-    ("words", "names"),
-    [
-        ("solve --device nr", ["nrf52840"]),
-        ("solve mlp --device nr", ["nrf52840"]),
-        ("solve mobilenetv2", ["mobilenetv2", "mobilenetv2-035"]),
-        ("inspect --graph file --device mk", ["mkr1000"]),
-        ("export train:step --device imxrt1062-p", ["imxrt1062-psram"]),
-        ("trace train:step --device rpi", ["rpi4b"]),
-        ("sweep mlp resnet5", ["resnet50"]),
-        ("sweep mlp --devices mkr1000,nr", ["mkr1000,nrf52840"]),
-        ("sweep mlp --methods optimal,chen", ["optimal,chen-sqrt", "optimal,chen-greedy"]),
-        ("sweep mlp --devices mkr1000,mk", []),
-        ("export train:step --optimizer ada", ["adam", "adamw", "adagrad", "adamax"]),
-        ("devices mk", ["mkr1000"]),
-        ("models resnet5", ["resnet50"]),
-        ("solve mlp --device own.toml", []),
-    ],
-)
-def test_names_are_completed(words, names):
-    """Built-in networks, devices, methods and optimizers, without a solver or PyTorch."""
+COMPLETED = {
+    "solve --device nr": ["nrf52840"],
+    "solve mlp --device nr": ["nrf52840"],
+    "solve mobilenetv2": ["mobilenetv2", "mobilenetv2-035"],
+    "inspect --graph file --device mk": ["mkr1000"],
+    "export train:step --device imxrt1062-p": ["imxrt1062-psram"],
+    "trace train:step --device rpi": ["rpi4b"],
+    "sweep mlp resnet5": ["resnet50"],
+    "sweep mlp --devices mkr1000,nr": ["mkr1000,nrf52840"],
+    "sweep mlp --methods optimal,chen": ["optimal,chen-sqrt", "optimal,chen-greedy"],
+    "sweep mlp --devices mkr1000,mk": [],
+    "export train:step --optimizer ada": ["adam", "adamw", "adagrad", "adamax"],
+    "devices mk": ["mkr1000"],
+    "models resnet5": ["resnet50"],
+    "solve mlp --device own.toml": [],
+}
+COMPLETE = """\
+import contextlib, io, json, os, sys
+from poetmodel.cli.application import app
+
+found = {}
+for words in json.loads(sys.argv[1]):
     line = f"poetmodel {words}"
-    code = (
-        "import sys\nfrom poetmodel.cli.application import app\n"
-        "try:\n    app(prog_name='poetmodel')\nexcept SystemExit:\n    pass\n"
-        "loaded = {'highspy', 'pyscipopt', 'gurobipy', 'pyomo', 'torch'} & set(sys.modules)\n"
-        "print(*loaded, file=sys.stderr)"
-    )
-    asked = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    os.environ |= {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
+        app(prog_name="poetmodel")
+    found[words] = out.getvalue().split()
+loaded = {"highspy", "pyscipopt", "gurobipy", "pyomo", "torch"} & set(sys.modules)
+print(json.dumps([found, sorted(loaded)]))
+"""
+
+
+def test_names_are_completed():
+    """Built-in networks, devices, methods and optimizers, without a solver or PyTorch."""
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | asked | {"_POETMODEL_COMPLETE": "complete_bash"},
+        [sys.executable, "-c", COMPLETE, json.dumps([*COMPLETED])],
+        env=os.environ | {"_POETMODEL_COMPLETE": "complete_bash"},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stdout.split() == names
-    assert done.stderr.split() == []
+    assert json.loads(done.stdout) == [COMPLETED, []]
+    assert done.stderr == ""
 
 
 def test_module_runs_as_the_command_does():
