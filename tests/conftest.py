@@ -2,7 +2,6 @@
 
 import gc
 import os
-import re
 import shutil
 import signal
 import tempfile
@@ -21,25 +20,12 @@ from kit.rotation import KEPT, add_kept_tests, read_kept_tests, select_share, se
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Doctests are looked for in every module, also in helpers of tests that need an optional package.
-_IMPORTS = {
-    name: re.compile(rf"^(import|from) (poetmodel\.)?{name}\b", re.MULTILINE)
-    for name in ("torch", "onnx")
-    if not find_spec(name)
-}
-collect_ignore = [
-    f"kit/{path.name}"
-    for path in Path(__file__).parent.glob("kit/*.py")
-    if any(found.search(path.read_text(encoding="utf-8")) for found in _IMPORTS.values())
-]
-
 _NEED_TORCH = {
     path
     for path in Path(__file__).parent.rglob("test_*.py")
     if "\nimport torch\n" in path.read_text(encoding="utf-8")
 }
-LEFT_OUT = [] if find_spec("torch") else sorted(map(str, _NEED_TORCH))
-collect_ignore += LEFT_OUT
+collect_ignore = LEFT_OUT = [] if find_spec("torch") else sorted(map(str, _NEED_TORCH))
 
 # Speed is no promise of a test, and machines that run tests are shared: no deadlines.
 _QUIET = (HealthCheck.too_slow,)
@@ -83,11 +69,24 @@ def pytest_addoption(parser):
     parser.addoption("--update-messages", action="store_true", help="write what people are told")
 
 
+class DoctestFilter:
+    """A plugin that imports no module for its doctests if it has none."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collect_file(self, file_path):
+        """Omit the collectors of doctests of a module without any."""
+        collectors = yield
+        if file_path.suffix != ".py" or ">>> " in file_path.read_text(encoding="utf-8"):
+            return collectors
+        return [each for each in collectors if type(each) is pytest.Module]
+
+
 def pytest_configure(config):
     """Refuse to pass over all that an environment was made for; settle which seeds are tried."""
     if config.getoption("--update-messages") and getattr(config.option, "numprocesses", None):
         msg = "--update-messages: several processes would write one file; leave -n out"
         raise pytest.UsageError(msg)
+    config.pluginmanager.register(DoctestFilter())
     share = select_share()
     os.environ["POETMODEL_SEEDS"] = "all" if share is None else str(share)  # for each worker
     if NEEDS_TORCH and find_spec("torch") is None:
@@ -117,10 +116,16 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item not in set(left)]
 
 
-def pytest_collection_finish():
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
     """Spare the collector all that the tests are made of: a capture that fails collects garbage."""
-    gc.collect()
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_report_header():
