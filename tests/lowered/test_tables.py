@@ -125,7 +125,10 @@ def rows_of(step):
     ("look", "kind"),
     mark_seeds_except(
         product(LOOKS, KINDS),
-        {*product(LOOKS, KINDS[:1]), ("normalized", torch.int8), ("rows", torch.int8)},
+        {
+            *product(("of lists", "rows first", "rows", "wrapped", "chosen"), KINDS[:1]),
+            ("normalized", torch.int8),
+        },
     ),
     ids=str,
 )

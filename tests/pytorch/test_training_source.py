@@ -184,7 +184,7 @@ def test_what_the_updates_do_not_hold_for_is_refused(kind):
 
 def test_schedulers_of_the_learning_rate_go_with_steps():
     """A scheduler sees that the optimizer has made a step, and its learning rate counts."""
-    twins = Twins(residual_step(), OPTIMIZERS["sgd"])
+    twins = Twins(row_step(nn.Linear(4, 4)), OPTIMIZERS["sgd"])
     traced = twins.trace(measure_workspace=False)
     run = make_runner(traced)
     schedulers = [torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for o in twins.optimizers]
