@@ -6,6 +6,7 @@ Functions ``tabulate_…`` return the Markdown of a table on a page, ``load_…`
 from __future__ import annotations
 
 import statistics
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
@@ -350,6 +351,7 @@ def describe_flash_fault(run: Mapping[str, Any]) -> str:
     return ""
 
 
+@cache
 def load_exported_steps() -> list[Record]:
     """Read the exported steps; return them with derived fields, sorted by network and board."""
     runs = [
