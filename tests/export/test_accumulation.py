@@ -95,7 +95,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    mark_slow_except(
+        CASES,
+        {*CASES} - {"momentum", "on storage that is read like RAM", "clipped on such storage"},
+    ),
+)
 def test_sums_are_those_of_the_loop_of_pytorch(case, tmp_path):
     """After each batch all is as after it in the loop: three batches are an update."""
     name, options = CASES[case]
@@ -129,16 +135,22 @@ def test_sums_on_flash_that_is_read_where_it_lies(clip, tmp_path):
     assert (program.folder / "state.bin").read_bytes() == whole.state
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return a program, its batches, and the outcome of seven of them."""
+    program = exported(tmp_path_factory.mktemp("whole"), "adam", 3, share=0.2, commit=True)
+    every = make_batches_like(training()[2], 8)
+    return program, every, program.run(every, 7, target=Target.HOST)
+
+
 @pytest.mark.parametrize("before", [1, 2, 3, 4])
-def test_training_goes_on_in_the_middle_of_a_sum(before, tmp_path):
+def test_training_goes_on_in_the_middle_of_a_sum(before, whole):
     """After a reset, and from a file of state, it has the bits of one that went on."""
-    program, given = exported(tmp_path, "adam", 3, share=0.2, commit=True), training()
-    every = make_batches_like(given[2], 8)
+    program, every, whole = whole
     options = {"target": Target.HOST}
-    whole = program.run(every, 7, **options)
     first = program.run(every, before, **options).require_success()
     rest = program.run(every, 7 - before, words=("resume",), **options)
-    (tmp_path / "first.bin").write_bytes(first.state)
+    (program.folder / "first.bin").write_bytes(first.state)
     again = program.run(every[before:], 7 - before, words=("state=first.bin",), **options)
     assert whole.state == rest.state == again.state
     assert [*first.losses.values(), *rest.losses.values()] == [*whole.losses.values()]

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from kit.digits import STEP, build_and_run, digit_batches
-from kit.nor_flash import DRIVERS, PARTS, build_over_nor, count_step_writes
+from kit.nor_flash import DRIVERS, PARTS, C, build_over_nor, count_step_writes
 from kit.programs import require_programs, run_command
 from kit.rotation import mark_seeds_except
+from kit.shared_objects import compile_objects
 from poetmodel.device import Device
 from poetmodel.device.generation import RECORD_BYTES, SEAL_BYTES, GenerationLayout
 from poetmodel.errors import BudgetError, InputError, NoScheduleError
@@ -24,14 +25,11 @@ from poetmodel.export.deployment import Deployment
 from poetmodel.export.exporting import export_step
 from poetmodel.lowered.io import load_step
 
-
-def paged(name):
-    """Return a board whose core does not read storage in place."""
-    board = Device.load(name)
-    assert board.storage is not None
-    return replace(board, storage=replace(board.storage, memory_mapped=False))
-
-
+FORGETFUL = Device.load("rp2350-psram")
+FORGETFUL = replace(FORGETFUL, flash=replace(FORGETFUL.flash, storage_bytes=64 * 1024))
+"""A board whose storage forgets, and whose flash has few generations."""
+PAGED = replace(FORGETFUL, storage=replace(FORGETFUL.storage, memory_mapped=False))
+"""The same, whose core does not read storage in place."""
 PLANS = {
     "paged": {"ram": "90%", "recompute": False},
     "on storage": {"ram": "90%", "commit": True},
@@ -39,12 +37,13 @@ PLANS = {
     "read in place": {"ram": "90%", "device": "nano33ble", "commit": True},
     "without sums": {"ram": "90%", "device": "nano33ble", "commit": True, "checksum": False},
     "each third": {"ram": "150%", "device": "nano33ble", "commit_every": 3},
-    "forgets": {"ram": "90%", "device": "rp2350-psram", "commit": True},
-    "forgets, paged": {"ram": "90%", "device": paged("rp2350-psram"), "commit": True},
+    "forgets": {"ram": "90%", "device": FORGETFUL, "commit": True},
+    "forgets, paged": {"ram": "90%", "device": PAGED, "commit": True},
     "forgets, in RAM": {"ram": "150%", "device": "stm32f746-sdram", "commit": True},
-    "forgets, each third": {"ram": "90%", "device": "rp2350-psram", "commit_every": 3},
+    "forgets, each third": {"ram": "90%", "device": FORGETFUL, "commit_every": 3},
 }
 FORGETS = ("forgets", "forgets, paged", "forgets, in RAM")
+CPP = ("c++", "-O1", "-Wall", "-Wextra", "-Werror")
 STEPS = 9
 BATCHES = digit_batches(STEPS, seed=8)
 OLDER, DAMAGED, EMPTY, OTHER, PAGE, SHORT = 13, 5, 8, 16, 2, 3
@@ -102,17 +101,13 @@ def programs(tmp_path_factory):
             folder = tmp_path_factory.mktemp("plan")
             deployment = export_step(load_step(STEP), folder, gap=0.5, **PLANS[plan])
             main = str(__file__).replace("test_commits.py", "library/commits.cpp")
-            includes = (f"-I{folder / 'include'}", f"-I{folder}")
-            objects = folder / "objects"
-            objects.mkdir()
-            for command in (
-                ["cc", "-O1", "-ffp-contract=off", *includes, "-c", *folder.glob("src/*.c")],
-                ["c++", "-O1", "-Wall", "-Wextra", "-Werror", *includes, "-c", main],
-                ["c++", *(f"{p.stem}.o" for p in folder.glob("src/*.c")), "commits.o", "-o", "app"],
-            ):
-                run_command(command, objects)
-            (objects / "batches").write_bytes(BATCHES)
-            made[plan] = deployment, objects / "app"
+            includes, app = (folder / "include", folder), folder / "objects" / "app"
+            app.parent.mkdir()
+            objects = compile_objects(C, folder.glob("src/*.c"), includes)
+            objects += compile_objects(CPP, [main], includes)
+            run_command(["c++", *objects, "-o", app], app.parent)
+            (app.parent / "batches").write_bytes(BATCHES)
+            made[plan] = deployment, app
         return Program(*made[plan], tmp_path_factory.mktemp("flash"))
 
     return program

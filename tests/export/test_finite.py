@@ -13,6 +13,7 @@ from torch.nn import functional
 from kit.digits import STEP, digit_batches
 from kit.export_agreement import SCHEDULES, Exported, make_batches_like, train_in_torch
 from kit.programs import require_programs, run_command
+from kit.shared_objects import link_program
 from kit.traced_models import FunctionModule
 from kit.worked import make_state_node, make_update_node
 from poetmodel.errors import InputError
@@ -94,13 +95,13 @@ def built(step, folder, compiler, **options):
         del settings["paging"]
     made = export_step(step, folder, gap=0.5, **settings)
     parts = [*sorted((folder / "src").glob("*.c")), LIBRARY / "refuse.c"]
-    flags = []
+    flags, includes = [], (folder / "include", folder)
     if made.slots:
         parts.append(folder / "port" / "driver_ram.c")
     if made.slots and str(made.plan.mode) != "blocking":
         parts.append(folder / "host" / "driver_late.c")
         flags = [f"-Wl,--wrap=pm_page_{name}" for name in LATE]
-    run_command([*compiler, "-Iinclude", "-I.", *flags, *parts, "-lm", "-o", "refuse"], folder)
+    link_program(compiler, parts, includes, folder / "refuse", *flags)
     return (folder / "src" / "pm_step.c").read_text(encoding="utf-8")
 
 
@@ -300,9 +301,9 @@ def test_a_learning_rate_that_is_not_finite_writes_nothing(tmp_path):
     require_programs("gcc")
     export_step(load_step(STEP), tmp_path, gap=0.5, ram="90%", commit=True)
     (tmp_path / "rates.c").write_text(RATES, encoding="utf-8")
-    parts = [*sorted(tmp_path.glob("src/*.c")), "rates.c"]
-    run_command([*PLAIN, "-I.", "-Iinclude", *parts, "-lm", "-o", "rates"], tmp_path)
-    run_command(["./rates"], tmp_path)
+    parts = [*sorted(tmp_path.glob("src/*.c")), tmp_path / "rates.c"]
+    app = link_program(PLAIN, parts, (tmp_path, tmp_path / "include"), tmp_path / "rates")
+    run_command([app], tmp_path)
 
 
 COST = """\

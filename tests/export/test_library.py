@@ -13,7 +13,7 @@ from kit.digits import STEP, build_and_run, digit_batches, exporter
 from kit.page_examples import parse_blocks
 from kit.programs import require_programs, run_command
 from kit.rotation import mark_seeds_except
-from kit.shared_objects import build, read_flags
+from kit.shared_objects import build, compile_objects, link_program, read_flags
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target
 from poetmodel.export.emitter import IntegerLists
@@ -78,9 +78,9 @@ def folders(tmp_path_factory):
     ("prefix", "flags"),
     [
         pytest.param("vww", (), id="plain"),
-        pytest.param("ble", (), id="mapped storage without slots"),
+        pytest.param("ble", (), id="mapped storage without slots", marks=pytest.mark.slow),
         pytest.param("kept", (), id="evaluation, the best, samples"),
-        pytest.param("samples", (), id="samples alone"),
+        pytest.param("samples", (), id="samples alone", marks=pytest.mark.slow),
         pytest.param("kept", ("-fanalyzer",), id="analyzed", marks=pytest.mark.slow),
         pytest.param("moved", ("-fanalyzer",), id="analyzed migration", marks=pytest.mark.slow),
         pytest.param("kws", (), id="no slots", marks=pytest.mark.slow),
@@ -97,7 +97,10 @@ def test_sources_compile_without_warnings(folders, tmp_path, prefix, flags):
         *(folder / "port").glob("driver_[rs]*.c"),
         *(folder / "host").glob("*.c"),
     ]
-    run_command([*C, *WARNINGS, *own, f"-I{folder / 'include'}", "-c", *files], tmp_path)
+    if "-flto" in own or "-fanalyzer" in own:
+        run_command([*C, *WARNINGS, *own, f"-I{folder / 'include'}", "-c", *files], tmp_path)
+    else:
+        compile_objects([*C, *WARNINGS, *own], files, [folder / "include"])
 
 
 @pytest.mark.parametrize(
@@ -130,14 +133,12 @@ def test_two_networks_link_into_one_application_in_cpp(folders, tmp_path):
     require_programs("cc", "c++")
     (tmp_path / "inputs.bin").write_bytes(BATCHES)
     kws, vww = folders("kws"), folders("vww")
-    includes = (f"-I{kws / 'include'}", f"-I{vww / 'include'}")
+    includes = (kws / "include", vww / "include")
     parts = [*sources(kws), *sources(vww), vww / "port" / "driver_ram.c"]
-    run_command([*C, *includes, "-c", *parts], tmp_path)
     strict = [word for word in WARNINGS if word != "-Wmissing-prototypes"]
-    run_command(
-        ["c++", "-std=c++17", *strict, *includes, "-c", SOURCES / "two_networks.cpp"], tmp_path
-    )
-    objects = sorted(tmp_path.glob("*.o"))
+    objects = compile_objects([*C, *WARNINGS], parts, includes)
+    command = ["c++", "-std=c++17", *strict]
+    objects += compile_objects(command, [SOURCES / "two_networks.cpp"], includes)
     run_command(["c++", *objects, "-lm", "-o", "app"], tmp_path)
     said = run_command(["./app", "inputs.bin"], tmp_path).split()
     given = {"settings": ("EXTRA=-O0",), "inputs": BATCHES, "steps": STEPS}
@@ -168,9 +169,9 @@ int main(void)
 """,
         encoding="utf-8",
     )
-    flags = (f"-I{folder / 'include'}", "main.c", *sources(folder), "-lm", "-o", "app")
-    run_command([*C, *flags], tmp_path)
-    run_command(["./app"], tmp_path)
+    parts = (tmp_path / "main.c", *sources(folder))
+    app = link_program([*C, *WARNINGS], parts, [folder / "include"], tmp_path / "app")
+    run_command([app], tmp_path)
 
 
 def test_mapped_storage_without_an_address_is_an_error_of_storage(folders, tmp_path):
@@ -206,12 +207,11 @@ int main(void)
 """,
         encoding="utf-8",
     )
-    flags = (f"-I{folder / 'include'}", f"-I{folder / 'port'}", "main.c", *sources(folder))
-    definition = f"-DMAPPED_STATE={index}"
-    driver = folder / "port" / "driver_ram.c"
+    command = [*C, *WARNINGS, f"-DMAPPED_STATE={index}"]
+    parts = (tmp_path / "main.c", *sources(folder), folder / "port" / "driver_ram.c")
     wrap = "-Wl,--wrap=pm_page_address"
-    run_command([*C, definition, *flags, driver, wrap, "-lm", "-o", "app"], tmp_path)
-    assert run_command(["./app"], tmp_path).split() == ["0", "0", "2", "2"]
+    app = link_program(command, parts, [folder / "include"], tmp_path / "app", wrap)
+    assert run_command([app], tmp_path).split() == ["0", "0", "2", "2"]
 
 
 def test_networks_share_one_copy_of_the_kernels(folders, tmp_path):
@@ -230,13 +230,11 @@ def test_networks_share_one_copy_of_the_kernels(folders, tmp_path):
     assert (shared / "LICENSE").read_text() == LICENCE.read_text()
     parts = [path for folder in (*every[:2], shared) for path in sources(folder)]
     parts.append(tmp_path / "vww" / "port" / "driver_ram.c")
-    includes = [f"-I{folder / 'include'}" for folder in (*every[:2], shared)]
-    work = tmp_path / "work"
-    work.mkdir()
-    run_command([*C, *WARNINGS, *includes, "-c", *parts], work)
-    flags = ["-std=c++17", *includes, SOURCES / "two_networks.cpp", *work.glob("*.o")]
-    run_command(["c++", *flags, "-lm", "-o", "app"], work)
-    names = {line.split()[-1] for line in run_command(["nm", "app"], work).splitlines()}
+    includes = [folder / "include" for folder in (*every[:2], shared)]
+    objects = compile_objects([*C, *WARNINGS], parts, includes)
+    objects += compile_objects(["c++", "-std=c++17"], [SOURCES / "two_networks.cpp"], includes)
+    run_command(["c++", *objects, "-lm", "-o", "app"], tmp_path)
+    names = {line.split()[-1] for line in run_command(["nm", "app"], tmp_path).splitlines()}
     assert {"poetmodel_conv2d", "kws_step", "vww_step"} <= names
     assert not names & {"kws_conv2d", "vww_conv2d"}
 
@@ -346,9 +344,10 @@ def test_a_step_that_fails_may_be_done_again(tmp_path, kind, options):
     homes = {tensor.home for tensor in load_state_tensors(folder)}
     assert homes == {"ram", "storage"}  # of one the other generation is in RAM
     driver = (folder / "port" / "driver_ram.c", folder / "host" / "driver_faults.c")
-    flags = ("-DPM_FAULTS", f"-I{folder}", f"-I{folder / 'include'}", "-lm", "-o", "app")
-    run_command([*C, *sources(folder), SOURCES / "retry.c", *driver, *flags], tmp_path)
-    torn, before = map(int, re.findall(r"\d+", run_command(["./app", kind], tmp_path)))
+    parts = (*sources(folder), SOURCES / "retry.c", *driver)
+    includes = (folder, folder / "include")
+    app = link_program([*C, *WARNINGS, "-DPM_FAULTS"], parts, includes, tmp_path / "app")
+    torn, before = map(int, re.findall(r"\d+", run_command([app, kind], tmp_path)))
     assert torn > 0
     assert before > 0
 
@@ -368,9 +367,9 @@ def test_a_step_without_state_is_an_error_that_writes_nothing(tmp_path, options)
     require_programs(Target.HOST)
     folder = tmp_path / "folder"
     export_step(load_step(STEP), folder, gap=0.5, **{"ram": "90%"} | options)
-    flags = (f"-I{folder}", f"-I{folder / 'include'}", "-DPM_GENERATIONS=2u", "-lm", "-o", "app")
-    run_command([*C, *sources(folder), SOURCES / "unstarted.c", *flags], tmp_path)
-    run_command(["./app"], tmp_path)
+    command = [*C, *WARNINGS, "-DPM_GENERATIONS=2u"]
+    parts, includes = (*sources(folder), SOURCES / "unstarted.c"), (folder, folder / "include")
+    run_command([link_program(command, parts, includes, tmp_path / "app")], tmp_path)
 
 
 @pytest.mark.parametrize("nodes", [1, 7, 1000])
@@ -428,7 +427,7 @@ NETWORKS = (
 
 @pytest.mark.parametrize(
     ("plan", "level"),
-    mark_seeds_except(product(PLANS, LEVELS), {("paged", "-O3"), ("read in place", "-Og")}),
+    mark_seeds_except(product(PLANS, LEVELS), {("read in place", "-Og")}),
 )
 def test_levels_warn_of_nothing(plan, level, tmp_path):
     """The Makefile turns each warning into an error."""

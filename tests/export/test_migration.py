@@ -10,6 +10,7 @@ from kit.digits import STEP, add_evaluation, freeze_front
 from kit.nor_flash import C
 from kit.programs import require_programs, run_command
 from kit.rotation import mark_seeds_except, parametrize_parts
+from kit.shared_objects import link_program
 from poetmodel.device.generation import GenerationLayout
 from poetmodel.errors import InputError
 from poetmodel.export.exporting import export_step
@@ -49,11 +50,10 @@ def build(base, program, macros):
         text += f'#include "{base / name}/port/{name}_pages.h"\n'
         (base / "drivers" / f"{name}.c").write_text(text)
     flags = [f"-D{macro}={value}" for macro, value in macros.items()]
-    includes = [f"-I{base / name / 'include'}" for name in ("old", "new")]
+    includes = [base / name / "include" for name in ("old", "new")]
     files = [p for f in ("old/src", "new/src", "drivers") for p in (base / f).glob("*.c")]
     main = Path(__file__).with_name("library") / program
-    run_command([*C, *flags, *includes, *files, main, "-lm", "-o", base / "app"], base)
-    return base / "app"
+    return link_program([*C, *flags], [*files, main], includes, base / "app")
 
 
 def flash_macros(unit, block):

@@ -10,6 +10,7 @@ from kit.digits import STEP, add_evaluation, freeze_front
 from kit.nor_flash import C
 from kit.programs import require_programs, run_command
 from kit.rotation import mark_seeds_except
+from kit.shared_objects import link_program
 from poetmodel.export.exporting import export_step
 from poetmodel.export.kernels import apply_prefix
 from poetmodel.lowered.io import load_step
@@ -58,9 +59,8 @@ def refuse(step, folder, *flags, **options):
     program = folder / "numbers.c"
     program.write_text(apply_prefix(PROGRAM.read_text(encoding="utf-8"), prefix), encoding="utf-8")
     sources = [*sorted(folder.glob("src/*.c")), program]
-    includes = (f"-I{folder / 'include'}", f"-I{folder}")
-    run_command([*C, *flags, *includes, *sources, "-lm", "-o", folder / "numbers"], folder)
-    return run_command([folder / "numbers"], folder)
+    includes = (folder / "include", folder)
+    return run_command([link_program([*C, *flags], sources, includes, folder / "numbers")], folder)
 
 
 @pytest.mark.parametrize(

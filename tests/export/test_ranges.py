@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from kit.programs import require_programs, run_command
+from kit.shared_objects import link_program
 from kit.traced_models import FunctionModule
 from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
@@ -121,7 +122,7 @@ def test_what_is_out_of_range_is_refused(tmp_path, case, elements, device):
     )
     (tmp_path / "batch.bin").write_bytes(batch)
     sources = [*sorted((tmp_path / "src").glob("*.c")), SOURCE]
-    run_command([*SANITIZED, "-Iinclude", *sources, "-lm", "-o", "refuse"], tmp_path)
+    link_program(SANITIZED, sources, [tmp_path / "include"], tmp_path / "refuse")
     for element, values in elements.items():
         assert (
             run_command(["./refuse", "batch.bin", *map(str, (14, *element, *values))], tmp_path)

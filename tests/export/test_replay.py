@@ -11,6 +11,7 @@ from kit.digits import STEP, build_and_run, digit_batches, exporter, freeze_fron
 from kit.nor_flash import C
 from kit.programs import require_programs, run_command
 from kit.rotation import mark_seeds_except, parametrize_parts
+from kit.shared_objects import link_program
 from poetmodel.device import Device
 from poetmodel.device.generation import GenerationLayout
 from poetmodel.errors import BudgetError, InputError
@@ -49,11 +50,10 @@ def programs(tmp_path_factory):
             folder, app = folders(plan), tmp_path_factory.mktemp("flash") / "app"
             sizes = {"PM_STORAGE_UNIT": unit, "PM_STORAGE_BLOCK": block, "OPERATION": operation}
             own = [f"-D{macro}={size}u" for macro, size in sizes.items()]
-            includes = (f"-I{folder / 'include'}", f"-I{folder}")
             main = str(__file__).replace("test_replay.py", "library/replay.c")
             sources = [p for p in folder.glob("src/*.c") if p.name != "pm_replay.c"]
-            run_command([*C, *own, *flags, *includes, *sources, main, "-lm", "-o", app], folder)
-            made[key] = app
+            includes = (folder / "include", folder)
+            made[key] = link_program([*C, *own, *flags], [*sources, main], includes, app)
         return run_command([made[key], *words], made[key].parent)
 
     return run

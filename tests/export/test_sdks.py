@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from kit.digits import digit_batches, exporter
+from kit.nor_flash import C
 from kit.programs import require_programs, run_command
+from kit.shared_objects import compile_objects, link_program
 from poetmodel.export.board import Target
 
 SOURCES = Path(__file__).with_name("library")
@@ -60,9 +62,7 @@ def expected(folders, tmp_path_factory):
     """Return losses and state of the plan that keeps everything in RAM."""
     folder, work = folders("kept"), tmp_path_factory.mktemp("expected")
     parts = [*sorted((folder / "src").glob("*.c")), SOURCES / "caller.c"]
-    flags = ["-std=c11", "-O1", "-ffp-contract=off", f"-I{folder / 'include'}"]
-    run_command(["cc", *flags, *parts, "-lm", "-o", "app"], work)
-    return trained(work / "app", work)
+    return trained(link_program(C, parts, [folder / "include"], work / "app"), work)
 
 
 def test_cmake_builds_an_application_with_two_networks(folders, expected, tmp_path):
@@ -125,15 +125,14 @@ def test_storage_begins_where_the_build_says(folders, expected, tmp_path, sdk):
 
 def test_start_that_no_erase_block_has_is_refused(folders, tmp_path):
     """The build ends with a sentence, also if the chip has no space after it."""
-    require_programs("cmake", "cc")
+    require_programs("cmake", "make", "cc")
     for start, words in ((100, "begins where an erase block does"), (2**24, "does not fit behind")):
         command = ["cmake", "-S", SOURCES / "cmake" / "board", "-B", tmp_path]
         given = {"FOLDER": folders("commits"), "APPLICATION": SOURCES / "caller.c"}
         given |= {"PM_STORAGE": "spi_flash", "PM_FLASH_START": start}
         run_command([*command, *(f"-D{name}={value}" for name, value in given.items())], tmp_path)
-        built = subprocess.run(
-            ["cmake", "--build", tmp_path], capture_output=True, text=True, check=False
-        )
+        driver = ["make", "-C", tmp_path / "network", "port/driver_spi_flash.o"]
+        built = subprocess.run(driver, capture_output=True, text=True, check=False)
         assert built.returncode != 0
         assert words in built.stderr + built.stdout
 
@@ -154,15 +153,14 @@ def test_sketch_trains(folders, tmp_path, name):
     libraries = [folder / "src"]
     if name in SHARING:
         libraries.append(folder.parent / "kernels" / "src")
-    includes = [f"-I{library}" for library in libraries]
     parts = [path for library in (*libraries, sketch) for path in library.glob("*.c")]
-    run_command(["cc", "-Os", *includes, "-c", *parts], tmp_path)
+    objects = compile_objects(["cc", "-Os"], parts, libraries)
+    includes = [f"-I{library}" for library in libraries]
     flags = ("-std=c++17", "-Wall", "-Wextra", "-Werror", *includes, f"-I{arduino}")
     as_cpp = ("-include", "Arduino.h", "-x", "c++", sketch / "Train.ino")
     run_command(["c++", *flags, "-c", *as_cpp, "-o", "sketch.o"], tmp_path)
-    run_command(
-        ["c++", *flags, *tmp_path.glob("*.o"), arduino / "main.cpp", "-lm", "-o", "app"], tmp_path
-    )
+    parts = (*objects, "sketch.o", arduino / "main.cpp", "-lm", "-o", "app")
+    run_command(["c++", *flags, *parts], tmp_path)
     losses = [float(line) for line in run_command([tmp_path / "app"], tmp_path).splitlines()]
     assert len(losses) == 30
     assert losses[-1] < losses[0]

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kit.programs import run_command
+from kit.shared_objects import link_program
 
 FLASH = Path(__file__).parents[1] / "export" / "library" / "flash"
 DRIVERS = {"flash_area": "zephyr.c", "esp_partition": "esp.c"}
@@ -22,10 +22,7 @@ def build_over_nor(folder, driver, program, *flags):
         folder / "port" / f"driver_{driver}.c",
         *(FLASH / part for part in PARTS[driver]),
     ]
-    includes = (f"-I{folder}", f"-I{folder / 'include'}", f"-I{FLASH}", *flags)
-    command = [*C, *includes, *parts, "-lm", "-o", program]
-    run_command(command, folder)
-    return program
+    return link_program([*C, *flags], parts, (folder, folder / "include", FLASH), program)
 
 
 def build_power_cuts(folder, program, unit, operation, block, generations):
@@ -38,10 +35,9 @@ def build_power_cuts(folder, program, unit, operation, block, generations):
     sizes = {"PM_STORAGE_UNIT": unit, "PM_STORAGE_BLOCK": block, "OPERATION": operation}
     sizes |= {"PM_GENERATIONS": generations, "STEPS": max(5, generations + 2)}
     flags = [f"-D{macro}={size}u" for macro, size in sizes.items()]
-    includes = (f"-I{folder / 'include'}", f"-I{folder}", f"-I{FLASH.parent}")
     sources = [*sorted((folder / "src").glob("*.c")), FLASH.parent / "cuts.c"]
-    run_command([*C, *flags, *includes, *sources, "-lm", "-o", program], folder)
-    return program
+    includes = (folder / "include", folder, FLASH.parent)
+    return link_program([*C, *flags], sources, includes, program)
 
 
 def count_step_writes(made, *, commits=True):

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from kit.programs import run_command
 from poetmodel.export import board
 
 _INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
@@ -58,6 +59,37 @@ def digest(*parts):
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:32]
 
 
+def compile_objects(command, sources, includes):
+    """Return the objects of C and C++ files, from `STORE` or compiled now.
+
+    `command` is a compiler with its options; `includes` are its folders of headers.
+    """
+    options = [f"-I{folder}" for folder in includes]
+    objects = []
+    for source in map(Path, sources):
+        text = _read_text(source, includes, set())
+        assert ".incbin" not in text, source
+        name = f"{digest(*_used_words(command, text), text)}.o"
+
+        def make(path, source=source):
+            run_command([*command, *options, "-c", source, "-o", path], path.parent)
+
+        objects.append(STORE.get_or_make(name, make))
+    return objects
+
+
+def link_program(command, sources, includes, program, *options):
+    """Compile C files as `compile_objects`, link them with `options`, and return the program."""
+    objects = compile_objects(command, sources, includes)
+    run_command([*command, *objects, *options, "-lm", "-o", program], program.parent)
+    return program
+
+
+def _used_words(words, text):
+    """Return the words of a command without each ``-D`` whose macro is not in the text."""
+    return [w for w in words if w[:2] != "-D" or w[2:].partition("=")[0] in text]
+
+
 def read_flags(folder, target, settings=()):
     """Return the compiler flags of an exported folder's Makefile; empty without a Makefile.
 
@@ -103,16 +135,15 @@ def _store_names(folder, objects, flags):
     for source in (
         path for part in ("src", "port", "host") for path in folder.glob(f"{part}/**/*.c")
     ):
-        text = _read_text(source, folder, set())
+        text = _read_text(source, [folder / "include"], set())
         if ".incbin" not in text:
-            own = [w for w in compiling if w[:2] != "-D" or w[2:].partition("=")[0] in text]
             path = objects / source.relative_to(folder).with_suffix(".o")
-            names[path] = f"{digest(*own, text)}.o"
+            names[path] = f"{digest(*_used_words(compiling, text), text)}.o"
     return names
 
 
-def _read_text(source, folder, read):
-    """Return the text of a file, and of all files of the exported folder that it includes.
+def _read_text(source, includes, read):
+    """Return the text of a file, and of all files that it includes from its folder or `includes`.
 
     Adds the files to `read`. Omits ``pm_kernels.h``, which only has declarations: otherwise the
     same kernel would be another object in each folder.
@@ -120,8 +151,8 @@ def _read_text(source, folder, read):
     read.add(source)
     text = source.read_text(encoding="utf-8")
     for name in _INCLUDED.findall(text):
-        paths = (source.parent / name, folder / "include" / name)
+        paths = [folder / name for folder in (source.parent, *includes)]
         path = next((path.resolve() for path in paths if path.is_file()), None)
         if path is not None and path not in read and path.name != "pm_kernels.h":
-            text += _read_text(path, folder, read)
+            text += _read_text(path, includes, read)
     return text
