@@ -182,7 +182,7 @@ def measure_training(
         pairs.append((time_s, time_s if reference is None else _processor_s(reference)))
     peaks = [training.step(heap_peak_bytes)]
     if training.back is not None:
-        training.back._live.last_step = None  # noqa: SLF001 - the next step is like the first
+        training.back._live.last_steps.clear()  # noqa: SLF001 - the next step is like the first
     peaks.append(training.step(heap_peak_bytes))
     results = [*training.losses, *training.copy_weights()]
     facts: dict[str, Any] = {

@@ -198,7 +198,7 @@ def test_blocks_compiled_one_by_one_share_a_budget(ram):
     assert all(record.overhead < first.overhead for record in others)
     assert str(choice) in back.summary()
     assert "waited for their backward pass together: at most" in back.summary()
-    back._live.last_step = None  # so that the calls of the next step are not known, as in the first
+    back._live.last_steps.clear()  # the calls of the next step are not known, as in the first
     tower.zero_grad()
     x.grad = None
     gc.collect()

@@ -154,6 +154,55 @@ def train_shards(rank, folder):
     leave()
 
 
+def accumulated(model, rank):
+    """Return losses and weights after steps of three batches, and the peaks of all batches."""
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    torch.manual_seed(rank)
+    losses, peaks = [], []
+
+    def run():
+        loss = model(torch.randn(ROWS, WIDTH))
+        loss.backward()
+        losses.append(loss.detach())
+
+    for number in range(3):
+        optimizer.zero_grad()
+        for last in (False, False, True):
+            model.set_requires_gradient_sync(last)
+            if number == 0:  # compiles, which a profiler would see
+                run()
+            else:
+                peaks.append(heap_peak_bytes(run))
+        optimizer.step()
+    weights = [parameter.full_tensor().detach().clone() for parameter in model.parameters()]
+    return losses + weights, peaks
+
+
+def train_accumulated_shards(rank, folder):
+    """Accumulate gradients by FSDP2; those of earlier batches do not count."""
+    join(rank, folder)
+    mesh = init_device_mesh("cpu", (2,))
+    torch.manual_seed(1)
+    eager = Tower()
+    model = copy.deepcopy(eager)
+    back = pmt.backend("80%", cache=False, gap=0.5, outside=LOSS_BYTES)
+    for block in model.blocks:
+        block.compile(backend=back, **OPTIONS)
+    for sharded in (eager, model):
+        for block in sharded.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(sharded, mesh=mesh)
+    (wanted, eager_peaks), (own, peaks) = (accumulated(each, rank) for each in (eager, model))
+    assert all(map(torch.equal, own, wanted))
+    choices = back._steps.choices
+    budget_bytes = choices[0].budget_bytes
+    assert len(choices) == 2
+    assert {choice.budget_bytes for choice in choices} == {budget_bytes}
+    assert budget_bytes < max(eager_peaks)
+    assert max(peaks) - ROWS * WIDTH * 4 <= 1.01 * budget_bytes
+    leave()
+
+
 def train_other_shapes(rank, folder):
     """Have a batch of another size in the second process, and learn of it in both."""
     join(rank, folder)
@@ -171,7 +220,10 @@ def train_other_shapes(rank, folder):
     leave()
 
 
-@pytest.mark.parametrize("work", [train_replicas, train_shards, train_other_shapes])
+@pytest.mark.parametrize(
+    "work",
+    [train_replicas, train_shards, train_accumulated_shards, train_other_shapes],
+)
 def test_two_processes_train_within_one_budget(work, tmp_path, monkeypatch, pytestconfig):
     """By DDP and FSDP2, with one plan and the wrapper's own bits; other shapes are refused."""
     monkeypatch.syspath_prepend(pytestconfig.rootpath)  # processes import this module by its name

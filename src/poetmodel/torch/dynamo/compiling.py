@@ -49,6 +49,7 @@ from poetmodel.torch.dynamo.wrappers import (
 from poetmodel.torch.errors import CaptureError, convert_exceptions
 from poetmodel.torch.graph.dropout import split_dropout
 from poetmodel.torch.graph.python import make_boxed_function
+from poetmodel.torch.graph.tensors import storage_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -189,7 +190,9 @@ class Backend(GraphPlanner):
         return {
             "is_sharded": bool(sharded_modules),
             "has_concurrent_calls": has_concurrent_calls and not self._has_one_plan,
-            "wrapped_bytes": self._wrapped_bytes(),
+            "wrapped_bytes": self._wrapped_bytes(
+                {storage_key(gradient) for gradient in self._live.find_gradients()}
+            ),
         }
 
     def _compile_call(
@@ -321,7 +324,9 @@ class Backend(GraphPlanner):
                 has_many_calls = len(find_frontiers(last_step)) > 1
                 if has_many_calls or frontier.graph_problem.call.has_concurrent_calls:
                     with self.record_refusals():
-                        self._steps.choose_step_plan(last_step, self._share, self._gather)
+                        self._steps.choose_step_plan(
+                            last_step, self._live.find_modes(), self._share, self._gather
+                        )
                     self._live.budget_bytes = self._steps.budget_bytes
         graph_plan = self._steps.find_plan(frontier, number)
         if graph_plan is not None:

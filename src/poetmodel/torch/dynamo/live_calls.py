@@ -21,7 +21,7 @@ from poetmodel.torch.dynamo.planning import PassPeaks
 from poetmodel.torch.dynamo.steps import Moment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Sequence
+    from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 
     from poetmodel.torch.dynamo.frontier import Frontier
     from poetmodel.torch.dynamo.planning import GraphPlan
@@ -359,9 +359,17 @@ class LiveCalls:
 
         The back end sets it.
         """
-        self.last_step: tuple[Moment, ...] | None = None
-        """Passes of the last step that ended and had calls with a choice of plans; None before the
-        first one, or if it was not complete."""
+        self.find_gradients: Callable[[], Sequence[torch.Tensor]] = tuple
+        """Returns the gradients that FSDP2 holds; those from before a step do not count in it."""
+        self.find_modes: Callable[[], Hashable] = tuple
+        """Returns what distinguishes steps of equal calls: the modes of FSDP2."""
+        self.last_steps: dict[Hashable, tuple[Moment, ...]] = {}
+        """Passes of the last step of each mode that ended and had calls with a choice of plans; a
+        step that was not complete has none."""
+        self._modes: Hashable = ()
+        """The modes in which the current step began."""
+        self._earlier_gradients: dict[int, StorageWeakRef] = {}
+        """Storages of gradients from before the current step, by key."""
         self._moments: list[Moment] = []
         """Passes of the current step."""
         self._next_number = 0
@@ -482,6 +490,11 @@ class LiveCalls:
                 self.has_completed_step, self.refusal = True, None
                 self._end_step()
 
+    @property
+    def last_step(self) -> tuple[Moment, ...] | None:
+        """Passes of the last step of the present modes; None if unknown or not complete."""
+        return self.last_steps.get(self.find_modes())
+
     def next_call_number(self) -> int:
         """Return the next number among the step's calls with a choice of plans; 0 begins a step."""
         with self._lock:
@@ -493,11 +506,14 @@ class LiveCalls:
         backward_numbers = {moment.number for moment in self._moments if moment.is_backward}
         forward_numbers = {moment.number for moment in self._moments if moment.number >= 0}
         if forward_numbers:
-            is_complete = self._is_regular and forward_numbers == backward_numbers
-            self.last_step = tuple(self._moments) if is_complete else None
+            self.last_steps.pop(self._modes, None)
+            if self._is_regular and forward_numbers == backward_numbers:
+                self.last_steps[self._modes] = tuple(self._moments)
 
     def _begin_step(self) -> None:
         self._moments.clear()
+        self._modes = self.find_modes()
+        self._earlier_gradients = _storage_references(self.find_gradients())
         self._next_number, self._is_regular = 0, True
         self._keep_all_bytes = self._forward_bytes = 0
 
@@ -592,7 +608,9 @@ class LiveCalls:
                 *(call.graph for call in other_calls),
                 *(running_pass.graph for running_pass in self._passes),
             ]
-            held_bytes = self._copied_bytes + self.wrapped_bytes(self._returned_storages)
+            held_bytes = self._copied_bytes + self.wrapped_bytes(
+                self._returned_storages.keys() | self._earlier_gradients.keys()
+            )
             held_bytes += sum(call.held_bytes for call in other_calls)
             held_bytes += sum(running_pass.peak_bytes for running_pass in self._passes)
             held_bytes += sum(

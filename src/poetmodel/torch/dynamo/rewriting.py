@@ -37,7 +37,12 @@ from poetmodel.torch.dynamo.planning import (
 )
 from poetmodel.torch.dynamo.ranks import RankExchange
 from poetmodel.torch.dynamo.steps import StepPlanner
-from poetmodel.torch.dynamo.wrappers import bucket_bytes, gathered_bytes
+from poetmodel.torch.dynamo.wrappers import (
+    bucket_bytes,
+    fsdp_gradients,
+    fsdp_modes,
+    gathered_bytes,
+)
 from poetmodel.torch.graph.tensors import interrupt_measurements
 from poetmodel.torch.planning.progress import show_phases
 from poetmodel.units import format_bytes, parse_size
@@ -122,6 +127,8 @@ class GraphPlanner:
         """Whether the warning was logged that memory of the loss is not counted."""
         self._live = LiveCalls(settings.keep_all_fraction)
         self._live.wrapped_bytes = self._wrapped_bytes
+        self._live.find_gradients = lambda: fsdp_gradients(self._fsdp_modules)
+        self._live.find_modes = lambda: fsdp_modes(self._fsdp_modules)
         self._steps = StepPlanner(settings.keep_all_fraction, settings.stated_bytes)
         self._live.budget_bytes = settings.stated_bytes
         self._live.outside_bytes = self._stated_outside_memory().peak_bytes

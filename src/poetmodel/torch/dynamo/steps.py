@@ -179,7 +179,7 @@ class StepPlanner:
         self.step_plan: StepPlan | None = None
         """Plans of the current step; None if its calls have the plans of a first step."""
         self._choices: dict[Hashable, StepPlan | None] = {}
-        """Chosen plans by `make_step_key`; None if no choice was found."""
+        """Chosen plans by `make_step_key` and modes; None if no choice was found."""
 
     @property
     def choices(self) -> list[StepPlan]:
@@ -189,15 +189,17 @@ class StepPlanner:
     def choose_step_plan(
         self,
         moments: Sequence[Moment],
+        modes: Hashable,
         share: Callable[[str, Callable[[], Any]], Any],
         gather: Callable[[str, Any], list[Any]],
     ) -> StepPlan | None:
         """Choose the plans of a step by the passes of the previous one; set and return `step_plan`.
 
         None if no choice was found, and for further steps after `_MAX_CHOICES` different ones.
-        Choices are cached by `make_step_key`; `share` and `gather` are those of `FirstCall`.
+        Choices are cached by `make_step_key` and `modes`; `share` and `gather` are those of
+        `FirstCall`.
         """
-        key = make_step_key(moments)
+        key = (make_step_key(moments), modes)
         if key not in self._choices and len(self._choices) < _MAX_CHOICES:
             gather_key = str(
                 [(moment.number, moment.is_backward, moment.waiting_numbers) for moment in moments]

@@ -82,23 +82,48 @@ def gathered_bytes(modules: Iterable[torch.nn.Module], excluded_keys: Container[
     A model is all modules that FSDP2 shards under one root. Each storage counts once, unless
     its key is in `excluded_keys`.
     """
+    storages: dict[int, int] = {}
+    for state in _fsdp_states(modules):
+        for value in (*_communicated_tensors(state), *_state_gradients(state)):
+            if isinstance(value, torch.Tensor):
+                storage = getattr(value, "_local_tensor", value).untyped_storage()
+                if storage._cdata not in excluded_keys:
+                    storages[storage._cdata] = storage.nbytes()
+    return sum(storages.values())
+
+
+def fsdp_gradients(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
+    """Return the local gradients that FSDP2 holds in the models of `modules`, sharded or not."""
+    gradients = (value for state in _fsdp_states(modules) for value in _state_gradients(state))
+    return [getattr(value, "_local_tensor", value) for value in gradients if value is not None]
+
+
+def fsdp_modes(modules: Iterable[torch.nn.Module]) -> tuple[tuple[bool, ...], ...]:
+    """Return for each group of parameters whether gradients are reduced, and parameters gathered.
+
+    Steps that differ in them, such as those of ``set_requires_gradient_sync(False)``, differ in the
+    bytes of FSDP2.
+    """
+    return tuple(
+        (group.reduce_grads, group.reshard_after_backward, group.is_unsharded)
+        for state in _fsdp_states(modules)
+        for group in state._fsdp_param_groups
+    )
+
+
+def _fsdp_states(modules: Iterable[torch.nn.Module]) -> list[Any]:
+    """Return FSDP2's states of all modules in the models of `modules`."""
     module_states = [module._get_fsdp_state() for module in modules]
     states = {
         id(state): state
         for module_state in module_states
         for state in (module_state, *module_state._state_ctx.all_states)
     }
-    storages: dict[int, int] = {}
-    for value in (value for state in states.values() for value in _fsdp_tensors(state)):
-        if isinstance(value, torch.Tensor):
-            storage = getattr(value, "_local_tensor", value).untyped_storage()
-            if storage._cdata not in excluded_keys:
-                storages[storage._cdata] = storage.nbytes()
-    return sum(storages.values())
+    return list(states.values())
 
 
-def _fsdp_tensors(state: Any) -> Iterator[Any]:
-    """Yield FSDP2's tensors of a module's state except sharded parameters, maybe None or twice."""
+def _communicated_tensors(state: Any) -> Iterator[Any]:
+    """Yield gathered parameters and buffers of a module's state, maybe None or twice."""
     communication = state._comm_ctx
     if (gather_state := getattr(communication, "all_gather_state", None)) is not None:
         yield gather_state.all_gather_result.all_gather_output
@@ -108,6 +133,12 @@ def _fsdp_tensors(state: Any) -> Iterator[Any]:
         yield getattr(group._all_gather_result, "all_gather_output", None)
         for parameter in group.fsdp_params:
             yield from parameter.all_gather_outputs
+
+
+def _state_gradients(state: Any) -> Iterator[Any]:
+    """Yield the gradients of a module's state, maybe None."""
+    for group in state._fsdp_param_groups:
+        for parameter in group.fsdp_params:
             yield parameter.sharded_param.grad
             yield getattr(getattr(parameter, "_unsharded_param", None), "grad", None)
             yield parameter.unsharded_accumulated_grad
