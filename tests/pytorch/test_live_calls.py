@@ -26,6 +26,7 @@ import poetmodel.torch as pmt
 from kit.rotation import mark_seeds_except, mark_slow_except
 from kit.worked import skip_graph
 from poetmodel.errors import BudgetError
+from poetmodel.torch.dynamo import compiling
 from poetmodel.torch.dynamo.frontier import Frontier
 from poetmodel.torch.dynamo.planning import FirstCall, GraphProblem, PassPeaks
 from poetmodel.torch.dynamo.steps import Moment, choose_plans
@@ -287,6 +288,55 @@ def test_calls_of_other_threads_change_no_choice(monkeypatch):
     tower(x).backward()
     numbers = [moment.number for moment in back._live.last_step if not moment.is_backward]
     assert numbers == [moment.number for moment in step if not moment.is_backward]
+
+
+def test_a_call_is_planned_as_such_while_another_thread_compiles(monkeypatch):
+    """A first call that begins while another thread compiles a further plan of another function."""
+    torch._dynamo.reset()
+    back = pmt.backend("2MiB", cache=False, gap=0.5, outside=LOSS)
+    model, other = Block(), Block(depth=3)
+    run, run_other = (
+        torch.compile(each, backend=back, fullgraph=True, dynamic=False) for each in (model, other)
+    )
+    x, begun = batch(), threading.Event()
+
+    def step():
+        model.zero_grad()
+        (run(x) + run(x)).square().mean().backward()
+
+    def first_call():
+        run_other(x).square().mean().backward()
+
+    thread = threading.Thread(target=first_call)
+    split, correct = compiling.split_dropout, compiling.correct_fake_strides
+
+    def split_beside(graph):
+        if threading.current_thread() is not thread and not begun.is_set():
+            thread.start()
+            assert begun.wait(timeout=300)
+        return split(graph)
+
+    def correct_and_record(inputs):
+        """Record that the thread will now wait for the end of this compilation."""
+        if threading.current_thread() is thread:
+            begun.set()
+        return correct(inputs)
+
+    run(x).square().mean().backward()
+    monkeypatch.setattr(compiling, "split_dropout", split_beside)
+    monkeypatch.setattr(compiling, "correct_fake_strides", correct_and_record)
+    step()
+    thread.join()
+    monkeypatch.undo()
+    assert begun.is_set()
+    assert all(f"Block of x {ROWS}x{WIDTH}" in record.name for record in back.plans)
+    for each, run_each in ((model, step), (other, lambda: None)):
+        run_each()
+        own = gradients(each)
+        each.zero_grad()
+        calls = 2 if each is model else 1
+        sum(each(x) for _ in range(calls)).square().mean().backward()
+        assert same(own, gradients(each))
 
 
 def test_plans_after_a_step_have_the_time_of_a_call(monkeypatch):

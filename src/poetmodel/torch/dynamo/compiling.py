@@ -36,7 +36,7 @@ from poetmodel.torch.dynamo.planning import (
     OutsideMemory,
     PlanRecord,
 )
-from poetmodel.torch.dynamo.rewriting import AUTO, GraphPlanner
+from poetmodel.torch.dynamo.rewriting import AUTO, GraphPlanner, Planned
 from poetmodel.torch.dynamo.steps import find_frontiers
 from poetmodel.torch.dynamo.wrappers import (
     active_ddp,
@@ -97,15 +97,11 @@ class Backend(GraphPlanner):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         register_wrapper_advice(_find_refusal_recorder)
-        self.names: dict[int, str] = {}
-        """Names of the last graph's arguments in the compiled function, by position."""
-        self._added_parameters: dict[int, str] = {}
-        """Names of the arguments whose gradients the backward pass adds, by position."""
 
     @property
-    def _compiler(self) -> Callable[..., Callable[[list[Any]], Any]]:
+    def compiler(self) -> Callable[..., Callable[[list[Any]], Any]]:
         """The compiler of a forward or backward graph; for a prediction, `fake_function`."""
-        return fake_function if self._is_predicted else make_boxed_function
+        return fake_function if self.is_predicted else make_boxed_function
 
     def plan_for(
         self, model: Callable[..., Any], *inputs: Any, paging: bool = False
@@ -142,7 +138,7 @@ class Backend(GraphPlanner):
             If times are to be measured, kernels are Inductor's, a region has no tensor, or there is
             no device with storage for `paging`.
         """
-        settings = self._settings
+        settings = self.settings
         storage = None if settings.device is None else settings.device.storage
         if settings.costs == MEASURED:
             raise InputError(
@@ -163,13 +159,15 @@ class Backend(GraphPlanner):
         """
         with self.record_refusals():
             require_whole_model(has_one_plan=self._has_one_plan)
-            title = self._make_name_suffix(module, inputs)
-            with self.plan_call(inputs, title=title, **self._register_wrappers()) as call:
-                if not self._settings.loss_only:
-                    return self._compile_call(module, inputs, call, **options)
+            names = _argument_names(module)
+            title = _make_name_suffix(module, inputs, names)
+            with self.begin_call(inputs, title=title, **self._register_wrappers()) as call:
+                compilation = Compilation(self, call, names)
+                if not self.settings.loss_only:
+                    return self._compile_call(module, inputs, compilation, **options)
                 return LossOnlyGraph(module).compile_with(
                     lambda changed_module: self._compile_call(
-                        changed_module, inputs, call, **options
+                        changed_module, inputs, compilation, **options
                     )
                 )
 
@@ -179,7 +177,7 @@ class Backend(GraphPlanner):
         Fails if the back end adds gradients to ``.grad``.
         """
         sharded_modules, ddp = _find_sharded_modules(), active_ddp()
-        if self._settings.add_gradients and (sharded_modules or ddp is not None):
+        if self.settings.add_gradients and (sharded_modules or ddp is not None):
             raise CaptureError(WRAPPER_ERROR)
         self._fsdp_modules.update(sharded_modules)
         if ddp is not None:
@@ -196,89 +194,39 @@ class Backend(GraphPlanner):
         }
 
     def _compile_call(
-        self, module: fx.GraphModule, inputs: Sequence[Any], call: FirstCall, **options: Any
+        self,
+        module: fx.GraphModule,
+        inputs: Sequence[Any],
+        compilation: Compilation,
+        **options: Any,
     ) -> Any:
-        """Compile a graph of a call, with AOTAutograd's `options`.
+        """Compile a graph, with AOTAutograd's `options`.
 
         With ``outside="auto"``, a later call compiles it again with the measured memory.
         """
-        if self._settings.outside == AUTO and call.has_concurrent_calls:
+        call = compilation.call
+        if self.settings.outside == AUTO and call.has_concurrent_calls:
             raise InputError(_AUTO_ERROR)
-        if self._settings.outside != AUTO:
-            return self._compile_graph(module, inputs, self._compiler, **options)
-        plan_index = len(self._graph_plans)
+        if self.settings.outside != AUTO:
+            return compilation.compile_calls(module, inputs, self.compiler, **options)
         is_first_shape = call.function not in self._first_keep_all_bytes
 
         def compile_again(outside: OutsideMemory, arguments: Sequence[Any]) -> Callable[..., Any]:
             """Compile with the measured memory; the new plan replaces the first in the record."""
             if is_first_shape:  # a percentage of keep-all counts the measured memory too
                 self._first_keep_all_bytes.pop(call.function, None)  # absent for ram="eager"
-            with self.plan_call(earlier_call=call, outside=outside):
-                compiled_function = self._compile_graph(module, arguments, self._compiler)
-            graph_plan = self._graph_plans.pop()
-            record = replace(graph_plan.record, name=self._graph_plans[plan_index].record.name)
-            self._graph_plans[plan_index] = replace(graph_plan, record=record)
-            return compiled_function
+            with self.begin_call(earlier_call=call, outside=outside) as new_call:
+                new_compilation = Compilation(
+                    self, new_call, compilation.names, plan_index=compilation.plan_index
+                )
+                return new_compilation.compile_calls(module, arguments, self.compiler)
 
         remeasured_graph = RemeasuredGraph(compile_again)
-        backward_compiler = remeasured_graph.wrap_backward_compiler(self._compiler)
-        remeasured_graph.compiled_function = self._compile_graph(
+        backward_compiler = remeasured_graph.wrap_backward_compiler(self.compiler)
+        remeasured_graph.compiled_function = compilation.compile_calls(
             module, inputs, backward_compiler, **options
         )
         return remeasured_graph
-
-    def _compile_graph(
-        self,
-        module: fx.GraphModule,
-        inputs: Sequence[Any],
-        backward_compiler: Any,
-        **options: Any,
-    ) -> Callable[..., Any]:
-        """Compile a graph; with a frontier, its calls may have different plans."""
-        first_variant = self._compile_variant(module, inputs, backward_compiler, **options)
-        frontier = self._frontier
-        if frontier is None or self._is_predicted:
-            return first_variant.execute
-        return GraphCalls(self, module, frontier, first_variant)
-
-    def _compile_variant(
-        self,
-        module: fx.GraphModule,
-        inputs: Sequence[Any],
-        backward_compiler: Any,
-        **options: Any,
-    ) -> CompiledVariant:
-        """Compile a graph by the plan of the current call, or else by a new plan."""
-        is_sharded = self._call is not None and self._call.is_sharded
-        counted_graph = CountedGraph(self._live, is_sharded=is_sharded)
-        forward_compiler, inference_compiler = self._compiler, self._compile_inference
-        adds_gradients = self._settings.add_gradients
-        self._added_parameters = trained_parameters(inputs, self.names) if adds_gradients else {}
-        if not self._is_predicted:
-            forward_compiler = _count_passes(forward_compiler, counted_graph.count_forward)
-            backward_compiler = _count_passes(backward_compiler, counted_graph.count_backward)
-            inference_compiler = _count_passes(inference_compiler, counted_graph.count_inference)
-        compile_ = aot_autograd(
-            fw_compiler=forward_compiler,
-            bw_compiler=backward_compiler,
-            inference_compiler=inference_compiler,
-            partition_fn=self._partition,
-        )
-        # The Python code of lazy modules is not generated, because it is never executed.
-        lazy_modules = _use_lazy_graph_module(should_use=True)
-        stride_correction = nullcontext() if self._is_predicted else correct_fake_strides(inputs)
-        with CAPTURE_LOCK, native_operators(), stride_correction, lazy_modules, infrequent_gc():
-            compiled_function = cast("Callable[..., Any]", compile_(module, inputs, **options))
-        if self._is_predicted:
-            return CompiledVariant(compiled_function, counted_graph)
-        counted_graph.set_plan(self._graph_plans[-1])
-        counted_graph.frontier = self._frontier
-        if counted_graph.has_concurrent_calls and self._settings.stated_bytes is None:
-            counted_graph.budget_bytes = 0  # a budget in percent is that of all calls of the step
-        execute = counted_graph.record_nodes(compiled_function)
-        if self._added_parameters:
-            execute = AdditionChecks(self._added_parameters).add_checks(execute, find_compiled_node)
-        return CompiledVariant(execute, counted_graph)
 
     def compile_variant(
         self, graph_calls: GraphCalls, graph_plan: GraphPlan, arguments: Sequence[Any]
@@ -286,21 +234,21 @@ class Backend(GraphPlanner):
         """Compile the graph of `graph_calls` by `graph_plan`; add its record to `plans`.
 
         The record has the budget of the step, if known, and a name with the number of the variant.
-        Sets `names` to those of `graph_calls`. Errors of this package are recorded as refusals, and
-        raised.
+        Errors of this package are recorded as refusals, and raised.
         """
-        call, frontier = graph_calls.frontier.graph_problem.call, self._frontier
         record = graph_plan.record
         name = f"{record.name}, plan {len(graph_calls.variants) + 1}"
         budget_bytes = self._live.budget_bytes or record.ram_budget_bytes
         record = replace(record, name=name, ram_budget_bytes=budget_bytes)
-        graph_plan = replace(graph_plan, record=record)
-        with self.record_refusals(), self.plan_call(earlier_call=call, graph_plan=graph_plan):
-            self._frontier, self.names = graph_calls.frontier, graph_calls.names
-            try:
-                return self._compile_variant(graph_calls.module, arguments, self._compiler)
-            finally:
-                self._frontier = frontier
+        planned = Planned(replace(graph_plan, record=record), graph_calls.frontier)
+        earlier_call = graph_calls.frontier.graph_problem.call
+        with self.record_refusals(), self.begin_call(earlier_call=earlier_call) as call:
+            compilation = Compilation(self, call, graph_calls.names, planned=planned)
+            return compilation.compile(graph_calls.module, arguments, self.compiler)
+
+    def count_calls(self, *, is_sharded: bool) -> CountedGraph:
+        """Return a counted graph among the live calls of this back end."""
+        return CountedGraph(self._live, is_sharded=is_sharded)
 
     def choose_plan(
         self, frontier: Frontier, *, is_pinned: bool
@@ -334,19 +282,111 @@ class Backend(GraphPlanner):
         waits = number or frontier.graph_problem.call.has_concurrent_calls
         return frontier.tight_plan if waits else None, CallChoice()
 
-    def _make_name_suffix(self, module: fx.GraphModule, inputs: Sequence[Any]) -> str:
-        """Return a function's name with its first `_MAX_SHAPES` input shapes; sets `names`."""
-        self.names, shapes = {}, []
-        for position, node in enumerate(module.graph.find_nodes(op="placeholder")):
-            expression = getattr(getattr(node, "_dynamo_source", None), "name", "")
-            name = str(expression() if callable(expression) else expression)
-            self.names[position] = _NAME_EXPRESSION.sub(r"\1", name)
-            if not _MODULE_TENSOR.search(name) and isinstance(inputs[position], torch.Tensor):
-                sizes_text = "x".join(map(str, inputs[position].shape))
-                shapes.append(f"{self.names[position]} {sizes_text}")
-        suffix = ", ..." if len(shapes) > _MAX_SHAPES else ""
-        shapes_text = f" of {', '.join(shapes[:_MAX_SHAPES])}{suffix}" if shapes else ""
-        return f", {_find_function_name()}{shapes_text}"
+
+class Compilation:
+    """One graph of a call, from its capture to compiled functions; AOTAutograd calls its methods.
+
+    Without `planned`, it is planned. `names` are those of its arguments in the compiled function,
+    by position. Its plan replaces that of `plan_index` in the record, if given.
+    """
+
+    def __init__(
+        self,
+        back_end: Backend,
+        call: FirstCall,
+        names: dict[int, str],
+        *,
+        planned: Planned | None = None,
+        plan_index: int | None = None,
+    ) -> None:
+        self.call = call
+        self.names = names
+        self.planned = planned
+        """Plan and frontier; None before the graph is partitioned."""
+        self._back_end = back_end
+        self.settings = back_end.settings
+        self.plan_index = plan_index
+        """Position of its plan in the record; None before it is planned."""
+        self._added_parameters: dict[int, str] = {}
+        """Names of the arguments whose gradients the backward pass adds, by position."""
+
+    def compile_calls(
+        self, module: fx.GraphModule, inputs: Sequence[Any], backward_compiler: Any, **options: Any
+    ) -> Callable[..., Any]:
+        """Compile a graph; with a frontier, its calls may have different plans."""
+        first_variant = self.compile(module, inputs, backward_compiler, **options)
+        frontier = None if self.planned is None else self.planned.frontier
+        if frontier is None:
+            return first_variant.execute
+        return GraphCalls(self._back_end, module, self.names, frontier, first_variant)
+
+    def compile(
+        self, module: fx.GraphModule, inputs: Sequence[Any], backward_compiler: Any, **options: Any
+    ) -> CompiledVariant:
+        """Compile a graph by its plan, with AOTAutograd's `options`."""
+        back_end, settings = self._back_end, self.settings
+        is_predicted = back_end.is_predicted
+        counted_graph = back_end.count_calls(is_sharded=self.call.is_sharded)
+        forward_compiler, inference_compiler = back_end.compiler, self.compile_inference
+        if settings.add_gradients:
+            self._added_parameters = trained_parameters(inputs, self.names)
+        if not is_predicted:
+            forward_compiler = _count_passes(forward_compiler, counted_graph.count_forward)
+            backward_compiler = _count_passes(backward_compiler, counted_graph.count_backward)
+            inference_compiler = _count_passes(inference_compiler, counted_graph.count_inference)
+        compile_ = aot_autograd(
+            fw_compiler=forward_compiler,
+            bw_compiler=backward_compiler,
+            inference_compiler=inference_compiler,
+            partition_fn=self.partition,
+        )
+        # The Python code of lazy modules is not generated, because it is never executed.
+        lazy_modules = _use_lazy_graph_module(should_use=True)
+        stride_correction = nullcontext() if is_predicted else correct_fake_strides(inputs)
+        with CAPTURE_LOCK, native_operators(), stride_correction, lazy_modules, infrequent_gc():
+            compiled_function = cast("Callable[..., Any]", compile_(module, inputs, **options))
+        if is_predicted or self.planned is None:
+            return CompiledVariant(compiled_function, counted_graph)
+        counted_graph.set_plan(self.planned.graph_plan)
+        counted_graph.frontier = self.planned.frontier
+        if counted_graph.has_concurrent_calls and settings.stated_bytes is None:
+            counted_graph.budget_bytes = 0  # a budget in percent is that of all calls of the step
+        execute = counted_graph.record_nodes(compiled_function)
+        if self._added_parameters:
+            execute = AdditionChecks(self._added_parameters).add_checks(execute, find_compiled_node)
+        return CompiledVariant(execute, counted_graph)
+
+    def partition(
+        self,
+        module: fx.GraphModule,
+        _: Sequence[Any],
+        *,
+        num_fwd_outputs: int,
+        **_options: Any,
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Plan a joint graph, changing it; return the modules of the forward and backward pass."""
+        graph, saved_nodes = self._rewrite(module.graph, num_fwd_outputs)
+        joint = _make_graph_module(module, graph)
+        forward, backward = partitioners._extract_fwd_bwd_modules(  # noqa: SLF001 - as PyTorch's
+            joint, saved_nodes, [], num_fwd_outputs=num_fwd_outputs
+        )
+        return forward, backward
+
+    def compile_inference(self, module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        """Plan and compile a graph without a backward pass; it is changed in place."""
+        graph, _ = self._rewrite(module.graph, None)
+        return self._back_end.compiler(_make_graph_module(module, graph))
+
+    def _rewrite(
+        self, graph: fx.Graph, n_forward_outputs: int | None
+    ) -> tuple[fx.Graph, list[fx.Node]]:
+        """Return a graph in the order of its plan, and saved nodes; sets `planned`."""
+        joint = self._build_joint_graph(graph, n_forward_outputs)
+        rewritten = self._back_end.rewrite(
+            joint, self.call, self.planned, plan_index=self.plan_index
+        )
+        self.planned, self.plan_index = rewritten.planned, rewritten.plan_index
+        return rewritten.graph, rewritten.saved_nodes
 
     def _build_joint_graph(self, graph: fx.Graph, n_forward_outputs: int | None) -> JointGraph:
         """Prepare an FX graph in place for planning: insert additions to ``.grad``, split dropout.
@@ -368,27 +408,6 @@ class Backend(GraphPlanner):
             insert_additions(graph, self._added_parameters)
         return JointGraph(graph, n_forward_outputs)
 
-    def _partition(
-        self,
-        module: fx.GraphModule,
-        _: Sequence[Any],
-        *,
-        num_fwd_outputs: int,
-        **_options: Any,
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Plan a joint graph, changing it; return the modules of the forward and backward pass."""
-        graph, saved_nodes = self.rewrite(self._build_joint_graph(module.graph, num_fwd_outputs))
-        joint = _make_graph_module(module, graph)
-        forward, backward = partitioners._extract_fwd_bwd_modules(  # noqa: SLF001 - as PyTorch's
-            joint, saved_nodes, [], num_fwd_outputs=num_fwd_outputs
-        )
-        return forward, backward
-
-    def _compile_inference(self, module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-        """Plan and compile a graph without a backward pass; it is changed in place."""
-        graph, _ = self.rewrite(self._build_joint_graph(module.graph, None))
-        return self._compiler(_make_graph_module(module, graph))
-
 
 class CompiledVariant(NamedTuple):
     """A graph compiled by one plan."""
@@ -408,12 +427,13 @@ class GraphCalls:
         self,
         back_end: Backend,
         module: fx.GraphModule,
+        names: dict[int, str],
         frontier: Frontier,
         first_variant: CompiledVariant,
     ) -> None:
         self.module = module
+        self.names = names
         self.frontier = frontier
-        self.names = back_end.names
         self._back_end = back_end
         self._first_variant = first_variant
         self.variants: dict[int, CompiledVariant] = {}
@@ -466,6 +486,33 @@ def _find_sharded_modules() -> list[torch.nn.Module]:
         for module in _find_local_modules()
         for sharded_module in find_sharded_parents(module)
     ]
+
+
+def _argument_names(module: fx.GraphModule) -> dict[int, str]:
+    """Return the names of a graph's arguments in the compiled function, by position."""
+    return {
+        position: _NAME_EXPRESSION.sub(r"\1", _source_expression(node))
+        for position, node in enumerate(module.graph.find_nodes(op="placeholder"))
+    }
+
+
+def _make_name_suffix(module: fx.GraphModule, inputs: Sequence[Any], names: dict[int, str]) -> str:
+    """Return a function's name with its first `_MAX_SHAPES` input shapes."""
+    shapes = []
+    for position, node in enumerate(module.graph.find_nodes(op="placeholder")):
+        is_tensor = isinstance(inputs[position], torch.Tensor)
+        if is_tensor and not _MODULE_TENSOR.search(_source_expression(node)):
+            sizes_text = "x".join(map(str, inputs[position].shape))
+            shapes.append(f"{names[position]} {sizes_text}")
+    suffix = ", ..." if len(shapes) > _MAX_SHAPES else ""
+    shapes_text = f" of {', '.join(shapes[:_MAX_SHAPES])}{suffix}" if shapes else ""
+    return f", {_find_function_name()}{shapes_text}"
+
+
+def _source_expression(node: fx.Node) -> str:
+    """Return Dynamo's expression of an argument of a graph; "" if it has none."""
+    expression = getattr(getattr(node, "_dynamo_source", None), "name", "")
+    return str(expression() if callable(expression) else expression)
 
 
 def _find_function_name() -> str:

@@ -8,6 +8,7 @@ no memory, and is no tensor of the plan.
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +27,6 @@ from poetmodel.errors import BudgetError, InputError
 from poetmodel.torch.cache import digest, plain_layout
 from poetmodel.torch.dynamo.compiling import Backend, require_whole_model
 from poetmodel.torch.dynamo.joint_graph import TANGENTS, JointGraph, find_ancestors
-from poetmodel.torch.dynamo.live_calls import CountedGraph
 from poetmodel.torch.dynamo.planning import PassPeaks
 from poetmodel.torch.graph.operators import operator_name
 from poetmodel.torch.graph.profiles import execute_on_synthetic
@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
     from torch import fx
 
-    from poetmodel.torch.dynamo.planning import BackendOptions, FirstCall, PlanRecord
+    from poetmodel.torch.dynamo.compiling import Compilation
+    from poetmodel.torch.dynamo.live_calls import CountedGraph
+    from poetmodel.torch.dynamo.planning import BackendOptions, FirstCall, GraphPlan, PlanRecord
     from poetmodel.torch.dynamo.rewriting import GraphPlanner
 
 MAX_LARGE_INPUTS: Final = 4
@@ -137,11 +139,25 @@ def _max_elements(node: fx.Node) -> int:
 class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
     """A partitioner for Inductor with a RAM budget; created by `poetmodel.torch.partitioner`.
 
-    `reserved_bytes` of the budget are for memory of Inductor that is not in the plan [B].
+    `reserved_bytes` of the budget are for memory of Inductor that is not in the plan [B]. Without a
+    `call` each graph is one of its own. The plan replaces that of `plan_index`, if given.
     """
 
-    def __init__(self, graphs: GraphPlanner, *, reserved_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        graphs: GraphPlanner,
+        call: FirstCall | None = None,
+        *,
+        reserved_bytes: int = 0,
+        plan_index: int | None = None,
+    ) -> None:
         self.graphs = graphs
+        self.graph_plan: GraphPlan | None = None
+        """Plan of the last graph; None before a graph with gradients."""
+        self.plan_index: int | None = None
+        """Position of that plan in the record."""
+        self._call = call
+        self._replaced_index = plan_index
         self.forward_results_bytes = self.final_results_bytes = 0
         """Bytes of the last graph: results of the forward pass, and results of both passes with
         autograd's copies of gradients [B]."""
@@ -177,7 +193,12 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
             gm.graph = partitioners.fx_graph_cse(gm.graph)
         inlining = InliningPredictor(gm.graph, num_fwd_outputs)
         joint = JointGraph(gm.graph, num_fwd_outputs, is_inlined=inlining)
-        graph, saved_nodes = self.graphs.rewrite(joint, reserved_bytes=self._reserved_bytes)
+        call_context = self.graphs.begin_call() if self._call is None else nullcontext(self._call)
+        with call_context as call:
+            graph, saved_nodes, planned, self.plan_index = self.graphs.rewrite(
+                joint, call, reserved_bytes=self._reserved_bytes, plan_index=self._replaced_index
+            )
+        self.graph_plan = planned.graph_plan
         sizes = [storage.bytes for storage in joint.storages]
         results = joint.find_storages(joint.results[:num_fwd_outputs])
         self.forward_results_bytes = sum(sizes[number] for number in results)
@@ -307,21 +328,29 @@ class InductorBackend(Backend):
         raise InputError("kernels: those of Inductor cannot be planned without running them")
 
     def _compile_call(
-        self, module: fx.GraphModule, inputs: Sequence[Any], call: FirstCall, **_: Any
+        self,
+        module: fx.GraphModule,
+        inputs: Sequence[Any],
+        compilation: Compilation,
+        **_: Any,
     ) -> Any:
         """Compile a graph; repeat with more bytes reserved for Inductor until the peak fits.
 
         Fails after `MAX_ATTEMPTS`. The reserved bytes are cached for later compilations.
         """
         layouts = [plain_layout(value) for value in inputs if isinstance(value, torch.Tensor)]
-        cache, key = self._settings.cache, digest(self.key, module.code, layouts)
+        cache, key = self.settings.cache, digest(self.key, module.code, layouts)
         reserved_bytes: int = cache.read("reserve", key) or 0
-        n_plans, peaks = len(self._graph_plans), list[int]()
+        call, plan_index, peaks = compilation.call, -1, list[int]()
         for attempt in range(MAX_ATTEMPTS):
-            del self._graph_plans[n_plans:]
-            counted_graph = CountedGraph(self._live, is_sharded=call.is_sharded)
+            counted_graph = self.count_calls(is_sharded=call.is_sharded)
             module_copy, compiler = copy.deepcopy(module), MeasuringCompiler(counted_graph)
-            partitioner = Partitioner(self, reserved_bytes=reserved_bytes)
+            partitioner = Partitioner(
+                self,
+                call,
+                reserved_bytes=reserved_bytes,
+                plan_index=plan_index if peaks else None,
+            )
             # No cached results, and the backward pass is compiled now, so that it is measured.
             with functorch.patch(
                 enable_autograd_cache=False, force_non_lazy_backward_lowering=True
@@ -337,7 +366,10 @@ class InductorBackend(Backend):
                     if not peaks:
                         raise
                     break
-            if len(self._graph_plans) == n_plans:  # a call without gradients has no plan
+            graph_plan = partitioner.graph_plan
+            if (
+                graph_plan is None or partitioner.plan_index is None
+            ):  # a call without gradients has no plan
                 counted_graph.name = f"a call without gradients{call.title}"
                 counted_graph.peaks = PassPeaks(compiler.forward_bytes)
                 peak_bytes = compiler.forward_bytes + call.wrapped_bytes
@@ -348,7 +380,7 @@ class InductorBackend(Backend):
                     f"{format_bytes(budget_bytes)}, without a plan"
                 )
                 return compiled_function
-            record = self._graph_plans[n_plans].record
+            plan_index, record = partitioner.plan_index, graph_plan.record
             # During the backward pass the results and their gradients are in RAM too.
             backward_bytes = max(
                 compiler.backward_bytes + 2 * partitioner.forward_results_bytes,
@@ -358,14 +390,14 @@ class InductorBackend(Backend):
             excess_bytes = peak_bytes - record.ram_budget_bytes
             if excess_bytes <= 0:
                 record = replace(record, predicted_peak_bytes=peak_bytes)
-                self._graph_plans[n_plans] = graph_plan = replace(
-                    self._graph_plans[n_plans],
+                self._graph_plans[plan_index] = graph_plan = replace(
+                    graph_plan,
                     record=record,
                     peaks=PassPeaks(
                         forward_bytes=compiler.forward_bytes,
                         held_bytes=min(compiler.forward_bytes, backward_bytes),
                         backward_bytes=backward_bytes,
-                        copied_bytes=self._graph_plans[n_plans].peaks.copied_bytes,
+                        copied_bytes=graph_plan.peaks.copied_bytes,
                     ),
                 )
                 counted_graph.set_plan(graph_plan)
@@ -375,15 +407,15 @@ class InductorBackend(Backend):
             # The memory of Inductor that is not in the plan may grow as the plan shrinks.
             reserved_bytes += excess_bytes << attempt
             peaks.append(peak_bytes)
-        del self._graph_plans[n_plans:]
+        del self._graph_plans[plan_index]
         raise BudgetError(
             f"ram: kernels of Inductor took at least {min(peaks):,} B in all attempts for graph "
-            f"{n_plans}: ram={min(peaks)} is enough"
+            f"{plan_index}: ram={min(peaks)} is enough"
         )
 
     def _inference_budget_bytes(self, name: str, peak_bytes: int) -> int:
         """Return the stated budget, refused below the peak; without bytes stated, the peak [B]."""
-        budget = self._settings.budget
+        budget = self.settings.budget
         budget_bytes = None if budget is None else budget.size_bytes
         if budget_bytes is None:
             return peak_bytes

@@ -252,8 +252,6 @@ class FirstCall:
     """Called with a description when another part of planning begins."""
     has_concurrent_calls: bool = False
     """Whether other calls are expected between the forward and backward pass of this one."""
-    graph_plan: GraphPlan | None = None
-    """The plan to use; None to solve for a plan."""
     wrapped_bytes: int = 0
     """Bytes of DDP and FSDP2 during the call [B]."""
     share: Callable[[str, Callable[[], Any]], Any] = lambda _, compute: compute()

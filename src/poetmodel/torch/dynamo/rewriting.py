@@ -8,8 +8,9 @@ import weakref
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch._dynamo import config
@@ -95,6 +96,25 @@ _RECOMPILE_WARNING: Final = (
 )
 
 
+class Planned(NamedTuple):
+    """The plan by which a graph is compiled, and the plans of its further calls."""
+
+    graph_plan: GraphPlan
+    frontier: Frontier | None
+    """Plans of the graph; None if its calls have one plan."""
+
+
+class RewrittenGraph(NamedTuple):
+    """A graph in the order of its plan."""
+
+    graph: fx.Graph
+    saved_nodes: list[fx.Node]
+    """Nodes that the forward pass saves for the backward pass."""
+    planned: Planned
+    plan_index: int
+    """Position of the plan in the record."""
+
+
 class GraphPlanner:
     """Plans and rewrites one graph after another within one budget; records plans and refusals.
 
@@ -110,19 +130,19 @@ class GraphPlanner:
         is_generated: Callable[[fx.Node], bool] | None = None,
         is_predicted: bool = False,
     ) -> None:
-        self._is_predicted = is_predicted
+        self.is_predicted = is_predicted
         self._graph_plans: list[GraphPlan] = []
+        self._lock = Lock()
+        """Held while a plan is added to this list."""
         self._unplanned_lines: list[str] = []
         """Lines of the summary about calls without a plan."""
-        self._settings = settings
+        self.settings = settings
         self._profiles = Profiles(
             settings.cache, measures_times=settings.costs == MEASURED, is_generated=is_generated
         )
         self._file = None if storage is None else SlotFile(storage)
         self._first_keep_all_bytes: dict[Hashable, int] = {}
         """Keep-all peak of the first shape of each function [B]."""
-        self._call: FirstCall | None = None
-        """The call whose graphs are being planned."""
         self._has_warned_about_loss = False
         """Whether the warning was logged that memory of the loss is not counted."""
         self._live = LiveCalls(settings.keep_all_fraction)
@@ -133,8 +153,6 @@ class GraphPlanner:
         self._live.budget_bytes = settings.stated_bytes
         self._live.outside_bytes = self._stated_outside_memory().peak_bytes
         self._ranks = RankExchange(settings.time_limit_s)
-        self._frontier: Frontier | None = None
-        """Plans of the graph that was planned last; None if its calls have one plan."""
         self._replicas: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         """DDP modules with compiled functions."""
         self._fsdp_modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -142,24 +160,20 @@ class GraphPlanner:
 
     def __deepcopy__(self, _: object) -> Self:
         """Return a planner without plans, because a copied module compiles its graphs itself."""
-        planner = type(self)(self._settings)
-        shared_names = ("_is_predicted", "_file", "_profiles")
+        planner = type(self)(self.settings)
+        shared_names = ("is_predicted", "_file", "_profiles")
         vars(planner).update((name, vars(self)[name]) for name in shared_names)
         return planner
 
     @contextmanager
-    def plan_call(
+    def begin_call(
         self, inputs: Sequence[Any] = (), *, earlier_call: FirstCall | None = None, **changes: Any
     ) -> Iterator[FirstCall]:
         """Context manager around the planning of one call's graphs, with a common time limit.
 
-        A nested use yields the outer call. Parameters in `inputs` identify the function.
-        `earlier_call` is repeated with a new time limit; `changes` replace its fields. Ends running
-        measurements of outside memory.
+        Parameters in `inputs` identify the function. `earlier_call` is repeated with a new time
+        limit; `changes` replace its fields. Ends running measurements of outside memory.
         """
-        if self._call is not None:
-            yield self._call
-            return
         interrupt_measurements()
         compile_id = CompileContext.current_compile_id()
         frame_id = None if compile_id is None else compile_id.frame_id
@@ -169,7 +183,7 @@ class GraphPlanner:
         ):
             _LOG.warning(_RECOMPILE_WARNING, config.recompile_limit)
         with show_phases(after_s=SHOW_AFTER_S) as show_phase:
-            until_s = monotonic() + self._settings.time_limit_s
+            until_s = monotonic() + self.settings.time_limit_s
             if earlier_call is None:
                 parameter_ids = (
                     id(value) for value in inputs if isinstance(value, torch.nn.Parameter)
@@ -181,11 +195,7 @@ class GraphPlanner:
                     outside=self._stated_outside_memory(),
                 )
             changes = {"share": self._share, "gather": self._gather, **changes}
-            self._call = replace(earlier_call, until_s=until_s, show_phase=show_phase, **changes)
-            try:
-                yield self._call
-            finally:
-                self._call = None
+            yield replace(earlier_call, until_s=until_s, show_phase=show_phase, **changes)
 
     def _wrapped_bytes(self, excluded_keys: Container[int] = ()) -> int:
         """Return the bytes of DDP's buckets and of FSDP2, as counted by `gathered_bytes` [B]."""
@@ -210,7 +220,7 @@ class GraphPlanner:
 
     def _stated_outside_memory(self) -> OutsideMemory:
         """Return the memory outside of compiled functions by the option; zeros if not stated."""
-        option = self._settings.outside
+        option = self.settings.outside
         if option is None or option == AUTO:
             return OutsideMemory()
         return OutsideMemory(peak_bytes=parse_size(option, field="outside"))
@@ -218,7 +228,7 @@ class GraphPlanner:
     @property
     def key(self) -> str:
         """Digest of budget, device, time limit, gap, host and keep-all peaks of first shapes."""
-        settings = self._settings
+        settings = self.settings
         values = [str(settings.ram), str(settings.device), settings.time_limit_s, settings.gap]
         values += self._first_keep_all_bytes.values()  # they determine the budget of later shapes
         return digest(host_key(), *values)
@@ -293,39 +303,54 @@ class GraphPlanner:
             raise InputError(f"{path}: expected a file *.html, a page, or *.json, the records")
 
     def rewrite(
-        self, joint: JointGraph, *, reserved_bytes: int = 0
-    ) -> tuple[fx.Graph, list[fx.Node]]:
-        """Plan a graph; return (graph in the order of its plan, nodes that its forward pass saves).
+        self,
+        joint: JointGraph,
+        call: FirstCall,
+        planned: Planned | None = None,
+        *,
+        reserved_bytes: int = 0,
+        plan_index: int | None = None,
+    ) -> RewrittenGraph:
+        """Rewrite a graph of a call by a plan, solved for unless `planned`; record and log it.
 
-        Solves unless the current call has a plan; then sets `_frontier`. Records and logs the plan.
-        `reserved_bytes` of the budget are for memory that it does not count [B].
+        The record replaces that of `plan_index` if given. `reserved_bytes` of the budget are for
+        memory that it does not count [B].
         """
-        with self.plan_call() as call:
-            name = f"graph {len(self._graph_plans)}{call.title}"
-            graph_plan = call.graph_plan
-            if graph_plan is None:
-                profiles, agreed_call = self._agree_profiles(joint, call)
-                graph_plan = self._plan_graph(joint, profiles, name, agreed_call, reserved_bytes)
-        self._graph_plans.append(graph_plan)
-        _LOG.info("%s", graph_plan.record)
+        if planned is None:
+            if plan_index is None:
+                name = f"graph {len(self._graph_plans)}{call.title}"
+            else:
+                name = self._graph_plans[plan_index].record.name
+            profiles, agreed_call = self._agree_profiles(joint, call)
+            planned = self._plan_graph(joint, profiles, name, agreed_call, reserved_bytes)
+        graph_plan = planned.graph_plan
+        with self._lock:
+            if plan_index is None:
+                plan_index = len(self._graph_plans)
+            self._graph_plans[plan_index : plan_index + 1] = [graph_plan]
+        self._log_plan(graph_plan)
+        rewriter = JointRewriter(joint, -1 if self._file is None else self._file.number)
+        new_graph = rewriter.rewrite(graph_plan.plan.program, graph_plan.inserted_node)
+        return RewrittenGraph(new_graph, list(rewriter.saved_nodes), planned, plan_index)
+
+    def _log_plan(self, graph_plan: GraphPlan) -> None:
+        """Log a plan, and warn if it exceeds the model's own peak, or once of memory of a loss."""
         record = graph_plan.record
+        _LOG.info("%s", record)
         if record.eager_bytes is not None and record.ram_budget_bytes > record.eager_bytes:
             _LOG.warning(
                 _CHECKPOINT_WARNING,
-                name,
-                self._settings.ram,
+                record.name,
+                self.settings.ram,
                 format_bytes(record.keep_all_bytes),
                 format_bytes(record.eager_bytes),
             )
         if record.is_loss_missing and not self._has_warned_about_loss:
             self._has_warned_about_loss = True
-            remedy = _LOSS_REMEDY if self._settings.outside is None else _MEASURED_REMEDY
+            remedy = _LOSS_REMEDY if self.settings.outside is None else _MEASURED_REMEDY
             if graph_plan.inserted_node is not None:
                 remedy = _SIZE_REMEDY
-            _LOG.warning("%s: %s; %s", name, LOSS_OUTSIDE, remedy)
-        rewriter = JointRewriter(joint, -1 if self._file is None else self._file.number)
-        new_graph = rewriter.rewrite(graph_plan.plan.program, graph_plan.inserted_node)
-        return new_graph, list(rewriter.saved_nodes)
+            _LOG.warning("%s: %s; %s", record.name, LOSS_OUTSIDE, remedy)
 
     def _agree_profiles(
         self, joint: JointGraph, call: FirstCall
@@ -335,12 +360,12 @@ class GraphPlanner:
         Measures or loads them. Each process uses the largest values and smallest rates of all, so
         that all have one plan, valid in each. Predicted profiles are equal: `call` is unchanged.
         """
-        if self._is_predicted:
+        if self.is_predicted:
             return [operation.profile for operation in joint.operations], call
         call.show_phase("measuring operations")
         key = joint.training_graph().sha256  # by predicted sizes, which are equal in all processes
         profiles = self._profiles.load_or_measure(joint)
-        rates = None if self._settings.device else load_machine_rates(self._settings.cache)
+        rates = None if self.settings.device else load_machine_rates(self.settings.cache)
         measurements = call.gather(key, (profiles, rates, call.wrapped_bytes))
         all_profiles, all_rates, wrapped_bytes = zip(*measurements, strict=True)
         profiles = [
@@ -358,30 +383,30 @@ class GraphPlanner:
         name: str,
         call: FirstCall,
         reserved_bytes: int,
-    ) -> GraphPlan:
-        """Return the plan of a graph, and set `_frontier`, which counts no outside memory.
+    ) -> Planned:
+        """Return the plan of a graph, and its frontier, which counts no outside memory.
 
         With concurrent calls, the plan is the frontier's `tight_plan`, whose peak may exceed the
         budget.
         """
-        self._frontier = None
+        frontier = None
         options: dict[str, Any] = {
             "name": name,
             "call": call,
             "reserved_bytes": reserved_bytes,
-            "is_predicted": self._is_predicted,
+            "is_predicted": self.is_predicted,
         }
-        if not joint.is_inference and not self._is_predicted and not reserved_bytes:
+        if not joint.is_inference and not self.is_predicted and not reserved_bytes:
             graph_options = options | {"call": replace(call, outside=OutsideMemory())}
-            self._frontier = Frontier(
-                GraphProblem.from_joint(joint, profiles, self._settings, **graph_options)
+            frontier = Frontier(
+                GraphProblem.from_joint(joint, profiles, self.settings, **graph_options)
             )
-        if self._frontier is None or not call.has_concurrent_calls:
-            return plan(joint, profiles, self._settings, **options)
-        stated_bytes = self._settings.stated_bytes
+        if frontier is None or not call.has_concurrent_calls:
+            return Planned(plan(joint, profiles, self.settings, **options), frontier)
+        stated_bytes = self.settings.stated_bytes
         if stated_bytes is not None:
-            self._frontier.check_budget(stated_bytes)
-        tight_plan = self._frontier.tight_plan
+            frontier.check_budget(stated_bytes)
+        tight_plan = frontier.tight_plan
         budget_bytes = stated_bytes or tight_plan.record.predicted_peak_bytes
         record = replace(
             tight_plan.record,
@@ -389,4 +414,4 @@ class GraphPlanner:
             outside_bytes=call.outside.peak_bytes or None,
             is_loss_missing=tight_plan.record.is_loss_missing and not any(call.outside),
         )
-        return replace(tight_plan, record=record)
+        return Planned(replace(tight_plan, record=record), frontier)
