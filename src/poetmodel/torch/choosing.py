@@ -266,32 +266,23 @@ def choose_layers(  # noqa: PLR0913 - those of `choose`
     search: SearchOptions,
 ) -> Choice:
     """Choose layers as `choose` does."""
-    _check_options(scores, per, device, profile, tile, limits)
-    if isinstance(model, torch.nn.Module) and scores != GRADIENT_NORM:
-        stated_scores, source = _stated_scores(scores)
-        _check_not_quantized(stated_scores, model, source)
-        parameters = _captured_parameters(model, loss_fn).items()
-        check_layer_names(
-            stated_scores,
-            group_by_layer(
-                (name for name, parameter in parameters if parameter.requires_grad), per
-            ),
-            source,
-        )
+    sources = _Sources.read(scores, per, device, profile, tile, limits)
+    if isinstance(model, torch.nn.Module):
+        sources.check_scores(model, loss_fn, per)
     if optimizer is None:
         optimizer = make_optimizer("sgd", model, loss_fn)
     whole_step = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
     request = search.start()
     find_backend(request.backend).check_options(request.solver_options)
-    tiles, limits = _choose_tiles(whole_step, parse_tile(tile), device, profile, limits, request)
+    tiles, limits = _choose_tiles(whole_step, sources, limits, request)
     elapsed_s = request.time_limit_s if tiles.is_interrupted else request.elapsed_s()
-    tile_bytes, step = tiles.tile_bytes, tiles.step
+    step = tiles.step
     freezable = Freezable(step=step)
     layers = group_by_layer(freezable.parameters, per)
-    scores_by_layer = _layer_scores(
-        scores, layers, model, loss_fn, inputs if batch is None else batch
+    scores_by_layer = sources.layer_scores(
+        layers, model, loss_fn, inputs if batch is None else batch
     )
-    problem = Problem.from_limits(step.graph, _step_costs(step, device, profile), limits)
+    problem = Problem.from_limits(step.graph, sources.costs_of(step), limits)
     request = replace(request, started_s=now_s() - elapsed_s)
     selection = select_layers(
         freezable,
@@ -300,110 +291,128 @@ def choose_layers(  # noqa: PLR0913 - those of `choose`
         scores_by_layer,
         request=replace(request, time_limit_s=SELECTION_RATIO * request.time_limit_s),
     )
-    chosen_parameters = tuple(name for layer in selection.layers for name in layers[layer])
-    if not chosen_parameters:
-        return Choice(
-            selection=selection,
-            parameters=(),
-            scores=scores_by_layer,
-            result=_make_empty_result(problem, selection, request),
-            step=None,
-            note=_proof_scope(whole_step, problem, tile_bytes, selection.status),
-            tile_bytes=tile_bytes,
-            tile_trials=tiles.trials,
-        )
-    start_schedule = None if selection.result is None else selection.result.schedule
-    if tile_bytes is not None:
-        derived_step = freezable.step_for(chosen_parameters)
-        return Choice(
-            selection=selection,
-            parameters=chosen_parameters,
-            scores=scores_by_layer,
-            result=_solve_chosen_step(
-                derived_step, derived_step.graph, problem.resolved(), request, start_schedule
-            ),
-            step=derived_step,
-            tile_bytes=tile_bytes,
-            tile_trials=tiles.trials,
-        )
-    with _train_only(_captured_parameters(model, loss_fn), chosen_parameters):
-        captured_step = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
-    compared_graph = freezable.graph_for(chosen_parameters)
-    if graph_signature(compared_graph) != graph_signature(captured_step.graph):
-        return _make_unproved_choice(
-            captured_step,
-            problem.resolved(),
-            request,
-            selection,
-            chosen_parameters,
-            scores_by_layer,
-        )
-    result = _solve_chosen_step(
-        captured_step, compared_graph, problem.resolved(), request, start_schedule
-    )
-    return Choice(
+    parameters = tuple(name for layer in selection.layers for name in layers[layer])
+    choice = Choice(
         selection=selection,
-        parameters=chosen_parameters,
+        parameters=parameters,
         scores=scores_by_layer,
-        result=result,
-        step=captured_step,
+        result=_make_empty_result(problem, selection, request),
+        step=None,
+        tile_bytes=tiles.tile_bytes,
+        tile_trials=tiles.trials,
     )
+    if not parameters:
+        note = _proof_scope(whole_step, problem, tiles.tile_bytes, selection.status)
+        return replace(choice, note=note)
+    if tiles.tile_bytes is not None:
+        chosen_step = freezable.step_for(parameters)
+        return _with_schedule(choice, chosen_step, chosen_step.graph, request)
+    with _train_only(_captured_parameters(model, loss_fn), parameters):
+        chosen_step = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
+    return _with_schedule(choice, chosen_step, freezable.graph_for(parameters), request)
 
 
-def _check_options(
-    scores: Mapping[str, float] | str | Path,
-    per: str,
-    device: str | Device | None,
-    profile: str | Path | Costs | None,
-    tile: str | int | TileChoice | None,
-    limits: Limits,
-) -> None:
-    """Refuse the first invalid option before a capture, except layers and values of scores."""
-    group_by_layer((), per)
-    if scores != GRADIENT_NORM:
-        _stated_scores(scores)
-    board = Device.load(device) if isinstance(device, str) else device
-    if isinstance(profile, str | Path):
-        Costs.load(profile, device=board)
-    elif profile is None and board is None:
-        raise InputError(_NO_COSTS)
-    if not parse_tile(tile).is_whole and board is None:
-        raise InputError(_NO_BOARD)
-    limits.check()
+@dataclass(frozen=True, kw_only=True)
+class _Sources:
+    """Scores, costs and tile sizes of a choice, each read once."""
+
+    scores: dict[str, float] | None
+    """The stated scores, unchecked if a mapping; None for gradient norms."""
+    source: str
+    """Origin of the scores, for messages."""
+    device: Device | None
+    profile: Costs | None
+    """Measured costs; None to estimate those of `device`."""
+    tile: TileChoice
+
+    @classmethod
+    def read(
+        cls,
+        scores: Mapping[str, float] | str | Path,
+        per: str,
+        device: str | Device | None,
+        profile: str | Path | Costs | None,
+        tile: str | int | TileChoice | None,
+        limits: Limits,
+    ) -> _Sources:
+        """Read the sources; refuse the first invalid option, except layers and values of scores."""
+        group_by_layer((), per)
+        values, source = None, GRADIENT_NORM
+        if not isinstance(scores, str | Path):
+            values, source = dict(scores), "scores"
+        elif scores != GRADIENT_NORM:
+            values, source = load_scores(Path(scores)), str(scores)
+        board = Device.load(device) if isinstance(device, str) else device
+        if isinstance(profile, str | Path):
+            profile = Costs.load(profile, device=board)
+        elif profile is not None and board is not None:
+            profile = profile.for_device(board)
+        if profile is None and board is None:
+            raise InputError(_NO_COSTS)
+        tile_choice = parse_tile(tile)
+        if not tile_choice.is_whole and board is None:
+            raise InputError(_NO_BOARD)
+        limits.check()
+        return cls(scores=values, source=source, device=board, profile=profile, tile=tile_choice)
+
+    def costs_of(self, step: LoweredStep) -> Costs:
+        """Return the profile's costs, or else the device's estimates for a step."""
+        if self.profile is not None:
+            return self.profile
+        if self.device is None:
+            raise InputError(_NO_COSTS)
+        return Costs.estimate(step.graph, self.device)
+
+    def check_scores(self, model: torch.nn.Module, loss_fn: Loss, per: str) -> None:
+        """Refuse stated scores of unknown or int8 layers."""
+        if self.scores is None:
+            return
+        _check_not_quantized(self.scores, model, self.source)
+        parameters = _captured_parameters(model, loss_fn).items()
+        trained_names = (name for name, parameter in parameters if parameter.requires_grad)
+        check_layer_names(self.scores, group_by_layer(trained_names, per), self.source)
+
+    def layer_scores(
+        self,
+        layers: Mapping[str, Sequence[str]],
+        model: torch.nn.Module,
+        loss_fn: Loss,
+        batch: Sequence[Any],
+    ) -> dict[str, float]:
+        """Return the score of each layer: the user's, maybe all 0, or gradient norms."""
+        values = self.scores
+        if values is None:
+            values = gradient_norms(layers, model, loss_fn, batch)
+        _check_not_quantized(values, model, self.source)
+        check_scores(values, layers, self.source)
+        return {layer: float(values[layer]) for layer in layers}
 
 
 def _choose_tiles(
-    step: LoweredStep,
-    choice: TileChoice,
-    device: str | Device | None,
-    profile: str | Path | Costs | None,
-    limits: Limits,
-    request: Request,
+    step: LoweredStep, sources: _Sources, limits: Limits, request: Request
 ) -> tuple[ChosenTiles, Limits]:
     """Choose the tile size of a step; return (tile size with the step in tiles, limits).
 
     Solves each candidate for a fraction of the time. The returned RAM limit is in bytes, because a
     percentage of RAM refers to the step without tiles.
     """
-    if choice.is_whole:
+    board = sources.device
+    if sources.tile.is_whole or board is None:
         return ChosenTiles(tile_bytes=None, step=step), limits
-    board = Device.load(device) if isinstance(device, str) else device
-    if board is None:
-        raise InputError(_NO_BOARD)
     keep_all_bytes = checkpoint_all_peak_bytes(step.graph)
     budget = Budget.parse(board.ram_bytes if limits.ram is None else limits.ram)
     absolute_limits = replace(limits, ram=budget.to_size(keep_all_bytes))
     candidates = candidate_tiles(
         step,
-        choice,
+        sources.tile,
         board,
         ram_bytes=budget.resolve(keep_all_bytes),
         paging=board.storage is not None and limits.paging,
-        names_nodes=profile is not None,
+        names_nodes=sources.profile is not None,
     )
 
     def build_problem(step: LoweredStep) -> Problem:
-        return Problem.from_limits(step.graph, _step_costs(step, device, profile), absolute_limits)
+        return Problem.from_limits(step.graph, sources.costs_of(step), absolute_limits)
 
     return find_cheapest_tiles(candidates, build_problem, request), absolute_limits
 
@@ -471,31 +480,6 @@ def gradient_norms(
     return norms
 
 
-def _layer_scores(
-    scores: Mapping[str, float] | str | Path,
-    layers: Mapping[str, Sequence[str]],
-    model: torch.nn.Module,
-    loss_fn: Loss,
-    batch: Sequence[Any],
-) -> dict[str, float]:
-    """Return the score of each layer: the user's, maybe all 0, or gradient norms."""
-    if scores == GRADIENT_NORM:
-        values = gradient_norms(layers, model, loss_fn, batch)
-        source = GRADIENT_NORM
-    else:
-        values, source = _stated_scores(scores)
-    _check_not_quantized(values, model, source)
-    check_scores(values, layers, source)
-    return {layer: float(values[layer]) for layer in layers}
-
-
-def _stated_scores(scores: Mapping[str, float] | str | Path) -> tuple[dict[str, float], str]:
-    """Return (the user's scores, unchecked if a mapping, their source for messages)."""
-    if isinstance(scores, str | Path):
-        return load_scores(Path(scores)), str(scores)
-    return dict(scores), "scores"
-
-
 def _check_not_quantized(scores: Mapping[str, float], model: torch.nn.Module, source: str) -> None:
     """Refuse a score of a layer in an int8 front, which is frozen."""
     converted_model = with_fronts(model)
@@ -514,20 +498,6 @@ def _check_not_quantized(scores: Mapping[str, float], model: torch.nn.Module, so
                     f"{source}: {name} is part of the int8 front {path!r}, which cannot be "
                     "trained; leave its score out"
                 )
-
-
-def _step_costs(
-    step: LoweredStep, device: str | Device | None, profile: str | Path | Costs | None
-) -> Costs:
-    """Return the profile's costs, as those of `device` if given, or else the device's estimates."""
-    loaded_device = Device.load(device) if isinstance(device, str) else device
-    if isinstance(profile, Costs):
-        return profile if loaded_device is None else profile.for_device(loaded_device)
-    if profile is not None:
-        return Costs.load(profile, device=loaded_device)
-    if loaded_device is None:
-        raise InputError(_NO_COSTS)
-    return Costs.estimate(step.graph, loaded_device)
 
 
 def _captured_parameters(model: torch.nn.Module, loss_fn: Loss) -> dict[str, torch.nn.Parameter]:
@@ -573,6 +543,39 @@ def _make_empty_result(problem: Problem, selection: LayerSet, request: Request) 
     )
 
 
+def _with_schedule(
+    choice: Choice, step: LoweredStep, compared_graph: Graph, request: Request
+) -> Choice:
+    """Return a choice with `step` and its schedule, solved for in the remaining time.
+
+    `compared_graph` is that on which the sets were compared; its nodes may have other names. If
+    `step` differs from it, the bound is trivial: the sum of the scores of all layers. Estimated
+    costs are needed then, because a profile lacks the new nodes.
+    """
+    selection, problem = choice.selection, choice.result.problem.resolved()
+    if graph_signature(compared_graph) == graph_signature(step.graph):
+        start = None if selection.result is None else selection.result.schedule
+        result = _solve_chosen_step(step, compared_graph, problem, request, start)
+        return replace(choice, step=step, result=result)
+    if find_estimate_device(problem) is None:
+        raise CaptureError(
+            f"{step.graph.name}: the profile has no costs for nodes of the step that trains only "
+            f"{join_names(selection.layers)}; leave the profile out"
+        )
+    return replace(
+        choice,
+        selection=replace(
+            selection, bound=float(sum(choice.scores.values())), status=Status.FEASIBLE
+        ),
+        result=_solve_chosen_step(step, step.graph, problem, request, None),
+        step=step,
+        note=(
+            "PyTorch captures other operators if only the chosen layers train: the schedule is "
+            "that of the chosen step, and no bound on other sets is proved"
+        ),
+    )
+
+
 def _solve_chosen_step(
     step: LoweredStep,
     compared_graph: Graph,
@@ -595,37 +598,3 @@ def _solve_chosen_step(
         start_schedule and replace(start_schedule, identity=GraphIdentity.from_graph(step.graph)),
     )
     return replace(result, time_limit_s=request.time_limit_s)
-
-
-def _make_unproved_choice(
-    step: LoweredStep,
-    problem: Problem,
-    request: Request,
-    selection: LayerSet,
-    parameters: tuple[str, ...],
-    scores: Mapping[str, float],
-) -> Choice:
-    """Solve the chosen step in the remaining time; return a choice whose bound is trivial.
-
-    For a step that differs from the graph on which the sets were compared. The bound is the sum of
-    the scores of all layers. Estimated costs are needed: a profile lacks the new nodes.
-    """
-    if find_estimate_device(problem) is None:
-        raise CaptureError(
-            f"{step.graph.name}: the profile has no costs for nodes of the step that trains only "
-            f"{join_names(selection.layers)}; leave the profile out"
-        )
-    unproved_selection = replace(
-        selection, bound=float(sum(scores.values())), status=Status.FEASIBLE
-    )
-    return Choice(
-        selection=unproved_selection,
-        parameters=parameters,
-        scores=scores,
-        result=_solve_chosen_step(step, step.graph, problem, request, None),
-        step=step,
-        note=(
-            "PyTorch captures other operators if only the chosen layers train: the schedule is "
-            "that of the chosen step, and no bound on other sets is proved"
-        ),
-    )
