@@ -21,6 +21,7 @@ from poetmodel.torch.graph.dropout import dropout_mask
 from poetmodel.torch.graph.operators import (
     has_effect,
     is_foreign,
+    is_random,
     is_wait,
     module_path,
     operator_name,
@@ -453,8 +454,8 @@ def _storage_keys(nodes: Iterable[fx.Node]) -> set[int | None]:
 
 def _is_pure(node: fx.Node) -> bool:
     """Return whether a node may move: not random, no effect, no foreign or user function."""
-    is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-    return not (is_random or has_effect(node) or is_foreign(node.target) or node.is_impure())
+    target = node.target
+    return not (is_random(target) or has_effect(node) or is_foreign(target) or node.is_impure())
 
 
 def _is_expanding(node: fx.Node) -> bool:

@@ -13,7 +13,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from poetmodel.graph import Graph, Phase
 from poetmodel.plan.alignment import ALIGNMENT, round_up
 from poetmodel.torch.executorch.edge import is_view, operator_of
-from poetmodel.torch.graph.operators import flops_of
+from poetmodel.torch.graph.operators import flops_of, is_random
 from poetmodel.torch.graph.profiles import OpProfile, TensorLayout
 from poetmodel.torch.graph.rewriting import Rewriter
 from poetmodel.torch.graph.step_graph import StepGraph
@@ -76,12 +76,9 @@ class EdgeGraph(StepGraph):
         return Graph(name=self.name, nodes=(*map(self._make_node, self.operations), end_node))
 
     def _make_node(self, operation: Operation) -> Node:
-        is_random = torch.Tag.nondeterministic_seeded in getattr(
-            operator_of(operation.node), "tags", ()
-        )
-        return self.training_node(
-            operation, recomputable=operation.node not in self._input_nodes and not is_random
-        )
+        node = operation.node
+        is_recomputable = node not in self._input_nodes and not is_random(operator_of(node))
+        return self.training_node(operation, recomputable=is_recomputable)
 
 
 def _make_profile(node: fx.Node) -> OpProfile:

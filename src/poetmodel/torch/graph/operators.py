@@ -37,6 +37,11 @@ def module_path(node: fx.Node) -> str:
     return path.removeprefix("L['self']").replace("L['model']", "").strip(".")
 
 
+def is_random(target: Any) -> bool:
+    """Return whether PyTorch tags an operator as random; `dropout_mask` has no tag."""
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
 def has_effect(node: fx.Node) -> bool:
     """Return whether a node is ``aten.copy_``, or an impure call without a value (a check)."""
     return node.target is torch.ops.aten.copy_.default or (

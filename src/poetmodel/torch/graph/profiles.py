@@ -29,6 +29,7 @@ from poetmodel.torch.graph.tensors import (
     heap_peak_bytes,
     storage_key,
     tensors_in,
+    to_meta,
 )
 
 if TYPE_CHECKING:
@@ -302,7 +303,7 @@ def profile_on_synthetic(
                 continue
             arguments, keywords = fx.node.map_arg((node.args, node.kwargs), current_value)
             if node not in predicted_profiles:
-                meta_arguments = _pytree.tree_map_only(FakeTensor, _to_meta, (arguments, keywords))
+                meta_arguments = _pytree.tree_map_only(FakeTensor, to_meta, (arguments, keywords))
                 measured_values[node] = kernel_of(node)(*meta_arguments[0], **meta_arguments[1])
             elif (
                 has_effect(node)
@@ -386,7 +387,3 @@ def execute_on_synthetic(execute: Callable[[int], Value]) -> Value:
                 f"the memory of the function cannot be measured on synthetic numbers: {error}; "
                 "leave out the operation that fails, or compute it before the compiled function"
             ) from error
-
-
-def _to_meta(value: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")

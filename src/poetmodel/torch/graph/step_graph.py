@@ -14,11 +14,9 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
-
 from poetmodel.graph import Node, Phase, Tensor
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.graph.operators import module_path, operator_name
+from poetmodel.torch.graph.operators import is_random, module_path, operator_name
 from poetmodel.torch.graph.profiles import OpProfile
 
 if TYPE_CHECKING:
@@ -84,7 +82,7 @@ class Operation:
         The operator repeats its output if the state of the generator is restored.
         `dropout_mask` and operators of edge programs have no tag.
         """
-        return torch.Tag.nondeterministic_seeded in getattr(self.node.target, "tags", ())
+        return is_random(self.node.target)
 
     @property
     def is_source(self) -> bool:

@@ -24,6 +24,11 @@ def storage_key(tensor: torch.Tensor) -> int:
     return key
 
 
+def to_meta(value: torch.Tensor) -> torch.Tensor:
+    """Return a meta tensor with the layout of a tensor."""
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
 def tensors_in(value: Any) -> tuple[torch.Tensor, ...]:
     """Return the tensors in nested tuples, lists and dicts, in the order of the items."""
     return tuple(leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))

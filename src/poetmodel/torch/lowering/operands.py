@@ -22,6 +22,7 @@ from poetmodel.lowered.kernels import find_kernel, kernel_names
 from poetmodel.lowered.loops import MAX_RANK, merge_dimensions
 from poetmodel.torch.capturing.joint_graph import location_suffix
 from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.graph.operators import is_random
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -366,13 +367,7 @@ def lower_pointwise(op: Lowering, kernel: str, *arguments: Any) -> None:
 
 def random_site(node: fx.Node) -> int:
     """Return the index of a node among the random operators of its graph."""
-    random_tag = torch.Tag.nondeterministic_seeded
-    random_nodes = [
-        random_node
-        for random_node in node.graph.nodes
-        if random_tag in getattr(random_node.target, "tags", ())
-    ]
-    return random_nodes.index(node)
+    return [other for other in node.graph.nodes if is_random(other.target)].index(node)
 
 
 def copy(op: Lowering, out: StridedView, x: StridedView) -> None:

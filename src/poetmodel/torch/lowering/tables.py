@@ -15,6 +15,7 @@ import torch
 from poetmodel.lowered.tables import BYTE_VALUES
 from poetmodel.torch.capturing.joint_graph import InputKind, InputSpec, Joint
 from poetmodel.torch.capturing.replay import execute_kernel
+from poetmodel.torch.graph.operators import is_random
 from poetmodel.torch.lowering.operands import StridedView, lowers, shape_table
 
 if TYPE_CHECKING:
@@ -228,7 +229,7 @@ class _Conversions:
         """Return the value of a node if it is a tensor equal in each step, else None; uncached."""
         if node in self._arguments:
             return self._joint.value(self._arguments[node]).detach()
-        if node.op != "call_function" or _is_random(node.target):
+        if node.op != "call_function" or is_random(node.target):
             return None
         if any(self._find_constant(x) is None for x in node.all_input_nodes):
             return None
@@ -293,11 +294,7 @@ def _is_channel_dimension(shape: Sequence[int], dimension: int) -> bool:
     return (is_first or is_last) and is_small
 
 
-def _is_random(target: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
-
-
 def _is_elementwise(target: Any) -> bool:
     """Return whether elements of a result depend only on operands at their position, not random."""
     pointwise = torch.Tag.pointwise in getattr(target, "tags", ())
-    return (pointwise or target in _COPIES) and not _is_random(target)
+    return (pointwise or target in _COPIES) and not is_random(target)

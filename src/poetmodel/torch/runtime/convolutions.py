@@ -18,7 +18,13 @@ import torch
 from torch import fx
 
 from poetmodel.torch.graph.operators import kernel_of, set_kernel, stored_kernel
-from poetmodel.torch.graph.tensors import call_key, fake_value, heap_peak_bytes, tensors_in
+from poetmodel.torch.graph.tensors import (
+    call_key,
+    fake_value,
+    heap_peak_bytes,
+    tensors_in,
+    to_meta,
+)
 from poetmodel.torch.step.scheduled import always_resident_bytes, keep_all_bytes
 
 if TYPE_CHECKING:
@@ -123,8 +129,7 @@ def describe_divided_kernels(trace: Trace) -> str:
 
 def _output_example(node: fx.Node) -> torch.Tensor:
     """Return a meta tensor with the layout of a node's output."""
-    value = node.meta["val"]
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return to_meta(node.meta["val"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

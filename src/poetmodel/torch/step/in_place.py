@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from poetmodel.torch.graph.dropout import make_in_place_dropout_backward
+from poetmodel.torch.graph.operators import is_random
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -101,7 +102,7 @@ def in_place_kernel(node: fx.Node, position: int) -> Kernel | None:
     tags = getattr(target, "tags", ())
     name = getattr(getattr(target, "_schema", None), "name", "").removeprefix("aten::")
     is_elementwise = torch.Tag.pointwise in tags or name in _ELEMENTWISE
-    if not is_elementwise or torch.Tag.nondeterministic_seeded in tags:
+    if not is_elementwise or is_random(target):
         return None
     variant = _find_variant(target, position == 0)
     if variant is None:

@@ -25,7 +25,8 @@ from poetmodel.torch.capturing.joint_graph import (
     OutputKind,
 )
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.graph.tensors import storage_key
+from poetmodel.torch.graph.operators import is_random
+from poetmodel.torch.graph.tensors import storage_key, to_meta
 from poetmodel.torch.int8.front import replaced_parameter_ids
 from poetmodel.torch.int8.training import (
     ROUNDINGS,
@@ -90,10 +91,7 @@ class GradientNorm(CustomOperation):
     def __init__(self, max_norm: float, parameters: Sequence[torch.Tensor]) -> None:
         super().__init__("clip_grad_norm")
         self.max_norm = max_norm
-        self._layout_examples = [
-            torch.empty_strided(p.shape, p.stride(), dtype=p.dtype, device="meta")
-            for p in parameters
-        ]
+        self._layout_examples = [to_meta(p) for p in parameters]
 
     def __call__(self, gradients: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
         """Return the factor, at most 1; the gradients of one parameter are summed first."""
@@ -523,8 +521,7 @@ class _OptimizerExtension:
         """Erase operators without readers, except updates and random operators."""
         for node in reversed(self.graph.nodes):
             is_needed = node.op != "call_function" or isinstance(node.target, Update)
-            is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-            if not (is_needed or is_random or node.users):
+            if not (is_needed or is_random(node.target) or node.users):
                 self.graph.erase_node(node)
 
     def _add_argument(
