@@ -273,7 +273,7 @@ class Backend(GraphPlanner):
                 if has_many_calls or frontier.graph_problem.call.has_concurrent_calls:
                     with self.record_refusals():
                         self._steps.choose_step_plan(
-                            last_step, self._live.find_modes(), self._share, self._gather
+                            last_step, self._live.find_modes(), self._ranks
                         )
                     self._live.budget_bytes = self._steps.budget_bytes
         graph_plan = self._steps.find_plan(frontier, number)

@@ -52,7 +52,7 @@ class Frontier:
             simulation = find_min_ram(problem, graph_problem.settings.gap).simulation
             return None if simulation is None else simulation.peak_ram_bytes
 
-        peak_bytes = graph_problem.call.share(graph_problem.graph.sha256, find_peak_bytes)
+        peak_bytes = graph_problem.call.ranks.share(graph_problem.graph.sha256, find_peak_bytes)
         return (
             graph_problem.keep_all_bytes
             if peak_bytes is None

@@ -19,6 +19,7 @@ from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
 from poetmodel.torch.dynamo.costs import CALL_S, host_device, load_machine_rates
 from poetmodel.torch.dynamo.joint_graph import storage_sizes
+from poetmodel.torch.dynamo.ranks import RankExchange
 from poetmodel.torch.dynamo.regions import Region, find_regions, solve_with_regions
 from poetmodel.torch.planning.cache import CachedSchedules
 from poetmodel.torch.planning.progress import solve_progress_callback
@@ -254,10 +255,8 @@ class FirstCall:
     """Whether other calls are expected between the forward and backward pass of this one."""
     wrapped_bytes: int = 0
     """Bytes of DDP and FSDP2 during the call [B]."""
-    share: Callable[[str, Callable[[], Any]], Any] = lambda _, compute: compute()
-    """Called with a key and a function; returns, in all processes, its result in the first one."""
-    gather: Callable[[str, Any], list[Any]] = lambda _, value: [value]
-    """Called with a key and a value; returns the values of all processes, by rank."""
+    ranks: RankExchange = field(default_factory=RankExchange)
+    """Exchange with the other processes that plan the call."""
     rates: tuple[float, float] | None = None
     """Smallest `load_machine_rates` of all processes; None to load those of this process."""
     min_ram: dict[str, SolveResult] = field(default_factory=dict)
@@ -600,7 +599,7 @@ def _shared_solve(
     task: RamTask, settings: BackendOptions, call: FirstCall, regions: tuple[Region, ...]
 ) -> SolveResult:
     """Solve a task in the first process, and share its result; without a group, in each."""
-    result: SolveResult = call.share(
+    result: SolveResult = call.ranks.share(
         task.problem.graph.sha256, lambda: _solve(task, settings, call, regions)
     )
     return result

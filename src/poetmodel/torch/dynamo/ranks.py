@@ -26,10 +26,14 @@ class RankExchange:
     """Exchanges values through the store of PyTorch's default process group.
 
     All processes must make the same exchanges in the same order. If one has another key, or does
-    not arrive in time, the others raise `CaptureError`.
+    not arrive in time, the others raise `CaptureError`. Where `is_needed` returns False, a process
+    is alone.
     """
 
-    def __init__(self, time_limit_s: float) -> None:
+    def __init__(
+        self, time_limit_s: float = 0.0, is_needed: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._is_needed = is_needed
         self._max_wait = timedelta(seconds=time_limit_s + _WAIT_S)
         self._number: int | None = None
         """Number of the instance; None before the first exchange."""
@@ -40,7 +44,7 @@ class RankExchange:
 
         `key` must be equal in all: it shows that they plan one graph. If `compute` fails, all do.
         """
-        if _is_alone():
+        if self._is_alone():
             return compute()
         store, prefix = self._exchange(key, b"")
         if distributed.get_rank() == 0:
@@ -62,7 +66,7 @@ class RankExchange:
 
         `key` must be equal in all; several exchanges may have the same key.
         """
-        if _is_alone():
+        if self._is_alone():
             return [value]
         store, prefix = self._exchange(key, pickle.dumps(value))
         size = distributed.get_world_size()
@@ -101,7 +105,7 @@ class RankExchange:
             )
         return store, prefix
 
-
-def _is_alone() -> bool:
-    """Return whether there is no group of more than one process."""
-    return not distributed.is_initialized() or distributed.get_world_size() == 1
+    def _is_alone(self) -> bool:
+        """Return whether no other process plans the same graph."""
+        has_group = distributed.is_initialized() and distributed.get_world_size() > 1
+        return not (has_group and self._is_needed())

@@ -152,7 +152,9 @@ class GraphPlanner:
         self._steps = StepPlanner(settings.keep_all_fraction, settings.stated_bytes)
         self._live.budget_bytes = settings.stated_bytes
         self._live.outside_bytes = self._stated_outside_memory().peak_bytes
-        self._ranks = RankExchange(settings.time_limit_s)
+        self._ranks = RankExchange(
+            settings.time_limit_s, lambda: bool(self._replicas or self._fsdp_modules)
+        )
         self._replicas: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         """DDP modules with compiled functions."""
         self._fsdp_modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -193,8 +195,8 @@ class GraphPlanner:
                     first_keep_all_bytes=self._first_keep_all_bytes,
                     until_s=until_s,
                     outside=self._stated_outside_memory(),
+                    ranks=self._ranks,
                 )
-            changes = {"share": self._share, "gather": self._gather, **changes}
             yield replace(earlier_call, until_s=until_s, show_phase=show_phase, **changes)
 
     def _wrapped_bytes(self, excluded_keys: Container[int] = ()) -> int:
@@ -205,18 +207,6 @@ class GraphPlanner:
             if self._fsdp_modules
             else ddp_bytes
         )
-
-    def _share(self, key: str, compute: Callable[[], Any]) -> Any:
-        """Return the result of `compute`; with DDP or FSDP2, that of `RankExchange.share`."""
-        if self._replicas or self._fsdp_modules:
-            return self._ranks.share(key, compute)
-        return compute()
-
-    def _gather(self, key: str, value: Any) -> list[Any]:
-        """Return [value]; with DDP or FSDP2, the result of `RankExchange.gather`."""
-        if self._replicas or self._fsdp_modules:
-            return self._ranks.gather(key, value)
-        return [value]
 
     def _stated_outside_memory(self) -> OutsideMemory:
         """Return the memory outside of compiled functions by the option; zeros if not stated."""
@@ -366,7 +356,7 @@ class GraphPlanner:
         key = joint.training_graph().sha256  # by predicted sizes, which are equal in all processes
         profiles = self._profiles.load_or_measure(joint)
         rates = None if self.settings.device else load_machine_rates(self.settings.cache)
-        measurements = call.gather(key, (profiles, rates, call.wrapped_bytes))
+        measurements = call.ranks.gather(key, (profiles, rates, call.wrapped_bytes))
         all_profiles, all_rates, wrapped_bytes = zip(*measurements, strict=True)
         profiles = [
             profile.with_maxima(other_profiles)

@@ -17,17 +17,18 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Hashable, Sequence
 
     from poetmodel.torch.dynamo.frontier import Frontier
     from poetmodel.torch.dynamo.planning import GraphPlan, PassPeaks
+    from poetmodel.torch.dynamo.ranks import RankExchange
 
 _LOG: Final = logging.getLogger(__name__)
 _CHOICE_LIMIT_S: Final = 5.0
@@ -84,10 +85,10 @@ def make_step_key(moments: Sequence[Moment]) -> Hashable:
 
 
 def gather_max_fixed_bytes(
-    moments: Sequence[Moment], key: str, gather: Callable[[str, Any], list[Any]]
+    moments: Sequence[Moment], key: str, ranks: RankExchange
 ) -> list[Moment]:
-    """Return `moments` with the maximum `fixed_bytes` of all processes; `key` is for `gather`."""
-    sizes = zip(*gather(key, [moment.fixed_bytes for moment in moments]), strict=True)
+    """Return `moments` with the maximum `fixed_bytes` of all processes; `key` is of the step."""
+    sizes = zip(*ranks.gather(key, [moment.fixed_bytes for moment in moments]), strict=True)
     return [
         moment._replace(fixed_bytes=max(moment_sizes))
         for moment, moment_sizes in zip(moments, sizes, strict=True)
@@ -190,22 +191,20 @@ class StepPlanner:
         self,
         moments: Sequence[Moment],
         modes: Hashable,
-        share: Callable[[str, Callable[[], Any]], Any],
-        gather: Callable[[str, Any], list[Any]],
+        ranks: RankExchange,
     ) -> StepPlan | None:
         """Choose the plans of a step by the passes of the previous one; set and return `step_plan`.
 
         None if no choice was found, and for further steps after `_MAX_CHOICES` different ones.
-        Choices are cached by `make_step_key` and `modes`; `share` and `gather` are those of
-        `FirstCall`.
+        Choices are cached by `make_step_key` and `modes`.
         """
         key = (make_step_key(moments), modes)
         if key not in self._choices and len(self._choices) < _MAX_CHOICES:
             gather_key = str(
                 [(moment.number, moment.is_backward, moment.waiting_numbers) for moment in moments]
             )
-            common_moments = gather_max_fixed_bytes(moments, gather_key, gather)
-            self._choices[key] = self._choose(common_moments, share)
+            common_moments = gather_max_fixed_bytes(moments, gather_key, ranks)
+            self._choices[key] = self._choose(common_moments, ranks)
         self.step_plan = self._choices.get(key)
         return self.step_plan
 
@@ -217,9 +216,7 @@ class StepPlanner:
         graph_plan = plans[number]
         return graph_plan if frontier.contains(graph_plan) else None
 
-    def _choose(
-        self, moments: Sequence[Moment], share: Callable[[str, Callable[[], Any]], Any]
-    ) -> StepPlan | None:
+    def _choose(self, moments: Sequence[Moment], ranks: RankExchange) -> StepPlan | None:
         """Choose and log a plan of each call, or None; the first choice sets `budget_bytes`."""
         frontiers = find_frontiers(moments)
         keep_all_bytes = peak_bytes(moments, [frontier.keep_all_plan for frontier in frontiers])
@@ -244,7 +241,7 @@ class StepPlanner:
                 for graph_plan, call_plans in zip(plans, plans_by_call, strict=True)
             ]
 
-        plan_indices = share(f"plans of {len(plans_by_call)} calls", choose_indices)
+        plan_indices = ranks.share(f"plans of {len(plans_by_call)} calls", choose_indices)
         if plan_indices is None:
             return None
         plans = [call_plans[i] for i, call_plans in zip(plan_indices, plans_by_call, strict=True)]
