@@ -339,6 +339,25 @@ def test_a_call_is_planned_as_such_while_another_thread_compiles(monkeypatch):
         assert same(own, gradients(each))
 
 
+def test_threads_that_need_one_plan_compile_it_once(monkeypatch):
+    """Two calls that begin at once beside one that waits."""
+    run, back = compiled(Block(), "4MiB")
+    x = batch()
+    waiting = [run(x)]
+    choose_plan, barrier = back.choose_plan, threading.Barrier(2)
+
+    def choose_at_once(*arguments, **options):
+        chosen = choose_plan(*arguments, **options)
+        barrier.wait(timeout=300)
+        return chosen
+
+    monkeypatch.setattr(back, "choose_plan", choose_at_once)
+    with ThreadPoolExecutor(2) as threads:
+        waiting += threads.map(run, [x, x])
+    assert len(back.plans) == 2
+    assert all(torch.equal(result, waiting[0]) for result in waiting)
+
+
 def test_plans_after_a_step_have_the_time_of_a_call(monkeypatch):
     """The time limit of one search for a step's plans does not apply to later solves."""
     tower, back = by_block("900KiB", outside=LOSS)

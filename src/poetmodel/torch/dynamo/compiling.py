@@ -6,6 +6,7 @@ import re
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import torch
@@ -436,6 +437,8 @@ class GraphCalls:
         self.frontier = frontier
         self._back_end = back_end
         self._first_variant = first_variant
+        self._lock = Lock()
+        """Held while a variant is compiled."""
         self.variants: dict[int, CompiledVariant] = {}
         """Compiled variants of the graph, by the ``id`` of their plan in `frontier`.
 
@@ -457,10 +460,11 @@ class GraphCalls:
         if graph_plan is None:
             variant = self._first_variant
         else:
-            if id(graph_plan) not in self.variants:
-                new_variant = self._back_end.compile_variant(self, graph_plan, arguments)
-                self.variants[id(graph_plan)] = new_variant
-            variant = self.variants[id(graph_plan)]
+            with self._lock:
+                if id(graph_plan) not in self.variants:
+                    new_variant = self._back_end.compile_variant(self, graph_plan, arguments)
+                    self.variants[id(graph_plan)] = new_variant
+                variant = self.variants[id(graph_plan)]
         variant.counted_graph.announce_call(choice)
         return variant.execute(*arguments)
 

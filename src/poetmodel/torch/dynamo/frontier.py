@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 from math import ceil, inf
+from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -36,6 +37,8 @@ class Frontier:
         """Time at which the current search for plans ends, on the monotonic clock [s]."""
         self._plan_by_limits: dict[tuple[int, int], GraphPlan | None] = {}
         """Result of `GraphProblem.plan_within`, by its limits."""
+        self._lock = Lock()
+        """Held while a plan is found, so that all threads get the same."""
 
     @cached_property
     def min_saved_bytes(self) -> int:
@@ -138,16 +141,17 @@ class Frontier:
     def _plan_within(self, peak_bytes: int, saved_bytes: int) -> GraphPlan | None:
         """Return `GraphProblem.plan_within` for two limits; the result, also None, is cached."""
         limits = (peak_bytes, saved_bytes)
-        if limits not in self._plan_by_limits:
-            graph_problem = self.graph_problem
-            until_s = min(
-                monotonic() + graph_problem.settings.time_limit_s / _N_SOLVES, self._until_s
-            )
-            limited_problem = replace(
-                graph_problem, call=replace(graph_problem.call, until_s=until_s)
-            )
-            self._plan_by_limits[limits] = limited_problem.plan_within(*limits)
-        return self._plan_by_limits[limits]
+        with self._lock:
+            if limits not in self._plan_by_limits:
+                graph_problem = self.graph_problem
+                until_s = min(
+                    monotonic() + graph_problem.settings.time_limit_s / _N_SOLVES, self._until_s
+                )
+                limited_problem = replace(
+                    graph_problem, call=replace(graph_problem.call, until_s=until_s)
+                )
+                self._plan_by_limits[limits] = limited_problem.plan_within(*limits)
+            return self._plan_by_limits[limits]
 
 
 def _min_saved_bytes(graph: Graph, first_backward_node: int) -> int:
