@@ -579,6 +579,17 @@ def test_a_percentage_is_of_the_step(ram):
     assert same(own, gradients(model))
 
 
+def test_a_percentage_below_the_least_of_the_first_call_is_refused_with_advice():
+    """Its bytes are not known before the other calls, and a budget in bytes works."""
+    x = batch()
+    run, _ = compiled(Block(), "30%", outside=LOSS)
+    with pytest.raises(BackendCompilerFailed, match=r"30% is of the first call alone.* bytes"):
+        run(x)
+    run, back = compiled(Block(), "2MiB", outside=LOSS)
+    (run(x) - run(x)).square().mean().backward()
+    assert back.plans
+
+
 def test_evaluation_counts_beside_a_call_that_waits():
     """It runs where both fit, and its results count as long as that call waits."""
     model, x = Block(), batch()

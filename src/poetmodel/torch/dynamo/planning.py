@@ -308,6 +308,12 @@ def plan(
             f"between both passes {call.outside.peak_bytes:,} B are for memory outside of the "
             "function"
         )
+    has_fraction = settings.budget is not None and settings.budget.fraction is not None
+    if has_fraction and joint.has_loss_outside:
+        notes.append(
+            f"{settings.ram} is of the first call alone: if more calls wait for their backward "
+            "passes with it, state the bytes of all"
+        )
     problem = graph_problem.make_problem(max(1, budget_bytes - reserves.bytes))
     task = graph_problem.make_task(problem, budget_bytes, reserves=reserves, notes=tuple(notes))
     regions = find_regions(joint, problem.graph, settings.regions)
