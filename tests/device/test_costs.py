@@ -30,6 +30,7 @@ from poetmodel.device.ram import (
 )
 from poetmodel.errors import CostError
 from poetmodel.graph import Graph, Node, Tensor, checkpoint_all_peak_bytes, floor, operation
+from poetmodel.report.device_ram import format_warning
 
 
 @pytest.fixture
@@ -207,7 +208,7 @@ GRAPH = Graph(
 def test_peak_and_resident_bytes_count_together(ram, peak, resident, blamed):
     """They fit if their sum is at most the RAM, to the byte; the error names the excess."""
     found = DeviceRam(device="board", ram_bytes=ram, peak_bytes=peak, resident_bytes=resident)
-    fits, warning = blamed is None, found.format_warning()
+    fits, warning = blamed is None, format_warning(found)
     assert found.fits is (warning is None) is fits
     assert fits or f"device board, which has {ram} B of RAM" in warning
     assert fits or blamed in warning

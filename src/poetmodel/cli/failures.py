@@ -132,7 +132,9 @@ def _prefixed_lines(prefix: str, sentences: Iterable[str]) -> list[str]:
 
 def print_device_ram_warnings(*device_rams: DeviceRam | None) -> None:
     """Print a warning on stderr for each step that does not fit its device, unless quiet."""
-    warnings = (device_ram.format_warning() for device_ram in device_rams if device_ram is not None)
+    from poetmodel.report.device_ram import format_warning
+
+    warnings = (format_warning(device_ram) for device_ram in device_rams if device_ram is not None)
     print_warnings(dict.fromkeys(text for text in warnings if text is not None))
 
 

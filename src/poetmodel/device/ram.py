@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.graph import Graph, Phase, checkpoint_all_profile, floor
 from poetmodel.graph.catalogue import Variant, load_model
-from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -212,35 +211,6 @@ class DeviceRam:
         """Missing RAM [B]; 0 if the step fits."""
         return max(0, self.needed_bytes - self.ram_bytes)
 
-    def format_remark(self) -> str:
-        """Return a phrase: whether the step fits the device, and the RAM that it needs."""
-        return f"{'fits' if self.fits else 'does not fit'}; {self._describe_need()}"
-
-    def format_warning(self) -> str | None:
-        """Return a warning if the step does not fit, else None."""
-        if self.fits:
-            return None
-        ram = format_bytes(self.ram_bytes)
-        description = self._describe_need()
-        return f"the step does not fit device {self.device}, which has {ram} of RAM: {description}"
-
-    def _describe_need(self) -> str:
-        """Return a phrase with the peak, resident bytes and their sum, and which is too much."""
-        peak, resident = format_bytes(self.peak_bytes), format_bytes(self.resident_bytes)
-        description = f"it needs {peak} at the peak"
-        if self.resident_bytes:
-            description += (
-                f" and {resident} of resident bytes, {format_bytes(self.needed_bytes)} in all"
-            )
-        if self.fits:
-            return description
-        if self.peak_bytes > self.ram_bytes:
-            each_exceeds = self.resident_bytes > self.ram_bytes
-            return f"{description}; {'each' if each_exceeds else 'the peak'} alone is too much"
-        if self.resident_bytes > self.ram_bytes:
-            return f"{description}; the resident bytes alone are too much"
-        return f"{description}; together they are too much"
-
 
 def device_ram_metrics(device_ram: DeviceRam | None) -> dict[str, Any]:
     """Return the metrics of `DEVICE_RAM_KEYS` and the gauge, by key; all None without a device."""
@@ -277,15 +247,3 @@ def make_gauge(device_ram: DeviceRam | None) -> dict[str, Any] | None:
 def gauge_by_json_path(values: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the values of a gauge by JSON path; {} without a gauge."""
     return {f"{GAUGE_KEY}.{key}": value for key, value in (values or {}).items()}
-
-
-def format_gauge(values: Mapping[str, Any]) -> tuple[str, str]:
-    """Return two phrases for a device gauge: RAM free or missing, and RAM in use by kind."""
-    used_bytes = {
-        name: values[entry.name] for name, entry in zip(KIND_NAMES, fields(RamUse), strict=True)
-    }
-    phrases = [f"{name} {format_bytes(size)}" for name, size in used_bytes.items() if size]
-    free_text = f"{format_bytes(values['free_bytes'])} free"
-    if values["missing_bytes"]:
-        free_text = f"{format_bytes(values['missing_bytes'])} missing"
-    return free_text, ", ".join(phrases)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.ram import format_gauge, make_gauge
+from poetmodel.device.ram import make_gauge
 from poetmodel.errors import InputError, quote
 from poetmodel.files import write_bytes
 from poetmodel.report.charts import (
@@ -14,6 +14,7 @@ from poetmodel.report.charts import (
     graph_chart,
     map_chart,
 )
+from poetmodel.report.device_ram import format_gauge
 from poetmodel.report.drawing import check_installed
 from poetmodel.report.facts import (
     decision_rows,

@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.ram import GAUGE_KEY, DeviceRam, device_ram_metrics, format_gauge, make_gauge
+from poetmodel.device.ram import GAUGE_KEY, DeviceRam, device_ram_metrics, make_gauge
 from poetmodel.problem.totals import unit_of_terms
+from poetmodel.report.device_ram import format_gauge, format_remark
 from poetmodel.schedule.metrics import Display, Group, MetricUnit, metrics_at
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
@@ -68,7 +69,7 @@ def device_ram_facts(device_ram: DeviceRam | None) -> Iterator[Fact]:
                 value,
                 "device RAM",
                 format_bytes,
-                device_ram.format_remark(),
+                format_remark(device_ram),
                 alarm=not device_ram.fits,
             )
         else:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.ram import DeviceRam
 from poetmodel.problem.totals import format_terms
+from poetmodel.report.device_ram import format_warning
 from poetmodel.report.presenter import (
     format_items,
     format_precise_joules,
@@ -101,7 +102,7 @@ def _device_remark(schedule: Facts) -> str:
         peak_bytes=schedule["peak_ram_bytes"],
         resident_bytes=schedule["resident_bytes"],
     )
-    warning = device_ram.format_warning()
+    warning = format_warning(device_ram)
     return "" if warning is None else f"; but {warning}"
 
 
