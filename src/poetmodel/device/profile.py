@@ -78,7 +78,7 @@ def _format_cells(*costs: Cost) -> list[str]:
 
 
 def _quote(name: str) -> str:
-    """Quote a name for CSV if it contains a quote, a comma or a line break."""
+    """Quote a name for CSV if needed; `csv.writer` would leave a carriage return unquoted."""
     if not _NEEDS_QUOTES.search(name):
         return name
     return '"' + name.replace('"', '""') + '"'
