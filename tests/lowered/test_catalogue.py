@@ -31,6 +31,13 @@ def test_row_names_parameters(name):
         }  # fmt: skip
 
 
+def test_copies_are_not_what_begins_like_them():
+    """There is one for each type; other kernels, whatever their names begin with, compute."""
+    copies = {name for name in kernel_names() if Call(name, ()).is_copy}
+    assert copies == {"pm_copy", "pm_copy_byte", "pm_copy_int", "pm_copy_int8"}
+    assert not Call("pm_copysign", ()).is_copy
+
+
 def test_random_kernels_read_the_number_of_the_step():
     """They are those whose masks, samples or roundings differ from step to step."""
     drawn = {name for name in kernel_names() if find_kernel(name).is_random}

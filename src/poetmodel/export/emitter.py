@@ -374,7 +374,7 @@ class ProgramSource:
                 "cannot take; give it memory of its own, such as .clone() returns, or choose a "
                 "device whose storage is paged"
             )
-        elif call.kernel.startswith("pm_copy"):
+        elif call.is_copy:
             yield self._storage_copy_line(node_name, call)
         elif call.kernel == "pm_mm_sgd":
             yield from self._row_update_lines(call)
@@ -403,7 +403,7 @@ class ProgramSource:
             self.layout.rotating_state and additions and self._written_state.intersection(sum_names)
         ):
             yield self._call_line(call)
-        elif call.kernel.startswith("pm_copy"):
+        elif call.is_copy:
             (add_call,) = additions
             yield from self._sum_copy_lines(call, add_call, sum_names)
         else:
@@ -440,7 +440,7 @@ class ProgramSource:
 
     def _is_self_copy(self, call: Call) -> bool:
         """Return whether a call copies elements onto themselves: equal C pointers and strides."""
-        if not call.kernel.startswith("pm_copy"):
+        if not call.is_copy:
             return False
         _, target_strides, source_strides = table_columns(call["shape"])
         pointers = (self._pointer(call[name]) for name in ("out", "x"))

@@ -42,6 +42,11 @@ class DataType(StrEnum):
         return int(self.file_dtype[-1])
 
     @property
+    def copy_kernel(self) -> str:
+        """Name of the kernel that copies elements."""
+        return f"pm_copy{self.suffix}"
+
+    @property
     def numpy_name(self) -> str:
         """Name of the type in NumPy."""
         return "float32" if self is DataType.REAL else str(self)
@@ -185,6 +190,11 @@ class Call:
     def __contains__(self, parameter: object) -> bool:
         """Return whether the kernel has a parameter of this name."""
         return parameter in find_kernel(self.kernel).index_of
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the call copies the elements of a tensor."""
+        return any(self.kernel == kind.copy_kernel for kind in DataType)
 
     @property
     def named_arguments(self) -> dict[str, Any]:

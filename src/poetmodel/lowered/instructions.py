@@ -58,7 +58,7 @@ def find_computing_calls(node: Node, calls: Iterable[Call]) -> Iterator[Call]:
 
 def _copied_buffers(call: Call) -> tuple[str, str] | None:
     """Return the buffers (target, source) of a copy; None for other calls."""
-    if not call.kernel.startswith("pm_copy"):
+    if not call.is_copy:
         return None
     target, source = call.refs
     return target.buffer, source.buffer

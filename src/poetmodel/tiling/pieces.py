@@ -379,7 +379,7 @@ class Expansion:
             if piece_index != self._writers[result_slice][0]:
                 old_name = self._versioned_name(result_slice, piece_index - 1)
                 copy_arguments = (Ref(new_name), Ref(old_name), (1, buffer.elements, 1, 1))
-                calls.insert(0, Call(f"pm_copy{buffer.type.suffix}", copy_arguments))
+                calls.insert(0, Call(buffer.type.copy_kernel, copy_arguments))
                 in_place_pairs.append((new_name, old_name))
             elif self._writers[result_slice] == [piece_index] and channel_range is not None:
                 in_place_pairs += self._find_in_place_slices(name, channel_range)

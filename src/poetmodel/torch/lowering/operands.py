@@ -374,7 +374,7 @@ def copy(op: Lowering, out: StridedView, x: StridedView) -> None:
     """Add a call that broadcasts and copies a tensor, and converts its type if necessary."""
     x = x.broadcast(out.shape)
     if out.type is x.type:
-        op.call(f"pm_copy{x.type.suffix}", out, x, shape_table(op, out, x))
+        op.call(x.type.copy_kernel, out, x, shape_table(op, out, x))
     elif out.type is DataType.UINT8 and op.returns_bytes:
         op.refuse("expected truth values: there is no kernel that converts numbers to bytes")
     else:
