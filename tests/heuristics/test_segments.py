@@ -12,7 +12,7 @@ from poetmodel.heuristics.segments import SegmentSearch
 from poetmodel.problem import Problem
 from poetmodel.result import Termination
 from poetmodel.schedule import check_schedule
-from poetmodel.solver import solve
+from poetmodel.solver import solve, task
 
 STATE_BYTES, GATES_BYTES = 100, 700
 
@@ -121,3 +121,19 @@ def test_a_schedule_by_segments_counts_before_further_searches():
     assert result.termination == Termination.INTERRUPTED
     assert search.schedule() is not None
     assert result.schedule == search.schedule()
+
+
+def test_the_first_division_of_a_large_graph_counts_before_the_others(monkeypatch):
+    """It is worse than the best one, which the search still finds."""
+    monkeypatch.setattr(task, "EARLY_NODES", 0)
+    graph = recurrence(150)
+    problem = problem_of(graph, ram=checkpoint_all_peak_bytes(graph) * 2 // 3, minimize="time")
+    first, best = SegmentSearch(problem), SegmentSearch(problem)
+    first.find_first()
+    best.find_best()
+    early = first.schedule()
+    assert early != best.schedule()
+    result = solve(problem, on_progress=lambda _: False)
+    assert result.schedule == early
+    first.find_best()
+    assert first.schedule() == best.schedule()

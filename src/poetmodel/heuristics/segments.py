@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from contextlib import contextmanager
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.clock import check_time_limit, limit_time, now_s, time_left_s
@@ -27,7 +27,7 @@ from poetmodel.heuristics.repair import Repair
 from poetmodel.heuristics.restorations import RECOMPUTE, Restoration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from poetmodel.heuristics.partial_schedule import PartialSchedule
     from poetmodel.problem import Problem
@@ -70,7 +70,8 @@ class SegmentSearch:
         """Restorations of the partial schedule with the smallest peak; empty for keep-all."""
         self.min_peak_bytes = checkpoint_all_peak_bytes(problem.graph)
         self.repair_s = 0.0
-        """Maximum time for repairs [s]; set by `find_best`."""
+        """Maximum time for repairs [s], set when segmentations are evaluated."""
+        self._segmentations = _segmentations(problem)
         self.has_tried_repair = False
 
     @staticmethod
@@ -84,15 +85,24 @@ class SegmentSearch:
         """Return the best schedule; None without one."""
         return None if self.best is None else self.best.schedule()
 
+    def find_first(self) -> None:
+        """Evaluate the first segmentation only; `find_best` continues with the others."""
+        with self._limit_time():
+            self._evaluate(islice(self._segmentations, 1))
+
     def find_best(self) -> None:
         """Evaluate all segmentations; improve the best if none fits, or if RAM is minimized."""
-        started_s = now_s()
         with self._limit_time():
-            for restorations in _segmentations(self.problem):
-                self._store_if_best(self.objective.make_partial(restorations))
-        self.repair_s = REPAIR_TIME_RATIO * (now_s() - started_s)
+            self._evaluate(self._segmentations)
         if self.best is None or not self.problem.objective.is_sum:
             self.improve()
+
+    def _evaluate(self, segmentations: Iterable[list[Restoration]]) -> None:
+        """Store the best of the segmentations; their time permits repairs."""
+        started_s = now_s()
+        for restorations in segmentations:
+            self._store_if_best(self.objective.make_partial(restorations))
+        self.repair_s += REPAIR_TIME_RATIO * (now_s() - started_s)
 
     def improve(self) -> None:
         """Repair the best segmentation, or without one that of the smallest peak; once."""

@@ -36,6 +36,9 @@ RETRY_NOTE: Final = (
 )
 REFINABLE: Final = frozenset({Termination.PROVED, Termination.STALLED})
 """Terminations after which an open gap may be due to a solver's tolerances."""
+EARLY_NODES: Final = 20_000
+"""Number of nodes from which the first division into segments counts before the others are tried:
+each takes a second for 80,000 nodes, and its verification four."""
 
 
 class StartCheck(NamedTuple):
@@ -286,7 +289,11 @@ def _heuristic_candidates(
     divided = None
     segments = SegmentSearch(problem) if SegmentSearch.applies_to(problem) else None
     if segments is not None:
-        divided = _segment_candidate(segments, segments.find_best, request)
+        if len(problem.graph.nodes) >= EARLY_NODES:
+            divided = _segment_candidate(segments, segments.find_first, request)
+            yield divided
+        found = _segment_candidate(segments, segments.find_best, request)
+        divided = better_candidate(divided, found)
         yield divided
     greedy = _greedy_candidate(problem, request)
     yield greedy
@@ -301,10 +308,13 @@ def _heuristic_candidates(
 def _segment_candidate(
     segments: SegmentSearch, search: Callable[[], None], request: Request
 ) -> Candidate | None:
-    """Return the best schedule after `search`; None if invalid, too large or out of time."""
+    """Return the best schedule after `search`; None if it is invalid, too large, late or known."""
+    known = segments.best
     try:
         with limit_time(request.remaining_s() + GRACE_S):
             search()
+            if segments.best is known:
+                return None
             return make_valid_candidate(segments.problem, segments.schedule())
     except (TimeLimitError, TooLargeError):
         return None
