@@ -261,10 +261,7 @@ def _choose_tiles(tiles: AutoTiles, loaded: LoadedCase, watch: Watch) -> tuple[C
 def _fit_arena(
     problem: Problem, search: SearchOptions, limit_s: float, start: Schedule | None, watch: Watch
 ) -> Fitted:
-    """Solve by the method, if necessary with less RAM, until the addresses of the plan fit.
-
-    All solves, plans and addresses together may take `limit_s` [s].
-    """
+    """Solve by the method, if necessary with less RAM, until the addresses of the plan fit."""
     from poetmodel.solver import fit_arena
 
     def solve_problem(

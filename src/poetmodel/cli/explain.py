@@ -449,11 +449,7 @@ def _solve_for_alternatives(summary: DecisionSummary, search: SearchOptions) -> 
 
 
 def _sort_by_cost(decisions: Sequence[Decision], graph: Graph) -> list[Decision]:
-    """Return the decisions with a cost (`has_cost`), highest energy first, then largest tensor.
-
-    Of the tensors of a node that are not paged, only the first is listed: all have the full cost of
-    the node's recomputations.
-    """
+    """Return the decisions with a cost (`has_cost`), highest energy first, then largest tensor."""
     sizes = graph.tensor_bytes
     costly_decisions = [decision for decision in decisions if decision.has_cost]
     decision_by_key: dict[tuple[object, ...], Decision] = {}

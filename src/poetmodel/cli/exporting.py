@@ -377,10 +377,7 @@ def _write_program(
     *,
     paging: bool,
 ) -> Reply:
-    """Capture and solve a step, write it as a program of ExecuTorch, and reply its metrics.
-
-    Output of the user's code goes to stderr. Invalid options are reported before the capture.
-    """
+    """Capture and solve a step, write it as a program of ExecuTorch, and reply its metrics."""
     if device_options.ram is None:
         raise InputError("--ram: expected the budget of the arena, such as 256KiB or 60%")
     Budget.parse(device_options.ram)

@@ -180,10 +180,7 @@ def _limit_facts(
     min_ram_tiling: tuple[int, int] | None,
     evaluation_bytes: int | None,
 ) -> Iterator[Fact]:
-    """Yield each limit with its proof and, except for exported C, the other limits of its solve.
-
-    The minimum RAM of exported C, of ``pm_evaluate`` and in tiles include `extra_bytes`.
-    """
+    """Yield each limit with its proof and, except for exported C, the other limits of its solve."""
     if problem.graph.exactness:
         yield text_fact("numbers", problem.graph.exactness)
     for limit in sorted(limits, key=lambda limit: limit.quantity != Quantity.RAM):

@@ -374,10 +374,7 @@ class ProfileOptions:
 def _step_properties(
     step_source: str, onnx: options.OnnxOptions, sizes: options.FileGraphOptions
 ) -> tuple[OnnxStep, options.FileGraphOptions]:
-    """Return the options of ``profile`` for an ONNX file, and those for the sizes of a graph.
-
-    ``--batch`` is in `sizes`; for an ONNX file it moves to the returned `OnnxStep`.
-    """
+    """Return the options of ``profile`` for an ONNX file, and those for the sizes of a graph."""
     from poetmodel.torch.target import is_onnx, needs_capture
 
     if is_onnx(step_source):

@@ -117,10 +117,7 @@ class Session:
         self._run_in_background(self._clean_up())
 
     async def stop(self) -> None:
-        """Cancel solves, drawings and the clean-up, and stop the workers.
-
-        The store then has each point that is finished or has a schedule of its own.
-        """
+        """Cancel solves, drawings and the clean-up, and stop the workers."""
         tasks = [*self._drawing_tasks.values(), *self._background]
         for task in tasks:
             task.cancel()
@@ -155,10 +152,7 @@ class Session:
         return open_problem
 
     async def _read_problem(self, settings: ExplorerSettings) -> OpenProblem:
-        """Prepare the problem of some settings in a worker, and return it as an open problem.
-
-        Registers a new problem with its stored points, and its id in `_problem_ids`.
-        """
+        """Prepare the problem of some settings in a worker, and return it as an open problem."""
         reply = await self.quick_workers.run_job({"task": "prepare_problem", "settings": settings})
         problem_id = reply.values["problem"]
         open_problem = self.open_problems.get(problem_id)
@@ -244,10 +238,7 @@ class Session:
         return point
 
     async def _borrow(self, open_problem: OpenProblem, point: Point) -> None:
-        """Take schedule and bound of neighbours; save a point that these prove optimal.
-
-        Listeners are not notified.
-        """
+        """Take schedule and bound of neighbours; save a point that these prove optimal."""
         lent = open_problem.borrow(point)
         found = point.answer.merge(lent).found
         if found is not None and found == lent.found and found.lender and not found.packed:
@@ -477,11 +468,7 @@ class Session:
                     listener.notify("front", point.id)
 
     async def _clean_up(self) -> None:
-        """Each second, end expired requests of closed pages, and discard idle points.
-
-        Above `MAX_CACHED_PAGES` and `MAX_CACHED_PROBLEMS`, discards pages of expired requests, and
-        problems without pages and solves.
-        """
+        """Each second, end expired requests of closed pages, and discard idle points."""
         while True:
             await asyncio.sleep(1)
             now_s = time.monotonic()

@@ -54,11 +54,7 @@ class PointStore:
         self._connection = self._thread.submit(self._open).result()
 
     def _open(self) -> sqlite3.Connection:
-        """Open or create the file, folder and tables; return the connection in autocommit mode.
-
-        Only the user can read a new file; it has no format version until `load_token` writes
-        `FORMAT`.
-        """
+        """Open or create the file, folder and tables; return the connection in autocommit mode."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))  # it contains the token
@@ -78,10 +74,7 @@ class PointStore:
         return connection
 
     def _check_format(self, connection: sqlite3.Connection) -> None:
-        """Raise `InputError` if the file lacks a table of a store, or has another `FORMAT`.
-
-        Accepts a file without any table, or with these tables but no format. Does not write.
-        """
+        """Raise `InputError` if the file lacks a table of a store, or has another `FORMAT`."""
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         if not tables:
             return

@@ -365,12 +365,7 @@ def _min_ram_bytes(
         """Return the peak of the plan within a budget [B]; None if it violates a rule or limit."""
         check = make_and_check(ram_bytes)
         timed_simulation = replace_makespan(
-            simulation,
-            problem.graph,
-            problem.costs,
-            schedule,
-            deadline_counts=problem.deadline_counts,
-            makespan_s=check.makespan_s,
+            simulation, problem, schedule, makespan_s=check.makespan_s
         )
         violations = check.violations or violated_limits(problem, timed_simulation)
         return None if violations else check.peak_ram_bytes

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from poetmodel.device import Costs
     from poetmodel.device.costs import CostTable
     from poetmodel.graph import Graph
+    from poetmodel.problem import Problem
     from poetmodel.schedule.relations import Pair, Schedule
 
 
@@ -362,11 +363,9 @@ def simulate(
 
 def replace_makespan(
     simulation: Simulation,
-    graph: Graph,
-    costs: Costs,
+    problem: Problem,
     schedule: Schedule,
     *,
-    deadline_counts: str | None,
     makespan_s: float | None,
     ram_bytes: int | None = None,
 ) -> Simulation:
@@ -374,10 +373,11 @@ def replace_makespan(
 
     It is ignored unless ``overlap`` counts. `ram_bytes` is of that plan if RAM is minimized.
     """
+    graph, costs, counts = problem.graph, problem.costs, problem.deadline_counts
     compute_counts = _count_items(schedule.R, len(graph.nodes))
     transfer_counts = Counter(simulation.page_ins), Counter(simulation.page_outs)
     metrics = _time_and_energy_metrics(
-        graph, costs, compute_counts, transfer_counts, deadline_counts, makespan_s
+        graph, costs, compute_counts, transfer_counts, counts, makespan_s
     )
     return replace(simulation, planned_ram_bytes=ram_bytes, **metrics)
 

@@ -135,13 +135,7 @@ def check_schedule(
     if callable(makespan_s):
         planned_s, ram_bytes = makespan_s(simulation)
         simulation = replace_makespan(
-            simulation,
-            graph,
-            costs,
-            schedule,
-            deadline_counts=counts,
-            makespan_s=planned_s,
-            ram_bytes=ram_bytes,
+            simulation, problem, schedule, makespan_s=planned_s, ram_bytes=ram_bytes
         )
     violations = (
         *simulation.violations,

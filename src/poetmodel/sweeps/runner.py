@@ -318,11 +318,7 @@ class RunQueue(Generic[AnyRun]):
         )
 
     def _claim_chains(self, max_chains: int) -> list[list[AnyRun]]:
-        """Claim the first run of each of at most `max_chains` chains, and return these chains.
-
-        Removes the returned chains from `remaining_chains`, and stores the claims in `claims`. Runs
-        that another process has recorded are removed and counted as done.
-        """
+        """Claim the first run of each of at most `max_chains` chains, and return these chains."""
         claimed_chains: list[list[AnyRun]] = []
         other_chains: list[list[AnyRun]] = []
         for chain in self.remaining_chains:
@@ -370,12 +366,7 @@ class RunQueue(Generic[AnyRun]):
     def _record_result(
         self, future: Future[Record], chain: list[AnyRun], name_of_pool: str
     ) -> list[AnyRun]:
-        """Store and count the record of the first run of a chain; return the remaining runs.
-
-        Releases the claim of the run, and reports the progress. If the process of the run has died
-        fewer than `MAX_ATTEMPTS` times, only counts this in `death_counts`, and returns the whole
-        chain.
-        """
+        """Store and count the record of the first run of a chain; return the remaining runs."""
         if _is_lost(future):
             raise self._lost_error(None if future.cancelled() else future.exception())
         run, error = chain[0], future.exception()

@@ -95,11 +95,7 @@ class RecordFile:
         return Claim.acquire(self.claims_folder / name)
 
     def _parse_new_lines(self) -> None:
-        """Parse the lines written since the last call into `_records`.
-
-        Parses all lines anew if the file has become shorter. A last line without end is parsed now
-        and again in the next call.
-        """
+        """Parse the lines written since the last call into `_records`."""
         if not self.path.exists():
             return
         if self.path.stat().st_size < self._parsed_bytes:  # the file was truncated
