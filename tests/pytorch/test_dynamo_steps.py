@@ -19,6 +19,22 @@ def _dynamo(monkeypatch):
     monkeypatch.setattr(joint, "USES_DYNAMO", True)
 
 
+CHECKED = {
+    "distribution": lambda _, y, __: torch.distributions.Normal(
+        y, 1 + y.square(), validate_args=True
+    ).log_prob(torch.zeros(4)),
+    "assertion": lambda _, y, __: torch._assert_async((y.abs() < 100).all()) or y,
+}
+
+
+class Last(nn.Module):
+    """A layer of a class of its own."""
+
+    def forward(self, y):
+        """Return twice the input."""
+        return y * 2
+
+
 class Model(nn.Module):
     """Layers, and a function of module, result and input."""
 
@@ -27,6 +43,7 @@ class Model(nn.Module):
         torch.manual_seed(1)
         self.layer, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
         self.wide = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 4))
+        self.last = Last()
         self.register_buffer("mean", torch.zeros(4))
         self.function, self.scale, self.n, self.table = function, 1.0, 0, {}
 
@@ -58,7 +75,23 @@ def masked(_, y, x):
     return y * 2 if (x > -9).all() else y
 
 
+def labelled(_, y, x):
+    """Multiply by a table whose width is the largest label, in each row."""
+    labels = (x[:, 0] > 0).long() + 2
+    return y * nn.functional.one_hot(labels)[:, :1] + y
+
+
+def transcribed(_, y, x):
+    """Return the loss of a transcription, whose lengths are those of inputs."""
+    lengths = (x[:2, 0] > 9).long() + 2
+    logits = torch.stack([y, y]).transpose(0, 1).log_softmax(-1)
+    labels = torch.ones(2, 3, dtype=torch.long)
+    return nn.functional.ctc_loss(logits, labels, torch.tensor([6, 6]), lengths)
+
+
 STEPS = {
+    "one_hot": labelled,
+    "ctc": transcribed,
     "plain": lambda _model, y, _x: y,
     "dropout": lambda _model, y, _x: nn.functional.dropout(y, 0.5),
     "buffer": assigned,
@@ -100,19 +133,19 @@ def test_stored_tensors_are_those_of_the_step():
     """An attribute, and a dict, get the tensors that eager mode would store, detached."""
 
     def store(model, y, x):
-        model.last = y
+        model.kept = y
         model.table["x"] = x * 2
         return y
 
     model = Model(store)
     step = compile_keep_all(model, None, rows())
-    assert not hasattr(model, "last")
+    assert not hasattr(model, "kept")
     step(*rows())
     twin = Model(store)
     twin(*rows())
-    assert torch.equal(model.last, twin.last)
+    assert torch.equal(model.kept, twin.kept)
     assert torch.equal(model.table["x"], twin.table["x"])
-    assert not model.last.requires_grad
+    assert not model.kept.requires_grad
 
 
 def count(model, y, _):
@@ -153,6 +186,8 @@ CHANGES = (
     (lambda _, y, __: y * float(os.environ.get("POETMODEL_TRY", "1")),
      lambda _: os.environ.update(POETMODEL_TRY="3"), "POETMODEL_TRY was None and is 3"),
     (lambda _, y, x: y if x[0, 0] > -9 else -y, lambda m: m.eval(), "training mode"),
+    (lambda m, y, _: m.last(y), lambda m: setattr(type(m.last), "forward", lambda _, v: v * 3),
+     "forward of the class Last was replaced"),
 )  # fmt: skip
 
 
@@ -160,6 +195,7 @@ CHANGES = (
 def test_changes_are_told_or_followed(function, change, words, monkeypatch):
     """With both values; a step that follows computes what eager mode does."""
     monkeypatch.delenv("POETMODEL_TRY", raising=False)
+    monkeypatch.setattr(Last, "forward", Last.forward)  # put back at the end
     model = Model(function)
     step = compile_keep_all(model, None, rows())
     following_model = Model(function)
@@ -170,3 +206,16 @@ def test_changes_are_told_or_followed(function, change, words, monkeypatch):
         step(*rows())
     assert model.layer.weight.grad is None
     assert find_differences(following_step, following_model, None, rows()) == []
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_checks_of_numbers_are_made_at_the_end(name):
+    """As eager mode, a step refuses numbers that a library refuses; nothing has changed."""
+    model = Model(CHECKED[name])
+    step = compile_keep_all(model, None, rows())
+    assert find_differences(step, model, None, rows()) == []
+    before = model.layer.weight.grad.clone()
+    (x,) = rows()
+    with pytest.raises(pmt.CaptureError, match=r"finite or in range.*nothing has changed"):
+        step(x * float("nan"))
+    assert torch.equal(model.layer.weight.grad, before)

@@ -119,8 +119,8 @@ def test_shapes_that_follow_from_values_are_looked_at(function, words):
 
     own, step = masked(often)
     assert (
-        len(step.compiled.trace.joint.value_guards.reads)
-        == len(masked(function)[1].compiled.trace.joint.value_guards.reads) + 1
+        len(step.compiled.trace.joint.reads)
+        == len(masked(function)[1].compiled.trace.joint.reads) + 1
     )
     assert find_differences(step, *with_mask(own, 0, 1, 1)) == []
     with pytest.raises(pmt.CaptureError, match=words):
@@ -282,7 +282,7 @@ def test_constants_and_inputs_can_be_read(kind):
     """The captured step has eager's results, and records its readings of inputs."""
     own = row_step(nn.Linear(4, 4), by=lambda p, x: (CONSTANTS | INPUTS)[kind](p[0](x), x) + x)
     step = compile_keep_all(*own)
-    assert bool(step.compiled.trace.joint.value_guards.reads) == (kind in INPUTS)
+    assert bool(step.compiled.trace.joint.reads) == (kind in INPUTS)
     assert find_differences(step, *own) == []
 
 
@@ -400,7 +400,7 @@ def test_checks_that_cannot_wait_are_refused():
         compile_keep_all(*own)
     joint = pmt.capture(*row_step(nn.Linear(4, 4), by=lambda p, x: p[0](clamped(x))))
     assert not joint.finite_check_lines
-    assert joint.value_guards.reads
+    assert joint.reads
 
 
 def likely(parts, x):

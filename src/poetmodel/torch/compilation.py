@@ -262,13 +262,22 @@ class Step:
             if compiled.guards.hold(flat_inputs):
                 self._current = compiled
                 return compiled, flat_inputs
-        if self._options.dynamic == "error":
+        if self._options.dynamic == "error" and not self._is_expected(batch):
             flat_inputs = self._current.trace.joint.flat_inputs(batch)
             refuse(name, input_errors(batch))
             reason = "; ".join(self._current.guards.differences(flat_inputs))
             raise CaptureError(f"{name}: {reason}; compile again, or with dynamic='retrace'")
         self._current = self._compile(batch)
         return self._current, self._current.trace.joint.flat_inputs(batch)
+
+    def _is_expected(self, batch: Inputs) -> bool:
+        """Return whether forward has set, in its first passes, what needs another graph now."""
+        joint = self._current.trace.joint
+        with suppress(CaptureError):
+            flat_inputs = joint.flat_inputs(batch)
+            if joint.captures is not None and self._current.guards.hold_before(flat_inputs):
+                return joint.captures.is_expected(flat_inputs)
+        return False
 
     def _structure_inputs(self, inputs: tuple[Any, ...], named_inputs: dict[str, Any]) -> Inputs:
         """Return a call's inputs as a sequence or mapping; refuse another kind than compiled."""

@@ -35,6 +35,10 @@ class StepCaptures:
     ) -> None:
         self.front, self.constants, self.is_settled = front, constants, is_settled
         self._captures, self._inputs, self._input_spec = tuple(captures), inputs, input_spec
+        self._known_captures = tuple(front.captures)
+        readings = [r for r in captures[0].readings if not r.is_late]
+        self.readings = tuple({(r.line, r.kind): r for r in reversed(readings)}.values())
+        """Values that Python reads of inputs and buffers, one for each line."""
 
     def _batch(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Return flat inputs in their nesting; tensors get the classes of the capture."""
@@ -55,6 +59,14 @@ class StepCaptures:
         if capture in self:
             return ()
         return ("forward has set Python values that it reads",)
+
+    def is_expected(self, inputs: Sequence[Any]) -> bool:
+        """Return whether what forward sets in its first passes needs another graph for a call."""
+        try:
+            capture, _ = self.front.find(self._batch(inputs))
+        except Changed:
+            return False
+        return capture not in self and any(capture is known for known in self._known_captures)
 
     def call(self, inputs: Sequence[Any], execute: Execute) -> None:
         """Execute a step on flat inputs under the guards, as `StepFront.call`."""

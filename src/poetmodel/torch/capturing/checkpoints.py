@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import operator
 from operator import attrgetter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import fx
 
 from poetmodel.torch.capturing.front_private import CHECKPOINT, example_value
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _NORMS: Final = {torch.batch_norm: 5, torch.nn.functional.batch_norm: 5,
                  torch.instance_norm: 5, torch.nn.functional.instance_norm: 5}  # fmt: skip
@@ -23,19 +26,29 @@ _STATISTICS: Final = {
 """Positions of running mean and variance among the arguments."""
 
 
-def inline_checkpoints(graph_module: fx.GraphModule) -> None:
-    """Replace each checkpoint by the operations in it.
+def inline_checkpoints(graph_module: fx.GraphModule, tensors: Sequence[torch.Tensor]) -> None:
+    """Replace each checkpoint in a graph with inputs `tensors` by the operations in it.
 
     Eager mode executes a checkpointed function again, which updates the statistics of a norm once
     more: so a norm that has a gradient updates them here once for each checkpoint around it.
     """
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    parameters = {
+        node
+        for node, tensor in zip(placeholders, tensors, strict=True)
+        if isinstance(tensor, torch.nn.Parameter)
+    }
     while nodes := [n for n in graph_module.graph.nodes if n.target is CHECKPOINT]:
         for node in nodes:
-            _inline(graph_module, node)
+            _inline(graph_module, node, parameters)
 
 
-def _inline(graph_module: fx.GraphModule, node: fx.Node) -> None:
-    """Replace one checkpoint; repeat the updates of statistics in it."""
+def _inline(graph_module: fx.GraphModule, node: fx.Node, parameters: set[fx.Node]) -> None:
+    """Replace one checkpoint; repeat the updates of statistics in it.
+
+    Eager mode trains nothing inside of a reentrant checkpoint without an input that has a gradient;
+    parameters are those of modules inside.
+    """
     graph = graph_module.graph
     body_node, *operands = node.args
     body: Any = attrgetter(str(body_node.target))(graph_module)
@@ -43,7 +56,14 @@ def _inline(graph_module: fx.GraphModule, node: fx.Node) -> None:
         zip(body.graph.find_nodes(op="placeholder"), operands, strict=True)
     )
     results: Any = ()
+    trains_nothing = node.kwargs.get("use_reentrant") is True and not any(
+        getattr(example_value(operand), "requires_grad", False)
+        for operand in operands
+        if isinstance(operand, fx.Node) and operand not in parameters
+    )
     with graph.inserting_before(node):
+        if trains_nothing:
+            graph.call_function(torch._C._set_grad_enabled, (False,))  # noqa: SLF001
         for inner in body.graph.nodes:
             if inner.op == "placeholder":
                 continue
@@ -61,6 +81,8 @@ def _inline(graph_module: fx.GraphModule, node: fx.Node) -> None:
                 _repeat_update(graph, mapped[inner])
             elif inner.target == "add_" and inner.args[0].op == "placeholder":
                 graph.node_copy(inner, mapped.__getitem__)  # counts the batches of a norm
+        if trains_nothing:
+            graph.call_function(torch._C._set_grad_enabled, (True,))  # noqa: SLF001
     _replace_results(node, results)
     graph.erase_node(node)
     if not body_node.users:

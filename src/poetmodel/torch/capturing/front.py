@@ -12,11 +12,13 @@ import linecache
 import logging
 import re
 import warnings
+import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
+from torch import fx
 
 from poetmodel.torch.capturing.front_private import (
     DYNAMO_ERROR,
@@ -26,6 +28,8 @@ from poetmodel.torch.capturing.front_private import (
     explain,
     failed_guards,
     frames_in,
+    kept_validation,
+    select_guards,
 )
 from poetmodel.torch.capturing.front_readings import (
     Reading,
@@ -48,8 +52,6 @@ from poetmodel.torch.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch import fx
-
     from poetmodel.torch.capturing.front_readings import Values
     from poetmodel.torch.capturing.inputs import Access
 
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     """Executes a step on the tensors of a call; returns a value for each output of the graph."""
 
 _STANCE: Final = "fail_on_recompile"
+_GONE: Final = "the front of this capture no longer exists"
 
 
 class Changed(Exception):  # noqa: N818 - a state, which callers convert
@@ -147,9 +150,23 @@ class StepFront:
     def _make_function(self) -> None:
         """Make the function that Dynamo traces, with readings if there are any."""
         self._function = _make_step_function(self)
-        self._compiled = torch.compile(
-            self._function, backend=self._add_capture, fullgraph=True, dynamic=False
-        )
+        # Dynamo's cache, which no garbage collector looks through, would keep a front alive.
+        find_self = weakref.ref(self)
+
+        def backend(graph_module: fx.GraphModule, tensors: Sequence[torch.Tensor]) -> Any:
+            front = find_self()
+            if front is None:
+                raise RuntimeError(_GONE)
+            return front._add_capture(graph_module, tensors)  # noqa: SLF001 - its own
+
+        with kept_validation():
+            self._compiled = torch.compile(
+                self._function,
+                backend=backend,
+                fullgraph=True,
+                dynamic=False,
+                options={"guard_filter_fn": select_guards},
+            )
 
     def execute_eagerly(self, batch: Sequence[Any]) -> None:
         """Execute forward pass and loss in eager mode."""
@@ -222,6 +239,7 @@ class StepFront:
             raise Changed(self._describe_guards(str(error), batch)) from None
         finally:
             self._release_stance()
+            self._execute = None
 
     def _release_stance(self) -> None:
         """End the stance, which holds for all threads, as soon as the guards are evaluated."""
@@ -238,30 +256,13 @@ class StepFront:
                 f"{self.name}: the step was captured {MAX_CAPTURES} times; Python values that "
                 "decide it change too often"
             )
-        graph = graph_module.graph
-        marks = {node.args[1]: node for node in graph.nodes if node.target is mark_result}
-        results = [marks[index].args[0] for index in range(len(marks))]
-        for node in marks.values():
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
-        symbolic_types = (torch.SymInt, torch.SymFloat, torch.SymBool)
-        for node in reversed(list(graph.nodes)):  # numbers that are only logged
-            if not node.users and node.target == "item":
-                graph.erase_node(node)
-        for node in graph.nodes:
-            if isinstance(example_value(node), symbolic_types):
-                line = find_line(node)
-                where = f" at {line}" if line else ""
-                raise _Unread(
-                    f"{self.name}: a number that is read from a tensor{where} decides "
-                    "shapes or values; select with torch.where, or compute it outside of the step"
-                )
+        results = _take_results(self.name, graph_module)
         graph_module.recompile()
-        returned = list(graph.output_node().args[0])
+        returned = list(graph_module.graph.output_node().args[0])
         readings = find_readings(
             self.name, graph_module, tensors, self.values or {}, innermost_line
         )
-        reading_nodes = [node for node in graph.nodes if node.target is mark_reading]
+        reading_nodes = [n for n in graph_module.graph.nodes if n.target is mark_reading]
         stored = [
             position
             for position, node in enumerate(returned)
@@ -277,15 +278,26 @@ class StepFront:
         )
         self.captures.append(capture)
 
+        find_self, index = weakref.ref(self), len(self.captures) - 1
+
         def execute(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-            self._release_stance()
-            if self._execute is None:
-                raise _Selected(capture, tensors)
-            if change := capture.check.find_change(tensors):
-                raise Changed([change])
-            return self._execute(capture, tensors)
+            front = find_self()
+            if front is None:
+                raise RuntimeError(_GONE)
+            return front._execute_capture(front.captures[index], tensors)  # noqa: SLF001 - its own
 
         return execute
+
+    def _execute_capture(
+        self, capture: Capture, tensors: Sequence[torch.Tensor]
+    ) -> Sequence[torch.Tensor]:
+        """Execute a capture whose guards hold, by the function of the current call."""
+        self._release_stance()
+        if self._execute is None:
+            raise _Selected(capture, tensors)
+        if change := capture.check.find_change(tensors):
+            raise Changed([change])
+        return self._execute(capture, tensors)
 
     def _refuse(self, error: BaseException) -> NoReturn:
         """Raise the error of a capture as `CaptureError`, with its reason and the user's line."""
@@ -326,6 +338,35 @@ class StepFront:
             except FOREIGN_ERRORS as error:
                 return str(error)
         return ""
+
+
+def _take_results(name: str, graph_module: fx.GraphModule) -> list[fx.Node]:
+    """Remove the marks of results from a graph of Dynamo; return loss and outputs.
+
+    Refuses a loss that is no tensor, and a number, read from a tensor, that the graph computes.
+    """
+    graph = graph_module.graph
+    marks = {node.args[1]: node for node in graph.nodes if node.target is mark_result}
+    results = [marks[index].args[0] for index in range(len(marks))]
+    if not isinstance(results[0], fx.Node):
+        kind = type(results[0]).__name__
+        raise CaptureError(f"{name}: expected a loss that is a tensor, got a {kind}")
+    for node in marks.values():
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
+    symbolic_types = (torch.SymInt, torch.SymFloat, torch.SymBool)
+    for node in reversed(list(graph.nodes)):  # numbers that are only logged
+        if not node.users and node.target == "item":
+            graph.erase_node(node)
+    for node in graph.nodes:
+        if isinstance(example_value(node), symbolic_types):
+            line = find_line(node)
+            where = f" at {line}" if line else ""
+            raise _Unread(
+                f"{name}: a number that is read from a tensor{where} decides "
+                "shapes or values; select with torch.where, or compute it outside of the step"
+            )
+    return results
 
 
 class _Unread(CaptureError):  # noqa: N818 - internal
@@ -407,7 +448,8 @@ def _guard_line(file: str, line: int, frames: Sequence[tuple[str, int]]) -> str:
     path = next(iter(paths), None) or next(
         (path for path in linecache.cache if file and path.endswith(file)), file
     )
-    return format_source_line(path, line) if file else ""
+    is_named = file and code_origin(path) is not CodeOrigin.OWN
+    return format_source_line(path, line) if is_named else ""
 
 
 _REPLACEMENTS: Final = (
@@ -416,6 +458,7 @@ _REPLACEMENTS: Final = (
     (re.compile(r"\._(?:modules|buffers|parameters)\['(\w+)'\]"), r".\1"),
     (re.compile(r"\.__dict__\['(\w+)'\]"), r".\1"),
     (re.compile(r"^model\."), ""),
+    (re.compile(r"^batch\["), "inputs["),
 )
 
 
@@ -438,6 +481,10 @@ def _describe_guard(guard: str, line: str, scope: dict[str, Any]) -> str:
             old = old_format.format(**match.groupdict())
             text = f"{_display_name(match['path'])} was {old} and is {now}"
         break
+    same = re.fullmatch(r"(\S+) is ((?!not )(?!None)\S+)", guard)
+    if same is not None:
+        names = (_display_name(same[2]), _display_name(same[1]))
+        text = "{} was the same object as {} and is not".format(*names)
     missing = re.fullmatch(r"(?:KeyError|getattr failed) on (?:source )?(.*)", guard)
     if missing is not None:
         text = f"{_display_name(missing[1])} is missing now"

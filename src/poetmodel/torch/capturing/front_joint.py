@@ -18,6 +18,7 @@ from torch._guards import TracingContext, tracing
 from poetmodel.torch.capturing.checkpoints import inline_checkpoints
 from poetmodel.torch.capturing.front import Capture, find_line
 from poetmodel.torch.capturing.front_private import calling_modules
+from poetmodel.torch.capturing.front_readings import ctc_loss
 from poetmodel.torch.capturing.joint_graph import (
     ANNOTATION,
     LOCATION,
@@ -73,6 +74,17 @@ class TracedModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         self._lookup = Lookup([value for value in self._inputs if isinstance(value, str)])
         self._graph_module = [_prepare_graph(module, capture)]  # no submodule
 
+    def read_paths(self) -> list[str]:
+        """Return the paths of buffers that Python reads before a step."""
+        sources = self._capture.check.source_positions
+        return [path for p in sources if isinstance(path := self._inputs[p], str)]
+
+    def __call__(self, *flat_inputs: Any) -> Any:
+        """Call `forward` and own hooks; Dynamo's graph has what hooks of all modules do."""
+        for hook in self._forward_pre_hooks.values():
+            hook(self, flat_inputs)
+        return self.forward(*flat_inputs)
+
     def forward(self, *flat_inputs: Any) -> Any:
         """Return the results of the step for flat inputs."""
         module_tensors = iter(self._lookup(self))
@@ -125,7 +137,10 @@ def _prepare_graph(module: torch.nn.Module, capture: Capture) -> fx.GraphModule:
     )
     graph.output(tuple(returned[position] for position in positions))
     graph_module = fx.GraphModule(capture.graph_module, graph)
-    inline_checkpoints(graph_module)
+    inline_checkpoints(graph_module, capture.tensors)
+    for node in graph.nodes:
+        if node.target is ctc_loss:
+            node.target = torch.ctc_loss
     names = {id(part): path for path, part in module.named_modules()}
     for node in graph.nodes:
         if node.op in ("placeholder", "output"):

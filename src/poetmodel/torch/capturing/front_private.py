@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import exc as dynamo_errors
+from torch.distributions import Distribution, constraints
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch import fx
 
@@ -56,28 +57,68 @@ def capture_settings() -> Iterator[None]:
     if not hasattr(dynamo_config, LOGGING_SETTINGS[0]):
         settings[LOGGING_SETTINGS[1]] = settings.pop(LOGGING_SETTINGS[0])
     known_settings = {key: settings[key] for key in settings if hasattr(dynamo_config, key)}
-    with dynamo_config.patch(known_settings), _plain_cudnn_flags():
+    with dynamo_config.patch(known_settings), _traceable_functions(), kept_validation():
         yield
 
 
 @contextmanager
-def _plain_cudnn_flags() -> Iterator[None]:
-    """Context manager in which ``torch.backends.cudnn.flags`` has no effect, as on the CPU.
-
-    Dynamo cannot trace it, and ``substitute_in_graph`` refuses functions of PyTorch.
-    """
-    flags = torch.backends.cudnn.flags
-    torch.backends.cudnn.flags = _no_flags
+def kept_validation() -> Iterator[None]:
+    """Context manager in which Dynamo does not turn off the checks of distributions."""
+    validates = Distribution._validate_args  # noqa: SLF001 - no public name
     try:
         yield
     finally:
-        torch.backends.cudnn.flags = flags
+        Distribution.set_default_validate_args(validates)
+
+
+@contextmanager
+def _traceable_functions() -> Iterator[None]:
+    """Context manager that replaces functions that Dynamo does not trace.
+
+    ``torch.backends.cudnn.flags`` has no effect, as on the CPU; two functions of the checks of
+    distributions are as the originals. ``substitute_in_graph`` refuses functions of PyTorch.
+    """
+    old_functions = [(owner, name, getattr(owner, name)) for owner, name in _REPLACED]
+    for (owner, name), function in _REPLACED.items():
+        setattr(owner, name, function)
+    try:
+        yield
+    finally:
+        for owner, name, old_function in old_functions:
+            setattr(owner, name, old_function)
 
 
 @contextmanager
 def _no_flags(*_: Any, **__: Any) -> Iterator[None]:
     """Context manager without effect."""
     yield
+
+
+def _is_dependent(constraint: Any) -> bool:
+    """Return whether a constraint depends on other values, as the function of PyTorch."""
+    return isinstance(constraint, constraints._Dependent)  # noqa: SLF001 - as the original
+
+
+_find_all_true: Final = torch._is_all_true  # noqa: SLF001 - of the checks of distributions
+
+
+def _is_all_true(values: Any) -> Any:
+    """Return whether all elements are true; `values` may stand for a tensor in `Readings`."""
+    # Dynamo passes the function by, and not its last call, when a mode answers readings.
+    return _find_all_true(values if isinstance(values, torch.Tensor) else values.tensor).all()
+
+
+_REPLACED: Final = {
+    (torch, "_is_all_true"): _is_all_true,
+    (torch.backends.cudnn, "flags"): _no_flags,
+    (constraints, "is_dependent"): _is_dependent,
+}
+
+
+def select_guards(entries: Sequence[Any]) -> list[bool]:
+    """Return for each guard whether it is kept: not those of functions that a capture replaces."""
+    names = [f".{name}" for _, name in _REPLACED]
+    return [not any(name in str(entry.orig_guard.name) for name in names) for entry in entries]
 
 
 def example_value(node: fx.Node) -> Any:
@@ -119,5 +160,6 @@ def explain(error: BaseException) -> str:
     """Return a sentence of Dynamo's explanation of an error; without one, its first line."""
     text = str(error)
     explanation = re.search(r"Explanation: (.*)", text)
-    reason = explanation[1] if explanation else text.strip().split("\n")[0]
+    has_reason = explanation is not None and explanation[1].strip()
+    reason = explanation[1] if explanation and has_reason else text.strip().split("\n")[0]
     return re.split(r"(?<=\w)\. ", reason.replace("`", ""))[0].strip().rstrip(".")

@@ -59,8 +59,9 @@ _FLAG_FUNCTIONS: Final = {
     for owner in (torch, torch.Tensor)
     for name in (*_COMPARISONS, *_COMBINATIONS, *_REDUCTIONS)
 } | {getattr(torch.Tensor, f"__{name}__") for name in (*_COMPARISONS, "or", "and", "invert")}
+_FLAG_FUNCTIONS.add(torch._is_all_true)  # noqa: SLF001 - of the checks of distributions
 """Functions whose result of one Boolean element Python may test."""
-_FINITE_TESTS: Final = {"isfinite", "isnan", "isinf"}
+_FINITE_TESTS: Final = {"isfinite", "isnan", "isinf", "_is_all_true"}
 
 
 def _read(values: Values, tensors: Tensors, tensor: torch.Tensor, kind: str) -> Any:
@@ -119,6 +120,7 @@ class Readings(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Answer a reading; otherwise call the function, and wrap its result in a `Flag`."""
         keywords = kwargs or {}
+        args = [_plain(value) for value in args]
         answer = _ANSWERS.get(func)
         if answer is not None:
             value = answer(self, *args, **keywords)
@@ -204,9 +206,51 @@ def _answer_repeat(
     return torch.repeat_interleave(tensor, repeats, dim, output_size=size)
 
 
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator, unused-ignore]
+def ctc_loss(log_probs: torch.Tensor, targets: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    """Stand for ``torch.ctc_loss``, the shapes inside of which depend on values.
+
+    Returns a tensor with shape and type of the loss.
+    """
+    del targets
+    *_, reduction, _ = arguments
+    loss: torch.Tensor = log_probs.sum((0, 2)[: log_probs.dim() - 1 or 1])
+    return loss if reduction in (0, "none") else loss.sum()
+
+
+def _answer_ctc_loss(
+    mode: Readings,
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: Any = 1,
+    zero_infinity: bool = False,  # noqa: FBT001, FBT002 - as the function
+) -> Any:
+    """Return a loss whose lengths AOTAutograd reads; eager passes call the function itself."""
+    del mode
+    if not torch.compiler.is_compiling():
+        return NotImplemented
+    reductions = {"none": 0, "mean": 1, "sum": 2}
+    number = reductions.get(reduction, reduction)
+    lengths = (input_lengths, target_lengths)
+    return ctc_loss(log_probs, targets, *lengths, blank, number, zero_infinity)
+
+
+def _answer_one_hot(mode: Readings, tensor: torch.Tensor, num_classes: int = -1) -> Any:
+    if num_classes >= 0:
+        return NotImplemented
+    count = mode.read(tensor.max() + 1, "count")
+    return torch.nn.functional.one_hot(tensor, count)
+
+
 _ANSWERS: Final[dict[Any, Callable[..., Any]]] = {
     **dict.fromkeys(_READERS, _answer_number),
     torch.Tensor.tolist: _answer_list,
+    torch.ctc_loss: _answer_ctc_loss,
+    torch.nn.functional.ctc_loss: _answer_ctc_loss,
+    torch.nn.functional.one_hot: _answer_one_hot,
     torch.equal: _answer_equal,
     torch.Tensor.equal: _answer_equal,
     torch.Tensor.__getitem__: _answer_item,
@@ -242,6 +286,11 @@ class Reading:
     def tensor(self) -> torch.Tensor:
         """The value as a tensor, which no code of the model reads."""
         return torch.as_tensor(self.value)
+
+    @property
+    def is_check(self) -> bool:
+        """Whether an assertion reads the value: never, because Dynamo keeps assertions."""
+        return False
 
     @property
     def description(self) -> str:
@@ -377,6 +426,9 @@ class ReadingCheck:
         for node in source.nodes:
             if node.op == "placeholder" or node in needed:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
+        placeholders = source.find_nodes(op="placeholder")
+        self.source_positions = [i for i, node in enumerate(placeholders) if node in needed]
+        """Positions of the inputs of the graph that decide what is read."""
         graph.output([copies[reading.node] for reading in self._readings])
         self._module = fx.GraphModule(graph_module, graph)
 

@@ -72,6 +72,8 @@ class Guards:
         # While these references exist, no new module can have the id of one of them.
         self._modules = tuple(module for _, module in named_modules)
         self._module_ids = tuple(map(id, self._modules))
+        kinds: set[Any] = set(map(type, self._modules))
+        self._forwards = {kind: kind.forward for kind in kinds}
         result_targets = {result.target for result in joint.results}
         target_inputs = [
             argument
@@ -121,7 +123,8 @@ class Guards:
         """
         joint = self._joint
         return (
-            joint.python_guards.hold()
+            all(kind.forward is forward for kind, forward in self._forwards.items())
+            and joint.python_guards.hold()
             and not any(joint.process_state.differences())
             and not any(self._replaced_constant_names())
             and self._collect_assumptions(inputs) == self.compiled_assumptions
@@ -170,6 +173,11 @@ class Guards:
         replaced_constants = [*self._replaced_constant_names()]
         yield from (f"{name} is another tensor, or missing" for name in replaced_constants)
         python_differences = [
+            *(
+                f"forward of the class {kind.__name__} was replaced"
+                for kind, forward in self._forwards.items()
+                if kind.forward is not forward
+            ),
             *self._joint.process_state.differences(),
             *self._joint.python_guards.differences(),
         ]

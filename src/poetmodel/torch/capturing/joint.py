@@ -257,21 +257,21 @@ def capture(
     constants = joint.arguments_of(InputKind.CONSTANT_TENSOR)
     joint.python_guards.set_constants([joint.value(argument) for argument in constants])
     refuse(name, _capture_errors(joint))
+    _warn_of_unstable_reads(joint, [s.path for s in joint.value_guards.sources])
+    return joint
+
+
+def _warn_of_unstable_reads(joint: Joint, paths: Sequence[str]) -> None:
+    """Log the buffers, among those at `paths`, that are read and that each step changes."""
     changed_paths = {result.target.target for result in joint.results if result.target is not None}
-    sources = joint.value_guards.sources
-    unstable_names = [
-        format_path(source.path)
-        for source in sources
-        if source.path and source.path in changed_paths
-    ]
+    unstable_names = [format_path(path) for path in paths if path and path in changed_paths]
     if unstable_names:
         _LOG.warning(
             "%s: forward reads %s, which each step changes: once a value differs, the step is "
             "refused, or compiled again (dynamic='retrace')",
-            name,
+            joint.name,
             ", ".join(unstable_names),
         )
-    return joint
 
 
 def _capture_by_dynamo(
@@ -303,7 +303,7 @@ def _capture_by_dynamo(
     checks = FiniteChecks()
     try:
         with record_environment() as environment:
-            passes.execute()
+            first_results = passes.execute()
         passes.snapshot.restore()
         assigned_buffers.register_assigned()
         front = StepFront(
@@ -315,9 +315,9 @@ def _capture_by_dynamo(
             assigned_buffers=assigned_buffers.registered(),
         )
         batch = unflatten(flat_inputs, spec)
-        captured = _capture_or_record(front, batch, passes)
+        captured = _capture_or_record(front, batch, passes, first_results)
         equal_captures, is_settled = _settle(
-            front, captured, batch, passes, follows_state=follows_state
+            front, captured, batch, passes, first_results, follows_state=follows_state
         )
         with (
             convert_exceptions(name),
@@ -334,7 +334,7 @@ def _capture_by_dynamo(
                 if not checks.enable_asserts(graph_module, values):
                     break
     finally:
-        passes.snapshot.restore()
+        passes.restore()
     for node in graph_module.graph.nodes:
         values.detach(node.meta.get("val"))
     output = output_structures[0] if output_structures else None
@@ -374,6 +374,8 @@ def _capture_by_dynamo(
     )
     joint = replace(joint, captures=captures)
     refuse(name, _capture_errors(joint))
+    paths = [source.path for source in joint.value_guards.sources]
+    _warn_of_unstable_reads(joint, [*paths, *traced_module.read_paths()])
     return joint
 
 
@@ -383,18 +385,37 @@ def _copy_batch(batch: Sequence[Any]) -> Sequence[Any]:
     return unflatten(list(copy_inputs(tuple(flat_inputs))), spec)
 
 
-def _capture_or_record(front: StepFront, batch: Sequence[Any], passes: Passes) -> Capture:
+def _capture_or_record(
+    front: StepFront,
+    batch: Sequence[Any],
+    passes: Passes,
+    first_results: Sequence[torch.Tensor],
+) -> Capture:
     """Return a capture; if Dynamo refuses, one with the values that an eager pass reads."""
     try:
         return front.capture(batch)
     except CaptureError as error:
         refusal = error
     passes.execute(lambda: front.record_readings(_copy_batch(batch)))
-    passes.snapshot.restore(keeps_new=True)
+    passes.restore(keeps_new=True)
     try:
         return front.capture(batch)
     except CaptureError as error:
+        _refuse_other_results(front.name, first_results, passes.execute())
         raise error from refusal
+
+
+def _refuse_other_results(
+    name: str, first_results: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
+) -> None:
+    """Raise `CaptureError` if two passes from the same state have other results."""
+    if not _are_equal(first_results, results):
+        raise CaptureError(
+            f"{name}: the loss differs when forward runs again from the same parameters, buffers, "
+            "modules and random state: the cause (a clock, random numbers of another library, a "
+            "name or object outside of the model that forward changes) would be frozen: make it "
+            "an input or a buffer; if forward makes modules, call the model once before"
+        )
 
 
 def _settle(
@@ -402,6 +423,7 @@ def _settle(
     captured: Capture,
     batch: Sequence[Any],
     passes: Passes,
+    first_results: Sequence[torch.Tensor],
     *,
     follows_state: bool,
 ) -> tuple[list[Capture], bool]:
@@ -414,8 +436,10 @@ def _settle(
     equal_captures: list[Capture] = []
     is_settled = False
     last = captured
-    for _ in range(_MAX_PASSES):
-        passes.execute()
+    for pass_index in range(_MAX_PASSES):
+        results = passes.execute()
+        if not pass_index:
+            _refuse_other_results(front.name, first_results, results)
         try:
             current = front.find(batch)[0]
         except Changed as change:
@@ -428,7 +452,7 @@ def _settle(
                 is_settled = True
                 break
             last = current
-    passes.snapshot.restore()
+    passes.restore()
     if not is_settled and not follows_state:
         raise CaptureError(_settling_message(front.name, reasons))
     try:
@@ -436,6 +460,25 @@ def _settle(
     except Changed as change:
         raise CaptureError(_settling_message(front.name, change.reasons)) from None
     return equal_captures, is_settled
+
+
+def _are_equal(results: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    """Return whether the results of two passes are equal, except for the order of sums."""
+    if len(results) != len(others) or any(
+        a.shape != b.shape for a, b in zip(results, others, strict=True)
+    ):
+        return False
+    if any(a.is_meta for a in results):
+        return True
+    if torch.get_num_threads() == 1:
+        return all(
+            torch.equal(a.nan_to_num(), b.nan_to_num())
+            for a, b in zip(results, others, strict=True)
+        )
+    return all(
+        torch.allclose(a, b, rtol=1e-3, atol=1e-6, equal_nan=True)
+        for a, b in zip(results, others, strict=True)
+    )
 
 
 def _settling_message(name: str, reasons: Sequence[str]) -> str:

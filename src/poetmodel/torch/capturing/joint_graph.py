@@ -209,6 +209,12 @@ class Joint:
     clip_grad_norm: float | None = None
     """Upper bound on the total norm of all gradients; None if they are not clipped."""
 
+    @property
+    def reads(self) -> tuple[Any, ...]:
+        """Values that Python code or an operator read of inputs and buffers, with their lines."""
+        readings = () if self.captures is None else self.captures.readings
+        return (*readings, *self.value_guards.reads)
+
     @cached_property
     def module_arguments(self) -> tuple[InputSpec, ...]:
         """The arguments that are parameters and buffers of the module, in order."""
@@ -386,7 +392,7 @@ def output_specs(
     """Yield the outputs of a captured graph in its order, except None, such as absent gradients.
 
     Without `structure`, the module's outputs are losses; with it, only the first. With `has_check`,
-    the last of them is a check for finite numbers; `n_stored` before it are stored tensors.
+    the last of them is a check for finite numbers; before it are `n_stored` stored tensors.
     """
     argument_of = {
         argument.node.meta["desc"]: argument
@@ -394,11 +400,8 @@ def output_specs(
         if "desc" in argument.node.meta
     }
     output = graph_module.graph.output_node()
-    output_positions = [
-        descriptor.idx
-        for descriptor in output.meta["desc"]
-        if isinstance(descriptor, descriptors.PlainAOTOutput)
-    ]
+    first_stored = 1 + (0 if structure is None else len(structure.names))
+    check_position = first_stored + n_stored if has_check else None
     for node, descriptor in zip(output.args[0], output.meta["desc"], strict=True):
         if node is None:
             continue
@@ -407,12 +410,11 @@ def output_specs(
                 raise CaptureError(
                     f"{name}: expected a loss that is a tensor, got a {type(node).__name__}"
                 )
-            if has_check and descriptor.idx == max(output_positions):
+            if descriptor.idx == check_position:
                 yield OutputSpec(kind=OutputKind.CHECK, node=node, target=None)
                 continue
-            position = len(output_positions) - has_check - descriptor.idx
-            if 0 < position <= n_stored:
-                path = str(n_stored - position)
+            if first_stored <= descriptor.idx < first_stored + n_stored:
+                path = str(descriptor.idx - first_stored)
                 yield OutputSpec(kind=OutputKind.STORED, node=node, target=None, path=path)
                 continue
             if structure is None or descriptor.idx == 0:

@@ -12,6 +12,7 @@ from poetmodel.torch.capturing.modules import GeneratorStates, ModuleSnapshot
 from poetmodel.torch.capturing.state_changes import WrittenTensors
 from poetmodel.torch.capturing.surroundings import refuse_seeding
 from poetmodel.torch.errors import convert_exceptions
+from poetmodel.torch.graph.tensors import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,10 +29,20 @@ class Passes:
         self._name, self._module, self._flat_inputs = name, module, tuple(flat_inputs)
         self.snapshot = ModuleSnapshot(module)
         self.generator_states = GeneratorStates(name, self.snapshot)
+        self._keeps_new = False
         self._written_tensors = WrittenTensors(module.buffers())
 
-    def execute(self, function: Callable[[], object] | None = None) -> None:
-        """Execute a pass; raise `CaptureError` for a draw, for seeding, and if it fails."""
+    def restore(self, *, keeps_new: bool = False) -> None:
+        """Restore modules; with `keeps_new` new attributes without tensors stay, also later."""
+        self._keeps_new = self._keeps_new or keeps_new
+        self.snapshot.restore(keeps_new=self._keeps_new)
+
+    def execute(self, function: Callable[[], object] | None = None) -> list[torch.Tensor]:
+        """Execute a pass, and return copies of its results.
+
+        Raises `CaptureError` for a draw, for seeding, and if the pass fails.
+        """
+        results: list[torch.Tensor] = []
         try:
             with (
                 torch.random.fork_rng(devices=[]),
@@ -42,9 +53,11 @@ class Passes:
                 self._written_tensors,
             ):
                 if function is None:
-                    self._module(*copy_inputs(self._flat_inputs))
+                    outputs = self._module(*copy_inputs(self._flat_inputs))
+                    results += [tensor.detach().clone() for tensor in tensors_in(outputs)]
                 else:
                     function()
                 self.generator_states.check()
         finally:
             self._written_tensors.restore()
+        return results

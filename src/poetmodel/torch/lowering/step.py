@@ -504,7 +504,7 @@ def guard_messages(joint: Joint) -> Iterator[str]:
             f"{line} checks numbers, which cannot be exported; leave it out "
             "(validate_args=False for a distribution)"
         )
-    for read in joint.value_guards.reads:
+    for read in joint.reads:
         if read.is_check:
             continue
         location = f" at {read.line}" if read.line else ""
