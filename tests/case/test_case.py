@@ -106,7 +106,7 @@ def test_a_later_row_of_a_field_wins(arguments, commit):
 
 def test_export_is_offered_where_it_solves_the_same_problem():
     """It has no option for parameters, an objective or another solver."""
-    limits = replace(LIMITS, count_parameters=False, minimize=None, energy_budget=None)
+    limits = Limits(ram=LIMITS.ram, **{name: getattr(LIMITS, name) for name in EXPORTED_LIMITS})
     case = Case(source="net.step.json", limits=limits)
     assert case.is_exportable
     words = shlex.split(case.command("export", out="c", options={"--tile": "none"}))

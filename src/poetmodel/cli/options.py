@@ -530,7 +530,6 @@ class ConstraintOptions:
 # -- limits and search: the rows of `poetmodel.case` as options --------------------------------
 
 _TYPES: Final[dict[str, Any]] = {
-    "--commit-every": int | None,
     "--deadline-counts": DeadlineCounts | None,
     "--minimize": Quantity | None,
     "--formulation": FormulationName | None,
@@ -538,7 +537,6 @@ _TYPES: Final[dict[str, Any]] = {
 }
 """Type of an option; by default that of the field's default, str for None."""
 _PARSERS: Final[dict[str, Callable[..., Any]]] = {
-    "--commit-every": integer_parser(),
     "--method": _parse_method,
     "--backend": parse_backend_name,
     "--time-limit": parse_seconds,
@@ -561,6 +559,8 @@ def _row_parameters(group_class: type) -> Iterator[tuple[str, inspect.Parameter]
         spelling, more = row.spelling, {}
         if row.option in _PARSERS:
             more["parser"] = _PARSERS[row.option]
+        elif row.spelling.endswith(" N"):
+            hint, more["parser"] = int | None, integer_parser()
         if row.option == "--backend":
             spelling = f"--backend <{'|'.join(backend_names())}|FILE.py:CLASS>"
             more["autocompletion"] = _complete_backend

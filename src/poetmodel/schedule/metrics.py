@@ -100,9 +100,10 @@ def _make_metric(
     cells: str,
     *,
     is_claimed: bool = False,
+    value_of: Callable[[Any], float | None] | None = None,
     **other_fields: Any,
 ) -> Metric:
-    """Return a metric with the value of attribute `key` of a simulation.
+    """Return a metric with the value of attribute `key` of a simulation, or of `value_of` it.
 
     `cells` has one word per `Display`: ``J`` for JSON or file, ``T`` for table or page, ``JT`` for
     both, ``-`` for neither. With `is_claimed`, only a solve states it: simulations have no value.
@@ -114,7 +115,7 @@ def _make_metric(
         unit=unit,
         meaning=meaning,
         group=group,
-        value_of=None if is_claimed else attrgetter(key),
+        value_of=None if is_claimed else value_of or attrgetter(key),
         files=frozenset(display for display, word in words.items() if "J" in word),
         tables=frozenset(display for display, word in words.items() if "T" in word),
         **other_fields,
