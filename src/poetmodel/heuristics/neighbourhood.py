@@ -16,6 +16,7 @@ from poetmodel.heuristics.restorations import RECOMPUTE, Restoration, list_resto
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from poetmodel.graph import Graph
     from poetmodel.heuristics.partial_schedule import PartialSchedule
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
@@ -43,6 +44,22 @@ MAX_IDLE_ITERATIONS: Final = 10 * RESTART_ITERATIONS
 """Iterations without a better schedule after which `improve_schedule` ends."""
 PENALTY_FACTOR: Final = 1.1
 """Factor by which the penalty rises while limits are exceeded, and falls while they are met."""
+
+
+def stage_position(_graph: Graph, restoration: Restoration) -> int:
+    """Return the stage of a restoration."""
+    return restoration.stage
+
+
+def node_position(graph: Graph, restoration: Restoration) -> int:
+    """Return the node that a restoration recomputes, or that computes its tensor."""
+    is_recomputation = restoration.kind == RECOMPUTE
+    return restoration.item if is_recomputation else graph.node_of[restoration.item]
+
+
+NEIGHBOURHOODS: Final = (stage_position, node_position)
+"""Positions of restorations; an iteration destroys restorations whose positions are close. Each is
+used with equal probability."""
 
 
 @dataclass(slots=True)
@@ -223,22 +240,13 @@ class LargeNeighbourhoodSearch:
         restorations = partial.restorations()
         if not restorations:
             return False
-        rng, node_of = self.rng, self.problem.graph.node_of
+        rng, graph = self.rng, self.problem.graph
         centre = rng.choice(restorations)
-        if rng.random() < 0.5:  # noqa: PLR2004 - both orders with equal probability
-            restorations.sort(key=lambda restoration: abs(restoration.stage - centre.stage))
-        else:
-            node_of_restoration = {
-                restoration: restoration.item
-                if restoration.kind == RECOMPUTE
-                else node_of[restoration.item]
-                for restoration in restorations
-            }
-            restorations.sort(
-                key=lambda restoration: abs(
-                    node_of_restoration[restoration] - node_of_restoration[centre]
-                )
-            )
+        position = NEIGHBOURHOODS[int(rng.random() * len(NEIGHBOURHOODS))]
+        centre_position = position(graph, centre)
+        restorations.sort(
+            key=lambda restoration: abs(position(graph, restoration) - centre_position)
+        )
         count = rng.randint(1, MAX_DESTROYED)
         nearest_restorations = restorations[: 2 * count]
         for restoration in rng.sample(nearest_restorations, min(count, len(nearest_restorations))):
