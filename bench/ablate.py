@@ -98,7 +98,7 @@ def runs(
 ) -> Iterator[AblationRun]:
     """Yield the runs with everything and without each of `parts`, with several seeds.
 
-    With `every`, only each of so many instances, from the first on.
+    With ``every=4``, only instances 1, 5, 9 and so on.
     """
     for seed in range(seeds):
         for model, device, ram, deadline in _INSTANCES[::every]:

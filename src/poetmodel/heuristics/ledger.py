@@ -83,7 +83,7 @@ class RamLedger:
         self._links_from: list[set[int]] = [set() for _ in range(n_stages)]
         """For each stage, the tensors with a link that starts there."""
         self._touched_tensors: dict[int, dict[int, int]] = {}
-        """Results of `_touched_by`, so far."""
+        """Results of `_find_touched_tensors`, so far."""
         self._peak_changes: list[tuple[int, int]] = []
         """Stages with their previous `_extra_bytes`; -1 if the stage became stale."""
         self._counts_links = False
@@ -453,7 +453,7 @@ class RamLedger:
         last_reads: dict[int, int] = {}
         for k in steps:
             if k in recomputed or k == t:
-                last_reads.update(self._touched_by(k))
+                last_reads.update(self._find_touched_tensors(k))
         for i in paged_in:
             last_reads[i] = max(node_of[i], last_reads.get(i, -1))
         freed_bytes = dict.fromkeys(steps, 0)
@@ -483,7 +483,7 @@ class RamLedger:
             ram_bytes -= freed_bytes[k]
         return bytes_at_steps, step_bytes
 
-    def _touched_by(self, k: int) -> dict[int, int]:
+    def _find_touched_tensors(self, k: int) -> dict[int, int]:
         """Return a mapping from the tensors that node `k` reads and computes to `k`."""
         tensors = self._touched_tensors.get(k)
         if tensors is None:
