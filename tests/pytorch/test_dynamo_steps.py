@@ -2,6 +2,7 @@
 
 import copy
 import os
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -44,6 +45,7 @@ class Model(nn.Module):
         self.layer, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
         self.wide = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 4))
         self.last = Last()
+        self.ordered, self.pair = OrderedDict(a=1.0, b=2.0), ([1.0],)
         self.register_buffer("mean", torch.zeros(4))
         self.function, self.scale, self.n, self.table = function, 1.0, 0, {}
 
@@ -188,6 +190,10 @@ CHANGES = (
     (lambda _, y, x: y if x[0, 0] > -9 else -y, lambda m: m.eval(), "training mode"),
     (lambda m, y, _: m.last(y), lambda m: setattr(type(m.last), "forward", lambda _, v: v * 3),
      "forward of the class Last was replaced"),
+    (lambda m, y, _: y * next(iter(m.ordered.values())), lambda m: m.ordered.move_to_end("a"),
+     r"the order of ordered was \['a', 'b'\] and is \['b', 'a'\]"),
+    (lambda m, y, _: y * m.pair[0][0], lambda m: m.pair[0].__setitem__(0, 3.0),
+     r"pair\[0\] was \[1\.0\] and is \[3\.0\]"),
 )  # fmt: skip
 
 

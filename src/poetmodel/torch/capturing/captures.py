@@ -8,6 +8,7 @@ import torch
 
 from poetmodel.torch.capturing.front import Changed
 from poetmodel.torch.capturing.inputs import unflatten
+from poetmodel.torch.capturing.process_state import HeldContainers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,6 +36,8 @@ class StepCaptures:
     ) -> None:
         self.front, self.constants, self.is_settled = front, constants, is_settled
         self._captures, self._inputs, self._input_spec = tuple(captures), inputs, input_spec
+        parts = [m for m in (front.model, front.loss_fn) if isinstance(m, torch.nn.Module)]
+        self._held = HeldContainers(module for part in parts for module in part.modules())
         self._known_captures = tuple(front.captures)
         readings = [r for r in captures[0].readings if not r.is_late]
         self.readings = tuple({(r.line, r.kind): r for r in reversed(readings)}.values())
@@ -52,6 +55,8 @@ class StepCaptures:
 
     def changes(self, inputs: Sequence[Any]) -> tuple[str, ...]:
         """Return a text for each reason why no capture is valid for flat inputs; () if one is."""
+        if differences := tuple(self._held.differences()):
+            return differences
         try:
             capture, _ = self.front.find(self._batch(inputs))
         except Changed as change:
@@ -70,6 +75,8 @@ class StepCaptures:
 
     def call(self, inputs: Sequence[Any], execute: Execute) -> None:
         """Execute a step on flat inputs under the guards, as `StepFront.call`."""
+        if differences := tuple(self._held.differences()):
+            raise Changed(differences)
         self.front.call(self._batch(inputs), execute)
 
     def arrange(self, capture: Capture, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:

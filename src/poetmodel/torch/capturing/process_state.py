@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections import OrderedDict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,7 +12,7 @@ import torch
 from torch.nn.modules import module as module_hooks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 _HOOKS: Final = (
     module_hooks._global_forward_pre_hooks,  # noqa: SLF001 - no public name
@@ -44,6 +46,51 @@ def record_environment() -> Iterator[dict[str, str | None]]:
         yield values
     finally:
         os.environ.__class__ = kind
+
+
+class HeldContainers:
+    """Containers that modules hold, and whose change Dynamo's guards do not notice.
+
+    These are the order of each ``OrderedDict``, and lists of plain values in tuples, read or not.
+    """
+
+    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+        self._contents: list[tuple[str, Any, Any]] = []
+        for module in modules:
+            for name, value in vars(module).items():
+                if name not in _OWN_ATTRIBUTES:
+                    self._collect(name, value, in_tuple=False, depth=0)
+
+    def _collect(self, path: str, value: Any, *, in_tuple: bool, depth: int) -> None:
+        """Record a value and those in it."""
+        if depth > _MAX_DEPTH or not isinstance(value, dict | list | tuple):
+            return
+        if isinstance(value, OrderedDict) or (isinstance(value, list) and in_tuple):
+            self._contents.append((path, value, _plain_content(value)))
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        is_tuple = isinstance(value, tuple)
+        for key, item in itertools.islice(items, _MAX_ITEMS):
+            self._collect(f"{path}[{key!r}]", item, in_tuple=is_tuple, depth=depth + 1)
+
+    def differences(self) -> Iterator[str]:
+        """Yield a text for each change since the object was made."""
+        for path, value, content in self._contents:
+            if (current := _plain_content(value)) != content:
+                kind = "the order of " if isinstance(value, dict) else ""
+                yield f"{kind}{path} was {content} and is {current}"
+
+
+def _plain_content(value: Any) -> list[Any]:
+    """Return the keys of a dict, or the plain values in a list."""
+    if isinstance(value, dict):
+        return list(value)
+    return [item for item in value if isinstance(item, bool | int | float | str | None)]
+
+
+_OWN_ATTRIBUTES: Final = frozenset(vars(torch.nn.Module()))
+_MAX_DEPTH: Final = 4
+_MAX_ITEMS: Final = 100
+"""Maximum number of items of a container that are searched for others."""
 
 
 class ProcessState:
