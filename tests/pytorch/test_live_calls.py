@@ -551,7 +551,7 @@ def test_a_second_call_runs_when_the_first_is_over():
         gc.enable()
 
 
-@pytest.mark.parametrize("ram", ["60%", "100%"])
+@pytest.mark.parametrize("ram", mark_slow_except(["60%", "100%"], ["60%"]))
 def test_a_percentage_is_of_the_step(ram):
     """Not of one call: a model called twice before its backward pass has a budget for both calls.
 
