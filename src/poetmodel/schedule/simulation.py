@@ -24,7 +24,7 @@ from poetmodel.units import brief, format_bytes, format_joules, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from poetmodel.device import Costs
+    from poetmodel.device import Costs, Device
     from poetmodel.device.costs import CostTable
     from poetmodel.graph import Graph
     from poetmodel.problem import Problem
@@ -313,7 +313,8 @@ def simulate(
     page_in_counts = _count_items(schedule.M_in, len(sizes))
     page_in_counts.update(homes.first_reads.values())
     page_out_counts = _count_items(schedule.M_out, len(sizes))
-    commit = None if costs is None else costs.table(graph).commit
+    table = None if costs is None else costs.table(graph)
+    commit = None if table is None else table.commit
     uncommitted_counts = {
         i: count
         for i, count in page_out_counts.items()
@@ -351,8 +352,8 @@ def simulate(
             )
         ),
         **_time_and_energy_metrics(
-            graph,
-            costs,
+            table,
+            device,
             compute_counts,
             (page_in_counts, page_out_counts),
             deadline_counts,
@@ -377,7 +378,12 @@ def replace_makespan(
     compute_counts = _count_items(schedule.R, len(graph.nodes))
     transfer_counts = Counter(simulation.page_ins), Counter(simulation.page_outs)
     metrics = _time_and_energy_metrics(
-        graph, costs, compute_counts, transfer_counts, counts, makespan_s
+        costs.table(graph),
+        costs.device,
+        compute_counts,
+        transfer_counts,
+        counts,
+        makespan_s,
     )
     return replace(simulation, planned_ram_bytes=ram_bytes, **metrics)
 
@@ -449,23 +455,22 @@ def _find_peak_content(
 
 
 def _time_and_energy_metrics(
-    graph: Graph,
-    costs: Costs | None,
+    table: CostTable | None,
+    device: Device | None,
     compute_counts: Counter[int],
     transfer_counts: tuple[Counter[int], Counter[int]],
     deadline_counts: str | None,
     makespan_s: float | None,
 ) -> dict[str, Any]:
     """Return times, energies and cost parameters as fields of `Simulation`; {} without costs."""
-    if costs is None:
+    if table is None:
         return {}
-    table, device = costs.table(graph), costs.device
     idle_w = device.idle_power_w if device is not None else 0.0
     has_dma = device is not None and device.has_dma
     counted_time = deadline_counts or (DeadlineCounts.OVERLAP if has_dma else DeadlineCounts.SERIAL)
     compute_cost = table.compute_totals(compute_counts)
     recompute_cost = table.compute_totals(
-        {k: compute_counts[k] - 1 for k in range(len(graph.nodes))}
+        {k: compute_counts[k] - 1 for k in range(len(table.compute_time_s))}
     )
     transfer_cost = table.transfer_totals(
         transfer_counts[0], _page_outs_without_commit(transfer_counts[1], table)
