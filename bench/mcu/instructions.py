@@ -1,8 +1,9 @@
 """Measure the instruction table for estimates of exported steps, by counts of an emulator.
 
 ``python -m mcu.instructions`` in ``bench`` takes minutes and writes
-``src/poetmodel/lowered/instructions.json``; with ``--new`` it adds only kernels that are missing
-there. Needs PyTorch, GCC for Arm and QEMU.
+``src/poetmodel/lowered/instructions.json``; with ``--new`` it measures only kernels that are
+missing there. Networks call most kernels; one over elements that none of them calls is called on
+random numbers. Needs PyTorch, GCC for Arm and QEMU.
 """
 
 from __future__ import annotations
@@ -29,19 +30,23 @@ from mcu.networks import NETWORKS
 from mcu.quantized import INT8, Layers, square_sizes
 from poetmodel.device import Device
 from poetmodel.export.measuring import measure_emulated
+from poetmodel.lowered.catalogue import CATALOGUE
+from poetmodel.lowered.forms import ELEMENTWISE, ProductForm
 from poetmodel.lowered.instructions import (
     OTHER_KERNELS,
     TABLE_FILE,
     count_work,
+    estimate_call_instructions,
     find_computing_calls,
 )
+from poetmodel.lowered.kernels import find_kernel
 from poetmodel.tiling.choice import divide_step
 from poetmodel.torch import QuantizedSGD
 from poetmodel.torch import quantized as quantize
 from poetmodel.torch.lowering.step import lower
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from poetmodel.lowered.step import LoweredStep
 
@@ -152,6 +157,32 @@ def make_perceptron(*widths: int) -> nn.Sequential:
 
 def make_steps() -> Iterator[LoweredStep]:
     """Yield all steps whose nodes are measured."""
+    called: set[str] = set()
+    for step in make_network_steps():
+        called |= list_kernels(step)
+        yield step
+    layers = Layers()
+    for kernel in sorted(filter(is_over_elements, CATALOGUE.keys() - called)):
+        for n, rows in ((7, 1), (40, 1), (300, 1), (7, 9), (5, 40)):
+            layers.add_elements(kernel, n, rows=rows)
+    if layers.calls:
+        yield layers.build_step()
+
+
+def list_kernels(step: LoweredStep) -> set[str]:
+    """Return the kernels that a step calls."""
+    return {call.kernel for calls in step.calls for call in calls}
+
+
+def is_over_elements(kernel: str) -> bool:
+    """Return whether a kernel has one result of as many elements as ``n`` or ``shape`` states."""
+    form, parameters = CATALOGUE[kernel].form, find_kernel(kernel).parameters
+    has_elements = form is ELEMENTWISE or (isinstance(form, ProductForm) and form.free == {"n"})
+    return has_elements and [parameter.is_written for parameter in parameters].count(True) == 1
+
+
+def make_network_steps() -> Iterator[LoweredStep]:
+    """Yield the steps of networks and of int8 layers."""
     cross_entropy = functional.cross_entropy
     for (rows, width), masks in product(((3, 10), (9, 31)), (True, False)):
         inputs = (torch.randn(rows, 6), torch.rand(rows, width))
@@ -325,41 +356,54 @@ def fit_instructions(
     return table
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Count instructions, fit the table and write it; return the exit status.
+def measure_step(
+    step: LoweredStep, known: Collection[str]
+) -> Iterator[tuple[Counter[tuple[str, str]], int]]:
+    """Yield the units of each node that calls other kernels than `known`, and its instructions.
 
-    With ``--new``, rows of the existing table replace new ones.
+    Those of known kernels are estimated, and left out.
     """
+    counts = measure_emulated(step, device=DEVICE).instructions
+    for node, calls in zip(step.graph.nodes, step.calls, strict=True):
+        units: Counter[tuple[str, str]] = Counter()
+        known_instructions = 0.0
+        for call in find_computing_calls(node, calls):
+            if call.kernel in known:
+                known_instructions += estimate_call_instructions(call)
+                continue
+            kernel, repeated = count_work(call)
+            units.update({(kernel, unit): count for unit, count in repeated.items()})
+        if units:
+            yield units, max(0, counts[node.name] - round(known_instructions))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Count instructions, fit the table and write it; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     default = Path(poetmodel.lowered.__file__).parent / TABLE_FILE
     parser.add_argument("--out", type=Path, default=default)
-    parser.add_argument("--new", action="store_true", help="rows that the table has stay")
+    parser.add_argument("--new", action="store_true", help="only kernels that the table lacks")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.manual_seed(0)
-    samples = []
+    known = json.loads(default.read_text(encoding="utf-8")) if options.new else {}
+    samples: list[tuple[Counter[tuple[str, str]], int]] = []
     for step in make_steps():
-        counts = measure_emulated(step, device=DEVICE).instructions
-        for node, calls in zip(step.graph.nodes, step.calls, strict=True):
-            if node.is_state:
-                continue
-            units: Counter[tuple[str, str]] = Counter()
-            for call in find_computing_calls(node, calls):
-                kernel, repeated = count_work(call)
-                units.update({(kernel, unit): unit_count for unit, unit_count in repeated.items()})
-            samples.append((units, counts[node.name]))
-        logging.info("%s: %d nodes so far", step.graph.name, len(samples))
-    table = fit_instructions(samples)
-    measured_values = [
-        [row[unit] for row in table.values() if unit in row] for unit in COMMON_ENTRIES
-    ]
-    table[OTHER_KERNELS] = {
-        unit: float(f"{median(values):.{DIGITS}g}")
-        for unit, values in zip(COMMON_ENTRIES, measured_values, strict=True)
-    }
-    table |= CHECKS
+        if not list_kernels(step) <= known.keys():
+            samples += measure_step(step, known.keys())
+            logging.info("%s: %d nodes so far", step.graph.name, len(samples))
+    table = fit_instructions(samples) if samples else {}
     if options.new:
-        table |= json.loads(default.read_text(encoding="utf-8"))
+        table |= known
+    else:
+        measured_values = [
+            [row[unit] for row in table.values() if unit in row] for unit in COMMON_ENTRIES
+        ]
+        table[OTHER_KERNELS] = {
+            unit: float(f"{median(values):.{DIGITS}g}")
+            for unit, values in zip(COMMON_ENTRIES, measured_values, strict=True)
+        }
+        table |= CHECKS
     text = json.dumps(table, indent=0, sort_keys=True)
     options.out.write_text(f"{text}\n", encoding="utf-8")
     return 0

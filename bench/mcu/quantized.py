@@ -12,12 +12,14 @@ import numpy as np
 
 from poetmodel.graph import Graph, Node, Phase, Tensor
 from poetmodel.lowered.calls import Buffer, Call, ConvolutionSizes, DataType, NamedTensor, Ref
+from poetmodel.lowered.kernels import find_kernel
 from poetmodel.lowered.step import LoweredStep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from poetmodel.lowered.calls import Argument
+    from poetmodel.lowered.kernels import Parameter
 
 INT8: Final = (-128, 127)
 """Limits of int8."""
@@ -70,6 +72,11 @@ def list_mobilenet_layers(size: int = 96) -> Iterator[tuple[str, ConvolutionSize
         if stride == 1 and results == channels:
             yield "add", square_sizes(results, results, size)
         channels = results
+
+
+def _pointed_type(parameter: Parameter) -> DataType:
+    """Return the type of the elements that a parameter points to."""
+    return next(kind for kind in DataType if kind.c_name in parameter.type.split())
 
 
 class Layers:
@@ -138,11 +145,44 @@ class Layers:
 
     def add_call(self, kernel: str, elements: int, *arguments: Argument) -> Call:
         """Add a call of a kernel, with a buffer of `elements` results as its first argument."""
-        kind = DataType.REAL if kernel == "pm_q8_dequantize" else DataType.INT8
+        kind = _pointed_type(find_kernel(kernel).parameters[0])
         name = f"result_{len(self.calls)}"
         self.buffers[name] = Buffer(elements=elements, type=kind)
         self.calls.append(Call(kernel, (Ref(name), *arguments)))
         return self.calls[-1]
+
+    def add_elements(self, kernel: str, n: int, *, rows: int = 1) -> Call:
+        """Add a call of a kernel over elements: `rows` rows of `n`, apart if it has a shape.
+
+        All further arguments follow from the prototype: random tensors, numbers that limit nothing.
+        """
+        _, *inputs = find_kernel(kernel).parameters
+        tensors = [
+            parameter
+            for parameter in inputs
+            if parameter.type.endswith("*") and parameter.name != "shape"
+        ]
+        strides = (1,) * (1 + len(tensors))
+        row = (rows, *(2 * n for _ in strides)) if rows > 1 else ()
+        low, high = INT8
+        numbers: dict[str, Argument] = {"n": rows * n, "low": low, "high": high}
+        numbers["shape"] = (1 + bool(row), n, *strides, *row)
+        elements = n if rows == 1 else 2 * rows * n
+        arguments: list[Argument] = [
+            self._draw_elements(_pointed_type(parameter), elements)
+            if parameter in tensors
+            else numbers.get(parameter.name, 0.5 if parameter.type == "pm_real" else 0)
+            for parameter in inputs
+        ]
+        return self.add_call(kernel, elements, *arguments)
+
+    def _draw_elements(self, kind: DataType, n: int) -> Ref:
+        """Draw numbers of a type; integers and truth values are 0 or 1."""
+        if kind is DataType.REAL:
+            return self._add_reals(self.random.normal(0, 1, n))
+        if kind is DataType.INT8:
+            return self._draw_bytes(n)
+        return self._add_constant(kind, self.random.integers(0, 2, n).astype(kind.numpy_name))
 
     def add_convolution(
         self,
@@ -294,7 +334,7 @@ class Layers:
             calls.append((call,))
             if not returns_all and k + 1 < len(self.calls):
                 continue
-            if buffer.type is DataType.INT8:
+            if buffer.type is not DataType.REAL:
                 result_name = f"real_{k}"
                 buffers[result_name] = Buffer(elements=buffer.elements, type=DataType.REAL)
                 tensor = Tensor(name=result_name, bytes=buffers[result_name].bytes)
@@ -302,10 +342,12 @@ class Layers:
                 nodes.append(
                     Node(name=f"as_{result_name}", inputs=inputs, outputs=(tensor,), **forward)
                 )
-                dequantization = (1, buffer.elements, 1, buffer.elements, 1.0, 0)
-                calls.append(
-                    (Call("pm_q8_dequantize", (Ref(result_name), result, *dequantization)),)
-                )
+                conversion = f"pm_{buffer.type.word}_to_real"
+                arguments: tuple[Argument, ...] = ((1, buffer.elements, 1, 1),)
+                if buffer.type is DataType.INT8:
+                    conversion = "pm_q8_dequantize"
+                    arguments = (1, buffer.elements, 1, buffer.elements, 1.0, 0)
+                calls.append((Call(conversion, (Ref(result_name), result, *arguments)),))
             pieces = (Ref(result_name),)
             shape = (buffer.elements,)
             outputs.append(

@@ -123,14 +123,24 @@ def test_gradients_of_a_bias_are_counted_in_rows():
     assert found == {"call": 1, "plane": 6, "row": 6 * 4, "element": 6 * 4 * 5}
 
 
+UNMEASURED = """
+    pm_accumulate pm_add_index pm_add_int pm_any pm_arange pm_argmax pm_bernoulli pm_cdist
+    pm_cdist_backward pm_clip_factor pm_compare_int pm_compare_int_to pm_conv2d_db
+    pm_conv2d_dx_strided pm_conv2d_strided pm_copy_byte pm_copy_int8 pm_count_to pm_embedding_bag
+    pm_embedding_bag_backward pm_fill_byte pm_gather_int pm_glu pm_glu_gate_backward
+    pm_int_to_byte pm_mul_int pm_norm_of pm_normal pm_prod pm_real_to_byte pm_real_to_int
+    pm_scatter pm_square_sum pm_triangle_byte pm_uniform pm_where_byte pm_where_int pm_within
+    pm_xlogy
+"""
+"""Kernels that cost as others."""
+
+
 def test_table_is_about_kernels():
-    """Each row of the table is a kernel's, with a cost; missing kernels cost as others."""
+    """Each kernel has a row with its cost, but for some that cost as others."""
     names = {name.removesuffix(", decay") for name in load_table()} - {OTHER_KERNELS}
+    assert kernel_names() - names == set(UNMEASURED.split())
     assert names <= kernel_names()
-    assert len(names) > 0.7 * len(kernel_names())
     assert all(cost > 0 for row in load_table().values() for cost in row.values())
-    (unknown, *_) = sorted(kernel_names() - names)
-    assert unknown not in load_table()
     arguments = (Ref("w"), Ref("g"), 40, 0.1, 1.0)
     plain, decayed = (Call("pm_sgd", (*arguments, decay)) for decay in (0.0, 0.1))
     assert estimate_call_instructions(plain) < estimate_call_instructions(decayed)
