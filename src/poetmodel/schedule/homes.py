@@ -58,26 +58,26 @@ class Homes:
     """RAM that each node allocates in addition to its inputs: new copies and workspace [B]."""
     stored: frozenset[int]
     """Tensors on storage when the training step begins."""
-    resident: frozenset[int] = _NONE
+    resident: frozenset[int]
     """State that is in RAM during the whole training step."""
-    ram_bytes: int = 0
+    ram_bytes: int
     """RAM of resident state [B]."""
-    on_storage: frozenset[int] = _NONE
+    on_storage: frozenset[int]
     """State whose home is storage."""
-    storage_bytes: int = 0
+    storage_bytes: int
     """Size of state on storage [B]."""
-    is_mapped: bool = False
+    is_mapped: bool
     """Whether the core reads state from storage in place."""
-    unmoved_state: frozenset[int] = _NONE
+    unmoved_state: frozenset[int]
     """State that no instruction moves or frees."""
-    first_reads: Mapping[int, int] = field(default_factory=dict)
+    first_reads: Mapping[int, int]
     """Nodes whose ``compute`` reads state from storage into RAM, with the state tensor."""
-    replaced: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    replaced: Mapping[int, frozenset[int]]
     """Nodes that replace state on storage, with the state tensors whose copies they overwrite;
     empty if `is_mapped`."""
-    written_back: frozenset[int] = _NONE
+    written_back: frozenset[int]
     """Replacements of state on storage."""
-    resident_faults: tuple[str, ...] = ()
+    resident_faults: tuple[str, ...]
     """Messages about errors in the list of resident state."""
 
     @classmethod
@@ -93,19 +93,6 @@ class Homes:
         state = frozenset(graph.state_tensors)
         sizes: Sequence[int] = graph.tensor_bytes
         workspaces = [node.workspace_bytes for node in graph.nodes]
-        if not state:
-            node_outputs = zip(workspaces, graph.output_bytes, strict=True)
-            return cls(
-                graph=graph,
-                sizes=sizes,
-                inputs=graph.inputs_of,
-                outputs=graph.outputs_of,
-                new_outputs=graph.outputs_of,
-                step_bytes=[workspace + output for workspace, output in node_outputs],
-                stored=graph.on_aux,
-                is_mapped=is_mapped,
-                resident_faults=resident_faults,
-            )
         in_ram = state.intersection(resident_tensors)
         on_storage = state - in_ram
         unmoved_state = state if is_mapped else in_ram

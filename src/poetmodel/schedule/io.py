@@ -322,14 +322,17 @@ def log_notes(file: JsonFile, path: str | Path) -> None:
 
 
 def parse_schedule(text: str, *, source: str) -> ScheduleFile:
-    """Parse the text of a schedule file; `source` names the file in errors."""
+    """Parse and validate the text of a schedule file; see `validate_schedule`."""
     with convert_errors(ScheduleError, source):
         values = parse_json(text, expected="poetmodel-schedule")
     return validate_schedule(values, source=source)
 
 
 def validate_schedule(values: object, *, source: str) -> ScheduleFile:
-    """Validate the JSON of a file that must have a schedule; `source` names it in errors."""
+    """Validate the JSON of a schedule file, called `source` in errors.
+
+    Raises `ScheduleError` if it is invalid or contains no schedule.
+    """
     with infrequent_gc(), convert_errors(ScheduleError, source):
         file = validate_model(_schedule_file(metrics_at(Display.FILE)), values, kind="schedule")
     if file.R is None:

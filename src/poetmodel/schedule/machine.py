@@ -193,27 +193,30 @@ class Machine:
             self.position = position
             if not position % CHUNK:
                 check_time_limit()
-            issued_s, fault = self.core_s, ""
-            in_place: tuple[int, ...] = ()
+            fault = ""
             if not 0 <= index < (n_nodes if op == Op.COMPUTE else n_tensors):
                 fault = "the graph has no such index"
             elif has_state and op != Op.COMPUTE:
                 fault = self.homes.instruction_fault(op, index, self.state_access)
             if fault:
                 self._add_fault(op, index, fault)
-                start_s, end_s, peak_bytes = issued_s, issued_s, self.ram_bytes
+                records.append(self._core_record(self.core_s, self.ram_bytes))
             else:
-                start_s, end_s, peak_bytes, in_place = execute_op[op](index)
-            records.append(
-                InstructionRecord(issued_s, start_s, end_s, peak_bytes, self.ram_bytes, in_place)
-            )
+                records.append(execute_op[op](index))
         self._check_end()
 
-    # -- instructions: the method of each `Op` returns start and end [s], the maximum RAM during the
-    # instruction [B], and the inputs that it overwrites
+    def _core_record(
+        self, issued_s: float, peak_bytes: int, in_place: tuple[int, ...] = ()
+    ) -> InstructionRecord:
+        """Return the record of an instruction of the core, which ends now."""
+        return InstructionRecord(
+            issued_s, issued_s, self.core_s, peak_bytes, self.ram_bytes, in_place
+        )
 
-    def _compute(self, k: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Execute a node; return start and end [s], maximum RAM [B] and overwritten inputs."""
+    # -- instructions: the method of each `Op` executes one and returns its record
+
+    def _compute(self, k: int) -> InstructionRecord:
+        """Compute a node, even if it is invalid."""
         homes, position, n_computations = self.homes, self.position, self.counts[Op.COMPUTE]
         n_computations[k] += 1
         if k in homes.first_reads:
@@ -240,7 +243,7 @@ class Machine:
         start_s = self.core_s
         if self.table is not None:
             self.core_s += self.table.compute_time_s[k]
-        return start_s, self.core_s, peak_bytes, tuple(sorted(overwritten))
+        return self._core_record(start_s, peak_bytes, tuple(sorted(overwritten)))
 
     def _make_outputs(self, k: int, origin: Origin) -> None:
         """Add a node's new outputs to RAM and its workspace to `copies`; replace state."""
@@ -267,7 +270,7 @@ class Machine:
         if len(new_outputs) != len(self.graph.outputs_of[k]):
             self._replace_state(k)
 
-    def _read_state_first(self, k: int, i: int) -> tuple[float, float, int, tuple[int, ...]]:
+    def _read_state_first(self, k: int, i: int) -> InstructionRecord:
         """Page in state `i` by the ``compute`` of its node `k`, and register the state as read."""
         if self.counts[Op.COMPUTE][k] > 1:
             self._add_fault(Op.COMPUTE, k, "must not be computed again")
@@ -345,24 +348,24 @@ class Machine:
             if fault:
                 self._add_fault(Op.COMPUTE, k, fault, i if is_missing else None)
 
-    def _page_in(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Start a page-in, even if it is invalid; return start, end [s], maximum RAM [B] and ()."""
+    def _page_in(self, i: int) -> InstructionRecord:
+        """Start a page-in, even if it is invalid."""
         if i not in self.storage:
             self._add_fault(Op.PAGE_IN, i, "is not on storage")
         if i in self.ram:
             self._add_fault(Op.PAGE_IN, i, "is in RAM already")
         return self._page_into_ram(i)
 
-    def _page_into_ram(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
+    def _page_into_ram(self, i: int) -> InstructionRecord:
         """Count and start a page-in; add a copy and its RAM if `i` is not in RAM."""
         self.counts[Op.PAGE_IN][i] += 1
         if i not in self.ram:
             self._add_copy(i, Origin.PAGED_IN)
             self.ram_bytes += self.homes.sizes[i]
-        return *self._execute_transfer(Op.PAGE_IN, i), self.ram_bytes, ()
+        return self._execute_transfer(Op.PAGE_IN, i)
 
-    def _page_out(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Start a page-out, even an invalid one, to storage; return as `_compute` does."""
+    def _page_out(self, i: int) -> InstructionRecord:
+        """Start a page-out, even if it is invalid."""
         self.counts[Op.PAGE_OUT][i] += 1
         if i not in self.ram:
             self._add_fault(Op.PAGE_OUT, i, "is not in RAM")
@@ -375,26 +378,26 @@ class Machine:
         self.storage.add(i)
         if i in self.graph.state_of:
             self.state_access.written.add(i)
-        return *self._execute_transfer(Op.PAGE_OUT, i), self.ram_bytes, ()
+        return self._execute_transfer(Op.PAGE_OUT, i)
 
-    def _execute_transfer(self, op: Op, i: int) -> tuple[float, float]:
-        """Start a transfer of tensor `i` when core and bus are free; return its times [s]."""
-        time_s = 0.0
+    def _execute_transfer(self, op: Op, i: int) -> InstructionRecord:
+        """Start a transfer of tensor `i` when core and bus are free."""
+        issued_s, time_s = self.core_s, 0.0
         if self.table is not None and not self.table.has_storage:
             self._add_fault(op, i, "is paged, but the costs have no auxiliary storage")
         elif self.table is not None:
             is_page_in = op == Op.PAGE_IN
             time_s = (self.table.page_in_time_s if is_page_in else self.table.page_out_time_s)[i]
-        start_s = max(self.bus_s, self.core_s)
+        start_s = max(self.bus_s, issued_s)
         self.bus_s = self.transfer_ends_s[i] = start_s + time_s
         if self.is_dma:
             self.pending_transfers[i] = op
         else:
             self.core_s = self.bus_s
-        return start_s, self.bus_s
+        return InstructionRecord(issued_s, start_s, self.bus_s, self.ram_bytes, self.ram_bytes)
 
-    def _wait(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Stall the core until a tensor's last transfer is complete; return as `_compute` does."""
+    def _wait(self, i: int) -> InstructionRecord:
+        """Stall the core until a tensor's last transfer is complete."""
         start_s = self.core_s
         if i in self.transfer_ends_s:
             self.core_s = max(start_s, self.transfer_ends_s[i])
@@ -402,10 +405,10 @@ class Machine:
         else:
             self._add_fault(Op.WAIT, i, "was never moved")
         self.pending_transfers.pop(i, None)
-        return start_s, self.core_s, self.ram_bytes, ()
+        return self._core_record(start_s, self.ram_bytes)
 
-    def _free(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Free a tensor, even during its transfer, which is a fault; return as `_compute` does."""
+    def _free(self, i: int) -> InstructionRecord:
+        """Free a tensor, even during its transfer, which is a fault."""
         peak_bytes = self.ram_bytes
         if i in self.pending_transfers:
             self._add_fault(Op.FREE, i, f"is still under way: its {self.pending_transfers[i]}")
@@ -413,7 +416,7 @@ class Machine:
             self._remove_copy(i)
         else:
             self._add_fault(Op.FREE, i, "is not in RAM")
-        return self.core_s, self.core_s, peak_bytes, ()
+        return self._core_record(self.core_s, peak_bytes)
 
     # -- copies ------------------------------------------------------------------------------
 

@@ -148,8 +148,12 @@ class Schedule:
         cls,
         *,
         identity: GraphIdentity | None,
+        R: Iterable[Iterable[int]] = (),
+        S_RAM: Iterable[Iterable[int]] = (),
+        S_AUX: Iterable[Iterable[int]] = (),
+        M_in: Iterable[Iterable[int]] = (),
+        M_out: Iterable[Iterable[int]] = (),
         resident: Iterable[int] = (),
-        **relations: Iterable[Iterable[int]],
     ) -> Schedule:
         """Make a schedule from the indices of each stage.
 
@@ -157,18 +161,18 @@ class Schedule:
         ----------
         identity : GraphIdentity or None
             The graph that the schedule is made for.
+        R, S_RAM, S_AUX, M_in, M_out : iterable of iterable of int
+            The indices of each stage from 0 on, ascending and without repeats. They are not
+            checked.
         resident : iterable of int
             The state tensors whose home is RAM.
-        **relations : iterable of iterable of int
-            For each relation, the indices of each stage from 0 on, ascending and without repeats.
-            They are not checked. An omitted relation is empty; unknown names are ignored.
         """
         return cls.from_spans(
-            R=pairs_of_rows(relations.get("R", ())),
-            kept=spans_of_rows(relations.get("S_RAM", ())),
-            stored=spans_of_rows(relations.get("S_AUX", ())),
-            M_in=pairs_of_rows(relations.get("M_in", ())),
-            M_out=pairs_of_rows(relations.get("M_out", ())),
+            R=pairs_of_rows(R),
+            kept=spans_of_rows(S_RAM),
+            stored=spans_of_rows(S_AUX),
+            M_in=pairs_of_rows(M_in),
+            M_out=pairs_of_rows(M_out),
             resident=resident,
             identity=identity,
         )

@@ -118,10 +118,10 @@ def check_schedule(
 
     `stated` has the metrics, bounds and gaps that a file claims, such as ``energy_j``; claims of
     None and unknown keys are ignored. `makespan_s` is the makespan of the schedule's plan [s], or a
-    function of the simulation that returns `PlanMetrics`; it is required if ``overlap`` counts, and
-    ignored otherwise. Raises `ScheduleError` for a schedule of another graph, `TooLargeError` if
-    spans with invalid entries have more than `MAX_PAIRS` pairs, and `TimeLimitError` after the
-    context's time limit.
+    function of the simulation that returns `PlanMetrics`; a deadline that counts ``overlap``
+    requires it. Raises `ScheduleError` for a schedule of another graph, `TooLargeError` if spans
+    with invalid entries have more than `MAX_PAIRS` pairs, and `TimeLimitError` after the context's
+    time limit.
     """
     check_identity(problem.graph, schedule)
     if problem.is_overlapping and problem.deadline_s is not None and makespan_s is None:
