@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from poetmodel.device.cores import CycleModel
     from poetmodel.device.hardware import Device
-    from poetmodel.graph import Graph, Node
+    from poetmodel.graph import Graph
 
 
 _MAX_NAMED: Final = 4
@@ -458,14 +458,15 @@ def _estimate_node(graph: Graph, k: int, device: Device) -> Cost:
     compute = device.compute
     time_s = node.flops / compute.flops_per_s
     if compute.bytes_per_s is not None:
-        time_s = max(time_s, bytes_moved(graph, k, node) / compute.bytes_per_s)
+        time_s = max(time_s, _bytes_moved(graph, k) / compute.bytes_per_s)
     if compute.flops_per_j is not None:
         return Cost(time_s, node.flops / compute.flops_per_j)
     return Cost.at_power(time_s, compute.power_w or 0.0)
 
 
-def bytes_moved(graph: Graph, k: int, node: Node) -> int:
+def _bytes_moved(graph: Graph, k: int) -> int:
     """Return the memory traffic of node `k` [B]: as stated, else the size of inputs and outputs."""
+    node = graph.nodes[k]
     if node.bytes_moved is not None:
         return node.bytes_moved
     return node.output_bytes + sum(graph.tensor_bytes[i] for i in graph.inputs_of[k])

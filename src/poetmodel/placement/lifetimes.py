@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from poetmodel.plan.alignment import round_up
@@ -66,25 +66,17 @@ def list_blocks(graph: Graph, plan: Plan, alignment: int) -> list[Block]:
 
 
 def lower_bound_bytes(blocks: Iterable[Block], length: int) -> int:
-    """Return a lower bound on the size of the arena: the maximum RAM at a position [B]."""
-    return max(ram_by_position(blocks, length), default=0)
+    """Return a lower bound on the size of the arena: the maximum RAM of the blocks [B].
 
-
-def ram_by_position(blocks: Iterable[Block], length: int) -> list[int]:
-    """Return the RAM of blocks before the program, then at each of its `length` positions [B].
-
-    If spans of a block overlap, the largest one counts.
+    The maximum is over the `length` positions of the program, and the position before it. If spans
+    of a block overlap, the largest one counts.
     """
     ram_changes = [0] * (length + 2)
     for block in blocks:
         for begin, end, size in split_overlaps(block.spans):
             ram_changes[begin + 1] += size
             ram_changes[end + 1] -= size
-    ram_bytes, ram_values = 0, []
-    for change in ram_changes[:-1]:
-        ram_bytes += change
-        ram_values.append(ram_bytes)
-    return ram_values
+    return max(accumulate(ram_changes))
 
 
 def split_overlaps(spans: Sequence[Span]) -> list[Span]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from poetmodel.errors import PlanError
 from poetmodel.placement.lifetimes import Block, list_blocks, lower_bound_bytes
@@ -79,13 +79,18 @@ def place(
     )
 
 
+class PlacedBlocks(NamedTuple):
+    """The offset of each block, the size of the arena, and a lower bound on this size [B]."""
+
+    offsets: list[int]
+    bytes: int
+    lower_bound_bytes: int
+
+
 def place_blocks(
     blocks: Sequence[Block], length: int, *, time_limit: float, seed: int = 0
-) -> tuple[list[int], int, int]:
-    """Return offsets of blocks, the size of their arena, and a lower bound on it [B].
-
-    Resident blocks have the lowest offsets, in their order. `length` is that of the program.
-    """
+) -> PlacedBlocks:
+    """Place resident blocks, in their order, below all others. `length` is that of the program."""
     bound = lower_bound_bytes(blocks, length)
     resident_indices = [k for k, block in enumerate(blocks) if block.is_resident]
     temporary_indices = [k for k, block in enumerate(blocks) if not block.is_resident]
@@ -105,7 +110,7 @@ def place_blocks(
             strict=True,
         )
     )
-    return (
+    return PlacedBlocks(
         [offset_of[k] for k in range(len(blocks))],
         resident_bytes + problem.max_end(temporary_offsets),
         bound,

@@ -163,7 +163,7 @@ class _ArenaChecker:
         )
 
     def _pop_offset(self, copy: Stay) -> int | None:
-        """Remove and return a copy's offset; add violations if it is missing (None) or wrong."""
+        """Remove and return a copy's offset (None: missing); add violations; update `end_bytes`."""
         key = (copy.begin, copy.content, copy.index)
         offset = self.unused_offsets.pop(key, None)
         if offset is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from bisect import bisect_left
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError
@@ -191,8 +191,8 @@ def is_binary(data: bytes) -> bool:
 
 
 def stored_fingerprint(data: bytes) -> bytes:
-    """Return the stored prefix of the graph's SHA-256."""
-    return _parse_header(data)[2]
+    """Return the stored prefix of the graph's SHA-256; raise `PlanError` for damaged bytes."""
+    return _parse_container(data).fingerprint
 
 
 def _find_built_in_graph(plan: Plan) -> Graph:
@@ -315,8 +315,18 @@ def _read_resident(graph: Graph, reader: _ByteReader) -> Iterator[int]:
 # -- bytes -------------------------------------------------------------------------------------
 
 
-def _parse_header(data: bytes) -> tuple[int, int, bytes, bytes]:
-    """Return version, flags, fingerprint, and the bytes up to the checksum; refuse damaged ones."""
+class _Container(NamedTuple):
+    """The parts of a binary plan with a correct checksum."""
+
+    version: int
+    flags: int
+    fingerprint: bytes
+    content: bytes
+    """Length of the body, and body."""
+
+
+def _parse_container(data: bytes) -> _Container:
+    """Return the parts of a binary plan; refuse a damaged one, unknown versions and flags."""
     if not data.startswith(MAGIC):
         start = "no bytes" if not data else f"bytes that begin with {data[: len(MAGIC)].hex()}"
         raise PlanError(f"expected a binary plan, which begins with {MAGIC.hex()}, got {start}")
@@ -333,7 +343,7 @@ def _parse_header(data: bytes) -> tuple[int, int, bytes, bytes]:
         )
     if flags & ~_FLAGS[version]:
         raise PlanError(f"the binary plan has unknown flags: {flags:#04x}")
-    return (
+    return _Container(
         version,
         flags,
         content[_LENGTH_POSITION - FINGERPRINT_BYTES : _LENGTH_POSITION],
@@ -343,7 +353,7 @@ def _parse_header(data: bytes) -> tuple[int, int, bytes, bytes]:
 
 def _parse_body(data: bytes, graph: Graph) -> tuple[int, int, bytes]:
     """Return version, flags and body of a binary plan; refuse that of another graph."""
-    version, flags, fingerprint, content = _parse_header(data)
+    version, flags, fingerprint, content = _parse_container(data)
     if fingerprint != _fingerprint(graph):
         raise PlanError(
             f"the plan was made for a graph whose sha256 begins with {fingerprint.hex()}, not for "

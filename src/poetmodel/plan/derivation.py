@@ -150,7 +150,7 @@ def last_uses_by_position(
 def strip_derived_instructions(
     homes: Homes, program: Iterable[Instruction], mode: StorageMode
 ) -> tuple[Instruction, ...] | None:
-    """Return the instructions from which `add_waits_and_frees` derives a program, or None."""
+    """Return the instructions from which `add_waits_and_frees` derives `program`, if any."""
     original = tuple(program)
     instructions = _remove_derived_instructions(homes, homes.expand_first_reads(original))
     return instructions if add_waits_and_frees(homes, instructions, mode) == original else None

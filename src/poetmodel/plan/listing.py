@@ -157,9 +157,10 @@ class InstructionText:
         self.graph = graph
         self.is_dma = plan.mode == StorageMode.DMA
         self.first_reads = plan.first_reads(graph)
-        self.unmoved_state_nodes = {k for k, node in enumerate(graph.nodes) if node.is_state}
+        self.unmoved_state_nodes = {
+            k for k, node in enumerate(graph.nodes) if node.is_state and k not in self.first_reads
+        }
         """State nodes whose ``compute`` moves no bytes."""
-        self.unmoved_state_nodes -= self.first_reads.keys()
         self.resident = plan.resident or ()
         self.is_mapped = plan.memory_mapped
 

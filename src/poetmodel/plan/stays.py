@@ -21,8 +21,8 @@ def list_stays(graph: Graph, plan: Plan) -> tuple[Stay, ...]:
     """Return all copies and workspaces of a valid plan, in the order in which they are made.
 
     Resident state comes first. An output in place shares bytes with its input: they count for the
-    input before this computation, and for the output from it on, so that the sum of `ram_in_use`
-    at each instruction is the RAM that `check_plan` returns. A replacement has no stay of its own:
+    input before this computation, and for the output from it on. So `ram_in_use` of all stays is
+    the RAM that `check_plan` returns. A replacement has no stay of its own:
     its memory is the stay of its state tensor, or memory-mapped storage. Rules and limits are not
     checked.
 

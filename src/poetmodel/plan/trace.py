@@ -131,7 +131,7 @@ class _TrackEvents:
     def events(self) -> Iterator[Event]:
         """Yield the events of instructions in program order, with the peak and the flows."""
         executed_instructions: set[Instruction] = set()
-        latest_page_out: dict[int, tuple[int, InstructionRecord]] = {}
+        latest_page_out: dict[int, InstructionRecord] = {}
         n_flows = 0
         for position, (instruction, record) in enumerate(
             zip(self.plan.program, self.check.records, strict=True)
@@ -145,10 +145,10 @@ class _TrackEvents:
                 continue
             yield event
             if instruction.op == Op.PAGE_OUT:
-                latest_page_out[instruction.index] = position, record
+                latest_page_out[instruction.index] = record
             elif instruction.op == Op.PAGE_IN and instruction.index in latest_page_out:
                 yield from self._flow_events(
-                    n_flows, instruction.index, latest_page_out[instruction.index][1], record
+                    n_flows, instruction.index, latest_page_out[instruction.index], record
                 )
                 n_flows += 1
 
@@ -259,12 +259,8 @@ def _counter_events(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[Even
     times_s = [record.issued_s for record in check.records]
     times_s += [record.end_s for record in check.records[-1:]]
     last_kind_bytes = None
-    for position, bytes_of_kinds in enumerate(
-        zip(*_ram_by_kind(graph, plan).values(), strict=True)
-    ):
-        bytes_during_and_after = list(
-            zip(*bytes_of_kinds, strict=True)
-        )  # during the instruction, and after it
+    for position, bytes_of_kinds in enumerate(zip(*_ram_by_kind(graph, plan), strict=True)):
+        bytes_during_and_after = list(zip(*bytes_of_kinds, strict=True))
         for time_s, kind_bytes in zip(
             times_s[position : position + 2], bytes_during_and_after, strict=True
         ):
@@ -285,16 +281,13 @@ def _counter_events(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[Even
             yield _counter_event("RAM budget", time_s, {"bytes": plan.ram_budget_bytes})
 
 
-def _ram_by_kind(graph: Graph, plan: Plan) -> dict[str, tuple[tuple[int, int], ...]]:
-    """Return the (RAM during, RAM after) pairs of all instructions [B], by name of kind."""
+def _ram_by_kind(graph: Graph, plan: Plan) -> list[tuple[tuple[int, int], ...]]:
+    """Return (RAM during, RAM after) each instruction, for each of `KIND_NAMES` [B]."""
     stays_by_kind: list[list[Stay]] = [[] for _ in KIND_NAMES]
     for stay in list_stays(graph, plan):
         tensor = stay.index if stay.content == Content.OUTPUT else None
         stays_by_kind[kind_index(graph, tensor)].append(stay)
-    return {
-        kind: ram_in_use(stays, len(plan.program))
-        for kind, stays in zip(KIND_NAMES, stays_by_kind, strict=True)
-    }
+    return [ram_in_use(stays, len(plan.program)) for stays in stays_by_kind]
 
 
 def _counter_event(name: str, time_s: float, series: dict[str, int]) -> Event:

@@ -265,9 +265,7 @@ def _delay_page_in(
     ):
         last_index += 1
     for index in range(last_index, old_index - 1, -1):
-        min_position = (
-            transfer.new_position if index == old_index else transfers[index].new_position
-        )
+        min_position = transfers[index].new_position
         if index > old_index and transfers[index].new_position == transfers[index].position:
             min_position += 1  # behind a transfer in its input position
         max_position = transfer.reader_position

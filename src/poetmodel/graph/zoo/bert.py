@@ -164,6 +164,7 @@ def _record_attention(tape: Tape, name: str, x: Value, sizes: _Sizes) -> Value:
 
 
 def _record_residual(tape: Tape, name: str, x: Value, y: Value, sizes: _Sizes) -> Value:
+    """Record dropout of `y`, its sum with `x`, and a layer norm of the sum."""
     y = tape.record_dropout(f"{name}.dropout", y, rate=sizes.dropout)
     return tape.record(layer_norm(f"{name}.norm", tape.record(add(f"{name}.add", y, x))))
 
@@ -178,7 +179,7 @@ def _pool_and_classify(tape: Tape, x: Value, classes: int, sizes: _Sizes) -> Gra
 
 
 def _predict_tokens(tape: Tape, x: Value, sizes: _Sizes) -> Graph:
-    """Record the MLM head, whose decoder weight is the word embedding, and the loss."""
+    """Record the MLM head, decoded by the word embedding, and the loss; return the graph."""
     x = tape.record(linear("mlm.transform", x, features=sizes.hidden))
     x = tape.activate("mlm.gelu", x, "gelu")
     x = tape.record(layer_norm("mlm.norm", x))

@@ -45,7 +45,7 @@ def save_bit_masks(declarations: Sequence[Declaration]) -> list[Declaration]:
     differentiable_names = values_with_gradient(declarations)
     readers: dict[str, set[str]] = {}
     for declaration in declarations:
-        for part in _needed_gradients(declaration, differentiable_names):
+        for part in needed_gradients(declaration, differentiable_names):
             for value in part.saved:
                 readers.setdefault(value.name, set()).add(declaration.name)
     return [
@@ -57,7 +57,7 @@ def save_bit_masks(declarations: Sequence[Declaration]) -> list[Declaration]:
     ]
 
 
-def _needed_gradients(
+def needed_gradients(
     declaration: Declaration, differentiable_names: frozenset[str]
 ) -> Iterator[Gradient]:
     """Yield the parts for weights, and for inputs named in `differentiable_names`."""

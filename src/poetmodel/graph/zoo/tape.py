@@ -24,7 +24,7 @@ from poetmodel.graph.zoo.declaration import (
     require_counts,
     require_rate,
 )
-from poetmodel.graph.zoo.masks import save_bit_masks, values_with_gradient
+from poetmodel.graph.zoo.masks import needed_gradients, save_bit_masks, values_with_gradient
 from poetmodel.graph.zoo.operators import batch_norm
 from poetmodel.graph.zoo.state import (
     ALL,
@@ -353,11 +353,7 @@ class BackwardPass:
         if gradient is not None:
             for value in declaration.same_gradient_inputs:
                 self._register_gradient(value, gradient)
-        needed_parts = tuple(
-            part
-            for part in declaration.parts
-            if not isinstance(part.target, Value) or part.target.name in self._differentiable_names
-        )
+        needed_parts = tuple(needed_gradients(declaration, self._differentiable_names))
         is_joint = self._fused or (declaration.is_one_kernel and self._builder is not None)
         for parts in (
             [needed_parts] if is_joint and needed_parts else [(part,) for part in needed_parts]
