@@ -56,7 +56,10 @@ def check_installed(path: str | Path, purpose: str, *libraries: str) -> None:
 
 
 def draw_plan(graph: Graph, plan: Plan, check: PlanCheck, path: str | Path) -> None:
-    """Draw RAM, core and bus of a plan over time, as a page or an image by the suffix."""
+    """Draw RAM, core and bus of a plan over time, as a page or an image by the suffix of `path`.
+
+    Raises `InputError` for an image of a plan that takes no time.
+    """
     check_picture(path)
     title, chart = plan_title(graph, plan, check), plan_chart(graph, plan, check)
     suffix = Path(path).suffix.lower()

@@ -27,8 +27,8 @@ NameParts = tuple[str, ...]
 """Texts or numbers of a name, from left to right."""
 
 HEADS: Final = (
-    *("size", "energy", "time", "recomputed", "paged out", "paged in", "stages", "in RAM"),
-)
+    "size", "energy", "time", "recomputed", "paged out", "paged in", "stages", "in RAM"
+)  # fmt: skip
 """Columns of the table of decisions that follow the tensor and its decision."""
 COSTS: Final = ("energy", "time")
 """Columns of the table that contain costs."""

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from poetmodel.case.opening import Checked
 
 
-SCRIPTS: Final = (*("gauge", "timeline", "addresses", "map"),)
+SCRIPTS: Final = ("gauge", "timeline", "addresses", "map")
 """Types of charts; each has a script of this name."""
 
 PAGE_SUFFIXES: Final = (".html", ".htm")

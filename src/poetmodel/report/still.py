@@ -139,6 +139,7 @@ def _shorten(name: str) -> str:
 
 @cache
 def _glyphs() -> frozenset[int]:
+    """Return the code points of all characters in the font of pictures."""
     from matplotlib.font_manager import findfont, get_font
 
     return frozenset(get_font(findfont("DejaVu Sans")).get_charmap())

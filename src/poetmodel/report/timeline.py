@@ -11,7 +11,7 @@ from poetmodel.plan import Op, Plan, PlanCheck
 from poetmodel.plan.simulation import check_plan
 from poetmodel.plan.stays import list_stays
 from poetmodel.report.pictures import round_for_chart, size_unit, time_unit
-from poetmodel.schedule.machine import Content, Origin, Stay
+from poetmodel.schedule.machine import BEFORE, Content, Origin, Stay
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -54,13 +54,14 @@ def _add_reserved_bytes(subject: Checked, chart: dict[str, Any]) -> dict[str, An
     positions, keep_all_ram = chart["ghost"]
     peaks = [min(reserved_bytes + ram_bytes, subject.keep_all_bytes) for ram_bytes in keep_all_ram]
     is_divided = max(peaks, default=0) < subject.keep_all_bytes
-    reserved_band = [
-        -1 - len(subject.graph.nodes),
-        reserved_bytes,
-        -1,
-        n_instructions,
-        ORIGINS.index(Origin.RESIDENT),
-    ]
+    reserved_band = Stay(
+        content=Content.WORKSPACE,
+        index=len(subject.graph.nodes),
+        origin=Origin.RESIDENT,
+        bytes=reserved_bytes,
+        begin=BEFORE,
+        end=n_instructions,
+    )
     return {
         **chart,
         **{
@@ -69,7 +70,7 @@ def _add_reserved_bytes(subject: Checked, chart: dict[str, Any]) -> dict[str, An
         },
         "stays": [
             *chart["stays"],
-            *([[*reserved_band, 0, -1, 0, -1]] if reserved_bytes and chart["stays"] else []),
+            *([_stay_values(reserved_band)] if reserved_bytes and chart["stays"] else []),
         ],
         "ghost": [positions, peaks],
         "ghost_name": DIVIDED_KEEP_ALL if is_divided else "keep-all",

@@ -122,6 +122,7 @@ def needed_bytes(step: LoweredStep, device: Device, *, paging: bool) -> int:
 
     Without `paging`, all state stays in RAM. With it, memory-mapped state needs no RAM.
     """
-    is_memory_mapped = device.storage is not None and device.storage.memory_mapped
     aligned = align_sizes(step.graph, device_alignment(device))
-    return floor(aligned, memory_mapped=paging and is_memory_mapped, resident=not paging).bytes
+    return floor(
+        aligned, memory_mapped=paging and device.is_memory_mapped, resident=not paging
+    ).bytes

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from poetmodel.graph import Node, Tensor
 from poetmodel.lowered.calls import Buffer, Call, NamedTensor, Ref
-from poetmodel.tiling.slices import MASK_BITS, ChannelLayout, View
+from poetmodel.tiling.slices import MASK_BITS, ChannelLayout, ChannelRange, View
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -154,7 +154,7 @@ class SlicedCall:
         ranges, new_views, slice_names = {}, {}, {}
         for index, (name, d) in self.views.items():
             layout, (first, end) = slices.layouts[name], ranges_of_axes[self.axes[d]]
-            ranges[d] = first, end, layout.channels
+            ranges[d] = ChannelRange(first, end, layout.channels)
             new_views[index] = View(
                 layout=layout, dimension=d, first_channel=first, n_channels=end - first
             )

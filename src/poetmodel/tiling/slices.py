@@ -33,6 +33,14 @@ class ChannelLayout(NamedTuple):
         return self.channels * self.stride
 
 
+class ChannelRange(NamedTuple):
+    """Some of the channels of an undivided tensor: from `first` to before `end` of `n_channels`."""
+
+    first: int
+    end: int
+    n_channels: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """The slice of a buffer that a call uses."""
@@ -125,27 +133,25 @@ class ChannelLoops:
         )
 
     def slice_call(
-        self, ranges: Mapping[int, tuple[int, int, int]], views: Mapping[int, View]
+        self, ranges: Mapping[int, ChannelRange], views: Mapping[int, View]
     ) -> Call | None:
-        """Return the call for ranges of channels; None if the kernel cannot execute it.
+        """Return the call for `ranges` by dimension; None if the kernel cannot execute it.
 
-        `ranges` has (first channel, end channel, number of channels of the undivided tensor) by
-        dimension; `views` has the slices by tensor index.
+        `views` has the slices by tensor index.
         """
         loops, sizes = self.loops, list(self.loops.sizes)
-        for d, (first_channel, end_channel, n_channels) in ranges.items():
-            sizes[d] = sizes[d] // n_channels * (end_channel - first_channel)
+        for d, channels in ranges.items():
+            sizes[d] = sizes[d] // channels.n_channels * (channels.end - channels.first)
         refs, all_strides = [], []
         for index, (ref, strides) in enumerate(zip(loops.refs, loops.strides, strict=True)):
             view, offset = views.get(index), ref.offset
             new_strides = strides if view is None else self._slice_strides(strides, view)
             if new_strides is None:
                 return None
-            for d, (first_channel, _, n_channels) in ranges.items():
+            for d, channels in ranges.items():
                 slice_start = view.first_channel if view is not None and view.dimension == d else 0
-                offset += (
-                    (first_channel - slice_start) * (loops.sizes[d] // n_channels) * new_strides[d]
-                )
+                channel_size = loops.sizes[d] // channels.n_channels
+                offset += (channels.first - slice_start) * channel_size * new_strides[d]
             if index == self.mask_index:
                 if offset % MASK_BITS:
                     return None
@@ -159,8 +165,7 @@ class ChannelLoops:
         if call is None or form is None or form.sum is None:
             return call
         d, adds = form.sum
-        first_channel, *_ = ranges.get(d, (0,))
-        return call.with_arguments(**{adds: 1}) if first_channel else call
+        return call.with_arguments(**{adds: 1}) if d in ranges and ranges[d].first else call
 
     def _slice_strides(self, strides: Numbers, view: View) -> Numbers | None:
         """Convert strides of the undivided tensor to its slice `view`; None if impossible."""

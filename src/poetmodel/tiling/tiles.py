@@ -150,6 +150,9 @@ class _Tiling:
         self._channel_loops = [
             [parse_channel_loops(call) for call in calls] for calls in step.calls
         ]
+        self._all_loops = [
+            loops for node_calls in self._channel_loops for loops in node_calls if loops is not None
+        ]
         self._layouts: dict[str, ChannelLayout] = {}
         self._element_counts: dict[str, int] = {}
         calls = (
@@ -175,7 +178,8 @@ class _Tiling:
         if name not in self._sliceable:
             return size
         block = 1 if name in self._converted_buffers else BLOCK
-        return size * min(block, channels := self._layouts[name].channels) // channels
+        channels = self._layouts[name].channels
+        return size * min(block, channels) // channels
 
     def shared_slices(self, forward_pass: LoweredStep) -> dict[str, tuple[Range, ...]]:
         """Return the slices of divided state whose buffer a forward pass also has, by buffer."""
@@ -213,17 +217,12 @@ class _Tiling:
             self._layouts.update(
                 (name, layout) for name, layout in fixed_layouts if name in state_buffers
             )
-        for channel_loops in (
-            loops for node_calls in self._channel_loops for loops in node_calls if loops is not None
-        ):
+        for channel_loops in self._all_loops:
             self._layouts.update(channel_loops.find_summed_layouts(self._converted_buffers))
         # Products are last: if both factors have a layout, results have that of the weights.
-        all_loops = [
-            loops for node_calls in self._channel_loops for loops in node_calls if loops is not None
-        ]
         for loops_of_calls in (
-            [loops for loops in all_loops if not loops.is_product],
-            all_loops,
+            [loops for loops in self._all_loops if not loops.is_product],
+            self._all_loops,
         ):
             old_count = -1
             while old_count != len(self._layouts):
@@ -273,7 +272,7 @@ class _Tiling:
         sliceable = {
             name
             for name in self._layouts
-            if (name in self.graph.tensor_index) and name not in self._undivided_names
+            if name in self.graph.tensor_index and name not in self._undivided_names
         }
         fixed_names = set(self._fixed_slices)
         for node, calls, loops_of_calls in zip(
@@ -342,9 +341,7 @@ class _Tiling:
         state_buffers = {
             ref.buffer for tensor in self.undivided_step.states for ref in tensor.pieces
         }
-        for channel_loops in (
-            loops for node_calls in self._channel_loops for loops in node_calls if loops is not None
-        ):
+        for channel_loops in self._all_loops:
             split_loops, dimensions = self._split_dimensions(channel_loops)
             names_by_dimension: dict[int, list[str]] = defaultdict(list)
             for index, d in dimensions.items():
