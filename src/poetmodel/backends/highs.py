@@ -46,7 +46,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.metadata import version
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -59,6 +59,8 @@ from poetmodel.errors import BackendError, UnknownOptionError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    Feature: TypeAlias = Literal["presolve", "start"]
+    """What may make a solve go wrong, so that HiGHS solves again without it."""
 
 STATUS: Final[Mapping[str, SolverStatus]] = {
     "kNotset": SolverStatus.FAILED,
@@ -194,8 +196,8 @@ class Highs(Solver):
             call.discard_progress()
             solved_again = True
 
-    def _solve_once(self, call: SolverCall) -> tuple[RawSolution, str | None]:
-        """Solve once; return the result, and what made it wrong: "presolve", "start" or None."""
+    def _solve_once(self, call: SolverCall) -> tuple[RawSolution, Feature | None]:
+        """Solve once; return the result, and what made it wrong, if anything."""
         highspy, start = self.import_package(), call.start
         highs = create_quiet_highs(highspy)
         reduced_model = _ReducedModel.from_form(call.form)

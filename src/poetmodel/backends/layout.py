@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import compress
 from typing import TYPE_CHECKING
@@ -46,27 +47,20 @@ def to_standard_form(model: Model) -> StandardForm:
     check_time_limit()
     has_columns = np.bincount(rows, minlength=n_rows) > 0
     labels = model.row_labels()
+    positions = np.full(model.n_columns, -1, dtype=np.int32)
     violated_rows = np.flatnonzero(~has_columns & ~contains_zero(lower, upper))
     if violated_rows.size:
         form = StandardForm.from_arrays(
             np.zeros((1, 0)), [], row_lower=1.0, rows=(labels[violated_rows[0]],)
         )
-        positions = np.full(model.n_columns, -1, dtype=np.int32)
         return replace(form, layout=Layout(model, positions, fixed_values, {}))
-    costs = np.zeros(model.n_columns)
-    offset = model.offset
-    for cost, column in model.costs:
-        if is_unfixed[column]:
-            costs[column] += cost
-        else:
-            offset += cost * fixed_values[column]
+    costs, offset = _sum_costs(model, fixed_values)
     is_used = costs != 0
     is_used[columns[values != 0]] = True
     order = _order_by_family(
         model, np.concatenate(([column for _, column in model.costs], columns)).astype(np.int64)
     )
     order = order[is_used[order]]
-    positions = np.full(model.n_columns, -1, dtype=np.int32)
     positions[order] = np.arange(order.size, dtype=np.int32)
     check_time_limit()
     is_nonzero = values != 0
@@ -98,6 +92,19 @@ def require_layout(form: StandardForm) -> Layout:
         msg = "the form was not made from an array model"
         raise ValueError(msg)
     return form.layout
+
+
+def _sum_costs(
+    model: Model, fixed_values: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], float]:
+    """Return the cost of each column, and the offset with the costs of columns of a fixed value."""
+    costs, offset = np.zeros(model.n_columns), model.offset
+    for cost, column in model.costs:
+        if math.isnan(fixed_values[column]):
+            costs[column] += cost
+        else:
+            offset += cost * fixed_values[column]
+    return costs, offset
 
 
 def _order_by_family(model: Model, columns_by_mention: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -75,7 +75,7 @@ class CallLimits:
             ("abs_gap", "a finite number of 0 or more", 0 <= self.abs_gap < math.inf),
             (
                 "threads",
-                "a whole number from 1 to 1024",
+                f"a whole number from 1 to {_MAX_THREADS}",
                 _is_integer_in_range(self.threads, 1, _MAX_THREADS),
             ),
             (

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import tempfile
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -229,10 +230,7 @@ def _attach_event_handler(
 ) -> None:
     """Register an event handler that forwards progress to the call, and stops SCIP for it."""
     event_types, stages = pyscipopt.SCIP_EVENTTYPE, pyscipopt.SCIP_STAGE
-
-    def read_best_values() -> NDArray[np.float64]:
-        best_solution = model.getBestSol()
-        return np.array([model.getSolVal(best_solution, variable) for variable in variables])
+    read_best = partial(_read_best_values, model, variables)
 
     def on_event(_: Any, event: Any) -> None:
         """Forward new solution, bound, nodes and log to the call; interrupt SCIP on request."""
@@ -240,7 +238,7 @@ def _attach_event_handler(
         if event.getType() == event_types.BESTSOLFOUND:
             # in this event SCIP's primal bound is still the value of the previous solution
             should_stop = call.report_solution(
-                model.getSolObjVal(model.getBestSol()), read_best_values, bound
+                model.getSolObjVal(model.getBestSol()), read_best, bound
             )
         else:
             should_stop = call.report_progress(bound, model.getNTotalNodes())
@@ -253,13 +251,17 @@ def _attach_event_handler(
     model.attachEventHandlerCallback(on_event, [getattr(event_types, name) for name in event_names])
 
 
+def _read_best_values(model: Any, variables: list[Any]) -> NDArray[np.float64]:
+    best_solution = model.getBestSol()
+    return np.array([model.getSolVal(best_solution, variable) for variable in variables])
+
+
 def _read_result(
     model: Any, variables: list[Any], form: StandardForm, status: SolverStatus
 ) -> RawSolution:
     """Return best solution (none if UNBOUNDED), bound and, with integers, nodes of a solve."""
     x = None
     if model.getNSols() and status is not SolverStatus.UNBOUNDED:
-        best_solution = model.getBestSol()
-        x = np.array([model.getSolVal(best_solution, variable) for variable in variables])
+        x = _read_best_values(model, variables)
     nodes = int(model.getNTotalNodes()) if form.is_mip else None
     return RawSolution(status=status, x=x, bound=finite_or_none(model.getDualbound()), nodes=nodes)

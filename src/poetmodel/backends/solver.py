@@ -76,7 +76,7 @@ class Solver(ABC):
     """URL of the list of the solver's options."""
 
     def __init_subclass__(cls) -> None:
-        """Report exceptions of a class in a user's file with their lines."""
+        """Wrap `run` and `versions` of a class in a user's file: errors become `BackendError`."""
         super().__init_subclass__()
         for name in ("run", "versions"):
             function = vars(cls).get(name)
@@ -217,17 +217,16 @@ class Solver(ABC):
         self.import_package()
         start_values, is_start_feasible = _round_and_check_start(start, form, limits)
         call.start, call.basis = start_values, basis
-        if is_start_feasible and start_values is not None:
-            call.report_solution(form.objective_value(start_values), lambda: start_values)
+        feasible_start = start_values if is_start_feasible else None
+        if feasible_start is not None:
+            call.report_solution(form.objective_value(feasible_start), lambda: feasible_start)
         raw_solution = _solve_trivially(call) or self.run(call)
         if not isinstance(raw_solution, RawSolution):
             raise BackendError(
                 f"backend {self.name!r}: run returned {quote(raw_solution)}, not a RawSolution"
             )
         if (
-            _start_disproves_infeasibility(
-                raw_solution, form, limits, start_values if is_start_feasible else None
-            )
+            _start_disproves_infeasibility(raw_solution, form, limits, feasible_start)
             and limits.presolve
         ):
             call.limits = replace(limits, presolve=False)
@@ -239,9 +238,7 @@ class Solver(ABC):
         if raw_solution.status is SolverStatus.INFEASIBLE_OR_UNBOUNDED:
             raw_solution = replace(raw_solution, status=self._distinguish_infeasible(call))
         raw_solution = replace(raw_solution, root_bound=call.root_bound)
-        raw_solution = _correct_result(
-            raw_solution, form, limits, start_values if is_start_feasible else None
-        )
+        raw_solution = _correct_result(raw_solution, form, limits, feasible_start)
         return replace(
             raw_solution,
             build_s=call.build_s,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from poetmodel.choosing.pebbling import PebbleGame
 from poetmodel.device import Costs
@@ -52,6 +52,13 @@ class SetCut:
     is_exact: bool = False
     """Whether the cut applies only to the set `layers`, not to its supersets; `state_bytes` and
     `extra_s` are then None."""
+
+
+class _NodeCosts(NamedTuple):
+    """Lower bounds on the times [s] and the energies [J] of all nodes, by index."""
+
+    times_s: list[float]
+    energies_j: list[float]
 
 
 @dataclass(kw_only=True)
@@ -128,11 +135,8 @@ class ChoiceRelaxation:
         )
 
     @cached_property
-    def min_costs(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Lower bounds on the times [s] and the energies [J] of all nodes, by index.
-
-        They are valid in all graphs that train some parameters of `layers`.
-        """
+    def min_costs(self) -> _NodeCosts:
+        """Lower bounds that are valid in all graphs that train some parameters of `layers`."""
         table, index = self.problem.table, self.freezable.graph.node_index
         times, energies = list(table.compute_time_s), list(table.compute_energy_j)
         device = find_estimate_device(self.problem)
@@ -142,7 +146,7 @@ class ChoiceRelaxation:
                 k = index[name]
                 times[k] = min(times[k], cost.time_s)
                 energies[k] = min(energies[k], cost.energy_j)
-        return tuple(times), tuple(energies)
+        return _NodeCosts(times, energies)
 
     @cached_property
     def min_inputs(self) -> Sequence[frozenset[int]]:
@@ -171,19 +175,19 @@ class ChoiceRelaxation:
     @cached_property
     def common_nodes_s(self) -> float:
         """Lower bound on the time to compute the nodes of every step once [s]."""
-        times = self.min_costs[0]
+        times = self.min_costs.times_s
         return sum(times[k] for k in self.freezable.common_nodes)
 
     @cached_property
     def buffer_update_s(self) -> float:
         """Lower bound on the time of updates of buffers, which `common_nodes_s` includes [s]."""
-        times = self.min_costs[0]
+        times = self.min_costs.times_s
         return sum(times[k] for k in self.freezable.buffer_updates)
 
     def extra_compute_s(self, layers: Collection[str]) -> float:
         """Return a lower bound on the time to compute the `nodes_for` of `layers` once [s]."""
         nodes = frozenset[int]().union(*(self.nodes_for[layer] for layer in layers))
-        times = self.min_costs[0]
+        times = self.min_costs.times_s
         return sum(times[k] for k in nodes)
 
     def state_bytes(self, layers: Collection[str]) -> int:
@@ -388,7 +392,7 @@ class _Program:
         problem, table = self.problem, self.problem.table
         if problem.deadline_s is not None:
             row, upper = self._time_row()
-            self._add_recomputation_costs(row, self.relaxation.min_costs[0])
+            self._add_recomputation_costs(row, self.relaxation.min_costs.times_s)
             if problem.counts_transfers:
                 self._add_paging_costs(row, table.page_in_time_s, table.page_out_time_s)
             self._add_row(row, upper, problem.deadline_s or 1.0)

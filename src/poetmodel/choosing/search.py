@@ -468,7 +468,10 @@ def check_layer_names(scores: Mapping[str, float], layers: Collection[str], sour
 
 
 def check_scores(scores: Mapping[str, float], layers: Collection[str], source: str) -> None:
-    """Raise `InputError` unless each layer, and no other name, has a finite score of 0 or more."""
+    """Raise `InputError` unless each layer, and no other name, has a score of 0 or more.
+
+    Scores and their sum must be finite.
+    """
     check_layer_names(scores, layers, source)
     unscored_layers = [quote(name) for name in layers if name not in scores]
     invalid_scores = [

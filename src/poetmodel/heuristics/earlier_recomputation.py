@@ -43,7 +43,10 @@ class EarlierRecomputation:
     """Recomputations that earlier moves added. No move adds one of them again, so the moves end."""
 
     def relieve(self, t: int) -> bool:
-        """Move one recomputation of stage `t` earlier if the RAM excess falls; return success."""
+        """Move one recomputation of stage `t` earlier if the RAM excess falls; return success.
+
+        Tries none in a stage with more than `MAX_RECOMPUTATIONS`, or after `MAX_ATTEMPTS` failures.
+        """
         partial, excess_bytes = self.partial, self._excess_bytes()
         if not 0 < len(partial.recomputed[t]) <= MAX_RECOMPUTATIONS or not partial.extra_bytes[t]:
             return False

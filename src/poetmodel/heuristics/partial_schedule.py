@@ -114,17 +114,20 @@ class PartialSchedule(RamLedger):
         unneeded ones go, too. `rewards` are `Problem.rewards`; None rewards none.
         """
         partial = cls(graph, list_restorations(graph, schedule), working_graph=working_graph)
-        coefficients = Coefficients((), (), (), ()) if rewards is None else rewards
+        if rewards is None:
+            no_rewards = (0.0,) * len(graph.tensors)
+            rewards = Coefficients((0.0,) * len(graph.nodes), no_rewards, no_rewards, no_rewards)
         for i in sorted({i for _, i in schedule.M_out}.difference(graph.state_of)):
-            partial._set_page_out(i, is_rewarded=any(coefficients.page_out[i : i + 1]))
+            partial._set_page_out(i, is_rewarded=rewards.page_out[i] > 0)
         for t in range(len(graph.nodes) - 1, -1, -1):
             for k in sorted(partial.recomputed[t], reverse=True):
-                is_free = not any(coefficients.compute[k : k + 1])
-                if is_free and all(schedule.is_kept(t, i) for i in partial._read_outputs(k, t)):
+                if not rewards.compute[k] and all(
+                    schedule.is_kept(t, i) for i in partial._read_outputs(k, t)
+                ):
                     partial.drop(Restoration(t, k, RECOMPUTE))
             for i in sorted(partial.paged_in[t]):
                 restoration = Restoration(t, i, PAGE_IN)
-                if not any(coefficients.page_in[i : i + 1]) and partial.is_useless(restoration):
+                if not rewards.page_in[i] and partial.is_useless(restoration):
                     partial.drop(restoration)
         partial.commit()
         return partial

@@ -119,7 +119,7 @@ class PenalizedObjective:
         return weighted_sum((self._objective_prices, 1.0), (self._penalty_prices, penalty))
 
     def balance(self, partial: PartialSchedule) -> float:
-        """Return the penalty at which `partial`'s use of limits costs as much as the objective."""
+        """Return the penalty at which the use of limits costs as much as the objective; 1 if 0."""
         limit_price = total_price(self._penalty_prices, partial)
         return (
             total_price(self._objective_prices, partial) / limit_price if limit_price > 0 else 1.0

@@ -73,7 +73,7 @@ class UserRows:
 
     @classmethod
     def from_problem(cls, problem: Problem) -> Self | None:
-        """Return the rows of user-defined constraints on totals; None without any."""
+        """Return the rows; None if there is none, and the objective rewards no decision."""
         limits = [limit for limit in problem.linear_limits if limit.name == USER_CONSTRAINTS]
         has_rewards = any(min(column, default=0) < 0 for column in problem.objective.coefficients)
         return cls(problem, limits) if limits or has_rewards else None

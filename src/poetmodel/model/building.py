@@ -210,8 +210,7 @@ def estimate_build_s(problem: Problem, formulation: str) -> float:
     graph = problem.graph
     n = len(graph.nodes)
     if formulation == "paper":
-        n_edges = sum(len(inputs) for inputs in graph.inputs_of)
-        return PAPER_TERM_S * (n * n * 6 + n_edges * n * 6)
+        return PAPER_TERM_S * (n * n * 6 + graph.n_edges * n * 6)
     events = find_events(problem, range(n), recomputable=recomputable_nodes(problem))
     live_change = [0] * (n + 1)
     for i, k in enumerate(graph.node_of):

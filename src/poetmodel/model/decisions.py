@@ -51,9 +51,8 @@ class Decisions:
 
     def map_columns(self, variable_of: Callable[[int], Any]) -> Decisions:
         """Return the decisions with `variable_of(column)` in place of each column."""
-        families = (getattr(self, field) for field in self.__dataclass_fields__)
         return Decisions(
-            *([(item, variable_of(column)) for item, column in pairs] for pairs in families)
+            *([(item, variable_of(column)) for item, column in pairs] for pairs in self.by_kind)
         )
 
     def row_over_columns(self, row: LinearRow) -> LinearRow:

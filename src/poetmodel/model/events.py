@@ -305,7 +305,7 @@ def _paging_costs_no_more(problem: Problem, i: int, outputs: Sequence[int]) -> b
 class _EventFinder:
     """Finds events from the last node to the first: readers' recomputations are uses of outputs.
 
-    `counted_page_in_groups` are by tensor. Without `is_free`, no free keep is found.
+    If `is_free` is None, no free keep is found.
     """
 
     def __init__(
@@ -314,8 +314,8 @@ class _EventFinder:
         group_of: Sequence[int],
         recomputable: Sequence[bool],
         *,
-        is_free: IsFree | None = None,
-        counted_page_in_groups: Mapping[int, Collection[int]] | None = None,
+        is_free: IsFree | None,
+        counted_page_in_groups: Mapping[int, Collection[int]],
     ) -> None:
         self.problem = problem
         self.graph = problem.working_graph
@@ -323,7 +323,7 @@ class _EventFinder:
         self.group_of = group_of
         self.recomputable = recomputable
         self.is_free = is_free
-        self.counted_page_in_groups = counted_page_in_groups or {}
+        self.counted_page_in_groups = counted_page_in_groups
         """Groups of the page-ins that per-stage rows count, by tensor."""
         n_tensors = len(self.graph.tensors)
         self.use_groups: list[tuple[int, ...]] = [()] * n_tensors

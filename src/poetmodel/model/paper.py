@@ -273,9 +273,8 @@ def _add_all_memory_rows(m: Model) -> None:
     # With a budget of 0 bytes or less, U is fixed to 0: no tensor with bytes can be in RAM.
     unit_bytes = max(limit_bytes, 1)
     sizes = [size / unit_bytes for size in graph.tensor_bytes]
-    index = list(m.R)
-    max_usage = min(limit_bytes, unit_bytes) / unit_bytes if limit_bytes > 0 else 0.0
-    m.add_variables("U", index, upper=max_usage, integer=False)
+    max_usage = 1.0 if limit_bytes > 0 else 0.0
+    m.add_variables("U", list(m.R), upper=max_usage, integer=False)
     m.begin_rows("memory")
     for (t, k), usage_column in m.U.items():
         terms = [(-1.0, usage_column), (sizes[k], m.R[t, k])]
