@@ -390,6 +390,23 @@ def test_everything_can_be_taken_away(page):
     assert page.page.evaluate("() => navigator.clipboard.readText()") == command
 
 
+def test_command_is_there_again_on_the_way_back(page):
+    """Without a schedule there is none; back at the drawn point, it can be copied again."""
+    page.type("ram", "88%")
+    page.wait_until_settled()
+    command = page.page.locator("#command")
+    text = command.inner_text()
+    assert text.startswith("poetmodel ")
+    page.page.locator("#ram").focus()
+    page.page.keyboard.press("Home")
+    page.until(state="below")
+    assert command.inner_text() == ""
+    page.type("ram", "88%")
+    page.wait_until_settled()
+    assert command.inner_text() == text
+    assert page.page.locator("#copy").is_enabled()
+
+
 def test_refused_choice_is_said_and_the_old_view_stays(page):
     """A choice that has no graph is refused in a sentence beside the controls."""
     before = page.wait_until_settled()["point"]

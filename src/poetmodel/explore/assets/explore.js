@@ -324,7 +324,7 @@
   const picture = (point) => {
     pictured = point;
     const key = point && keyOf(point);
-    if (drawn === key && key) { fresh(key); return; }
+    if (drawn === key && answers.has(key)) { tell(answers.get(key)); fresh(key); return; }
     if (!point || !drawn || !drawn.startsWith(`${point.id}:`)) { fade(); delete root.dataset.answer; }
     else fading ??= setTimeout(fade, CALM_MS);  // the metrics are those of a newer schedule than the charts
     if (point && answers.has(key)) drawAnswer(point, answers.get(key));
@@ -369,6 +369,12 @@
     for (const type of CHARTS) $(type).hidden = true;
     return true;
   };
+  const tell = (answer) => {
+    $("take-error").textContent = "";
+    $("command").textContent = answer.command.join("\n");
+    $("copy").disabled = false;
+    warn(answer.answers[0]);
+  };
   // The first chart changes at once, the others when the slider has stopped.
   const drawAnswer = async (point, answer) => {
     await page.ready;
@@ -378,10 +384,7 @@
     const [first, ...others] = CHARTS;
     await drawChart(first, answer.charts[first]);
     if (drawn !== key) return;
-    $("take-error").textContent = "";
-    $("command").textContent = answer.command.join("\n");
-    warn(answer.answers[0]);
-    $("copy").disabled = false;
+    tell(answer);
     clearTimeout(calm);
     calm = setTimeout(() => { if (drawn === key) for (const type of others) drawChart(type, answer.charts[type]); }, rush ? 0 : CALM_MS);
     if (isPictured(point)) fresh(key);
