@@ -225,3 +225,22 @@ def test_checks_of_numbers_are_made_at_the_end(name):
     with pytest.raises(pmt.CaptureError, match=r"finite or in range.*nothing has changed"):
         step(x * float("nan"))
     assert torch.equal(model.layer.weight.grad, before)
+
+
+def test_tensors_outside_of_modules_are_those_of_the_step():
+    """Another tensor in a list that forward reads is used from then on, in both passes."""
+    model = Model(lambda m, y, _: y * m.tensors[0])
+    model.tensors = [torch.ones(4)]
+    step = compile_keep_all(model, None, rows())
+    assert find_differences(step, model, None, rows()) == []
+    model.tensors[0] = torch.full((4,), 3.0)
+    assert find_differences(step, model, None, rows()) == []
+    model.tensors[0].mul_(2)
+    assert find_differences(step, model, None, rows()) == []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = compile_keep_all(model, None, rows(), optimizer=optimizer)
+    optimizer.zero_grad()
+    step(*rows())
+    model.tensors[0] = torch.ones(4)
+    with pytest.raises(pmt.CaptureError, match=r"a tensor outside of the model, .* is another"):
+        step(*rows())

@@ -242,7 +242,11 @@ class Step:
                     self._current = compiled
                     return output
         compiled, flat_inputs = self.select(*inputs, **named_inputs)
-        return compiled.execute(flat_inputs)
+        try:
+            return compiled.execute(flat_inputs)
+        except Changed as change:
+            name = compiled.trace.joint.name
+            raise CaptureError(f"{name}: {change}; compile again") from None
 
     def select(self, *inputs: Any, **named_inputs: Any) -> tuple[Compiled, tuple[Any, ...]]:
         """Return (compiled step for inputs like these, flat inputs).

@@ -364,7 +364,9 @@ class Compiled:
         def run(capture: Capture, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             if capture not in captures:
                 raise Changed(captured=capture)
-            constants = {key: tensors[position] for key, position in captures.constants.items()}
+            constants = captures.replaced_constants(tensors)
+            if constants and self.options.optimizer is not None:  # they may be on storage
+                raise Changed(("a tensor outside of the model, which forward reads, is another",))
             results = self.runner.run(flat_inputs, constants=constants)
             outputs.append(self.runner.build_output(results))
             return captures.arrange(capture, results)

@@ -79,6 +79,15 @@ class StepCaptures:
             raise Changed(differences)
         self.front.call(self._batch(inputs), execute)
 
+    def replaced_constants(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the constants that are other objects among the inputs of Dynamo's graph now."""
+        captured = self._captures[0].tensors
+        return {
+            key: tensors[position]
+            for key, position in self.constants.items()
+            if tensors[position] is not captured[position]
+        }
+
     def arrange(self, capture: Capture, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return a value for each output of a captured graph, given the results of the step.
 

@@ -125,9 +125,9 @@ class Runner:
             joint.value(a) if a.kind in constant_kinds else None for a in joint.arguments
         ]
         """Values of the arguments that are equal in each step; None for other arguments."""
-        self._constant_indices = {
-            a.target: indices[a.node] for a in joint.arguments_of(InputKind.CONSTANT_TENSOR)
-        }
+        self._constant_indices = [
+            (a.target, indices[a.node]) for a in joint.arguments_of(InputKind.CONSTANT_TENSOR)
+        ]
         output_keys = trace.step_graph.output_keys
         stored_positions = [
             indices[a.node]
@@ -215,8 +215,9 @@ class Runner:
         """
         self.move_state()
         values = self._argument_values(inputs)
-        for target, tensor in (constants or {}).items():
-            values[self._constant_indices[target]] = tensor
+        if constants:
+            for target, index in self._constant_indices:
+                values[index] = constants.get(target, values[index])
         if self._optimizer_state is not None:
             values.append(self._optimizer_state.fill_arguments(values))
         is_delayed = self.delays_gradients if delays_gradients is None else delays_gradients
