@@ -103,10 +103,10 @@ class Twins:
         )  # fmt: skip
 
     def compile(self, **options):
-        """Compile the step of the model with its optimizer, by default with a keep-all budget."""
+        """Compile the step of the model with its optimizer, by default with all kept."""
         return compile_keep_all(
-            self.model, self.loss_fn, self.inputs, time_limit=options.pop("time_limit", 2),
-            optimizer=self.optimizers[0], clip_grad_norm=self.clip, **options,
+            self.model, self.loss_fn, self.inputs, optimizer=self.optimizers[0],
+            clip_grad_norm=self.clip, **{"gap": 0.5, "time_limit": 60} | options,
         )  # fmt: skip
 
     def find_compiled_differences(self, step, steps=3):
