@@ -77,16 +77,22 @@ def _inline(graph_module: fx.GraphModule, node: fx.Node, parameters: set[fx.Node
                 mapped[inner].meta = dict(inner.meta)
                 continue
             mapped[inner] = graph.node_copy(inner, mapped.__getitem__)
-            if _updates_statistics(inner):
-                _repeat_update(graph, mapped[inner])
-            elif inner.target == "add_" and inner.args[0].op == "placeholder":
-                graph.node_copy(inner, mapped.__getitem__)  # counts the batches of a norm
+            if not trains_nothing:
+                _repeat_changes(graph, inner, mapped)
         if trains_nothing:
             graph.call_function(torch._C._set_grad_enabled, (True,))  # noqa: SLF001
     _replace_results(node, results)
     graph.erase_node(node)
     if not body_node.users:
         graph.erase_node(body_node)
+
+
+def _repeat_changes(graph: fx.Graph, inner: fx.Node, mapped: dict[fx.Node, Any]) -> None:
+    """Repeat what a norm changes in its second pass: its statistics, and its number of batches."""
+    if _updates_statistics(inner):
+        _repeat_update(graph, mapped[inner])
+    elif inner.target == "add_" and inner.args[0].op == "placeholder":
+        graph.node_copy(inner, mapped.__getitem__)
 
 
 def _replace_results(node: fx.Node, results: Any) -> None:
