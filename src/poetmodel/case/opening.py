@@ -485,10 +485,7 @@ def _other_sizes_message(identity: GraphIdentity, file: str) -> str:
 
 
 def _check_names(identity: GraphIdentity | None, graph: Graph) -> None:
-    """Raise `ScheduleError` unless a file lists the nodes and tensors of a graph, in their order.
-
-    A file without an `identity` passes.
-    """
+    """Raise `ScheduleError` if `identity` does not list a graph's nodes and tensors in order."""
     if identity is None:
         return
     for key, actual, expected in (

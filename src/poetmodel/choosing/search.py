@@ -468,10 +468,7 @@ def check_layer_names(scores: Mapping[str, float], layers: Collection[str], sour
 
 
 def check_scores(scores: Mapping[str, float], layers: Collection[str], source: str) -> None:
-    """Raise `InputError` unless each layer, and no other name, has a score of 0 or more.
-
-    Scores and their sum must be finite.
-    """
+    """Raise `InputError` unless exactly the layers have scores, of 0 or more, with a finite sum."""
     check_layer_names(scores, layers, source)
     unscored_layers = [quote(name) for name in layers if name not in scores]
     invalid_scores = [

@@ -153,10 +153,7 @@ class _ProfileParser:
     def _parse_cells(
         self, row: dict[str, str], columns: tuple[str, ...], label: str
     ) -> list[float]:
-        """Return the numbers in `columns`; [] if a cell is empty or invalid.
-
-        Adds to `faults`, with `label`, unless all cells are empty.
-        """
+        """Return the numbers in `columns`, else []; add to `faults` unless all cells are empty."""
         filled_columns = [column for column in columns if row[column].strip()]
         empty_columns = [column for column in columns if column not in filled_columns]
         if filled_columns and empty_columns:

@@ -1,7 +1,4 @@
-"""Points: one RAM budget and one deadline of a problem, each with its `Answer`.
-
-A problem has one point for each position of the sliders that a page requested.
-"""
+"""Points: one requested RAM budget and deadline of a problem each, with an `Answer`."""
 
 from __future__ import annotations
 
@@ -195,8 +192,7 @@ class Point:
     def lend(self, other: Point, *, overlaps: bool) -> Answer:
         """Return what is known of another point from this one: a schedule and a bound.
 
-        With `overlaps`, only a point with more RAM gets the schedule: a plan that overlaps
-        transfers may be slower with less RAM.
+        With `overlaps`, no point with less RAM gets the schedule: its plan may be slower there.
         """
         own_s, limit_s = (
             math.inf if point.deadline_s is None else point.deadline_s for point in (self, other)

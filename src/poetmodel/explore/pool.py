@@ -1,7 +1,4 @@
-"""Worker processes of the explorer.
-
-Each process executes one job at a time. It is replaced if it dies, or does not end a cancelled job.
-"""
+"""Worker processes of the explorer, one job each; replaced if they die or ignore a cancellation."""
 
 from __future__ import annotations
 

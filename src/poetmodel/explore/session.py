@@ -1,8 +1,7 @@
 """Shared state of all pages: problems, points, requests, and running solves.
 
-Each page requests one point at a time. Unfinished requested points are solved, the newest request
-first; solves that no page requests any more are cancelled. All code here runs in the event loop of
-the server, and must not block.
+Each page requests one point at a time. Unfinished ones are solved, the newest request first;
+unrequested solves are cancelled. All code runs in the server's event loop and must not block.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ SAVE_EVERY_S: Final = 1.0
 class Listener:
     """The unsent events of a stream to a browser: pairs (kind, id of a point), each queued once.
 
-    The kinds are ``point``, a change of the requested point, and ``front``, a new schedule or the
-    end of a solve of any point of the problem.
+    ``point``: the requested point changed; ``front``: any solve found a new schedule or ended.
     """
 
     def __init__(self) -> None:
@@ -279,10 +277,7 @@ class Session:
         }
 
     async def _solve(self, open_problem: OpenProblem, point: Point) -> None:
-        """Solve a point and save it; the point becomes ``failed`` if problem or worker do.
-
-        A quick worker searches for a first schedule of a point without one at the same time.
-        """
+        """Solve and save a point, ``failed`` on errors; a quick worker seeks a first schedule."""
         first_schedule_task: asyncio.Task[None] | None = None
         if point.answer.found is None:
             first_schedule_task = asyncio.create_task(

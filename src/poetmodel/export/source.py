@@ -168,10 +168,7 @@ class Source:
         }
 
     def _tensor_macros(self, used_names: set[str]) -> Iterator[str]:
-        """Yield a macro with the index, from 0 by kind, of each input, state and gradient.
-
-        Adds the names of the macros to `used_names`.
-        """
+        """Yield index macros of inputs, states and gradients, from 0 each; add to `used_names`."""
         step = self.step
         homes = [self.layout.home_of(tensor.pieces[0].buffer) for tensor in step.states]
         tensors_by_kind: tuple[tuple[str, Sequence[NamedTensor], Sequence[str]], ...] = (

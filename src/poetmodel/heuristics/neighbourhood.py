@@ -233,10 +233,7 @@ class LargeNeighbourhoodSearch:
         return trajectory
 
     def _destroy_restorations(self, partial: PartialSchedule) -> bool:
-        """Remove random restorations close to each other, with those that serve only them.
-
-        Returns whether there were any.
-        """
+        """Remove random close restorations, and those that serve only them; False without any."""
         restorations = partial.restorations()
         if not restorations:
             return False

@@ -72,10 +72,7 @@ class Obstacle(NamedTuple):
 
 @dataclass(slots=True)
 class Repair:
-    """Modifies a partial schedule greedily, so that it meets the limits at low prices.
-
-    If the time limit passes, changes until then remain.
-    """
+    """Changes a partial schedule greedily to meet limits at low prices; timeouts undo nothing."""
 
     problem: Problem
     partial: PartialSchedule

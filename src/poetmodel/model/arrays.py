@@ -200,10 +200,7 @@ class Model:
     # -- rows ----------------------------------------------------------------------------------
 
     def begin_rows(self, family: str) -> None:
-        """Make `family` the family of all rows that are added next.
-
-        Rows of a family must be consecutive, which is not checked.
-        """
+        """Make `family` the family of all next rows; its rows must be consecutive (unchecked)."""
         if not self._first_rows or next(reversed(self._first_rows)) != family:
             self._first_rows[family] = len(self.keys)
 

@@ -189,10 +189,7 @@ def schedule_from_columns(m: Model, is_one: Callable[[int], bool]) -> Schedule:
 
 
 def _find_formulation(formulation: str | Formulation, *, reductions: bool) -> Formulation:
-    """Return the formulation of a name; a `Formulation` is returned unchanged.
-
-    Without `reductions`, the name ``compact`` means `UNREDUCED`.
-    """
+    """Return a named or given formulation; ``compact`` without `reductions` is `UNREDUCED`."""
     if not isinstance(formulation, str):
         return formulation
     if formulation not in FORMULATIONS:

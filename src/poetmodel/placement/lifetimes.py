@@ -45,10 +45,7 @@ class Block:
 
 
 def list_blocks(graph: Graph, plan: Plan, alignment: int) -> list[Block]:
-    """Return all blocks of a valid plan, sizes rounded up to `alignment` [B].
-
-    A copy made in place of another is in the block of that copy.
-    """
+    """Return blocks of a valid plan, rounded up to `alignment` [B]; an in-place copy shares one."""
     blocks: list[Block] = []
     latest_block_of: dict[int | None, Block] = {}
     """Block that contains the latest copy of each tensor."""

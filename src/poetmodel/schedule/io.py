@@ -329,10 +329,7 @@ def parse_schedule(text: str, *, source: str) -> ScheduleFile:
 
 
 def validate_schedule(values: object, *, source: str) -> ScheduleFile:
-    """Validate the JSON of a schedule file, called `source` in errors.
-
-    Raises `ScheduleError` if it is invalid or contains no schedule.
-    """
+    """Validate schedule JSON; raise `ScheduleError` about `source` if invalid or no schedule."""
     with infrequent_gc(), convert_errors(ScheduleError, source):
         file = validate_model(_schedule_file(metrics_at(Display.FILE)), values, kind="schedule")
     if file.R is None:

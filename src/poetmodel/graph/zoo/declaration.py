@@ -82,10 +82,7 @@ class Weight(Array):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value(Array):
-    """A tensor of the graph with a shape; images are (batch, channels, height, width).
-
-    A view has the name of the tensor that it views.
-    """
+    """A tensor of the graph with a shape, images in NCHW; a view has the name of its tensor."""
 
     def view(self, *shape: int) -> Value:
         """Return a view with another shape: the same tensor, without a node or a copy."""

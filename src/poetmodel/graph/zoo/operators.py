@@ -267,10 +267,7 @@ def scale(name: str, x: Value) -> Declaration:
 
 
 def dropout_mask(name: str, x: Value) -> Declaration:
-    """Declare the random mask of `dropout`, with the shape of `x`; `x` is not read.
-
-    The mask has 1 byte per element and is not recomputable.
-    """
+    """Declare dropout's mask for `x`, which is not read: 1 byte per element, not recomputable."""
     return Declaration(
         name=name,
         op="dropout_mask",

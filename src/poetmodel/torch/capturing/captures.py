@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 class StepCaptures:
     """Calls a step under the guards of the captures whose graph is that of a joint graph.
 
-    `inputs` and `input_spec` are the flat inputs of the capture and their nesting; `constants` has
-    the position of each constant tensor among the inputs of Dynamo's graph, by the name of its
-    attribute in the joint graph. `is_settled`: forward does not change what it reads in each step.
+    `input_spec` is the nesting of flat `inputs`. `constants`: position of each constant among the
+    inputs of Dynamo's graph, by attribute. `is_settled`: forward stops changing what it reads.
     """
 
     def __init__(
@@ -89,10 +88,7 @@ class StepCaptures:
         }
 
     def arrange(self, capture: Capture, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return a value for each output of a captured graph, given the results of the step.
-
-        Dynamo returns or stores loss, outputs and stored tensors; nobody reads other values.
-        """
+        """Return a value for each output of a captured graph; unread outputs get any value."""
         nodes = capture.graph_module.graph.output_node().args[0]
         positions = (*capture.result_positions, *capture.stored_positions)
         value_of = {nodes[p]: value for p, value in zip(positions, results, strict=True)}

@@ -46,8 +46,7 @@ def inline_checkpoints(graph_module: fx.GraphModule, tensors: Sequence[torch.Ten
 def _inline(graph_module: fx.GraphModule, node: fx.Node, parameters: set[fx.Node]) -> None:
     """Replace one checkpoint; repeat the updates of statistics in it.
 
-    Eager mode trains nothing inside of a reentrant checkpoint without an input that has a gradient;
-    parameters are those of modules inside.
+    As in eager mode, a reentrant one trains nothing if no input but its parameters has a gradient.
     """
     graph = graph_module.graph
     body_node, *operands = node.args

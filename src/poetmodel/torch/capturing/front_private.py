@@ -1,7 +1,4 @@
-"""Private parts of PyTorch that the front uses: settings, nodes and messages of TorchDynamo.
-
-A test names what a release of PyTorch has moved.
-"""
+"""Private parts of PyTorch that the front uses; a test names those that a release has moved."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 While Dynamo traces a step, a torch function mode answers what Python reads (``.item()``, ``if
 mask.all():``, a shape that depends on a mask) from recorded values, which Dynamo guards. The
 tensors that were read become outputs of the graph. Readings of inputs and buffers are computed
-again before each step. Whether numbers are finite depends on parameters, so that no reading before
-a step can tell: such a test is answered as recorded, and checked at the end of the step.
+again before a step. Tests for finite numbers depend on parameters: they are checked at its end.
 """
 
 from __future__ import annotations
@@ -208,10 +207,7 @@ def _answer_repeat(
 
 @torch.compiler.allow_in_graph  # type: ignore[untyped-decorator, unused-ignore]
 def ctc_loss(log_probs: torch.Tensor, targets: torch.Tensor, *arguments: Any) -> torch.Tensor:
-    """Stand for ``torch.ctc_loss``, the shapes inside of which depend on values.
-
-    Returns a tensor with shape and type of the loss.
-    """
+    """Stand for ``torch.ctc_loss``, whose inner shapes depend on values; has its shape and type."""
     del targets
     *_, reduction, _ = arguments
     loss: torch.Tensor = log_probs.sum((0, 2)[: log_probs.dim() - 1 or 1])

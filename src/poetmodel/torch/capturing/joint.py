@@ -429,8 +429,7 @@ def _settle(
 ) -> tuple[list[Capture], bool]:
     """Return (further captures with the graph of `captured`, whether state has settled).
 
-    Refuses state outside of modules that forward changes in each step, and without
-    `follows_state` any.
+    Refuses state that forward changes in each step; with `follows_state`, only outside of modules.
     """
     reasons: tuple[str, ...] = ()
     equal_captures: list[Capture] = []
@@ -577,9 +576,8 @@ def _wrap_with_loss(
 ) -> tuple[torch.nn.Module, AssignedBuffers]:
     """Return (module that computes the loss from flat inputs, tracker of its assigned buffers).
 
-    With `loss_fn`, the last input is only its target. If `output_structures` is a list, each pass
-    replaces its content, and the module also returns all other tensors, detached. The last result
-    is that of recorded `checks`.
+    With `loss_fn`, the last input is only its target. With a list `output_structures`, a pass sets
+    its content and returns all other tensors, too, detached. The last result is that of `checks`.
     """
 
     class FlatModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 class Passes:
     """Executes forward passes of a module in eager mode; undoes what they write and draw.
 
-    `snapshot` restores modules. Without `function`, a pass executes the module on copies of the
-    inputs.
+    `snapshot` restores modules. A pass executes a function, or the module on copies of its inputs.
     """
 
     def __init__(self, name: str, module: torch.nn.Module, flat_inputs: Sequence[Any]) -> None:
@@ -38,10 +37,7 @@ class Passes:
         self.snapshot.restore(keeps_new=self._keeps_new)
 
     def execute(self, function: Callable[[], object] | None = None) -> list[torch.Tensor]:
-        """Execute a pass, and return copies of its results.
-
-        Raises `CaptureError` for a draw, for seeding, and if the pass fails.
-        """
+        """Execute a pass; return copied results. A draw, seeding or failure is a `CaptureError`."""
         results: list[torch.Tensor] = []
         try:
             with (

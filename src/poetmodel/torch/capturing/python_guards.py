@@ -249,10 +249,7 @@ def _is_subscriptable(place: GuardedPlace) -> bool:
 
 
 def _has_identical_items(holder: Any, snapshot: Any) -> bool:
-    """Return whether a container has the objects of a snapshot, in the same order.
-
-    Sets and arrays only need to be equal.
-    """
+    """Return whether a container has a snapshot's objects in order; a set or array: equal ones."""
     if isinstance(holder, dict):
         items = keys_and_values(holder)
         return len(items) == len(snapshot) and all(map(is_, items, snapshot))

@@ -113,10 +113,7 @@ class RecordedPlaces:
     def add(
         self, holder: Any, access: Access, key: Any, value: Any, name: str, line: Line | None
     ) -> None:
-        """Record a place that was read, unless it is recorded already or its key has no hash.
-
-        Always retains a reference to `holder`.
-        """
+        """Record a place that was read, once, if its key has a hash; always retain `holder`."""
         self.holders.setdefault(id(holder), holder)
         try:
             place_key = (id(holder), access, (type(key), key))

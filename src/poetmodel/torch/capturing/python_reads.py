@@ -293,10 +293,7 @@ class PythonReads:
                     item_ids.update((id(cell), None) for cell in cells.get(name, ()))
 
     def _register_functions(self) -> None:
-        """Find the functions of executed closures that no registered object refers to.
-
-        Adds them to the holders and functions of `places`.
-        """
+        """Find, and add to `places`, executed closures that no registered object refers to."""
         missing_ids = {
             id(executed_code.code)
             for executed_code in self._codes.values()

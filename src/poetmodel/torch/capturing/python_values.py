@@ -50,10 +50,7 @@ _MAX_TEXT_LENGTH: Final = 60
 
 
 def content_of(container: Any) -> Any:
-    """Return the dict or list inside a UserDict, UserList or SimpleNamespace, not a copy.
-
-    Any other object is returned unchanged.
-    """
+    """Return the dict or list itself in a UserDict, UserList or SimpleNamespace, or the object."""
     if isinstance(container, UserDict | UserList):
         return container.data
     return vars(container) if isinstance(container, SimpleNamespace) else container

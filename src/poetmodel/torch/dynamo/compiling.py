@@ -201,10 +201,7 @@ class Backend(GraphPlanner):
         compilation: Compilation,
         **options: Any,
     ) -> Any:
-        """Compile a graph, with AOTAutograd's `options`.
-
-        With ``outside="auto"``, a later call compiles it again with the measured memory.
-        """
+        """Compile a graph with AOTAutograd's options, again once ``outside="auto"`` is measured."""
         call = compilation.call
         if self.settings.outside == AUTO and call.has_concurrent_calls:
             raise InputError(_AUTO_ERROR)

@@ -97,10 +97,7 @@ class SlotFile(ScratchFile):
 
 
 def page_out(tensor: torch.Tensor, file_number: int) -> torch.Tensor:
-    """Write the storage of a tensor to file `file_number`; return the token of the slot.
-
-    The slot is free again when the token is deleted.
-    """
+    """Write a storage to file `file_number`; return the slot's token, whose deletion frees it."""
     file, size = _FILE_BY_NUMBER[file_number], tensor.untyped_storage().nbytes()
     offset = file.write(bytes_of(tensor.untyped_storage()))
     file.layouts[offset] = (size, tensor.storage_offset(), tensor.shape, tensor.stride())

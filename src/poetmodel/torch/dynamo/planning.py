@@ -418,10 +418,7 @@ class GraphProblem:
         return sum(operation.phase is Phase.FORWARD for operation in self.joint.operations)
 
     def make_problem(self, usable_bytes: int, *, saved_bytes: int | None = None) -> Problem:
-        """Return the problem of scheduling the graph in `usable_bytes`, with minimum time.
-
-        `saved_bytes` bounds the RAM between both passes.
-        """
+        """Return the minimum-time problem in `usable_bytes`, `saved_bytes` between both passes."""
         graph, times_s = self.graph, list(self.times_s)
         if saved_bytes is not None:
             graph = self.joint.training_graph(

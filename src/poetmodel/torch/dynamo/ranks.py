@@ -62,10 +62,7 @@ class RankExchange:
         return value
 
     def gather(self, key: str, value: Any) -> list[Any]:
-        """Return the picklable values of all processes, by rank.
-
-        `key` must be equal in all; several exchanges may have the same key.
-        """
+        """Return picklable values of all processes by rank. `key`: equal in all, may be reused."""
         if self._is_alone():
             return [value]
         store, prefix = self._exchange(key, pickle.dumps(value))

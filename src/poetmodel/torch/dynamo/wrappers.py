@@ -79,8 +79,7 @@ def find_sharded_parents(value: object) -> list[torch.nn.Module]:
 def gathered_bytes(modules: Iterable[torch.nn.Module], excluded_keys: Container[int]) -> int:
     """Return the current bytes of FSDP2, except sharded parameters, in the models of `modules` [B].
 
-    A model is all modules that FSDP2 shards under one root. Each storage counts once, unless
-    its key is in `excluded_keys`.
+    A model has one root of FSDP2. A storage counts once, unless its key is in `excluded_keys`.
     """
     storages: dict[int, int] = {}
     for state in _fsdp_states(modules):
@@ -101,8 +100,7 @@ def fsdp_gradients(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
 def fsdp_modes(modules: Iterable[torch.nn.Module]) -> tuple[tuple[bool, ...], ...]:
     """Return for each group of parameters whether gradients are reduced, and parameters gathered.
 
-    Steps that differ in them, such as those of ``set_requires_gradient_sync(False)``, differ in the
-    bytes of FSDP2.
+    Steps that differ in them (``set_requires_gradient_sync(False)``) differ in bytes of FSDP2.
     """
     return tuple(
         (group.reduce_grads, group.reshard_after_backward, group.is_unsharded)
@@ -174,8 +172,7 @@ def wrapper_advice(*, is_sharded: bool) -> str | None:
 def register_wrapper_advice(find_recorder: Callable[[Any], Callable[[str], object] | None]) -> None:
     """Register a callback that adds advice if Dynamo cannot capture DDP or FSDP2.
 
-    After a failed capture PyTorch calls no back end. `find_recorder` returns the function that
-    records advice for a back end; None for a foreign one.
+    PyTorch calls no back end then. `find_recorder` returns a back end's recorder; None if foreign.
     """
 
     def prepend_advice(_: object) -> None:

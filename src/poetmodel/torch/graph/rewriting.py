@@ -53,10 +53,7 @@ class Rewriter:
         self._placeholders[node] = self.graph.node_copy(node)
 
     def map_node(self, node: fx.Node) -> fx.Node:
-        """Return the new graph's node for the value of an old node, with missing views and waits.
-
-        The value of an output is its newest copy.
-        """
+        """Return the new node for an old value (newest copy); adds missing views and waits."""
         if node in self._placeholders:
             return self.map_placeholder(node)
         if is_wait(node.target):
@@ -74,10 +71,7 @@ class Rewriter:
         return self._views[view_key]
 
     def write_node(self, node: fx.Node, storage_indices: Iterable[int]) -> fx.Node:
-        """Write an operation, and views and waits that it needs; return the new node.
-
-        Its outputs in `storage_indices` become newest copies.
-        """
+        """Write a node, its views and waits; outputs of `storage_indices` become newest copies."""
         new_node = self.register_write(self.graph.node_copy(node, self.map_node))
         kernel: Any = kernel_of(node)
         if kernel is not node.target:

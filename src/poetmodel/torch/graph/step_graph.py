@@ -199,10 +199,7 @@ class StepGraph(ABC):
         profile: OpProfile,
         new_storages: Iterable[tuple[str, int, tuple[TensorLayout, ...]]],
     ) -> None:
-        """Append an operation and its storages, given as (name, bytes, layouts).
-
-        Does not register names or `output_keys`.
-        """
+        """Append an operation with (name, bytes, layouts) storages; registers no names or keys."""
         first_storage, index = len(self.storages), len(self.operations)
         for storage_index, (storage_name, size_bytes, layouts) in enumerate(
             new_storages, first_storage

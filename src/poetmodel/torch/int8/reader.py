@@ -72,10 +72,7 @@ def is_quantizing(node: fx.Node) -> bool:
 
 @dataclass(slots=True)
 class Reader:
-    """Converts one PT2E module to a front, or to a network if layers train.
-
-    Methods that refuse a node raise `InputError`.
-    """
+    """Converts a PT2E module to a front, or a network if layers train; refuses by `InputError`."""
 
     module: Any
     label: str

@@ -541,10 +541,7 @@ class _Constants:
         return bool(use.weights) or not _NON_WEIGHTS.issuperset(use.other_uses)
 
     def _register_tensor(self, name: str, value: torch.Tensor, *, is_trained: bool) -> None:
-        """Register a tensor by its dotted name, also in `tensor_paths`; prefixes are submodules.
-
-        Names that are taken get underscores.
-        """
+        """Register a tensor at its dotted name (underscores if taken), also in `tensor_paths`."""
         *prefixes, leaf_name = [prefix for prefix in name.split(".") if prefix] or ["weight"]
         module: nn.Module = self.module
         path = []

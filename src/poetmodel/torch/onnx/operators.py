@@ -245,10 +245,7 @@ def to_operands(x: Any, y: Any) -> tuple[Any, Any]:
 
 
 def to_integers(node: OnnxNode, value: Any, description: str) -> list[int]:
-    """Return numbers as a list of integers, truncated; a tensor is an error.
-
-    `description` names the input in the message.
-    """
+    """Return numbers as truncated integers; refuse a tensor. `description` names the input."""
     return [int(number) for number in to_number_list(node, value, description)]
 
 

@@ -119,10 +119,7 @@ def _split_axis(
 
 @register_operator("SplitToSequence", numbers=(1,))
 def _split_to_sequence(node: OnnxNode, x: torch.Tensor, sizes: Any = None) -> list[torch.Tensor]:
-    """Split an axis into a list: by sizes, by one size, or into single elements.
-
-    Single elements lose the axis if ``keepdims`` is 0.
-    """
+    """Split an axis by sizes, one size, or singly; ``keepdims`` 0 removes the axis of singles."""
     axis = read_axis(node, x.ndim)
     if sizes is None:
         pieces = torch.split(x, 1, axis)

@@ -192,10 +192,7 @@ def _compute_max_pool(node: OnnxNode, x: torch.Tensor) -> Any:
 
 @register_operator("AveragePool")
 def _compute_mean_pool(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
-    """Compute the mean of each window; ``count_include_pad`` counts padding as zeros.
-
-    Padding that ``ceil_mode`` adds never counts.
-    """
+    """Compute window means; ``count_include_pad`` counts padding, except that of ``ceil_mode``."""
     size = tuple(node.get("kernel_shape"))
     window = _Window(node, x, size)
     counts_padding, pads = bool(node.get("count_include_pad", 0)), window.symmetric_pads

@@ -327,10 +327,7 @@ class GradientTarget:
 
 
 class Gradients:
-    """The gradients of one step, added to ``.grad`` at once or, if `is_delayed`, at its end.
-
-    A new ``.grad`` is always set at the end.
-    """
+    """The gradients of one step, added to ``.grad`` at once; at its end if new or `is_delayed`."""
 
     def __init__(
         self, targets: Mapping[int, GradientTarget], values: Sequence[Any], *, is_delayed: bool

@@ -576,10 +576,7 @@ class StateFile:
         self._next_entries = {}
 
     def _write_padded(self, memory: memoryview, offset: int) -> None:
-        """Write bytes at an offset of the file, and zeros up to the end of the block.
-
-        Otherwise the system would read the last block first.
-        """
+        """Write bytes at an offset, and zeros up to the block's end, to save reading that block."""
         padding, written_bytes = bytes(-len(memory) % BLOCK_BYTES), 0
         while written_bytes < len(memory):
             written_bytes += os.pwritev(

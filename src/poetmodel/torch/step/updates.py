@@ -83,10 +83,7 @@ class CustomOperation:
 
 
 class GradientNorm(CustomOperation):
-    """Computes the clipping factor like ``torch.nn.utils.clip_grad_norm_``.
-
-    Only the strides of `parameters` are read.
-    """
+    """Computes the factor of ``clip_grad_norm_``; only the strides of `parameters` are read."""
 
     def __init__(self, max_norm: float, parameters: Sequence[torch.Tensor]) -> None:
         super().__init__("clip_grad_norm")
