@@ -85,9 +85,9 @@ class DoctestFilter:
 def pytest_configure(config):
     """Refuse to pass over all that an environment was made for; settle which seeds are tried."""
     if config.getoption("--dynamo"):
-        from poetmodel.torch.capturing import joint
+        from kit.fronts import use_dynamo
 
-        joint.USES_DYNAMO = True
+        use_dynamo()
     if config.getoption("--update-messages") and getattr(config.option, "numprocesses", None):
         msg = "--update-messages: several processes would write one file; leave -n out"
         raise pytest.UsageError(msg)

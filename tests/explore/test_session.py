@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from poetmodel.explore.answer import Answer, Found, OpenProblem, Point
-from poetmodel.explore.session import Session
+from poetmodel.explore.session import ExplorerSession
 from poetmodel.explore.settings import ExplorerSettings
 from poetmodel.explore.store import PointStore
 from poetmodel.solver.request import SearchOptions
@@ -37,7 +37,7 @@ def store(tmp_path):
 
 def session_of(store, point):
     """Return a session with one open point."""
-    session = Session(
+    session = ExplorerSession(
         store,
         solve_workers=CountingWorkers(),
         quick_workers=CountingWorkers(),

@@ -14,7 +14,7 @@ import uvicorn
 from poetmodel.errors import WorkersLostError
 from poetmodel.explore.pool import WorkerPool
 from poetmodel.explore.server import make_application
-from poetmodel.explore.session import Session
+from poetmodel.explore.session import ExplorerSession
 from poetmodel.explore.settings import ExplorerSettings
 from poetmodel.explore.store import PointStore
 from poetmodel.files import installed_version
@@ -121,7 +121,7 @@ class Explorer:
     """An explorer that is ready to be served."""
 
     app: Guard
-    session: Session
+    session: ExplorerSession
     store: PointStore
     token: str
 
@@ -138,7 +138,7 @@ def open_explorer(
     """Open a store and return an explorer; workers (None: one per core) start with the server."""
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     point_store, catalogue_text = PointStore(store), catalogue.to_json()
-    session = Session(
+    session = ExplorerSession(
         point_store,
         solve_workers=WorkerPool(
             workers or n_cores or 1, SOLVING_NICENESS, catalogue_text, newest_first=True
@@ -179,7 +179,7 @@ class _Server(uvicorn.Server):
     """A server that reports its start, and ends its streams when it stops."""
 
     def __init__(
-        self, config: uvicorn.Config, session: Session, on_start: Callable[[], None]
+        self, config: uvicorn.Config, session: ExplorerSession, on_start: Callable[[], None]
     ) -> None:
         super().__init__(config)
         self._session = session

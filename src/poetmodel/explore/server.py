@@ -62,7 +62,7 @@ from starlette.exceptions import HTTPException
 from poetmodel.errors import PoetModelError
 from poetmodel.explore.guard import Guard
 from poetmodel.explore.pool import WorkerError
-from poetmodel.explore.session import GoneError, Session
+from poetmodel.explore.session import ExplorerSession, GoneError
 from poetmodel.explore.settings import ExplorerSettings  # noqa: TC001 - FastAPI reads it
 from poetmodel.files import installed_version
 from poetmodel.units import MAX_BYTES
@@ -96,7 +96,7 @@ class PointRequest(BaseModel):
 
 
 def make_application(  # noqa: C901 - the routes, each a few lines
-    explorer: Session,
+    explorer: ExplorerSession,
     catalogue: Catalogue,
     *,
     render_page: Callable[[], str],
@@ -137,7 +137,7 @@ def make_application(  # noqa: C901 - the routes, each a few lines
 
     @app.post("/api/points")
     async def request_point(point_request: PointRequest) -> dict[str, Any]:
-        """Call `Session.request_point`; ``more`` of the request is `solve_again`."""
+        """Call `ExplorerSession.request_point`; ``more`` of the request is `solve_again`."""
         return await explorer.request_point(
             point_request.session,
             point_request.problem,
@@ -198,7 +198,7 @@ def make_application(  # noqa: C901 - the routes, each a few lines
     return Guard(app, token=token, port=port)
 
 
-async def _stream_events(explorer: Session, session: str) -> AsyncIterator[ServerSentEvent]:
+async def _stream_events(explorer: ExplorerSession, session: str) -> AsyncIterator[ServerSentEvent]:
     """Yield the events of a session, and keep-alive comments, until the stream is closed."""
     import asyncio
 

@@ -84,7 +84,7 @@ class GoneError(Exception):
     """Error for a request about an unknown or discarded problem or point, or an old revision."""
 
 
-class Session:
+class ExplorerSession:
     """Opens problems, solves requested points, notifies pages; quick workers read and draw."""
 
     def __init__(

@@ -28,7 +28,7 @@ REMEDY: Final = "call step.verify(x, y), then write this page again"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class KeyAnswer:
     """Answer to a question: a short phrase, and a text with the metrics that support it."""
 
     question: str
@@ -38,21 +38,21 @@ class Answer:
     """``good``, ``warn``, ``bad``, or empty: the style of the answer on a page."""
 
 
-def schedule_answers(schedule: Facts) -> tuple[Answer, Answer, Answer]:
+def schedule_answers(schedule: Facts) -> tuple[KeyAnswer, KeyAnswer, KeyAnswer]:
     """Answer whether a schedule fits, is proven optimal, and how much it costs."""
     return (
-        Answer("Does it fit?", *_fit_answer(schedule)),
-        Answer("Is it proven?", *_proof_answer(schedule)),
-        Answer("What does it cost?", *_cost_answer(schedule)),
+        KeyAnswer("Does it fit?", *_fit_answer(schedule)),
+        KeyAnswer("Is it proven?", *_proof_answer(schedule)),
+        KeyAnswer("What does it cost?", *_cost_answer(schedule)),
     )
 
 
-def step_answers(step: Facts) -> tuple[Answer, Answer, Answer]:
+def step_answers(step: Facts) -> tuple[KeyAnswer, KeyAnswer, KeyAnswer]:
     """Answer whether a step equals eager PyTorch and meets its budget, and how long it takes."""
     return (
-        Answer("Are the results those of eager PyTorch?", *_equality_answer(step)),
-        Answer("Is the budget met?", *_budget_answer(step)),
-        Answer("How long does a step take?", *_speed_answer(step)),
+        KeyAnswer("Are the results those of eager PyTorch?", *_equality_answer(step)),
+        KeyAnswer("Is the budget met?", *_budget_answer(step)),
+        KeyAnswer("How long does a step take?", *_speed_answer(step)),
     )
 
 

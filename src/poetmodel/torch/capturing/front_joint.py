@@ -99,7 +99,7 @@ class TracedModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         capture, checks = self._capture, self._checks
         late_readings = [reading for reading in capture.readings if reading.is_late]
         with checks.record_tests():
-            outputs = _Interpreter(self._name, self._graph_module[0]).run(*tensors)
+            outputs = _LineInterpreter(self._name, self._graph_module[0]).run(*tensors)
             n_results = len(capture.result_positions) + len(capture.stored_positions)
             for reading, value in zip(late_readings, outputs[n_results:], strict=True):
                 with interpreting_line(reading.line):
@@ -109,7 +109,7 @@ class TracedModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
             return (loss, *(tensor.detach() for tensor in others), *checks.take_result())
 
 
-class _Interpreter(fx.Interpreter):  # type: ignore[misc, unused-ignore]
+class _LineInterpreter(fx.Interpreter):  # type: ignore[misc, unused-ignore]
     """Interpreter that names the line of each node in messages."""
 
     def __init__(self, name: str, module: fx.GraphModule) -> None:

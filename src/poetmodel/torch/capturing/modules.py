@@ -50,7 +50,7 @@ class ModuleSnapshot:
         hooks = [value for name, value in global_names if name.startswith("_global_")]
         self._owners: dict[int, Any] = {}
         """The object or module with the attributes in a dict, by the dict's ``id``."""
-        self._containers = [_Container("", "", value) for value in hooks if isinstance(value, dict)]
+        self._containers = [_Snapshot("", "", value) for value in hooks if isinstance(value, dict)]
         self._n_global_containers = len(self._containers)
         """Number of containers of global hooks, which precede those of modules."""
         for path, module in self._modules.items():
@@ -58,12 +58,12 @@ class ModuleSnapshot:
         self._is_before_first_pass = True
         """Whether no forward pass of the current export has begun yet."""
 
-    def _containers_of(self, path: str, module: torch.nn.Module) -> Iterator[_Container]:
+    def _containers_of(self, path: str, module: torch.nn.Module) -> Iterator[_Snapshot]:
         """Yield the attributes of a module, and unvisited containers and user objects in them."""
         visited_ids = self._visited_ids  # containers of several modules are yielded once
         attributes = vars(module)
         self._owners[id(attributes)] = module
-        yield _Container(path, "", attributes)
+        yield _Snapshot(path, "", attributes)
         pending: list[tuple[str, Any]] = list(attributes.items())
         while pending:
             key, value = pending.pop()
@@ -74,7 +74,7 @@ class ModuleSnapshot:
                 owner, value = value, vars(value)
                 self._owners[id(value)] = owner
             if isinstance(value, list | dict | set | deque):
-                yield _Container(path, key, value)
+                yield _Snapshot(path, key, value)
             elif not isinstance(value, tuple):
                 continue
             items = value.values() if isinstance(value, dict) else value
@@ -152,7 +152,7 @@ class ModuleSnapshot:
         return key == "_flat_weights" or any(getattr(hook, "name", None) == key for hook in hooks)
 
 
-class _Container:
+class _Snapshot:
     """A container, or the dict of an object's attributes, with a snapshot of the content."""
 
     def __init__(self, path: str, key: str, value: Any) -> None:
