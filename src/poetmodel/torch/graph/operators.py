@@ -30,6 +30,16 @@ def operator_name(node: fx.Node) -> str:
     return str(getattr(node.target, "__name__", node.target))
 
 
+def arguments_with_defaults(node: fx.Node) -> tuple[Any, ...]:
+    """Return the arguments of a node, in the order of its operator's schema and with defaults."""
+    schema = getattr(node.target, "_schema", None)
+    arguments: list[Any] = list(node.args)
+    for argument in [] if schema is None else schema.arguments[len(arguments) :]:
+        default = argument.default_value if argument.has_default_value() else None
+        arguments.append(node.kwargs.get(argument.name, default))
+    return tuple(arguments)
+
+
 def module_path(node: fx.Node) -> str:
     """Return the path of a forward or backward node's innermost module; "" if root or unknown."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}

@@ -336,6 +336,7 @@ class _SyntheticProfiler:
         self._profiles: dict[Hashable, OpProfile] = {}
 
     def profile(self, node: fx.Node, arguments: Any, keywords: Any) -> OpProfile:
+        """Return the profile of a call, measured once per call key."""
         key = _profile_key(kernel_of(node), arguments, keywords)
         if key not in self._profiles:
             self._profiles[key] = self._profile_call(node, arguments, keywords)

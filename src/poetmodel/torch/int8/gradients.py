@@ -15,15 +15,20 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.nn.functional import pad
 
-from poetmodel.torch.int8.operators import WINDOW_SCHEMA, register_operator, window_elements
+from poetmodel.torch.int8.operators import (
+    DEPTHWISE_NDIM,
+    WINDOW_SCHEMA,
+    channels_first,
+    channels_last,
+    register_operator,
+    window_elements,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-_DEPTHWISE_NDIM: Final = 3
-"""Number of dimensions of a depthwise convolution's weight: rows, columns, channels."""
 _CONVOLUTION_SCHEMA: Final = f"{WINDOW_SCHEMA}, int groups"
 """Schema of the last arguments of a convolution's gradients: window and groups."""
 
@@ -37,7 +42,7 @@ def q8_mask(gradient: Tensor, y: Tensor, low: int, high: int) -> Tensor:
 @register_operator("(Tensor weight, int zero_x) -> Tensor")
 def q8_start(weight: Tensor, zero_x: int) -> Tensor:
     """Return ``-zero_x * (sum of the weights of the output)`` for each output channel, in int32."""
-    output_weights = weight.flatten(0, 1).T if weight.ndim == _DEPTHWISE_NDIM else weight.flatten(1)
+    output_weights = weight.flatten(0, 1).T if weight.ndim == DEPTHWISE_NDIM else weight.flatten(1)
     return output_weights.sum(1, dtype=torch.int32) * -zero_x
 
 
@@ -84,7 +89,7 @@ def q8_convolution_input_gradient(
         gradient * weight_scale, input_shape_only, filters, window_arguments, 0
     )
     cropped = padded_gradient[:, :, above : above + input_size[0], left : left + input_size[1]]
-    return _channels_last(cropped)
+    return channels_last(cropped).contiguous()
 
 
 @register_operator(
@@ -308,8 +313,8 @@ def _convolution_gradient(
     """Return a gradient of a convolution: of the padded input `x` (0), or of the filters (1)."""
     stride, _, dilation, groups = window_arguments
     result: Tensor = torch.ops.aten.convolution_backward(
-        _channels_first(gradient), x, filters, bias_sizes=None, stride=stride, padding=[0, 0],
-        dilation=dilation, transposed=False, output_padding=[0, 0], groups=groups,
+        channels_first(gradient).contiguous(), x, filters, bias_sizes=None, stride=stride,
+        padding=[0, 0], dilation=dilation, transposed=False, output_padding=[0, 0], groups=groups,
         output_mask=[gradient_index == 0, gradient_index == 1, False],
     )[gradient_index]  # fmt: skip
     return result
@@ -325,22 +330,14 @@ def _filter_gradient(
     shape = (gradient.shape[3], x.shape[3] // groups, *window)
     weight_shape_only = gradient.new_empty((1,)).expand(shape)
     return _convolution_gradient(
-        gradient, _channels_first(centred_x), weight_shape_only, window_arguments, 1
+        gradient, channels_first(centred_x).contiguous(), weight_shape_only, window_arguments, 1
     )
 
 
 def _pytorch_weight(weight: Tensor) -> Tensor:
-    if weight.ndim == _DEPTHWISE_NDIM:
+    if weight.ndim == DEPTHWISE_NDIM:
         return weight.permute(2, 0, 1)[:, None]
     return weight.permute(0, 3, 1, 2)
-
-
-def _channels_first(x: Tensor) -> Tensor:
-    return x.permute(0, 3, 1, 2).contiguous()
-
-
-def _channels_last(x: Tensor) -> Tensor:
-    return x.permute(0, 2, 3, 1).contiguous()
 
 
 # -- shapes for fake tensors -------------------------------------------------------------------
@@ -352,7 +349,7 @@ def _empty_float32(x: Tensor, shape: Sequence[Any]) -> Tensor:
 
 q8_mask.register_fake(lambda gradient, *_: torch.empty_like(gradient))
 q8_start.register_fake(
-    lambda w, *_: w.new_empty((w.shape[2 if w.ndim == _DEPTHWISE_NDIM else 0],), dtype=torch.int32)
+    lambda w, *_: w.new_empty((w.shape[2 if w.ndim == DEPTHWISE_NDIM else 0],), dtype=torch.int32)
 )
 q8_pointwise_input_gradient.register_fake(
     lambda g, w, *_: _empty_float32(g, (*g.shape[:-1], w.shape[1]))
@@ -366,7 +363,7 @@ q8_convolution_input_gradient.register_fake(
         (
             g.shape[0],
             *input_size,
-            w.shape[2] if w.ndim == _DEPTHWISE_NDIM else w.shape[3] * window_arguments[3],
+            w.shape[2] if w.ndim == DEPTHWISE_NDIM else w.shape[3] * window_arguments[3],
         ),
     )
 )

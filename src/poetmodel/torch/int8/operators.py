@@ -31,6 +31,8 @@ initial sum of an output is ``-zero_x * (sum of the weights of the output)``."""
 WINDOW_SCHEMA: Final = "int[] stride, int[] padding, int[] dilation"
 """Schema of a window's arguments: numbers for rows and columns; four of padding: above, below,
 left, right."""
+DEPTHWISE_NDIM: Final = 3
+"""Number of dimensions of a depthwise convolution's weight: rows, columns, channels."""
 _MIN_BYTE, _MAX_BYTE = -128, 127
 
 
@@ -55,14 +57,14 @@ def q8_quantize(x: Tensor, inverse: float, zero: int) -> Tensor:
 
     `x` is real (batch, channels, rows, columns); rows and columns may be missing.
     """
-    return _round_to_bytes(_channels_last(x), inverse, zero, _MIN_BYTE, _MAX_BYTE)
+    return _round_to_bytes(channels_last(x), inverse, zero, _MIN_BYTE, _MAX_BYTE)
 
 
 @register_operator("(Tensor x, float scale, int zero) -> Tensor")
 def q8_dequantize(x: Tensor, scale: float, zero: int) -> Tensor:
     """Return ``(x - zero) * scale`` in float32, in the order batch, channels, rows, columns."""
     real = (x.to(torch.int32) - zero).float() * scale
-    return _channels_first(real).contiguous()
+    return channels_first(real).contiguous()
 
 
 @register_operator(f"(Tensor x, {_CONSTANTS}, {_ROUNDING}) -> Tensor")
@@ -269,11 +271,13 @@ def _round_to_bytes(real: Tensor, inverse: float, zero: int, low: int, high: int
     return (rounded + zero).clamp(low, high).to(torch.int8).contiguous()
 
 
-def _channels_last(x: Tensor) -> Tensor:
+def channels_last(x: Tensor) -> Tensor:
+    """Return a view with the second dimension last."""
     return x.permute(0, *range(2, x.ndim), 1) if x.ndim > 1 else x
 
 
-def _channels_first(x: Tensor) -> Tensor:
+def channels_first(x: Tensor) -> Tensor:
+    """Return a view with the last dimension second."""
     return x.permute(0, x.ndim - 1, *range(1, x.ndim - 1)) if x.ndim > 1 else x
 
 
@@ -289,11 +293,11 @@ def _empty_output(
 
 
 def _empty_quantized(x: Tensor, *_: Any) -> Tensor:
-    return torch.empty(_channels_last(x).shape, dtype=torch.int8, device=x.device)
+    return torch.empty(channels_last(x).shape, dtype=torch.int8, device=x.device)
 
 
 def _empty_dequantized(x: Tensor, *_: Any) -> Tensor:
-    return torch.empty(_channels_first(x).shape, dtype=torch.float32, device=x.device)
+    return torch.empty(channels_first(x).shape, dtype=torch.float32, device=x.device)
 
 
 def _empty_average(x: Tensor, window: Sequence[int], *window_arguments: Any) -> Tensor:

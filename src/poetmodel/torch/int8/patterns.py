@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from poetmodel.torch.graph.operators import arguments_with_defaults
 from poetmodel.torch.int8.front import QuantizedLayer
 from poetmodel.torch.int8.levels import to_float32
 from poetmodel.torch.int8.values import (
@@ -15,7 +16,6 @@ from poetmodel.torch.int8.values import (
     PaddedValue,
     PendingLayer,
     QuantizedValue,
-    arguments_with_defaults,
 )
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from poetmodel.errors import InputError
-from poetmodel.torch.graph.operators import module_path, operator_name
+from poetmodel.torch.graph.operators import arguments_with_defaults, module_path, operator_name
 from poetmodel.torch.int8.front import QuantizedFront, QuantizedLayer, Wire
 from poetmodel.torch.int8.levels import Levels, to_float32
 from poetmodel.torch.int8.training import ROUNDINGS, QuantizedNetwork, TrainedLayer
@@ -25,7 +25,6 @@ from poetmodel.torch.int8.values import (
     PaddedValue,
     PendingLayer,
     QuantizedValue,
-    arguments_with_defaults,
 )
 
 if TYPE_CHECKING:

@@ -28,6 +28,7 @@ from poetmodel.torch.int8.gradients import (
     update_16_bits,
     update_stochastic,
 )
+from poetmodel.torch.int8.operators import DEPTHWISE_NDIM
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,8 +37,6 @@ ROUNDINGS: Final = ("16 bits", "stochastic")
 """Options for weight changes below one int8 step."""
 _SEED_LIMIT: Final = 2**32
 """Seeds of stochastic rounding are below this number."""
-_DEPTHWISE_NDIM: Final = 3
-"""Number of dimensions of a depthwise convolution's weight: rows, columns, channels."""
 _UPDATE_BLOCK: Final = 8192
 """Maximum number of weights updated at a time, unless one row is larger."""
 
@@ -118,7 +117,7 @@ def subtract_gradient(
     block_rows = max(1, _UPDATE_BLOCK * len(weight) // max(1, weight.numel()))
     for first_row in range(0, len(weight), block_rows):  # blocks limit temporary memory
         block = slice(first_row, first_row + block_rows)
-        scale = weight_scale if weight.ndim == _DEPTHWISE_NDIM else weight_scale[block]
+        scale = weight_scale if weight.ndim == DEPTHWISE_NDIM else weight_scale[block]
         block_state = [tensor[block] for tensor in state]
         change = -gradient[block] if maximize else gradient[block]
         if weight_decay:
@@ -150,7 +149,7 @@ def trained_layers(model: nn.Module) -> dict[int, TrainedLayer]:
 
 def broadcast_per_output(values: Tensor, weight: Tensor) -> Tensor:
     """Return `values`, one number per output, in a shape that broadcasts with a weight."""
-    return values if weight.ndim == _DEPTHWISE_NDIM else values.view(-1, *[1] * (weight.ndim - 1))
+    return values if weight.ndim == DEPTHWISE_NDIM else values.view(-1, *[1] * (weight.ndim - 1))
 
 
 # -- networks --------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,12 +53,3 @@ class PaddedValue:
     """The value without padding; `INPUT` for an input that is not quantized yet."""
     padding: tuple[int, int, int, int]
     """Numbers of zeros above, below, left and right."""
-
-
-def arguments_with_defaults(node: fx.Node) -> list[Any]:
-    """Return the arguments of a node in the order of its operator's schema, with defaults."""
-    arguments = list(node.args)
-    for argument in node.target._schema.arguments[len(arguments) :]:  # noqa: SLF001
-        default = argument.default_value if argument.has_default_value() else None
-        arguments.append(node.kwargs.get(argument.name, default))
-    return arguments

@@ -11,7 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from poetmodel.graph import Phase
-from poetmodel.lowered.calls import Call, DataType, NamedTensor, Ref
+from poetmodel.lowered.calls import DataType, NamedTensor, Ref
 from poetmodel.lowered.tables import fuse_byte_quantization
 from poetmodel.torch.capturing.inputs import copy_inputs, flatten, refuse
 from poetmodel.torch.capturing.joint import capture
@@ -228,9 +228,7 @@ def _write_to_caller(step: LoweredStep, model_input_count: int, joint: Joint) ->
         if argument.position < model_input_count
     }
     output_value = joint.results[0].node.meta["val"]
-    read_buffers = {
-        ref.buffer for calls in step.calls for call in calls for ref in _references(call)
-    }
+    read_buffers = {ref.buffer for calls in step.calls for call in calls for ref in call.refs}
     return replace(
         step,
         graph=replace(graph, name=f"{graph.name} in evaluation mode", nodes=tuple(nodes)),
@@ -275,7 +273,3 @@ def _remove_shared_values(
         },
         values=new_values,
     )
-
-
-def _references(call: Call) -> Iterator[Ref]:
-    return (argument for argument in call.arguments if isinstance(argument, Ref))

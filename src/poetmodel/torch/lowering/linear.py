@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 
@@ -16,11 +16,6 @@ from poetmodel.torch.lowering.operands import (
     select_dimensions,
     shape_table,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    Views = Sequence[StridedView]
 
 aten: Final = torch.ops.aten
 

@@ -20,11 +20,7 @@ from poetmodel.torch.lowering.operands import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from poetmodel.lowered.calls import Argument
-
-    Views = Sequence[StridedView]
 
 aten: Final = torch.ops.aten
 
@@ -128,11 +124,12 @@ def _lower_nll_loss_forward(op: Lowering) -> None:
     total_weight = op.output(1) if op.has_output(1) else allocate_workspace(op, ())
     class_dimension = min(1, len(x.shape) - 1)
     x_without_classes = remove_dimensions(x, (class_dimension,))
+    class_weights, class_weight_stride = _class_weights(op, weight)
     op.call(
         "pm_nll_loss",
-        *(out, total_weight, x, target, *_class_weights(op, weight)[:1]),
+        *(out, total_weight, x, target, class_weights),
         shape_table(op, out.broadcast(target.shape), x_without_classes, target),
-        *(x.strides[class_dimension], *_class_weights(op, weight)[1:], ignored_class),
+        *(x.strides[class_dimension], class_weight_stride, ignored_class),
         *(int(reduction != _NO_REDUCTION or not target.shape), int(reduction == _MEAN_REDUCTION)),
         index_range=(0, x.shape[class_dimension]),
     )
@@ -145,14 +142,15 @@ def _lower_nll_loss_backward(op: Lowering) -> None:
     out, target, total_weight = op.output(), op.value(target), op.value(total_weight)
     gradient = op.value(gradient).broadcast(target.shape)
     class_dimension = min(1, len(op.value(x).shape) - 1)
+    class_weights, class_weight_stride = _class_weights(op, weight)
     fill(op, out, 0)
     op.call(
         "pm_nll_loss_backward",
-        *(out, gradient, target, *_class_weights(op, weight)[:1], total_weight),
+        *(out, gradient, target, class_weights, total_weight),
         shape_table(op, gradient, remove_dimensions(out, (class_dimension,)), target),
         *(
             out.strides[class_dimension],
-            *_class_weights(op, weight)[1:],
+            class_weight_stride,
             ignored_class,
             int(reduction == _MEAN_REDUCTION),
         ),

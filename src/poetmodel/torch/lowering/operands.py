@@ -22,7 +22,7 @@ from poetmodel.lowered.kernels import find_kernel, kernel_names
 from poetmodel.lowered.loops import MAX_RANK, merge_dimensions
 from poetmodel.torch.capturing.joint_graph import location_suffix
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.graph.operators import is_random
+from poetmodel.torch.graph.operators import arguments_with_defaults, is_random
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -159,7 +159,7 @@ class Lowering:
         relative_rates: Mapping[fx.Node, float] | None = None,
     ) -> None:
         self.node = node
-        self.args: tuple[Any, ...] = _arguments_with_defaults(node)
+        self.args: tuple[Any, ...] = arguments_with_defaults(node)
         """The arguments in the order of the schema, with defaults."""
         self.calls: list[Call] = []
         self.condition: Condition | None = None
@@ -219,18 +219,6 @@ class Lowering:
     def refuse(self, reason: str) -> NoReturn:
         """Raise `CaptureError` with the operator, its location in the model, and the reason."""
         raise CaptureError(f"{self.node.target}{location_suffix(self.node)}: {reason}")
-
-
-def _arguments_with_defaults(node: fx.Node) -> tuple[Any, ...]:
-    """Return the arguments of a node, if it has a schema in its order, with all defaults."""
-    schema = getattr(node.target, "_schema", None)
-    arguments: list[Any] = list(node.args)
-    if schema is None:
-        return tuple(arguments)
-    for argument in schema.arguments[len(arguments) :]:
-        value = argument.default_value if argument.has_default_value() else None
-        arguments.append(node.kwargs.get(argument.name, value))
-    return tuple(arguments)
 
 
 def aten_name(op: Lowering) -> str:
@@ -403,27 +391,20 @@ def fill(op: Lowering, out: StridedView, number: float) -> None:
 
 def plane_layout(
     *views: StridedView, plane_dimensions: int = 2
-) -> tuple[tuple[int, ...], tuple[int, int, int, int]]:
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return (strides view by view, sizes of the first view): batch, channels, rows, columns.
 
     The last `plane_dimensions` dimensions, 1 or 2, are the columns, or rows and columns. Missing
     dimensions have size 1 and stride 0.
     """
-    strides: list[int] = []
-    sizes: list[tuple[int, ...]] = []
-    for view in views:
-        missing_rank = plane_dimensions + 2 - len(view.shape)
-        leading_rank = len(view.shape) - plane_dimensions
-        missing_rows = 2 - plane_dimensions
-        shape = (
-            [1] * missing_rank
-            + list(view.shape[:leading_rank])
-            + [1] * missing_rows
-            + list(view.shape[leading_rank:])
-        )
-        leading_strides = (
-            [0] * missing_rank + list(view.strides[:leading_rank]) + [0] * missing_rows
-        )
-        strides += leading_strides + list(view.strides[leading_rank:])
-        sizes.append(tuple(shape))
-    return tuple(strides), sizes[0]  # type: ignore[return-value]
+
+    def add_dimensions(values: tuple[int, ...], missing_value: int) -> tuple[int, ...]:
+        leading_rank = len(values) - plane_dimensions
+        missing_leading = (missing_value,) * (2 - leading_rank)
+        missing_rows = (missing_value,) * (2 - plane_dimensions)
+        return (
+            *missing_leading, *values[:leading_rank], *missing_rows, *values[leading_rank:]
+        )  # fmt: skip
+
+    strides = (stride for view in views for stride in add_dimensions(view.strides, 0))
+    return tuple(strides), add_dimensions(views[0].shape, 1)

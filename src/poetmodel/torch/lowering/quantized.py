@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from poetmodel.lowered.calls import ConvolutionSizes
-from poetmodel.torch.int8.operators import find_operator
+from poetmodel.torch.int8.operators import DEPTHWISE_NDIM, find_operator
 from poetmodel.torch.lowering.operands import fill, lowers, make_contiguous
 from poetmodel.torch.lowering.spatial import flatten_windows, max_pool_window_bounds
 from poetmodel.torch.lowering.updates import accumulate_gradient, lower_gradient
@@ -14,9 +14,6 @@ from poetmodel.torch.step.updates import QuantizedUpdate
 
 if TYPE_CHECKING:
     from poetmodel.torch.lowering.operands import Lowering, StridedView
-
-_DEPTHWISE_NDIM: Final = 3
-"""Number of dimensions of a depthwise convolution's weight: rows, columns, channels."""
 
 
 @lowers(find_operator("quantize"))
@@ -102,7 +99,7 @@ def _lower_start(op: Lowering) -> None:
     """Lower the initial sum of each output, from a weight and the zero of the layer's input."""
     weight, out = op.value(op.args[0]), op.output()
     summand_count = weight.elements // max(1, out.elements)
-    is_depthwise = weight.shape[-1] == out.elements and len(weight.shape) == _DEPTHWISE_NDIM
+    is_depthwise = weight.shape[-1] == out.elements and len(weight.shape) == DEPTHWISE_NDIM
     strides = (1, out.elements) if is_depthwise else (summand_count, 1)
     op.call("pm_q8_start", out, weight, out.elements, summand_count, *strides, op.args[1])
 
@@ -136,7 +133,7 @@ def _lower_convolution_input_gradient(op: Lowering) -> None:
     """Lower the gradient of an int8 convolution's input; a depthwise one has its own kernel."""
     gradient, weight, scale = map(op.value, op.args[:3])
     out, (_, *window_arguments) = op.output(), op.args[3:]
-    is_depthwise = len(weight.shape) == _DEPTHWISE_NDIM
+    is_depthwise = len(weight.shape) == DEPTHWISE_NDIM
     window = weight.shape[:2] if is_depthwise else weight.shape[1:3]
     sizes = _convolution_sizes(out, gradient, window, *window_arguments)
     channels, output_channels = out.shape[3], gradient.shape[3]
@@ -195,7 +192,7 @@ def _lower_quantized_update(op: Lowering) -> None:
         gradient = accumulate_gradient(
             op, gradient_sum, gradients, optional_operands[0], optional_operands[1:]
         )
-    is_depthwise = len(weight.shape) == _DEPTHWISE_NDIM
+    is_depthwise = len(weight.shape) == DEPTHWISE_NDIM
     output_channels = weight.shape[-1 if is_depthwise else 0]
     elements_per_output = 1 if is_depthwise else weight.elements // max(1, output_channels)
     settings, draws = update.settings, update.next_draws()
@@ -242,6 +239,7 @@ def _batch_sizes(shape: tuple[int, ...], channel_dimension: int) -> tuple[int, i
 
 
 def _image_sizes(view: StridedView) -> tuple[int, ...]:
+    """Return channels, rows and columns."""
     return view.shape[3], view.shape[1], view.shape[2]
 
 

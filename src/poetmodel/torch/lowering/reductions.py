@@ -125,6 +125,7 @@ def _lower_extremum_index(op: Lowering) -> None:
     )
 )
 def _lower_any(op: Lowering) -> None:
+    """Lower ``any``; ``all`` is the negation of ``any`` of the negated elements."""
     is_all = aten_name(op) == "all"
     _lower_reduction(op, "pm_any", op.args[1] if len(op.args) > 1 else None, int(is_all))
     if is_all:

@@ -147,10 +147,11 @@ def _make_convolution(
     covers_image = sizes.out_plane == 1 and shapes[0][2:] == shapes[1][2:]
     is_padded = sizes.padding_down or sizes.padding_across
     if covers_image and not is_padded and groups == 1 and convolution.has_contiguous_samples:
-        input_elements = math.prod(shapes[0][1:])
-        sizes = ConvolutionSizes(
-            input_elements, 1, 1, sizes.results, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1
-        )
+        sizes = sizes._replace(
+            channels=math.prod(shapes[0][1:]),
+            height=1, width=1, window_height=1, window_width=1,
+            stride_down=1, stride_across=1, dilation_down=1, dilation_across=1,
+        )  # fmt: skip
         convolution = replace(convolution, sizes=sizes)
     return convolution
 

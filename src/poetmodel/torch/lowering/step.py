@@ -181,7 +181,10 @@ class StepLowering:
     # -- tensors -----------------------------------------------------------------------------------
 
     def _compute_relative_rates(self) -> dict[fx.Node, float]:
-        """Return learning rates over the first, by graph input; refuse a first 0 before others."""
+        """Return learning rates divided by the first, by graph input.
+
+        Refuses a first rate of 0, unless all are 0.
+        """
         rates = {
             a.node: float(self.joint.value(a))
             for a in self.joint.arguments_of(InputKind.LEARNING_RATE)
@@ -337,7 +340,7 @@ class StepLowering:
         """Yield (buffer, elements) of all tensors that exist before the step, except inputs.
 
         The gradient of the loss, 1, is one of them. Each buffer is yielded once, with all its
-        elements. A moment with `starts_with_gradient` is all NaN.
+        elements. A moment with `starts_with_gradient` is all NaN; others must be finite.
         """
         seen_buffers: set[str] = set()
         for argument in self.joint.arguments:

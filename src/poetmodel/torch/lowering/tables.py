@@ -136,11 +136,7 @@ class _Constant:
 
 
 class _Conversions:
-    """The operations of a step that convert each byte of an input elementwise.
-
-    `input_of` has byte inputs and their views, `source_of` the source of each conversion,
-    `end_nodes` conversions with a float32 result that other operations read.
-    """
+    """The operations of a step that convert each byte of an input elementwise."""
 
     def __init__(self, joint: Joint) -> None:
         self._joint = joint

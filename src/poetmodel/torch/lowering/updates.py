@@ -6,8 +6,6 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
-
 from poetmodel.lowered.calls import Condition
 from poetmodel.torch.lowering.operands import (
     Lowering,
@@ -46,8 +44,6 @@ if TYPE_CHECKING:
 
     Views = Sequence[StridedView]
 
-aten: Final = torch.ops.aten
-
 
 @lowers(ParameterUpdate)
 def _lower_parameter_update(op: Lowering) -> None:
@@ -74,6 +70,7 @@ def _lower_update(
 
 @lowers(AccumulatingUpdate)
 def _lower_accumulating_update(op: Lowering) -> None:
+    """Lower an update by the sum of the gradients of its batches, which is then set to 0."""
     state, gradients, rate, count, *clip_factors = op.args
     *views, total = map(op.value, state)
     gradient = accumulate_gradient(op, total, gradients, count, clip_factors)
@@ -102,6 +99,7 @@ def accumulate_gradient(
 
 @lowers(BatchCount)
 def _lower_batch_count(op: Lowering) -> None:
+    """Add the call that counts a batch, from 0 again after the last batch of an update."""
     ((count,),) = op.args
     op.call("pm_count_to", op.value(count), 1, op.node.target.batches)
 

@@ -8,10 +8,9 @@ the exceptions in `OnnxNode.forward`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -301,8 +300,3 @@ def flatten_numbers(value: Numbers) -> list[Any]:
     if isinstance(value, tuple):
         return [number for item in value for number in flatten_numbers(item)]
     return [value]
-
-
-def count_elements(sizes: Iterable[int]) -> int:
-    """Return the number of elements of a tensor: the product of its sizes."""
-    return prod(sizes)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -17,8 +16,7 @@ from torch import nn
 
 from poetmodel.errors import InputError
 from poetmodel.torch.errors import convert_exceptions
-from poetmodel.torch.int8.quantizing import HEADROOM, check_training, convert_network
-from poetmodel.torch.int8.training import ROUNDINGS
+from poetmodel.torch.int8.quantizing import check_training, convert_network
 from poetmodel.torch.onnx.operators import OPERATORS, OnnxNode, to_numbers
 from poetmodel.torch.onnx.reading import append_underscores, read_constant
 
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from poetmodel.torch.int8.front import QuantizedFront
-    from poetmodel.torch.onnx.reading import FileRecord, NodeRecord
+    from poetmodel.torch.onnx.reading import FileRecord, InputRecord, NodeRecord
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 QUANTIZATION_OPERATORS: Final = frozenset((QUANTIZE, DEQUANTIZE))
@@ -51,10 +49,10 @@ class FrontRecord:
 def split_front(
     record: FileRecord,
     *,
-    train: str | Sequence[str] | None = None,
-    rounding: str = ROUNDINGS[0],
-    headroom: float = HEADROOM,
-    sizes: Mapping[str, int] = MappingProxyType({}),
+    train: str | Sequence[str] | None,
+    rounding: str,
+    headroom: float,
+    sizes: Mapping[str, int],
 ) -> tuple[FrontRecord | None, FileRecord]:
     """Return the quantized front of a file, or None, and the file without the front's nodes.
 
@@ -74,6 +72,34 @@ def split_front(
     front_nodes = _ancestor_nodes(record.nodes, result_name)
     front_names = {node.name for node in front_nodes if node.operator != "Constant"}
     other_nodes = tuple(node for node in record.nodes if node.name not in front_names)
+    front_input = _find_front_input(record, constants, front_nodes, other_nodes, result_name)
+    shape = _find_front_shape(record, front_input, sizes)
+    front_module = _FrontModule(
+        record, front_nodes, constants, source=front_input.name, result=result_name
+    )
+    # No layer depends on the size of the batch.
+    example = torch.zeros([size if isinstance(size, int) else 1 for size in shape])
+    with convert_exceptions(str(record.path)), torch.no_grad():
+        exported = torch.export.export(front_module, (example,))
+    front = convert_network(
+        exported.module(), train=train, rounding=rounding, headroom=headroom, label=str(record.path)
+    )
+    return FrontRecord(front=front, source=front_input.name, result=result_name), replace(
+        record, nodes=other_nodes
+    )
+
+
+def _find_front_input(
+    record: FileRecord,
+    constants: Mapping[str, np.ndarray],
+    front_nodes: Sequence[NodeRecord],
+    other_nodes: Sequence[NodeRecord],
+    result_name: str,
+) -> InputRecord:
+    """Return the only input of a front; refuse several, and other uses of its values.
+
+    Refuses quantization in `other_nodes`, too.
+    """
     inputs = {i.name: i for i in record.inputs}
     front_inputs = {name for node in front_nodes for name in node.inputs if name in inputs}
     front_values = {name for node in front_nodes for name in node.outputs} - constants.keys()
@@ -98,26 +124,23 @@ def split_front(
             "the layer that reads it"
         )
     (name,) = front_inputs
-    shape = [sizes.get(str(size), size) for size in inputs[name].shape]
+    return inputs[name]
+
+
+def _find_front_shape(
+    record: FileRecord, front_input: InputRecord, sizes: Mapping[str, int]
+) -> list[int | str]:
+    """Return the shape of a front's input with `sizes`; only the batch may stay open."""
+    shape = [sizes.get(str(size), size) for size in front_input.shape]
     open_names = [size for size in shape[1:] if isinstance(size, str)]
     if open_names:
         options = " ".join(f"--dim {open_name}=N" for open_name in open_names)
         raise InputError(
-            f"{record.path}: input {name!r} has open dimensions ({', '.join(map(str, shape))}), "
-            f"and the layers of a quantized front need fixed sizes; set them by {options}, in "
-            "Python with dims= of from_onnx"
+            f"{record.path}: input {front_input.name!r} has open dimensions "
+            f"({', '.join(map(str, shape))}), and the layers of a quantized front need fixed "
+            f"sizes; set them by {options}, in Python with dims= of from_onnx"
         )
-    front_module = _FrontModule(record, front_nodes, constants, source=name, result=result_name)
-    # No layer depends on the size of the batch.
-    example = torch.zeros([size if isinstance(size, int) else 1 for size in shape])
-    with convert_exceptions(str(record.path)), torch.no_grad():
-        exported = torch.export.export(front_module, (example,))
-    front = convert_network(
-        exported.module(), train=train, rounding=rounding, headroom=headroom, label=str(record.path)
-    )
-    return FrontRecord(front=front, source=name, result=result_name), replace(
-        record, nodes=other_nodes
-    )
+    return shape
 
 
 def _read_constants(record: FileRecord) -> dict[str, np.ndarray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -26,21 +26,16 @@ _ACTIVATIONS: Final[dict[str, Activation]] = {
 _UNSUPPORTED_FEATURES: Final = "`clip`; activations other than Relu, Sigmoid and Tanh"
 
 
-class _Weights:
+class _Weights(NamedTuple):
     """The weights of one direction for the inputs and for the hidden state, and both biases."""
 
-    def __init__(
-        self, input_weight: torch.Tensor, recurrent_weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> None:
-        self.input_weight, self.state_weight, self.hidden_size = (
-            input_weight,
-            recurrent_weight,
-            recurrent_weight.shape[-1],
-        )
-        self.biases: tuple[torch.Tensor | None, ...] = (None, None)
-        """(bias of the inputs, bias of the hidden state); both None without biases."""
-        if bias is not None:
-            self.biases = bias.chunk(2)
+    input_weight: torch.Tensor
+    state_weight: torch.Tensor
+    biases: tuple[torch.Tensor | None, ...]
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.state_weight.shape[-1])
 
 
 def _compute_directions(
@@ -75,7 +70,9 @@ def _compute_directions(
     )
     outputs, final_states = [], []
     for direction, is_reversed in enumerate(reversals):
-        weights = _Weights(w[direction], r[direction], b[direction])
+        bias = b[direction]
+        biases = (None, None) if bias is None else bias.chunk(2)
+        weights = _Weights(w[direction], r[direction], biases)
         activations = _find_activations(node, direction, len(reversals))
         compute_time_step = make_step(weights, activations, direction)
         state = tuple(
@@ -86,9 +83,8 @@ def _compute_directions(
         )
         projected_inputs = functional.linear(x, weights.input_weight, weights.biases[0]).unbind(0)
         hidden_states: list[Any] = [None] * len(projected_inputs)
-        for step_index in (
-            reversed(range(len(projected_inputs))) if is_reversed else range(len(projected_inputs))
-        ):
+        step_indices = range(len(projected_inputs))
+        for step_index in reversed(step_indices) if is_reversed else step_indices:
             next_state = compute_time_step(projected_inputs[step_index], state)
             if active_mask is not None:
                 next_state = tuple(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, Final
 
 import torch
@@ -9,7 +10,6 @@ from torch.nn import functional
 
 from poetmodel.torch.onnx.operators import (
     OnnxNode,
-    count_elements,
     flatten_numbers,
     read_axes,
     read_axis,
@@ -30,7 +30,7 @@ def _read_shape(node: OnnxNode, x: Any) -> tuple[int, ...]:
 
 @register_operator("Size")
 def _count_input_elements(_: OnnxNode, x: Any) -> int:
-    return count_elements(shape_of(x))
+    return prod(shape_of(x))
 
 
 @register_operator("Reshape", numbers=(1,))
@@ -48,7 +48,7 @@ def _flatten(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     """Reshape to a matrix: rows are the axes before ``axis``, columns the axes from it on."""
     axis = node.get("axis", 1)
     axis = axis + x.ndim if axis < 0 else axis
-    return x.reshape(count_elements(x.shape[:axis]), count_elements(x.shape[axis:]))
+    return x.reshape(prod(x.shape[:axis]), prod(x.shape[axis:]))
 
 
 @register_operator("Squeeze", numbers=(1,))

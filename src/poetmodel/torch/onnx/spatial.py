@@ -246,9 +246,11 @@ def _compute_global_maximum(_: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 # -- resizing ----------------------------------------------------------------------------------
 
 
+_CROPPED: Final = "tf_crop_and_resize"
+"""The coordinate transformation that resizes a crop of the input."""
 _COORDINATES: Final = (
     "align_corners", "asymmetric", "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel",
-    "tf_crop_and_resize",
+    _CROPPED,
 )  # fmt: skip
 """Supported values of ``coordinate_transformation_mode``."""
 
@@ -264,7 +266,7 @@ def _resize(
     resized_axes = [_ResizedAxis(node, size) for size in x.shape]
     axes = read_axes(node, None, rank=x.ndim)
     axes = list(range(x.ndim)) if axes is None else axes
-    if node.get("coordinate_transformation_mode") == "tf_crop_and_resize":
+    if node.get("coordinate_transformation_mode") == _CROPPED:
         roi_values = to_number_list(node, roi, "roi")
         for index, axis in enumerate(axes):
             resized_axes[axis].crop = (roi_values[index], roi_values[index + len(axes)])
@@ -427,10 +429,6 @@ class _ResizedAxis:
         if x <= 1:
             return float(((a + 2) * x - (a + 3)) * x * x + 1)
         return float(((a * x - 5 * a) * x + 8 * a) * x - 4 * a) if x < 2 else 0.0  # noqa: PLR2004
-
-
-_CROPPED: Final = "tf_crop_and_resize"
-"""The coordinate transformation that resizes a crop of the input."""
 
 
 def _round_position(node: OnnxNode, position: float) -> int:

@@ -24,9 +24,7 @@ _ENDINGS: Final = {
 }
 """Operators that each loss contains, and replaces at the end of a file."""
 _LOSS_OF_ENDING: Final = {
-    "Softmax": "cross-entropy",
-    "LogSoftmax": "cross-entropy",
-    "Sigmoid": "bce",
+    operator: loss for loss, operators in _ENDINGS.items() for operator in operators
 }
 """The loss that contains each operator at the end of a file."""
 
@@ -43,8 +41,8 @@ def make_onnx_step(
 
     `loss` is ``cross-entropy``, ``bce``, ``nll``, ``mse``, ``l1`` or ``module:function``, which
     `load_function` loads. In training mode, ``cross-entropy`` replaces a Softmax or LogSoftmax at
-    the end of the file, ``bce`` a Sigmoid. `batch` and `dims` are as for
-    `from_onnx`. If `loss` is None, the `InputError` asks for ``--loss``.
+    the end of the file, ``bce`` a Sigmoid. `batch` and `dims` are as for `from_onnx`. If `loss` is
+    None, the `InputError` asks for ``--loss``.
     """
     if loss is None:
         raise InputError(f"{path}: --loss is missing; expected {_format_loss_names()}")
