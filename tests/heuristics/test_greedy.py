@@ -361,7 +361,7 @@ def test_restorations_of_the_worked_example():
     assert partial.row_bytes[2] == before - partial.sizes[0]
     assert partial.intervals[0] == []
     assert (3, 0) in partial.schedule().R
-    assert not partial.is_kept_into(0, 3)
+    assert (3, 0) not in partial.schedule().S_RAM
     assert partial.is_available(0, 3)
     assert partial.source(0, 3) == Restoration(3, 0, RECOMPUTE)
     partial = PartialSchedule(

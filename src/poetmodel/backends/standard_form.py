@@ -25,6 +25,8 @@ MINIMIZE: Final = 1
 MAXIMIZE: Final = -1
 """The larger objective is the better one."""
 
+_INTEGER_TOLERANCE: Final = 1e-5
+"""Maximum distance of an integer column of a solution from a whole number."""
 ROUNDING_TOLERANCE: Final = 1e-9
 """Rounding error up to which crossed bounds of a row become equal (relative above 1), bounds of
 integer columns count as whole numbers, and rows without coefficients count as satisfied."""
@@ -273,9 +275,7 @@ class StandardForm:
             values - self.upper,
             np.abs(values - np.rint(values))[self.integer],
         )
-        return max(
-            0.0, *(float(violation.max()) for violation in violations if violation.size), 0.0
-        )
+        return max(0.0, *(float(violation.max(initial=0.0)) for violation in violations))
 
     def linear_relaxation(self) -> StandardForm:
         """Return the linear relaxation: the form with all columns continuous."""
@@ -349,9 +349,7 @@ def contains_zero(lower: Any, upper: Any) -> Any:
     return (lower <= ROUNDING_TOLERANCE) & (upper >= -ROUNDING_TOLERANCE)
 
 
-def round_integers(
-    x: ArrayLike, form: StandardForm, tolerance: float = 1e-5
-) -> NDArray[np.float64]:
+def round_integers(x: ArrayLike, form: StandardForm) -> NDArray[np.float64]:
     """Return a solver's solution of a form with its integer columns rounded; read-only.
 
     Raises `BackendError` for a wrong size or a value that is not finite or not whole.
@@ -364,9 +362,10 @@ def round_integers(
     for j in np.flatnonzero(~np.isfinite(values))[:1]:
         raise BackendError(f"solution: {form.column_name(j)} has the value {float(values[j])}")
     nearest_integers = np.rint(values)
-    for j in np.flatnonzero(form.integer & (np.abs(values - nearest_integers) > tolerance))[:1]:
+    is_fractional = form.integer & (np.abs(values - nearest_integers) > _INTEGER_TOLERANCE)
+    for j in np.flatnonzero(is_fractional)[:1]:
         raise BackendError(
-            f"solution: {form.column_name(j)} must be whole within {tolerance}, "
+            f"solution: {form.column_name(j)} must be whole within {_INTEGER_TOLERANCE}, "
             f"got {float(values[j])}; ask the solver for a smaller tolerance"
         )
     rounded = np.where(form.integer, nearest_integers, values) + 0.0  # + 0.0 turns -0.0 into 0.0

@@ -438,7 +438,7 @@ class _Program:
                 table.page_in_time_s, table.page_out_time_s, excluded_layers
             )
             remaining_s -= self._add_commit_costs(transfers, attrgetter("time_s"), excluded_layers)
-        return self._compute_row(self.relaxation.min_costs[0], transfers, remaining_s)
+        return self._compute_row(self.relaxation.min_costs.times_s, transfers, remaining_s)
 
     def _compute_row(
         self, costs: Sequence[float], transfers: Mapping[int, float], limit: float
@@ -560,17 +560,9 @@ class _Program:
             if k <= limited_node and not graph.nodes[k].is_state and i not in graph.state_of
         ]
         keep_columns = {i: self._add_column() for i in earlier_tensors}
-        restore_columns = {
-            i: [
-                column,
-                *(
-                    [self._add_later_restoration_column(self.page_in_column_of, i)]
-                    if self.problem.can_page
-                    else []
-                ),
-            ]
-            for i, column in keep_columns.items()
-        }
+        restore_columns = {i: [column] for i, column in keep_columns.items()}
+        for i in earlier_tensors if self.problem.can_page else ():
+            restore_columns[i].append(self._add_later_restoration_column(self.page_in_column_of, i))
         recompute_columns = self._add_recompute_columns(earlier_tensors)
         for i in earlier_tensors:
             if graph.node_of[i] in recompute_columns:

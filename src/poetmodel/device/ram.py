@@ -151,12 +151,13 @@ def find_whole_step(
     if device is None or name not in MODELS or shape.overrides.get("state"):
         return None
     can_page = paging and device.storage is not None
-    step = WholeStep(state="sgd", in_place=True, min_bytes=0)
-    options = {**asdict(shape), "state": step.state, "in_place": step.in_place}
-    graph = load_model(name, Variant(**options))
+    settings: dict[str, Any] = {"state": "sgd", "in_place": True}
+    graph = load_model(name, Variant(**asdict(shape) | settings))
     is_mapped = can_page and device.is_memory_mapped
     minimum = floor(graph, memory_mapped=is_mapped, resident=not can_page)
-    return replace(step, min_bytes=minimum.bytes) if minimum.bytes <= device.ram_bytes else None
+    if minimum.bytes > device.ram_bytes:
+        return None
+    return WholeStep(min_bytes=minimum.bytes, **settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

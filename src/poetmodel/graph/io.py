@@ -102,7 +102,7 @@ def render_document(document: Mapping[str, Any]) -> str:
     return "{" + ",\n ".join(head) + f',\n "nodes": [\n{lines}\n]}}\n'
 
 
-def node_to_dict(node: object, *, defaults: bool = False) -> object:
+def node_to_dict(node: object, *, defaults: bool) -> object:
     """Return a node's entry in a graph file; see `Graph.to_dict` for `defaults`.
 
     Values of wrong types stay invalid in the entry, so that `value_faults` reports them.

@@ -165,7 +165,7 @@ class Execution:
         return None
 
     def evict_until_fits(self, needed_bytes: int, k: int) -> None:
-        """Evict the tensors that `choose_victim` returns until `needed_bytes` more fit."""
+        """Evict victims until `needed_bytes` more fit; refuse the step if none is left."""
         while self.ram_bytes + needed_bytes > self.limit_bytes:
             check_time_limit()
             victim = self.choose_victim(k)
@@ -342,7 +342,7 @@ class StagedExecution(Execution):
 def retain_tensors(
     graph: Graph,
     is_kept: Callable[[int, int], bool],
-    list_demanded: Callable[[int], Iterable[int]] = lambda _: (),
+    list_demanded: Callable[[int], Iterable[int]],
     *,
     stored_tensors: Collection[int] = (),
 ) -> Schedule:
@@ -376,7 +376,7 @@ class _Retention(StagedExecution):
         self.last_reads = last_possible_reads(graph, self.evictable_tensors)
 
     def begin_stage(self) -> None:
-        """Free tensors that `is_kept` excludes or no later stage may read; begin the next stage."""
+        """Free evictable tensors not `is_kept`, and all of no later use; begin the next stage."""
         t = self.stage
         for i in list(self.ram):
             if self.last_reads[i] <= t or (i in self.evictable_tensors and not self.is_kept(t, i)):
@@ -419,6 +419,7 @@ def recompute_once(
         return i in kept_tensors or t < last_forward_use[i] or t >= first_backward
 
     def list_demanded(t: int) -> Iterable[int]:
+        """Yield the outputs, not read for the last time yet, of segments that stage `t` reads."""
         read_segments = [
             segment_of.get(graph.node_of[i]) for i in graph.inputs_of[t] if i not in kept_tensors
         ]

@@ -126,12 +126,6 @@ class RamLedger:
             if n_served_needs:
                 yield i, source + 1, needs[n_served_needs - 1]
 
-    def is_kept_into(self, i: int, t: int) -> bool:
-        """Return whether tensor `i` is in RAM when stage `t` begins."""
-        sources = self._sources[i]
-        n_sources_before = bisect_left(sources, t)
-        return n_sources_before > 0 and self._next_is_need(i, t, n_sources_before)
-
     def is_read_from(self, i: int, t: int) -> bool:
         """Return whether a step of stage `t` or later reads tensor `i` from its source in `t`."""
         return self._next_is_need(i, t, bisect_right(self._sources[i], t))

@@ -29,6 +29,13 @@ class Recovery(NamedTuple):
     """The restorations, each after those of its inputs, without duplicates."""
 
 
+class PageInPrice(NamedTuple):
+    """The price of a page-in of a tensor, in any stage up to `last_stage`; -1 if in none."""
+
+    price: float
+    last_stage: int
+
+
 class RecoveryRules(Protocol):
     """Prices and limits of restorations, for a fixed partial schedule."""
 
@@ -42,8 +49,8 @@ class RecoveryRules(Protocol):
     def recompute_prices(self) -> Sequence[float]:
         """The price of recomputing each node; infinite if that is forbidden."""
 
-    def price_page_in(self, i: int) -> tuple[float, int]:
-        """Return the price of a page-in of tensor `i`, and its last possible stage, -1 if none."""
+    def price_page_in(self, i: int) -> PageInPrice:
+        """Return the price of a page-in of tensor `i`."""
 
     def fits_limits(self, restoration: Restoration) -> bool:
         """Return whether user-defined constraints, storage and state permit a restoration."""
@@ -69,8 +76,7 @@ class Recoveries:
         self._peaks = self.partial.peaks()
         self._cache: dict[tuple[int, int], tuple[Recovery | None, float]] = {}
         """By (tensor, stage): the recovery found, or None; and the price limit of the search."""
-        self._page_ins: dict[int, tuple[float, int]] = {}
-        """By tensor: the price of a page-in and its last possible stage; -1 if none is possible."""
+        self._page_in_prices: dict[int, PageInPrice] = {}
         self._readable: dict[tuple[int, int], bool] = {}
         """By (tensor, stage): the result of `is_readable`."""
         self._full_stages: dict[int, list[int]] = {}
@@ -89,23 +95,22 @@ class Recoveries:
 
     def price_range(self, i: int, t: int) -> tuple[float, float]:
         """Return a lower and an upper bound on the price of recovering tensor `i` for stage `t`."""
-        page_in_price, last_page_in_stage = self._page_in(i)
-        max_price = math.inf if t > last_page_in_stage else page_in_price
+        max_price = self._price_page_in(i, t)
         return min(max_price, self._recompute_prices[self._node_of[i]]), max_price
 
-    def _page_in(self, i: int) -> tuple[float, int]:
-        """Return the price of a page-in of tensor `i` and its last possible stage, cached."""
-        price_and_stage = self._page_ins.get(i)
-        if price_and_stage is None:
-            price_and_stage = self._page_ins[i] = self.rules.price_page_in(i)
-        return price_and_stage
+    def _price_page_in(self, i: int, t: int) -> float:
+        """Return the cached price of a page-in of tensor `i` in stage `t`; inf if impossible."""
+        page_in = self._page_in_prices.get(i)
+        if page_in is None:
+            page_in = self._page_in_prices[i] = self.rules.price_page_in(i)
+        return page_in.price if t <= page_in.last_stage else math.inf
 
     def _search_cheapest(self, i: int, t: int, max_chain: int, max_price: float) -> Recovery | None:
         """Return the cheaper of a recomputation and a page-in (on ties) below `max_price`."""
         k = self._node_of[i]
-        page_in_price, last_page_in_stage = self._page_in(i)
+        page_in_price = self._price_page_in(i, t)
         recovery: Recovery | None = None
-        if t <= last_page_in_stage and page_in_price < max_price:
+        if page_in_price < max_price:
             recovery = Recovery(page_in_price, (Restoration(t, i, PAGE_IN),))
             max_price = page_in_price
         if self._recompute_prices[k] < max_price and max_chain:

@@ -12,7 +12,7 @@ import numpy as np
 
 from poetmodel.clock import check_time_limit, now_s
 from poetmodel.heuristics.earlier_recomputation import EarlierRecomputation
-from poetmodel.heuristics.recoveries import MAX_CHAIN, Recoveries, Recovery
+from poetmodel.heuristics.recoveries import MAX_CHAIN, PageInPrice, Recoveries, Recovery
 from poetmodel.heuristics.restorations import (
     PAGE_IN,
     PAGE_OUT,
@@ -133,14 +133,15 @@ class Repair:
         return False
 
     def _find_best_recoveries(self, stage: int, excess: np.ndarray) -> list[Recovery]:
-        """Return recoveries of tensors kept across a stage, most relief per price first."""
+        """Return the best recoveries of tensors kept across a stage, most relief per price first.
+
+        They are one per `candidates_per_relief` of these tensors, and at least one if there is any.
+        """
         partial = self.partial
         recoveries = Recoveries(self, stage)
         max_chain = self.style.max_chain if self._can_page else MAX_CHAIN
         relief = _Relief(excess, is_limited_by_excess=bool(partial.graph.state_tensors))
-        ranked_tensors: list[tuple[float, int, int, float, Recovery | None]] = []
-        """(lower bound on the rank, tensor, next need, noisy gain, recovery) of each tensor. The
-        recovery is None until it is found; then the rank is exact."""
+        candidates: list[_Candidate] = []
         best_rank = math.inf
         """Upper bound on the smallest rank, by a page-in or a found recovery."""
         for i, first_stage, need in partial.tensors_kept_across(stage):
@@ -156,14 +157,14 @@ class Repair:
                 gain = relief.total_bytes(freed_intervals, partial.sizes[i]) / self._add_noise(
                     1.0, FIT_NOISE_RATIO
                 )
-                ranked_tensors.append((_rank(gain, min_price), i, need, gain, recovery))
+                candidates.append(_Candidate(_rank(gain, min_price), i, need, gain, recovery))
                 if page_in_price < math.inf:
                     best_rank = min(best_rank, _rank(gain, page_in_price))
-        heapify(ranked_tensors)
+        heapify(candidates)
         best_recoveries: list[Recovery] = []
-        max_count = max(1, len(ranked_tensors) // self.style.candidates_per_relief)
-        while ranked_tensors and len(best_recoveries) < max_count:
-            _, i, need, gain, recovery = heappop(ranked_tensors)
+        max_count = max(1, len(candidates) // self.style.candidates_per_relief)
+        while candidates and len(best_recoveries) < max_count:
+            _, i, need, gain, recovery = heappop(candidates)
             if recovery is not None:
                 best_recoveries.append(recovery)
                 continue
@@ -174,7 +175,7 @@ class Repair:
             if recovery is not None:
                 rank = _rank(gain, recovery.price)
                 best_rank = min(best_rank, rank)
-                heappush(ranked_tensors, (rank, i, need, gain, recovery))
+                heappush(candidates, _Candidate(rank, i, need, gain, recovery))
         return best_recoveries
 
     def _storage_home_recovery(
@@ -211,16 +212,20 @@ class Repair:
             ]
         return self._recompute_prices
 
-    def price_page_in(self, i: int) -> tuple[float, int]:
-        """Return the price of a page-in with its page-out (inf: forbidden), and its last stage."""
+    def price_page_in(self, i: int) -> PageInPrice:
+        """Return the price in `prices` of a page-in with its page-out."""
         graph = self.problem.graph
         k = graph.node_of[i]
-        if not self._can_page and not graph.nodes[k].is_state:
-            return math.inf, -1
         page_in_restoration = Restoration(k, i, PAGE_IN)
-        if i in self.partial.resident or not self.fits_limits(page_in_restoration):
-            return math.inf, -1
-        return self._price(page_in_restoration, is_added=True), graph.last_page_in_stage(i)
+        if (
+            not (self._can_page or graph.nodes[k].is_state)
+            or i in self.partial.resident
+            or not self.fits_limits(page_in_restoration)
+        ):
+            return PageInPrice(math.inf, -1)
+        return PageInPrice(
+            self._price(page_in_restoration, is_added=True), graph.last_page_in_stage(i)
+        )
 
     def _is_allowed(self, restoration: Restoration) -> bool:
         """Return whether the rules for state permit a restoration."""
@@ -307,7 +312,10 @@ class Repair:
             self._add_in_best_stage(restoration)
 
     def _lower_excess(self, rows: UserRows) -> bool:
-        """Add or drop the decision that lowers the excess most per price; False if none does."""
+        """Add or drop the decision that lowers the excess most per price; False if none does.
+
+        An addition is repeated in further stages while it lowers the excess as much.
+        """
         partial = self.partial
         moves: list[tuple[float, int, Restoration]] = []
         """(rank, 1 to add or 0 to drop, decision) of each move."""
@@ -405,6 +413,7 @@ class Repair:
         peaks = partial.peaks().tolist()
 
         def rank(t: int) -> tuple[int, int]:
+            """Return (number of missing inputs, peak RAM [B]) of a stage; the least is best."""
             inputs = partial.working_graph.inputs_of[item] if restoration.kind == RECOMPUTE else ()
             return sum(not partial.is_available(p, t) for p in inputs), peaks[t]
 
@@ -484,7 +493,10 @@ class Repair:
         return price if restoration.kind == PAGE_OUT else prices.page_in[item] + price
 
     def _drop(self, restoration: Restoration) -> bool:
-        """Drop a restoration and those that serve only it; undo and return False beyond a limit."""
+        """Drop a restoration and those that serve only it; undo and return False beyond a limit.
+
+        In `obstacles`, sets the RAM that prevents it, or removes the restoration.
+        """
         partial, excess_before, mark = self.partial, self._excess(), self.partial.mark()
         partial.remove(restoration)
         stage_and_bytes = partial.find_excess(self.limit_bytes)
@@ -537,6 +549,20 @@ class Repair:
 def _rank(gain: float, price: float) -> float:
     """Return a sort key that is smaller if a change gains more for its price."""
     return -gain / price if price > 0 else -math.inf
+
+
+class _Candidate(NamedTuple):
+    """A tensor whose eviction frees RAM."""
+
+    rank: float
+    """Lower bound on the rank; with a recovery, the rank itself."""
+    tensor: int
+    need: int
+    """The next stage that needs the tensor."""
+    gain: float
+    """Relief by the eviction, with noise [B]."""
+    recovery: Recovery | None
+    """The cheapest recovery; None until it is found."""
 
 
 class _Relief:

@@ -39,7 +39,7 @@ class Grouping:
     """Whether the rows of all possible steps are enforced."""
 
     @classmethod
-    def one_group_per_stage(cls, n_stages: int, n_user_rows: int = 0) -> Grouping:
+    def one_group_per_stage(cls, n_stages: int, n_user_rows: int) -> Grouping:
         """Return the grouping of ``compact``: one group per stage, with all rows enforced."""
         stages, user_rows = frozenset(range(n_stages)), frozenset(range(n_user_rows))
         return cls(n_stages, user_rows=user_rows, user_row_ends=stages, enforces_all_steps=True)

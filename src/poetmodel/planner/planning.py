@@ -7,8 +7,7 @@ imports none of them.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.clock import check_time_limit, limit_time
@@ -29,7 +28,7 @@ from poetmodel.schedule.simulation import replace_makespan
 from poetmodel.schedule.verification import PlanMetrics, violated_limits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from poetmodel.graph import Graph
     from poetmodel.plan import Instruction, Plan, PlanCheck, Program
@@ -276,62 +275,119 @@ def verify(
     """
     if not problem.is_overlapping:
         return check_schedule(problem, schedule, stated=stated)
-    from poetmodel.plan.simulation import check_plan_of
+    checker = _PlanChecker(
+        problem=problem,
+        schedule=schedule,
+        stated=stated or {},
+        plan=plan,
+        planning_s=planning_s,
+    )
+    verdict = check_schedule(problem, schedule, stated=stated, makespan_s=checker.measure)
+    return replace(verdict, violations=(*verdict.violations, *checker.violations))
 
-    graph, costs = problem.graph, problem.costs
-    plan_violations: list[str] = []
 
-    def make_and_check(peak_bytes: int, budget: int) -> PlanCheck:
+@dataclass(slots=True, kw_only=True)
+class _PlanChecker:
+    """Makes and checks the plan of a schedule; the fields are the parameters of `verify`."""
+
+    problem: Problem
+    schedule: Schedule
+    stated: Mapping[str, float | None]
+    plan: Plan | None
+    planning_s: float | None
+    violations: list[str] = field(default_factory=list)
+    """Violations of the plan that `measure` checked."""
+
+    def measure(self, simulation: Simulation) -> PlanMetrics:
+        """Return the makespan of the checked plan and, if RAM is minimized, its RAM.
+
+        Without a valid schedule or enough time, the makespan is that of a plan without overlap, and
+        the RAM is None. Without `plan`, metrics are increased to the values in `stated`.
+        """
+        problem = self.problem
+        blocking_metrics = PlanMetrics(simulation.makespan_s)
+        if simulation.violations:  # no program can execute the schedule
+            return blocking_metrics
+        transfers = simulation.page_ins or simulation.page_outs or simulation.committed_bytes
+        if not transfers and self.plan is None and problem.minimize != Quantity.RAM:
+            return blocking_metrics  # the plan is the schedule
+        ram_bytes = None
+        try:
+            with nullcontext() if self.planning_s is None else limit_time(self.planning_s):
+                check_time_limit()
+                if self.plan is None and problem.minimize == Quantity.RAM:
+                    ram_bytes = self._min_ram_bytes(simulation)
+                check = self._make_and_check(simulation, ram_bytes or problem.usable_ram_bytes)
+        except TimeLimitError:
+            if self.planning_s is None:  # an outer time limit has expired
+                raise
+            return blocking_metrics
+        self.violations += [f"plan: {violation}" for violation in check.violations]
+        if self.plan is not None:
+            plan_peak_bytes = check.peak_ram_bytes if problem.minimize == Quantity.RAM else None
+            return PlanMetrics(check.makespan_s, plan_peak_bytes)
+        checked_metrics = PlanMetrics(check.makespan_s, ram_bytes)
+        max_metrics = PlanMetrics(simulation.makespan_s, problem.usable_ram_bytes)
+        return _increase_to_stated_values(checked_metrics, self.stated, max_metrics)
+
+    def _make_and_check(self, simulation: Simulation, budget: int) -> PlanCheck:
         """Make the plan within a RAM budget [B], or use `plan` if there is one, and check it.
 
         A plan that is made has no budget if the schedule's peak exceeds it; `plan` is checked with
         the smaller of `budget` and its own budget.
         """
-        plan_budget_bytes = budget if peak_bytes <= budget else None
-        candidate = plan or _make_unchecked_plan(
-            graph, costs, schedule, StorageMode.DMA, plan_budget_bytes, peak_bytes
-        )
-        checked_budget_bytes = (
-            None if plan is None else min(budget, plan.ram_budget_bytes or budget)
-        )
-        return check_plan_of(problem, candidate, ram_budget_bytes=checked_budget_bytes)
+        from poetmodel.plan.simulation import check_plan_of
 
-    def plan_metrics(simulation: Simulation) -> PlanMetrics:
-        """Return the makespan of the checked plan and, if RAM is minimized, its RAM.
+        problem, plan, checked_budget_bytes = self.problem, self.plan, None
+        if plan is None:
+            peak_bytes = simulation.peak_ram_bytes
+            plan_budget_bytes = budget if peak_bytes <= budget else None
+            plan = _make_unchecked_plan(
+                problem.graph,
+                problem.costs,
+                self.schedule,
+                StorageMode.DMA,
+                plan_budget_bytes,
+                peak_bytes,
+            )
+        else:
+            checked_budget_bytes = min(budget, plan.ram_budget_bytes or budget)
+        return check_plan_of(problem, plan, ram_budget_bytes=checked_budget_bytes)
 
-        Adds violations of the plan to `plan_violations`. Without a valid schedule or enough time,
-        the makespan is that of a plan without overlap, and the RAM is None. Without `plan`, metrics
-        are increased to the values in `stated`.
+    def _min_ram_bytes(self, simulation: Simulation) -> int:
+        """Bisect for the smallest RAM budget whose plan meets all limits [B]; else the usable RAM.
+
+        Returns the schedule's peak, without a plan, if that is at least the usable RAM.
         """
-        blocking_metrics = PlanMetrics(simulation.makespan_s)
-        if simulation.violations:  # no program can execute the schedule
-            return blocking_metrics
-        transfers = simulation.page_ins or simulation.page_outs or simulation.committed_bytes
-        if not transfers and plan is None and problem.minimize != Quantity.RAM:
-            return blocking_metrics  # the plan is the schedule
-        peak_bytes, ram_bytes = simulation.peak_ram_bytes, None
-        try:
-            with nullcontext() if planning_s is None else limit_time(planning_s):
-                check_time_limit()
-                if plan is None and problem.minimize == Quantity.RAM:
-                    ram_bytes = _min_ram_bytes(
-                        problem, schedule, simulation, partial(make_and_check, peak_bytes)
-                    )
-                check = make_and_check(peak_bytes, ram_bytes or problem.usable_ram_bytes)
-        except TimeLimitError:
-            if planning_s is None:  # an outer time limit has expired
-                raise
-            return blocking_metrics
-        plan_violations.extend(f"plan: {violation}" for violation in check.violations)
-        if plan is not None:
-            plan_peak_bytes = check.peak_ram_bytes if problem.minimize == Quantity.RAM else None
-            return PlanMetrics(check.makespan_s, plan_peak_bytes)
-        checked_metrics = PlanMetrics(check.makespan_s, ram_bytes)
-        max_metrics = PlanMetrics(simulation.makespan_s, problem.usable_ram_bytes)
-        return _increase_to_stated_values(checked_metrics, stated or {}, max_metrics)
+        min_bytes, usable_bytes = simulation.peak_ram_bytes, self.problem.usable_ram_bytes
+        if min_bytes >= usable_bytes or self._peak_if_valid(simulation, min_bytes) is not None:
+            return min_bytes
+        peak_bytes, max_bytes = self._peak_if_valid(simulation, usable_bytes), usable_bytes
+        if peak_bytes is None:
+            return usable_bytes
+        for _ in range(_MAX_BISECTIONS):
+            middle_bytes = (min_bytes + min(max_bytes, peak_bytes)) // 2
+            if middle_bytes <= min_bytes:
+                break
+            smaller_peak_bytes = self._peak_if_valid(simulation, middle_bytes)
+            min_bytes, max_bytes, peak_bytes = (
+                (middle_bytes, max_bytes, peak_bytes)
+                if smaller_peak_bytes is None
+                else (min_bytes, middle_bytes, smaller_peak_bytes)
+            )
+        # The plan for a budget of `peak_bytes` is nearly always the same.
+        if peak_bytes < max_bytes and self._peak_if_valid(simulation, peak_bytes) is not None:
+            return peak_bytes
+        return max_bytes
 
-    verdict = check_schedule(problem, schedule, stated=stated, makespan_s=plan_metrics)
-    return replace(verdict, violations=(*verdict.violations, *plan_violations))
+    def _peak_if_valid(self, simulation: Simulation, budget: int) -> int | None:
+        """Return the peak of the plan within a budget [B]; None if it violates a rule or limit."""
+        problem, check = self.problem, self._make_and_check(simulation, budget)
+        timed_simulation = replace_makespan(
+            simulation, problem, self.schedule, makespan_s=check.makespan_s
+        )
+        violations = check.violations or violated_limits(problem, timed_simulation)
+        return None if violations else check.peak_ram_bytes
 
 
 def _increase_to_stated_values(
@@ -348,45 +404,3 @@ def _increase_to_stated_values(
     if stated_bytes is not None and ram_bytes is not None:
         ram_bytes = max(ram_bytes, min(int(stated_bytes), max_metrics.ram_bytes or 0))
     return PlanMetrics(makespan_s, ram_bytes)
-
-
-def _min_ram_bytes(
-    problem: Problem,
-    schedule: Schedule,
-    simulation: Simulation,
-    make_and_check: Callable[[int], PlanCheck],
-) -> int:
-    """Bisect for the smallest RAM budget whose plan meets all limits [B]; else the usable RAM.
-
-    Returns the schedule's peak, without a plan, if that is at least the usable RAM.
-    """
-
-    def peak_if_valid(ram_bytes: int) -> int | None:
-        """Return the peak of the plan within a budget [B]; None if it violates a rule or limit."""
-        check = make_and_check(ram_bytes)
-        timed_simulation = replace_makespan(
-            simulation, problem, schedule, makespan_s=check.makespan_s
-        )
-        violations = check.violations or violated_limits(problem, timed_simulation)
-        return None if violations else check.peak_ram_bytes
-
-    min_bytes, usable_bytes = simulation.peak_ram_bytes, problem.usable_ram_bytes
-    if min_bytes >= usable_bytes or peak_if_valid(min_bytes) is not None:
-        return min_bytes
-    peak_bytes, max_bytes = peak_if_valid(usable_bytes), usable_bytes
-    if peak_bytes is None:
-        return usable_bytes
-    for _ in range(_MAX_BISECTIONS):
-        middle_bytes = (min_bytes + min(max_bytes, peak_bytes)) // 2
-        if middle_bytes <= min_bytes:
-            break
-        smaller_peak_bytes = peak_if_valid(middle_bytes)
-        min_bytes, max_bytes, peak_bytes = (
-            (middle_bytes, max_bytes, peak_bytes)
-            if smaller_peak_bytes is None
-            else (min_bytes, middle_bytes, smaller_peak_bytes)
-        )
-    # The plan for a budget of `peak_bytes` is nearly always the same.
-    if peak_bytes < max_bytes and peak_if_valid(peak_bytes) is not None:
-        return peak_bytes
-    return max_bytes

@@ -7,12 +7,10 @@ The search proceeds interval by interval. Interval `g` is the time between compu
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from poetmodel.clock import check_time_limit
-from poetmodel.errors import InputError
 from poetmodel.plan import Instruction, Op
 from poetmodel.problem import RELATIVE_TOLERANCE
 
@@ -22,34 +20,19 @@ if TYPE_CHECKING:
     from poetmodel.planner.windows import TransferWindows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchParameters:
-    """Effort of the search; raises `InputError` for a number below 1 or without a round."""
-
-    rounds: tuple[tuple[int, int], ...] = (
-        *((3, 1), (12, 1), (32, 1)),
-        *((24, 2), (64, 4), (256, 4), (1024, 4)),
-    )
-    """For each round the beam width (labels per interval), and the maximum number of transfers of
-    each kind that are tried after each transfer of a label."""
-    max_labels: int = 6_000
-    """Approximate maximum number of labels created by all rounds after the first."""
-    max_continuations: int = 6
-    """Maximum number of continuations of one label in one interval; multiplied by the second number
-    of the round."""
-    max_page_ins: int = 8
-    """Maximum number of page-ins that are considered as the next transfer of a label."""
-    lookahead: int = 24
-    """Number of next transfers, in due order, that an estimate simulates one by one; a precomputed
-    time stands for later ones."""
-
-    def __post_init__(self) -> None:
-        limits = (self.max_labels, self.max_continuations, self.max_page_ins, self.lookahead)
-        if not self.rounds or min(*chain(*self.rounds), *limits) < 1:
-            raise InputError(f"search parameters: expected numbers of at least 1, got {self}")
-
-
-DEFAULT_PARAMETERS: Final = SearchParameters()
+_ROUNDS: Final = ((3, 1), (12, 1), (32, 1), (24, 2), (64, 4), (256, 4), (1024, 4))
+"""For each round the beam width (labels per interval), and the maximum number of transfers of each
+kind that are tried after each transfer of a label."""
+_MAX_LABELS: Final = 6_000
+"""Approximate maximum number of labels created by all rounds after the first."""
+_MAX_CONTINUATIONS: Final = 6
+"""Maximum number of continuations of one label in one interval; multiplied by the second number of
+the round."""
+_MAX_PAGE_INS: Final = 8
+"""Maximum number of page-ins that are considered as the next transfer of a label."""
+_LOOKAHEAD: Final = 24
+"""Number of next transfers, in due order, that an estimate simulates one by one; a precomputed time
+stands for later ones."""
 
 
 class _Trail(NamedTuple):
@@ -97,19 +80,17 @@ class BestTransfers(NamedTuple):
     """Whether no limit of the round that found the transfers skipped a label."""
 
 
-def choose_transfers(
-    windows: TransferWindows, parameters: SearchParameters = DEFAULT_PARAMETERS
-) -> BestTransfers:
+def choose_transfers(windows: TransferWindows) -> BestTransfers:
     """Choose the interval in which each transfer begins, so that the makespan is small.
 
     Beam search over intervals: labels (choices of transfers so far) are extended by all choices
     that can help, and dominated ones discarded. Rounds widen the beam until no label was skipped or
-    the makespan equals a lower bound; rounds that would exceed `max_labels` are skipped.
+    the makespan equals a lower bound; rounds that would exceed `_MAX_LABELS` are skipped.
     """
-    search = _BeamSearch(windows, parameters)
+    search = _BeamSearch(windows)
     bound = max(windows.remaining_s[0], search.estimates.preceding_s[-1]) * (1 + RELATIVE_TOLERANCE)
-    remaining_labels = parameters.max_labels
-    (width, max_choices), *later_rounds = parameters.rounds
+    remaining_labels = _MAX_LABELS
+    (width, max_choices), *later_rounds = _ROUNDS
     best_choice = search.search_round(width, max_choices)
     labels_per_width = search.n_labels / width
     for width, max_choices in later_rounds:
@@ -131,8 +112,8 @@ class _BeamSearch:
     Page-outs count as open from their first interval to the end of the program.
     """
 
-    def __init__(self, windows: TransferWindows, parameters: SearchParameters) -> None:
-        self.windows, self.parameters = windows, parameters
+    def __init__(self, windows: TransferWindows) -> None:
+        self.windows = windows
         n_intervals = len(windows.nodes) + 1
         self.closing_page_ins = _make_window_masks(
             n_intervals,
@@ -155,7 +136,7 @@ class _BeamSearch:
             ((page_out.first_held_interval, n_intervals - 1) for page_out in windows.page_outs),
         )
         """Masks of the page-outs that hold RAM in each interval until they finish."""
-        self.estimates = _Estimates(windows, parameters.lookahead)
+        self.estimates = _Estimates(windows)
         self.n_labels = 0
         """Number of labels that the round has created."""
         self.max_choices = 1
@@ -216,7 +197,7 @@ class _BeamSearch:
         seen_states = set()
         n_extensions = 0
         while stack:
-            if n_extensions == self.parameters.max_continuations * self.max_choices:
+            if n_extensions == _MAX_CONTINUATIONS * self.max_choices:
                 self.is_exhaustive = False
                 return
             n_extensions += 1
@@ -270,11 +251,11 @@ class _BeamSearch:
             yield self._begin_page_out(label, page_out, interval)
 
     def _find_possible_page_ins(self, label: _Label, interval: int) -> Iterator[int]:
-        """Yield which of the first `max_page_ins` open page-ins can begin, by last interval."""
+        """Yield which of the first `_MAX_PAGE_INS` open page-ins can begin, by last interval."""
         for n_candidates, page_in in enumerate(
             _bit_indices(self.open_page_ins[interval] & ~label.begun_ins)
         ):
-            if n_candidates == self.parameters.max_page_ins:
+            if n_candidates == _MAX_PAGE_INS:
                 self.is_exhaustive = False
                 return
             source = self.windows.page_ins[page_in].page_out_index
@@ -448,8 +429,8 @@ class _DueTransfer(NamedTuple):
 class _Estimates:
     """Estimates of the makespan of labels: the remaining transfers are executed in due order."""
 
-    def __init__(self, windows: TransferWindows, lookahead: int) -> None:
-        self.windows, self.lookahead = windows, lookahead
+    def __init__(self, windows: TransferWindows) -> None:
+        self.windows = windows
         page_ins = (
             (page_in.last_interval, page_in.first_interval, page_in.time_s)
             for page_in in windows.page_ins
@@ -487,7 +468,7 @@ class _Estimates:
         bus_s = max(core_s, label.bus_s)
         last_start_s = core_s + remaining_s[interval]
         begin = bisect_left(self._due_intervals, interval)
-        end = min(begin + self.lookahead, len(self.transfers))
+        end = min(begin + _LOOKAHEAD, len(self.transfers))
         # After the loop, the duration of the begun transfers from index `end` on, which
         # `remaining_s[end]` counts too.
         counted_twice_s = label.transfer_s - self.preceding_s[begin]

@@ -364,34 +364,26 @@ class Expansion:
         }
         calls = [call.with_buffers(versioned_names) for call in piece.calls]
         in_place_pairs, outputs = [], []
-        for result_slice in (
-            result_slice
-            for result_slice, writers in self._writers.items()
-            if piece_index in writers
-        ):
+        for result_slice, writers in self._writers.items():
+            if piece_index not in writers:
+                continue
             tensor, name, channel_range = self._result_slices[result_slice]
-            new_name, buffer = (
-                versioned_names.get(result_slice, result_slice),
-                self._slices.slice_buffer(name, channel_range),
-            )
+            new_name = versioned_names.get(result_slice, result_slice)
+            buffer = self._slices.slice_buffer(name, channel_range)
             if new_name != result_slice:
                 self._slices.partial_results[new_name] = buffer
-            if piece_index != self._writers[result_slice][0]:
+            if piece_index != writers[0]:
                 old_name = self._versioned_name(result_slice, piece_index - 1)
                 copy_arguments = (Ref(new_name), Ref(old_name), (1, buffer.elements, 1, 1))
                 calls.insert(0, Call(buffer.type.copy_kernel, copy_arguments))
                 in_place_pairs.append((new_name, old_name))
-            elif self._writers[result_slice] == [piece_index] and channel_range is not None:
+            elif writers == [piece_index] and channel_range is not None:
                 in_place_pairs += self._find_in_place_slices(name, channel_range)
             outputs.append(_make_output_tensor(tensor, new_name, result_slice, buffer.bytes))
-        inputs = self._find_piece_inputs(calls)
         output_names = {tensor.name for tensor in outputs}
-        inputs += [
-            versioned_names[result_slice]
-            for result_slice in versioned_names
-            if versioned_names[result_slice] not in output_names
-        ]
-        inputs = list(dict.fromkeys((*inputs, *(old_name for _, old_name in in_place_pairs))))
+        read_results = (name for name in versioned_names.values() if name not in output_names)
+        old_names = (old_name for _, old_name in in_place_pairs)
+        inputs = list(dict.fromkeys((*self._find_piece_inputs(calls), *read_results, *old_names)))
         range_label = "".join(
             _format_range(self._ranges[axis][position])
             for axis, position in piece.slice_indices.items()

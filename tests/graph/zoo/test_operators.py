@@ -93,10 +93,6 @@ CASES = {
         operators.max_pool("n", IMAGE, kernel=2), (2, 6, 2, 2), 3 * 48, 0,
         {"input": (["n.indices"], 48)},
     ),
-    "avg_pool": (
-        operators.avg_pool("n", IMAGE, kernel=3, stride=1), (2, 6, 3, 3), 9 * 108, 0,
-        {"input": ([], 9 * 108)},
-    ),
     "global_avg_pool": (
         operators.global_avg_pool("n", IMAGE), (2, 6), 300, 0, {"input": ([], 300)},
     ),

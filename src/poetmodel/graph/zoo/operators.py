@@ -178,18 +178,6 @@ def max_pool(
     )
 
 
-def avg_pool(
-    name: str, x: Value, *, kernel: int, stride: int | None = None, padding: int = 0
-) -> Declaration:
-    """Declare average pooling, whose backward pass reads only the incoming gradient."""
-    output_size = window_output_size(
-        name, x, kernel=kernel, stride=stride or kernel, padding=padding
-    )
-    y = x.new_value(name, *x.shape[:2], *output_size)
-    flops = kernel**2 * y.size
-    return _declare_unary("avg_pool", x, y, flops=flops, gradient_flops=flops)
-
-
 def global_avg_pool(name: str, x: Value) -> Declaration:
     """Declare the average of each channel; its backward pass reads only the incoming gradient."""
     y = x.new_value(name, *x.shape[:2])
