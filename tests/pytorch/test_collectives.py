@@ -64,10 +64,10 @@ def check(rank=0):
     back = pmt.backend("70%", cache=False)
     rewrite = back.rewrite
 
-    def noted(joint, **options):
-        graph, saved = rewrite(joint, **options)
-        programs.append((joint.graph, graph))
-        return graph, saved
+    def noted(joint, *rest, **options):
+        rewritten = rewrite(joint, *rest, **options)
+        programs.append((joint.graph, rewritten.graph))
+        return rewritten
 
     back.rewrite = noted
     expected, _ = train(None, rank)
