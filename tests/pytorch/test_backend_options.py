@@ -235,7 +235,7 @@ POLICIES = [
     ({"addmm": CheckpointPolicy.MUST_SAVE}, "75%", {"addmm": (3, 3), "gelu": (4, 6)}),
     ({"addmm": CheckpointPolicy.MUST_RECOMPUTE}, "100%", {"addmm": (6, 6), "gelu": (3, 3)}),
     ({"gelu": CheckpointPolicy.PREFER_RECOMPUTE}, "100%", {"addmm": (3, 3), "gelu": (3, 3)}),
-    ({"addmm": CheckpointPolicy.PREFER_SAVE}, "62%", {"addmm": (4, 6), "gelu": (3, 6)}),
+    ({"addmm": CheckpointPolicy.PREFER_SAVE}, "62%", {"addmm": (4, 9), "gelu": (3, 9)}),
     ({"addmm": getattr(CheckpointPolicy, "MUST_CPU_OFFLOAD", None)}, "75%", None),
 ]
 """Policies by operator, a budget, and how often operators then run, at least and at most."""
