@@ -117,7 +117,8 @@ class Task:
         try:
             first = make_valid_candidate(problem, start)  # without a limit, so that it is not lost
             with limit_time(request.remaining_s() + GRACE_S):
-                first = self._best_heuristic_candidate(search, first, accepts=counts)
+                for known in self._better_candidates(search, first, accepts=counts):
+                    first = known
             if counts and first is not None:
                 if _is_known_optimal(problem, first):
                     search.best = better_candidate(search.best, first)
@@ -147,18 +148,20 @@ class Task:
         if search.best is None and self.can_restate and search.termination in CUT_SHORT:
             search.best = first
 
-    def _best_heuristic_candidate(
-        self, search: Search, first: Candidate | None, *, accepts: bool
-    ) -> Candidate | None:
-        """Return the best of `first` and of heuristics, which count at once if `accepts`."""
+    def _better_candidates(
+        self, search: Search, best: Candidate | None, *, accepts: bool
+    ) -> Iterator[Candidate | None]:
+        """Yield the best of `best` and of heuristics so far, which count at once if `accepts`."""
         problem = search.problem
-        for candidate in _heuristic_candidates(problem, search.request, first):
-            first = better_candidate(first, candidate)
-            if accepts and first is not None and not _is_known_optimal(problem, first):
-                search.accept(first)
+        for candidate in _heuristic_candidates(problem, search.request, best):
+            best = better_candidate(best, candidate)
+            yield best
+            if accepts and best is not None and not _is_known_optimal(problem, best):
+                search.accept(best)
             if search.stop_reason is not None:
                 break
-        return first or self._construct_restricted(problem, search.request)
+        if best is None:
+            yield self._construct_restricted(problem, search.request)
 
     def _construct_restricted(self, problem: Problem, request: Request) -> Candidate | None:
         """Construct a schedule without paging or, if that is not valid, without recomputation.
