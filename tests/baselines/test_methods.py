@@ -149,15 +149,15 @@ DRAWN = {"resident": True, "below_floor": True}
     ("method", "drawn", "least_paged", "least_recomputed"),
     [
         *(
-            (partial(dtr, heuristic=score), [(120, (3, 9), {"seed": 51})], -1, 5)
+            (partial(dtr, heuristic=score), [(240, (3, 9), {"seed": 51})], -1, 10)
             for score in ("full", "eq", "liveness")
         ),
         *(
             pytest.param(
                 partial(dtr, heuristic=score),
-                [(120, (3, 9), {"seed": 51})],
+                [(240, (3, 9), {"seed": 51})],
                 -1,
-                5,
+                10,
                 marks=pytest.mark.slow,
             )
             for score in sorted(set(HEURISTICS) - {"full", "eq", "liveness"})

@@ -387,7 +387,8 @@ print(torch.allclose(planned, model(x).square().sum(), rtol=1e-4))
 @inductor
 def test_kernels_of_other_vector_instructions_are_compiled_again(tmp_path):
     """They are not reused from Inductor's cache, which a run with others has filled."""
-    for capability in ("avx512", "avx2"):
+    has_512 = torch.cpu.get_capabilities().get("avx512_f", False)
+    for capability in ("avx512", "avx2") if has_512 else ("avx2", "default"):
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", OF_OTHER_INSTRUCTIONS],
             env={
