@@ -1,6 +1,7 @@
 """State of a lazy solve, offered schedules and cuts, and its search for schedules."""
 
 from pkgutil import iter_modules
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from kit.relaxation import SOLVER_TOLERANCE, random_rows, run_rounds, solve_rela
 from kit.rotation import parametrize_parts
 from kit.searches import make_session
 from kit.worked import comb_problem, skip_problem
+from poetmodel.backends.protocol import BackendProgress, RawSolution, SolverStatus
+from poetmodel.clock import processor_clock
 from poetmodel.heuristics.greedy import construct, page_everything
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem.infeasibility import infeasibility_reason
@@ -30,6 +33,28 @@ def session_of(problem, *, greedy=False):
 def offer(session, relaxation, x):
     """Offer a solution; return the rows that it breaks."""
     return offer_solution(session, relaxation, x, relaxation.to_restorations(x))
+
+
+def test_a_call_of_a_solver_is_limited_by_the_clock_of_its_request(monkeypatch):
+    """Other programs lengthen no call: only its own processor time does, up to its limit."""
+    seconds = SimpleNamespace(wall=0.0, own=0.0)
+    monkeypatch.setattr("time.monotonic", lambda: seconds.wall)
+    monkeypatch.setattr("time.process_time", lambda: seconds.own)
+
+    def work_at_a_quarter_of_a_core(_form, limits, *, on_progress, **_):
+        assert limits.time_s == pytest.approx(1000.0)
+        while on_progress(BackendProgress(incumbent=None, bound=None, x=None)):
+            seconds.wall, seconds.own = seconds.wall + 2.0, seconds.own + 0.5
+        return RawSolution(status=SolverStatus.INTERRUPTED)
+
+    with processor_clock(1000.0):
+        session = session_of(skip_problem())
+        session.solver = SimpleNamespace(solve=work_at_a_quarter_of_a_core)
+        relaxation = session.build_relaxation(Grouping(4, frozenset({2})))
+        raw = session.solve_form(relaxation.form, max_s=10.0)
+    assert raw.status == SolverStatus.TIME_LIMIT
+    assert seconds.own == 10.5
+    assert session.search.stop_reason is None
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ The value of every disaggregated schedule that the verifier accepts is an upper 
 from __future__ import annotations
 
 import math
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -55,7 +54,7 @@ class RowGeneration:
         """Minimum time limit of the next integer solve [s]."""
         self._last_gain_s = 0.0
         """Time at which the bound, the incumbent or the solution of the integer solve last
-        improved, on the monotonic clock [s]."""
+        improved, after the request [s]."""
         self._max_root_idle_s = math.inf
         """Time without such an improvement after which the integer solve ends if it is still at its
         root [s]."""
@@ -143,7 +142,7 @@ class RowGeneration:
             self._max_root_idle_s = max(
                 self._min_solve_s, policy.idle_root_time_ratio * remaining_s
             )
-        self._last_gain_s = time.monotonic()
+        self._last_gain_s = session.search.request.elapsed_s()
         self.n_rounds += 1
         raw = solve_with_counts(
             session,
@@ -178,12 +177,12 @@ class RowGeneration:
             ):
                 self._repair_and_search(restorations, search_locally=False)
         if progress.x is not None or session.search.best_known() != best_known_before:
-            self._last_gain_s = time.monotonic()
+            self._last_gain_s = session.search.request.elapsed_s()
         return not (session.search.is_done() or self._is_idle_at_root(progress))
 
     def _is_idle_at_root(self, progress: BackendProgress) -> bool:
         """Return whether the solve is at its root, without a gain for over `_max_root_idle_s`."""
-        idle_s = time.monotonic() - self._last_gain_s
+        idle_s = self.session.search.request.elapsed_s() - self._last_gain_s
         return progress.nodes is not None and progress.nodes <= 1 and idle_s > self._max_root_idle_s
 
     def _is_infeasible(self) -> bool:

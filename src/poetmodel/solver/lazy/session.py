@@ -142,24 +142,28 @@ class Session:
         stopped.
         """
         search, request = self.search, self.search.request
-        wall_s = request.remaining_wall_s()
-        if wall_s <= 0 or request.remaining_s() <= 0 or search.stop_reason is not None:
+        wall_s, remaining_s = request.remaining_wall_s(), request.remaining_s()
+        if min(wall_s, remaining_s) <= 0 or search.stop_reason is not None:
             search.is_done()
             return None
-        time_s = wall_s if max_s is None else min(max_s, wall_s)
+        max_s = remaining_s if max_s is None else min(max_s, remaining_s)
+        counts_processor, end_s = request.wall_end_s is not None, request.elapsed_s() + max_s
+        is_late = False
         limits = replace(
-            request.solver_limits(time_s, rel_gap=request.gap / 2),
+            request.solver_limits(wall_s if counts_processor else max_s, rel_gap=request.gap / 2),
             log=search.log.append,
             **(extra_limits or {}),
         )
 
         def on_progress(progress: BackendProgress) -> bool:
+            nonlocal is_late
+            is_late = counts_processor and request.elapsed_s() > end_s
             if progress.is_restart:
                 search.replace_bound(known_bound)
             if progress_callback is not None and not progress_callback(progress):
                 return False
             search.report()
-            return search.stop_reason is None
+            return search.stop_reason is None and not is_late
 
         with self.lock:
             self.max_columns = max(self.max_columns, form.n_columns)
@@ -172,5 +176,7 @@ class Session:
         )
         self.n_nodes += raw.nodes or 0
         if raw.status == SolverStatus.INTERRUPTED:
+            if is_late:
+                raw = replace(raw, status=SolverStatus.TIME_LIMIT)
             search.is_done()  # sets `stop_reason` after Ctrl-C
         return raw
