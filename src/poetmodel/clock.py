@@ -15,6 +15,7 @@ import threading
 import time
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -27,8 +28,26 @@ T = TypeVar("T")
 
 CHUNK: Final = 65_536
 """Number of items of `iterate_in_time` between two checks of the time limit."""
-_END_S: Final[ContextVar[float | None]] = ContextVar("end_s", default=None)
-"""End of the time limit, on the clock of `now_s` [s]; None without a limit."""
+
+
+@dataclass(slots=True)
+class TimeLimit:
+    """A time limit, and whether a computation inside returned less than all because of it."""
+
+    end_s: float
+    """End on the clock of `now_s` [s]."""
+    outer: TimeLimit | None = None
+    is_cut_short: bool = False
+
+    def cut_short(self) -> None:
+        """State, here and in the outer limits, that the computation was cut short."""
+        self.is_cut_short = True
+        if self.outer is not None:
+            self.outer.cut_short()
+
+
+_LIMIT: Final[ContextVar[TimeLimit | None]] = ContextVar("limit", default=None)
+"""The time limit; None without one."""
 _WALL_END_S: Final[ContextVar[float | None]] = ContextVar("wall_end_s", default=None)
 """End of the wall time of `processor_clock` on the monotonic clock [s]; None outside of it."""
 
@@ -41,12 +60,12 @@ def processor_clock(wall_s: float) -> Iterator[None]:
     outer limit, `check_time_limit` raises.
     """
     end_s = time.monotonic() + min(wall_s, time_left_s())
-    tokens = _WALL_END_S.set(end_s), _END_S.set(None)
+    tokens = _WALL_END_S.set(end_s), _LIMIT.set(None)
     try:
         yield
     finally:
         _WALL_END_S.reset(tokens[0])
-        _END_S.reset(tokens[1])
+        _LIMIT.reset(tokens[1])
 
 
 def wall_end_s() -> float | None:
@@ -62,28 +81,29 @@ def now_s(*, use_processor_time: bool | None = None) -> float:
 
 
 @contextmanager
-def limit_time(seconds: float) -> Iterator[None]:
+def limit_time(seconds: float) -> Iterator[TimeLimit]:
     """Let `check_time_limit` raise after `seconds` on the clock of `now_s`, or an outer limit."""
-    end_s, outer_end_s = now_s() + seconds, _END_S.get()
-    token = _END_S.set(end_s if outer_end_s is None else min(end_s, outer_end_s))
+    end_s, outer = now_s() + seconds, _LIMIT.get()
+    limit = TimeLimit(end_s if outer is None else min(end_s, outer.end_s), outer)
+    token = _LIMIT.set(limit)
     try:
-        yield
+        yield limit
     finally:
-        _END_S.reset(token)
+        _LIMIT.reset(token)
 
 
 def check_time_limit() -> None:
     """Raise `TimeLimitError` if the time limit or the wall time of `processor_clock` has passed."""
-    end_s, clock_end_s = _END_S.get(), _WALL_END_S.get()
+    limit, clock_end_s = _LIMIT.get(), _WALL_END_S.get()
     is_over = clock_end_s is not None and time.monotonic() > clock_end_s
-    if is_over or (end_s is not None and now_s() > end_s):
+    if is_over or (limit is not None and now_s() > limit.end_s):
         raise TimeLimitError("the time limit has passed")
 
 
 def time_left_s() -> float:
     """Return the remaining time of the time limit [s], 0 or more; infinite without a limit."""
-    end_s = _END_S.get()
-    return math.inf if end_s is None else max(0.0, end_s - now_s())
+    limit = _LIMIT.get()
+    return math.inf if limit is None else max(0.0, limit.end_s - now_s())
 
 
 def iterate_in_time(items: Sequence[T]) -> Iterator[T]:

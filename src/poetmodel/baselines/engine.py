@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.clock import limit_time, time_left_s
@@ -25,31 +22,6 @@ MAX_ATTEMPTS: Final = 24
 """Maximum number of attempts of `fit_budget`, each after the first with less RAM."""
 VARIANTS_TIME_RATIO: Final = 0.9
 """Fraction of the remaining time that the variants of a method may use."""
-
-
-@dataclass(slots=True)
-class TimeoutRecord:
-    """Records whether the time limit stopped a variant of a method."""
-
-    is_cut_short: bool = False
-    """Whether `select_best_schedule` returned a schedule after the time limit stopped a variant."""
-
-
-_TIMEOUT_RECORD: Final[ContextVar[TimeoutRecord | None]] = ContextVar(
-    "timeout_record", default=None
-)
-"""The record of the innermost `record_timeout`; None outside."""
-
-
-@contextmanager
-def record_timeout() -> Iterator[TimeoutRecord]:
-    """Context manager: yield the `TimeoutRecord` that `select_best_schedule` sets inside."""
-    record = TimeoutRecord()
-    token = _TIMEOUT_RECORD.set(record)
-    try:
-        yield record
-    finally:
-        _TIMEOUT_RECORD.reset(token)
 
 
 def fit_budget(problem: Problem, schedule_within: Callable[[int], Schedule]) -> Schedule:
@@ -115,11 +87,11 @@ def select_best_schedule(problem: Problem, variants: Iterable[Callable[[], Sched
     A schedule without violations is better than any with violations. Variants that are not
     applicable are skipped; if all are, the first error is raised. The variants have nine tenths of
     the remaining time. If the time limit stops one, the best schedule so far is returned (without
-    one, `TimeLimitError` is raised), and the active `TimeoutRecord` records the stop.
+    one, `TimeLimitError` is raised), and the limits of `limit_time` record the stop.
     """
     candidates: list[Candidate] = []
     errors: list[MethodNotApplicableError] = []
-    with limit_time(VARIANTS_TIME_RATIO * time_left_s()):
+    with limit_time(VARIANTS_TIME_RATIO * time_left_s()) as limit:
         for variant in variants:
             try:
                 candidates.append(make_candidate(problem, variant()))
@@ -128,9 +100,7 @@ def select_best_schedule(problem: Problem, variants: Iterable[Callable[[], Sched
             except TimeLimitError:
                 if not candidates:
                     raise
-                record = _TIMEOUT_RECORD.get()
-                if record is not None:
-                    record.is_cut_short = True
+                limit.cut_short()
                 break
     if not candidates:
         raise errors[0]

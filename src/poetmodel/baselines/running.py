@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
-from poetmodel.baselines.engine import record_timeout
 from poetmodel.baselines.lookup import method
 from poetmodel.baselines.registry import DEFAULT, Method
 from poetmodel.clock import infrequent_gc, limit_time
@@ -165,7 +164,7 @@ def _run_heuristic(search: Search, entry: Method) -> None:
         f"raise the limit, or use method {DEFAULT!r}, which returns its best schedule so far"
     )
     try:
-        with limit_time(search.request.remaining_s()), infrequent_gc(), record_timeout() as timeout:
+        with limit_time(search.request.remaining_s()) as limit, infrequent_gc():
             candidate = _run_and_verify(search.problem, entry)
     except TimeLimitError:
         search.end(Termination.TIME_LIMIT, timeout_reason)
@@ -180,7 +179,7 @@ def _run_heuristic(search: Search, entry: Method) -> None:
         raise _invalid_schedule_error(entry, candidate.violations)
     if candidate.simulation.violations:
         raise VerificationError(candidate.violations)
-    if not timeout.is_cut_short:
+    if not limit.is_cut_short:
         search.best = _require_within_limits(candidate)
         search.end(Termination.STALLED)
         return
