@@ -6,14 +6,12 @@ import argparse
 import ast
 import inspect
 import json
-import multiprocessing
 import os
 import resource
 import signal
 import sys
-import threading
 import time
-from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import poetmodel as pm
 from poetmodel.errors import InputError, PoetModelError, WorkersLostError
 from poetmodel.graph.catalogue import load_model
+from poetmodel.process import LocalProcesses
 from poetmodel.result import Termination
 from poetmodel.sweeps.measurement import FAILED, common_fields
 from poetmodel.sweeps.runner import Progress, RunQueue, shard
@@ -30,7 +29,6 @@ from poetmodel.sweeps.workers import Isolation, ModuleFunction, ShippingPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from multiprocessing.connection import Connection
 
     from poetmodel.sweeps.measurement import Record
 
@@ -38,8 +36,6 @@ MIN_CORE_FRACTION: Final = 0.8
 """Minimum ratio of CPU time to its limit for a run that ended at its limit."""
 ATTEMPTS: Final = 6
 """Maximum number of attempts at a run that ended at its limit."""
-_POLL_S: Final = 0.5
-"""Interval between checks of a process' limit [s]."""
 GRACE_S: Final = 120.0
 """Time after its limit at which the process of a run is killed [s]."""
 PRELOADED: Final = (
@@ -116,64 +112,6 @@ class Cell:
 # -- processes -------------------------------------------------------------------------------------
 
 
-class ProcessEndedError(Exception):
-    """A process ended without a result, after `seconds`."""
-
-    def __init__(self, exit_code: int | None, seconds: float) -> None:
-        super().__init__(f"the process ended with {exit_code} after {seconds:.0f} s")
-        self.seconds = seconds
-
-
-class FreshProcesses(Executor):
-    """Executor of each run in a process of its own, forked after the libraries are loaded.
-
-    `count` runs are executed at a time. A process is killed `grace_s` [s] after the limit of its
-    run.
-    """
-
-    def __init__(self, count: int, *, preloaded: Sequence[str], grace_s: float) -> None:
-        self._grace_s = grace_s
-        self._threads = ThreadPoolExecutor(count)
-        self._stopped = threading.Event()
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(list(preloaded))
-
-    def submit(self, measure: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
-        """Submit a measurement with two arguments: the run's fields, with its limit, and its start.
-
-        The future raises `ProcessEndedError` if the process ends without a result.
-        """
-        return self._threads.submit(self._run_in_process, measure, *arguments)
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - as in the base class
-        """Shut down; processes of unfinished runs are killed, and these runs have no record."""
-        self._stopped.set()
-        self._threads.shutdown(wait, cancel_futures=cancel_futures)
-
-    def _run_in_process(self, measure: Any, fields: dict[str, Any], start: Any) -> Record:
-        receiver, sender = self._context.Pipe(duplex=False)
-        process = self._context.Process(
-            target=_send_result, args=(sender, measure, fields, start), daemon=True
-        )
-        begin_s = time.monotonic()
-        process.start()
-        sender.close()
-        try:
-            while not receiver.poll(_POLL_S):
-                is_late = time.monotonic() - begin_s > fields["limit_s"] + self._grace_s
-                if is_late or self._stopped.is_set():
-                    break
-            else:
-                return dict(receiver.recv())
-        except EOFError:
-            pass
-        finally:
-            process.kill()
-            process.join()
-            receiver.close()
-        raise ProcessEndedError(process.exitcode, time.monotonic() - begin_s)
-
-
 class ThisProcess(Executor):
     """Executor of runs in this process, in sequence; for methods that load no solver."""
 
@@ -185,12 +123,6 @@ class ThisProcess(Executor):
         except Exception as error:  # noqa: BLE001 - as in other executors
             future.set_exception(error)
         return future
-
-
-def _send_result(connection: Connection, measure: Callable[..., Record], *arguments: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent kills this process
-    connection.send(measure(*arguments))
-    connection.close()
 
 
 # -- limits in processor time ----------------------------------------------------------------------
@@ -385,10 +317,9 @@ def open_executor(
             yield executor_and_width
         return
     is_in_this_process = options.smoke or not study.has_own_process
-    executor = ThisProcess() if is_in_this_process else FreshProcesses(
-        options.workers, preloaded=study.preloaded, grace_s=study.grace_s
-    )  # fmt: skip
-    with executor:
+    with ThisProcess() if is_in_this_process else LocalProcesses(
+        lambda fields, _: fields["limit_s"] + study.grace_s, preloaded=study.preloaded
+    ) as executor:  # fmt: skip
         yield executor, lambda: options.workers
 
 
@@ -402,19 +333,21 @@ def run_all(
 ) -> int:
     """Execute runs in order, and store their records; return 130 if interrupted, otherwise 0.
 
-    Errors of the package and ended processes are recorded as failures, on a cluster all exceptions.
-    Other exceptions are raised.
+    Exceptions and ended processes are recorded as failures; runs of this process raise exceptions
+    that are no errors of the package.
     """
-    workers = settings["workers"]
+    workers, start_times_s = settings["workers"], {}
+
+    def start_of(run: Any) -> Any:
+        start_times_s[run.key] = time.monotonic()
+        return study.start_of(run, store, settings)
 
     def failure(run: Any, error: BaseException) -> Record:
-        is_expected = isinstance(error, ProcessEndedError | BrokenExecutor | PoetModelError)
-        if not is_expected and not isinstance(
-            executor, ShippingPool
-        ):  # executors of clusters raise exceptions of their own
+        if isinstance(executor, ThisProcess) and not isinstance(error, PoetModelError):
             raise error
-        seconds = getattr(error, "seconds", 0.0)
-        facts = {"seconds": seconds, "status": FAILED, "reason": str(error)}
+        seconds = time.monotonic() - start_times_s[run.key]
+        reason = f"{type(error).__name__}: {error}"
+        facts = {"seconds": seconds, "status": FAILED, "reason": reason}
         return make_record(study.kind, run.name, cell=run.to_dict(), workers=workers, **facts)
 
     measure = study.measure
@@ -426,8 +359,9 @@ def run_all(
         runs=runs,
         measure=measure,
         failure=failure,
-        start_of=lambda run: study.start_of(run, store, settings),
+        start_of=start_of,
         on_progress=_print_progress,
+        max_attempts=1,
     )
     previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -23,7 +23,7 @@ from poetmodel.clock import (
     processor_clock,
 )
 from poetmodel.errors import InputError, PoetModelError, TimeLimitError
-from poetmodel.process import ProcessEndedError, WorkerProcess
+from poetmodel.process import LocalProcesses, ProcessEndedError, WorkerProcess
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="no such signals")
 
@@ -134,6 +134,21 @@ def test_an_end_is_told(process):
         assert not process.is_alive
 
 
+def test_a_late_job_is_killed():
+    """Its process ends; a job that ends in time is not disturbed."""
+    process = WorkerProcess()
+    assert process.call(jobs.echo, 1, limit_s=PATIENCE_S).result(PATIENCE_S) == (1,)
+    with pytest.raises(TimeLimitError, match="within 0 s"):
+        process.call(jobs.sleep_forever, limit_s=0.1).result(PATIENCE_S)
+    assert wait_until(lambda: has_ended(process.pid))
+
+
+def test_programs_of_a_job_read_nothing(process):
+    """The standard input that they inherit is empty; jobs come by another pipe."""
+    assert process.call(jobs.read_standard_input).result(PATIENCE_S).strip() == b"''"
+    assert process.call(jobs.echo, 1).result(PATIENCE_S) == (1,)
+
+
 @pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.3])
 def test_it_is_ended_at_any_moment(delay_s):
     """Before it has read, with more to read than a pipe holds, and at work; also twice."""
@@ -229,6 +244,32 @@ def test_many_at_once():
     for process in others:
         assert process.call(jobs.return_pid).result(PATIENCE_S) == process.pid
         process.close()
+
+
+def test_processes_are_reused_and_replaced():
+    """Two jobs at once have two processes; a dead process is replaced; the end kills all."""
+    with LocalProcesses() as processes:
+        pid = processes.submit(os.getpid).result(PATIENCE_S)
+        assert processes.submit(os.getpid).result(PATIENCE_S) == pid
+        busy = processes.submit(jobs.sleep_forever)
+        with pytest.raises(ProcessEndedError):
+            processes.submit(jobs.kill_process, 0).result(PATIENCE_S)
+        assert processes.submit(os.getpid).result(PATIENCE_S) != pid
+    with pytest.raises(ProcessEndedError):
+        busy.result(PATIENCE_S)
+    assert has_ended(pid)
+
+
+def test_processes_of_limited_jobs_are_new():
+    """Each ends with its job, or after its limit; modules are loaded before the job."""
+    with LocalProcesses(lambda *given: given[0], preloaded=("colorsys",)) as processes:
+        loaded = processes.submit(jobs.list_modules, PATIENCE_S).result(PATIENCE_S)
+        assert "colorsys" in loaded
+        pids = [processes.submit(jobs.return_pid, 60).result(PATIENCE_S) for _ in range(2)]
+        assert wait_until(lambda: all(has_ended(pid) for pid in pids))
+        assert pids[0] != pids[1]
+        with pytest.raises(TimeLimitError):
+            processes.submit(jobs.sleep_forever, 0.1).result(PATIENCE_S)
 
 
 # -- the clock -----------------------------------------------------------------------------------

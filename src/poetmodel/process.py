@@ -15,26 +15,30 @@ import subprocess
 import sys
 import threading
 import traceback
-from concurrent.futures import BrokenExecutor, Future
+from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from queue import SimpleQueue
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from poetmodel.clock import block_ctrl_c
-from poetmodel.errors import PoetModelError
+from poetmodel.errors import PoetModelError, TimeLimitError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from typing import NoReturn
 
 PROGRAM: Final = """\
-import pickle, sys
-sys.path[:] = pickle.load(sys.stdin.buffer)
+import os, pickle, sys
+frames = os.fdopen(os.dup(0), "rb")
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+sys.path[:] = pickle.load(frames)
 from poetmodel.process import serve
-serve()
+serve(frames)
 """
-"""Program of the worker process: reads the parent's module search path, then executes jobs."""
+"""Program of the worker process: reads the search path of modules, then executes jobs. Standard
+input is replaced, so that programs that a job starts cannot read frames."""
 CANCEL_GRACE_S: Final = 0.2
 """Time after which a cancelled job that has not ended is interrupted [s]."""
 
@@ -74,6 +78,7 @@ class WorkerProcess:
         self._lock = threading.Lock()
         self._call: _Call | None = None
         self._status: int | None = None
+        self._exceeded_s: float | None = None
         with block_ctrl_c():
             self._process = subprocess.Popen(  # noqa: S603 - Python itself
                 [sys.executable, "-P", "-c", PROGRAM],
@@ -118,12 +123,14 @@ class WorkerProcess:
         function: Callable[..., Any],
         *arguments: Any,
         on_progress: Callable[[Any], None] | None = None,
+        limit_s: float | None = None,
     ) -> Future[Any]:
         """Call a function in the process with a `WorkerJob` and the arguments.
 
         The previous job must have ended. The future receives the result, the exception with its
-        traceback as a note (see `_to_picklable`), or `ProcessEndedError`. `on_progress` is called
-        in another thread; its exceptions end the process.
+        traceback as a note (see `_to_picklable`), or `ProcessEndedError`; `TimeLimitError` after
+        `limit_s`, when the process is killed. `on_progress` is called in another thread; its
+        exceptions end the process.
         """
         payload = pickle.dumps((function, arguments))
         with self._lock:
@@ -134,6 +141,11 @@ class WorkerProcess:
             if self._status is not None:
                 future.set_exception(self._ended_error())
         self._send("call", number, payload)
+        if limit_s is not None:
+            timer = threading.Timer(limit_s, self._end_late_job, (future, limit_s))
+            timer.daemon = True
+            future.add_done_callback(lambda _: timer.cancel())
+            timer.start()
         return future
 
     def send(self, message: Any) -> None:
@@ -160,6 +172,12 @@ class WorkerProcess:
         self.end()
         if os.getpid() == self._parent_pid and threading.current_thread() is not self._reader:
             self._reader.join()
+
+    def _end_late_job(self, future: Future[Any], limit_s: float) -> None:
+        """Kill the process if the job of `future` is still in progress after its limit."""
+        if not future.done():
+            self._exceeded_s = limit_s
+            self.end()
 
     def _send(self, *frame: Any) -> None:
         self._outbox.put(pickle.dumps(frame))
@@ -204,7 +222,9 @@ class WorkerProcess:
         elif call.on_progress is not None:
             call.on_progress(value)
 
-    def _ended_error(self) -> ProcessEndedError:
+    def _ended_error(self) -> Exception:
+        if self._exceeded_s is not None:
+            return TimeLimitError(f"the job did not end within {self._exceeded_s:.0f} s")
         return ProcessEndedError(f"the process ended unexpectedly (status {self._status})")
 
 
@@ -216,7 +236,56 @@ def _read_frame(stream: IO[bytes]) -> tuple[Any, ...] | None:
         return None
 
 
+class LocalProcesses(Executor):
+    """An executor with any number of processes of this machine; dead processes are replaced.
+
+    With `limit_of`, each job has a process of its own, which is killed after
+    ``limit_of(*arguments)`` [s]. Each process imports the `preloaded` modules before its first job.
+    """
+
+    def __init__(
+        self,
+        limit_of: Callable[..., float] | None = None,
+        *,
+        preloaded: Sequence[str] = (),
+    ) -> None:
+        self._limit_of = limit_of
+        self._preloaded = preloaded
+        self._processes: list[WorkerProcess] = []
+        self._lock = threading.Lock()
+
+    def submit(self, function: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
+        """Call a function in an idle process, or in a new one; keyword arguments are ignored."""
+        limit_s = None if self._limit_of is None else self._limit_of(*arguments)
+        with self._lock:
+            self._processes = [process for process in self._processes if process.is_alive]
+            idle = [process for process in self._processes if not process.is_busy]
+            if limit_s is not None or not idle:
+                idle = [WorkerProcess()]
+                self._processes += idle
+            process, job = idle[0], (self._preloaded, function, *arguments)
+            future = process.call(_call_function, *job, limit_s=limit_s)
+        if limit_s is not None:
+            future.add_done_callback(lambda _: process.end())
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - as its base class has it
+        """Kill all processes, and wait until they have ended; the arguments are ignored."""
+        for process in self._processes:
+            process.end()
+        for process in self._processes:
+            process.close()
+
+
 # -- worker process --------------------------------------------------------------------------------
+
+
+def _call_function(
+    _: WorkerJob, preloaded: Sequence[str], function: Callable[..., Any], *arguments: Any
+) -> Any:
+    for module in preloaded:
+        import_module(module)
+    return function(*arguments)
 
 
 class WorkerJob:
@@ -319,7 +388,7 @@ def _to_picklable(error: BaseException) -> Exception:
     return raised
 
 
-def serve() -> NoReturn:
+def serve(frames: IO[bytes]) -> NoReturn:
     """Execute the jobs of the parent process until the parent ends; then exit this process.
 
     Replaces the handler of Ctrl-C. Standard output goes to standard error, since its pipe carries
@@ -327,7 +396,7 @@ def serve() -> NoReturn:
     """
     target = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    service = _Service(sys.stdin.buffer, target)
+    service = _Service(frames, target)
     signal.signal(signal.SIGINT, service.handle_interrupt)
     for thread_body in (service.read_frames, service.write_frames):
         threading.Thread(target=thread_body, daemon=True).start()

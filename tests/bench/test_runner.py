@@ -23,6 +23,7 @@ from harness import (
     measure_with_cpu_limit,
     run_study,
 )
+from kit.jobs import raise_lookup_error
 from kit.run_processes import kill_process, wait_forever
 from poetmodel.errors import BackendUnavailableError
 from poetmodel.sweeps.measurement import FAILED
@@ -118,6 +119,15 @@ def test_crash_fails_its_run_only(tmp_path):
     records = records_of(path)
     assert [each["status"] for each in records] == [FAILED, FAILED]
     assert f"-{signal.SIGKILL.value}" in records[0]["reason"]
+
+
+def test_exception_fails_its_run_only(tmp_path):
+    """Its record names class and message."""
+    path = tmp_path / "run.jsonl"
+    study = two_instances(measure=raise_lookup_error)
+    assert run_study(study, ["--out", str(path)]) == 0
+    reasons = [each["reason"] for each in records_of(path)]
+    assert reasons == ["LookupError: of its own"] * 2
 
 
 def test_run_that_never_ends_is_ended(tmp_path):

@@ -1,6 +1,7 @@
 """Jobs for tests of worker processes, which import this module."""
 
 import os
+import subprocess
 import sys
 import time
 
@@ -10,6 +11,11 @@ from poetmodel.errors import InputError, VerificationError
 def return_pid(_):
     """Return the id of the worker process."""
     return os.getpid()
+
+
+def list_modules(_):
+    """Return the names of the imported modules."""
+    return list(sys.modules)
 
 
 def echo(job, *arguments):
@@ -26,6 +32,12 @@ def write_noise(_):
         stream.write("noise")
         stream.flush()
     return "done"
+
+
+def read_standard_input(_):
+    """Return what a program reads from the standard input that it inherits."""
+    command = (sys.executable, "-c", "import sys; print(repr(sys.stdin.read()))")
+    return subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
 
 
 def echo_messages(job):

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from poetmodel.baselines.lookup import method
 from poetmodel.errors import InputError, WorkersLostError
-from poetmodel.process import ProcessEndedError
+from poetmodel.process import LocalProcesses, ProcessEndedError
 from poetmodel.sweeps.measurement import FAILED, Record, failure_record, measure_run
 from poetmodel.sweeps.store import Claim, RecordFile, Store
-from poetmodel.sweeps.workers import LocalProcesses, ShippingPool, pool_name
+from poetmodel.sweeps.workers import ShippingPool, pool_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -231,6 +231,8 @@ class RunQueue(Generic[AnyRun]):
     """Returns the start schedule of a run from the records so far, or None."""
     on_progress: Callable[[Progress], None] | None = None
     """Callback at the beginning of `execute` and after each run."""
+    max_attempts: int = MAX_ATTEMPTS
+    """Maximum number of attempts to execute a run whose process dies."""
     remaining_chains: list[list[AnyRun]] = field(default_factory=list)
     """Runs to execute, grouped by chain; without the chains that this process is executing."""
     n_skipped: int = 0
@@ -372,7 +374,7 @@ class RunQueue(Generic[AnyRun]):
         run, error = chain[0], future.exception()
         if isinstance(error, ProcessEndedError):
             self.death_counts[run.key] += 1
-            if self.death_counts[run.key] < MAX_ATTEMPTS:
+            if self.death_counts[run.key] < self.max_attempts:
                 return chain
         record = future.result() if error is None else self.failure(run, error)
         record = {**record, **self.identity_of(run), "pool": name_of_pool}

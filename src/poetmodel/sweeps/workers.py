@@ -7,7 +7,6 @@ import importlib
 import json
 import sys
 import tempfile
-import threading
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import cache
@@ -18,10 +17,10 @@ from poetmodel.backends.registry import backend_class, backend_names
 from poetmodel.baselines.lookup import method
 from poetmodel.baselines.own import list_method_files
 from poetmodel.device.io import device_names
-from poetmodel.errors import InputError, TimeLimitError
+from poetmodel.errors import InputError
 from poetmodel.files import read_bytes, write_bytes
 from poetmodel.graph.catalogue import model_names
-from poetmodel.process import WorkerJob, WorkerProcess
+from poetmodel.process import LocalProcesses
 from poetmodel.user_files import list_files
 from poetmodel.version import __version__
 
@@ -34,42 +33,6 @@ Files = dict[str, bytes]
 """Contents of files of one folder, by name."""
 _MODEL, _DEVICE, _METHOD, _BACKEND = "model", "device", "method", "backend"
 """Fields of a run that may name a file."""
-
-
-class LocalProcesses(Executor):
-    """An executor with any number of processes of this machine; dead processes are replaced.
-
-    `shutdown` kills all processes, also those that are busy.
-    """
-
-    def __init__(self) -> None:
-        self._worker_processes: list[WorkerProcess] = []
-        self._lock = threading.Lock()
-
-    def submit(self, function: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
-        """Call a function in an idle process, or in a new one; keyword arguments are ignored."""
-        with self._lock:
-            self._worker_processes = [
-                process for process in self._worker_processes if process.is_alive
-            ]
-            idle_process = next(
-                (process for process in self._worker_processes if not process.is_busy), None
-            )
-            if idle_process is None:
-                idle_process = WorkerProcess()
-                self._worker_processes.append(idle_process)
-            return idle_process.call(_call_function, function, *arguments)
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - as its base class has it
-        """Kill all processes, and wait until they have ended; the arguments are ignored."""
-        for process in self._worker_processes:
-            process.end()
-        for process in self._worker_processes:
-            process.close()
-
-
-def _call_function(_: WorkerJob, function: Callable[..., Any], *arguments: Any) -> Any:
-    return function(*arguments)
 
 
 def pool_name(pool: Executor) -> str:
@@ -186,11 +149,8 @@ def execute_shipped_run(
         record = _reused_processes(*user_folders).submit(*arguments).result()
     else:
         limit_s = run_fields["limit_s"] + isolation.grace_s
-        with LocalProcesses() as new_processes:
-            try:
-                record = new_processes.submit(*arguments).result(timeout=limit_s)
-            except TimeoutError:
-                raise TimeLimitError(f"the run did not end within {limit_s:.0f} s") from None
+        with LocalProcesses(lambda *_: limit_s) as new_processes:
+            record = new_processes.submit(*arguments).result()
     record_text = json.dumps(record)
     for field, path in local_paths.items():
         record_text = record_text.replace(
