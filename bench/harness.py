@@ -25,7 +25,7 @@ from poetmodel.result import Termination
 from poetmodel.sweeps.measurement import FAILED, common_fields
 from poetmodel.sweeps.runner import Progress, RunQueue, shard
 from poetmodel.sweeps.store import RecordFile
-from poetmodel.sweeps.workers import Isolation, ModuleFunction, ShippingPool
+from poetmodel.sweeps.workers import ModuleFunction, ShippingPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -312,8 +312,8 @@ def open_executor(
     if options.scheduler:
         from poetmodel.sweeps.cluster import connect
 
-        isolation = Isolation(grace_s=study.grace_s if study.has_own_process else None)
-        with connect(options.scheduler, isolation) as executor_and_width:
+        grace_s = study.grace_s if study.has_own_process else None
+        with connect(options.scheduler, grace_s) as executor_and_width:
             yield executor_and_width
         return
     is_in_this_process = options.smoke or not study.has_own_process
@@ -338,9 +338,9 @@ def run_all(
     """
     workers, start_times_s = settings["workers"], {}
 
-    def start_of(run: Any) -> Any:
+    def inputs_of(run: Any) -> tuple[Any]:
         start_times_s[run.key] = time.monotonic()
-        return study.start_of(run, store, settings)
+        return (study.start_of(run, store, settings),)
 
     def failure(run: Any, error: BaseException) -> Record:
         if isinstance(executor, ThisProcess) and not isinstance(error, PoetModelError):
@@ -359,7 +359,7 @@ def run_all(
         runs=runs,
         measure=measure,
         failure=failure,
-        start_of=start_of,
+        inputs_of=inputs_of,
         on_progress=_print_progress,
         max_attempts=1,
     )

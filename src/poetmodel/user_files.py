@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from contextlib import redirect_stdout
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 _SUFFIX: Final = ".py"
 _MODULE_PREFIX: Final = "poetmodel_own_"
 """Prefix of the names of modules that are imported from files of users."""
+ROOT_VARIABLE: Final = "POETMODEL_USER_FILES"
+"""Environment variable of workers of a sweep: folder that has the caller's files, by absolute path.
+Processes that a worker starts inherit it."""
 
 
 class UserObject(NamedTuple):
@@ -54,7 +58,9 @@ class UserObject(NamedTuple):
         file, _, name = text.rpartition(":")
         if not file.endswith(_SUFFIX):
             return None
-        path = Path(file)
+        root, path = os.environ.get(ROOT_VARIABLE), Path(file)
+        if root is not None:
+            path = Path(root) / make_relative(path) if path.is_absolute() else path
         module = self._import_file(subject, path)
         found = getattr(module, name, None)
         if not self.is_candidate(found):
@@ -108,6 +114,12 @@ def _import_once(path: Path, _modified_ns: int) -> ModuleType | None:
         del sys.modules[module_name]
         raise
     return module
+
+
+def make_relative(path: Path) -> str:
+    """Return the absolute path without its anchor, and without ``..``: ``home/me/own.py``."""
+    absolute = Path(os.path.normpath(path.absolute()))
+    return str(absolute.relative_to(absolute.anchor))
 
 
 def is_in_user_file(value: object) -> bool:

@@ -24,7 +24,7 @@ from poetmodel.sweeps import Run, Settings, Store, grid, measurement, sweep
 from poetmodel.sweeps.measurement import fields_before_result, measure_run
 from poetmodel.sweeps.runner import shard, sweep_queue
 from poetmodel.sweeps.tables import rows
-from poetmodel.sweeps.workers import execute_shipped_run, read_run_files
+from poetmodel.sweeps.workers import execute_shipped_run, read_user_files
 
 METHODS = ("optimal", "lru-paging")
 TIMES = {"recorded", "seconds", "cpu_s", "build_s", "solve_s", "primal_integral_s"}
@@ -41,8 +41,9 @@ class _Pool(Executor):
         self.deaths = deaths
         self.begun = begun
 
-    def submit(self, _, fields=None, start=None, /, **__):
+    def submit(self, _, fields=None, start=None, problem=None, /, **__):
         run = Run.from_dict(fields)
+        assert problem is None or problem.graph.name == run.model
         self.begun.append((run.name, start and start["of"]))
         future = Future()
         if run.name in self.deaths:
@@ -283,33 +284,33 @@ def test_pool_of_the_caller_gets_the_files_of_runs(tmp_path, monkeypatch):
         "import poetmodel as pm\nfrom alongside import NAME\n"
         "def mine(problem):\n"
         "    return pm.baselines.run(problem, NAME).require_schedule()\n"
+        "def bad(problem):\n"
+        "    raise ValueError(NAME)\n"
     )
     Path("solver.py").write_text(Path(milp.__file__).read_text())
     runs = grid(
         [graph.name],
         ["board.toml"],
         ram=["1140"],
-        methods=["mine.py:mine", "checkpoint-all", "optimal"],
+        methods=["mine.py:mine", f"{there}/mine.py:bad", "../there/mine.py:mine", "optimal"],
         backends=["solver.py:Milp"],
     )
     assert {run.backend for run in runs} == {None, "solver.py:Milp"}
     here = sweep(runs, tmp_path / "here")
 
-    files = read_run_files(runs[0].to_dict())
-    assert {field: sorted(contents) for field, contents in files.items()} == {
-        "model": ["own.graph.json"],
-        "device": ["board.toml"],
-        "method": ["alongside.py", "mine.py"],
-    }
-    assert "solver.py" in read_run_files(runs[-1].to_dict())["backend"]
+    files = read_user_files(runs[0].to_dict())
+    names = sorted(Path(name).name for name in files.contents)
+    assert names == ["alongside.py", "mine.py"]
 
     class Elsewhere(Executor):
-        """Executes each run at once, in another folder."""
+        """Executes each run at once, where the files of the caller are not found."""
 
         def submit(self, function, *arguments):
             future = Future()
+            there.rename(tmp_path / "hidden")
             monkeypatch.chdir(tmp_path)
             future.set_result(function(*arguments))
+            (tmp_path / "hidden").rename(there)
             monkeypatch.chdir(there)
             return future
 
@@ -325,7 +326,7 @@ def test_another_version_does_no_run():
     """A worker that joins late with another version records failures, which are repeated."""
     (run,) = _runs("75%", methods=("lru-paging",))
     with pytest.raises(InputError, match=r"0\.0\.1"):
-        execute_shipped_run("0.0.1", measure_run, run.to_dict(), None, {}, None)
+        execute_shipped_run("0.0.1", None, False, None, measure_run, run.to_dict())
 
 
 def test_shards_are_merged(tmp_path):

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import InputError, MissingExtraError, join_names
-from poetmodel.sweeps.workers import Isolation, ShippingPool
+from poetmodel.sweeps.workers import ShippingPool
 from poetmodel.version import __version__
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ poetmodel, which report an error."""
 
 @contextmanager
 def connect(
-    scheduler: str, isolation: Isolation | None = None
+    scheduler: str, grace_s: float | None = None
 ) -> Iterator[tuple[Executor, Callable[[], int]]]:
     """Context manager: connect to a Dask scheduler; yield a pool and a count of its threads.
 
-    Workers start processes for the runs, with the settings of `isolation` or the defaults. If a
-    worker dies, another one repeats its run. Dask's log level stays CRITICAL after the context.
+    Workers start processes for the runs, with `grace_s` as for `ShippingPool`. If a worker dies,
+    another one repeats its run. Dask's log level stays CRITICAL after the context.
     Raises `InputError` for an unusable scheduler, `MissingExtraError` without the extra
     ``cluster``.
     """
@@ -47,7 +47,8 @@ def connect(
     client = distributed.Client(scheduler, timeout=CONNECT_S, set_as_default=False)
     try:
         _check_workers(scheduler, client)
-        pool = ShippingPool(client.get_executor(pure=False), isolation or Isolation())
+        executor = client.get_executor(pure=False)
+        pool = ShippingPool(executor, has_processes=True, grace_s=grace_s)
         yield pool, lambda: max(1, sum(client.nthreads().values()))
     finally:
         client.close(timeout=CONNECT_S)

@@ -114,19 +114,23 @@ def failure_record(run: Run, reason: str) -> Record:
     }
 
 
-def measure_run(run_fields: dict[str, Any], start: dict[str, Any] | None = None) -> Record:
-    """Solve a run and return its record; both are JSON values, to be sent to other machines.
+def measure_run(
+    run_fields: dict[str, Any],
+    start: dict[str, Any] | None = None,
+    problem: Problem | None = None,
+) -> Record:
+    """Solve a run, or its `problem` if given, in any process; return its record of JSON values.
 
     `start` has a schedule of the same problem with less RAM, by key of a schedule file. A
     `PoetModelError` is recorded as ``status`` and ``reason``. Measured times do not include
     `load_inputs`.
     """
     run = Run.from_dict(run_fields)
-    load_inputs(run)
+    load_inputs(run, has_problem=problem is not None)
     start_s, start_cpu_s = time.monotonic(), time.process_time()
     outcome: Record = {"status": FAILED, "reason": "", "result": None, "schedule": None}
     try:
-        outcome |= result_fields(_solve(run, start))
+        outcome |= result_fields(_solve(run, start, problem))
     except MethodNotApplicableError as error:
         outcome |= {"status": NOT_APPLICABLE, "reason": str(error)}
     except LicenceError as error:
@@ -178,9 +182,14 @@ def _state_field(result: SolveResult) -> Record:
     return {} if metrics is None else {"state": metrics}
 
 
-def load_inputs(run: Run) -> None:
-    """Load graph, device, method and solver before a run is timed; ignore errors of poetmodel."""
+def load_inputs(run: Run, *, has_problem: bool = False) -> None:
+    """Load method, solver, graph and device before a run is timed; ignore errors of poetmodel.
+
+    With `has_problem`, graph and device are not needed.
+    """
     _warm_up(run.method, run.backend, run.formulation)
+    if has_problem:
+        return
     with suppress(PoetModelError):  # the measurement raises the error again
         load_graph(run.model, run.shape)
         load_device(run.device)
@@ -217,9 +226,9 @@ def _warm_up(method_name: str, backend: str | None, formulation: str | None) -> 
         run_method(Problem(graph, costs, ram=12), search.start())
 
 
-def _solve(run: Run, start: dict[str, Any] | None) -> SolveResult:
+def _solve(run: Run, start: dict[str, Any] | None, problem: Problem | None) -> SolveResult:
     """Solve the problem of a run by its method; methods with a solver begin with `start`."""
-    problem, schedule = run.build_problem(), None
+    problem, schedule = problem or run.build_problem(), None
     if start is not None and method(run.method).uses_solver:
         schedule = Schedule.from_entries(start, GraphIdentity.from_graph(problem.graph))
     return run_method(problem, run.case.search.start(), schedule)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from poetmodel.baselines.lookup import method
-from poetmodel.errors import InputError, WorkersLostError
+from poetmodel.errors import InputError, PoetModelError, WorkersLostError
 from poetmodel.process import LocalProcesses, ProcessEndedError
 from poetmodel.sweeps.measurement import FAILED, Record, failure_record, measure_run
 from poetmodel.sweeps.store import Claim, RecordFile, Store
@@ -90,8 +90,9 @@ def sweep(
         Number of concurrent runs, each in a process of this machine or in `pool`; ignored with
         `scheduler`.
     pool : concurrent.futures.Executor, optional
-        Executor that replaces processes of this machine, such as one of Dask. Files that runs name
-        are sent with them. The pool stays open. Ignored with `scheduler`.
+        Executor that replaces processes of this machine, such as one of Dask. Problems of runs, and
+        files of user-defined methods, are sent to it. The pool stays open. Ignored with
+        `scheduler`.
     scheduler : str, optional
         Address of a running Dask scheduler, such as ``tcp://10.0.0.1:8786``. Its workers execute
         the runs, one for each of their threads at a time, each in a process of its own. Needs the
@@ -191,7 +192,7 @@ def sweep_queue(
         failure=lambda run, error: failure_record(run, _describe(error)),
         identity_of=lambda run: {"key": run.key, "name": run.name, "cell": run.to_dict()},
         chain_of=lambda run: run.chain if uses_start(run) else run,
-        start_of=find_start,
+        inputs_of=lambda run: (find_start(run), run.build_problem()),
         on_progress=on_progress,
     )
 
@@ -218,17 +219,18 @@ class RunQueue(Generic[AnyRun]):
     """Records and claims of the runs."""
     runs: Sequence[AnyRun]
     """All runs, with and without a record."""
-    measure: Callable[[dict[str, Any], Any], Record]
-    """Executes a run in a process of the pool, from its fields and start; returns the record."""
+    measure: Callable[..., Record]
+    """Executes a run in a process of the pool, from its fields and `inputs_of`; returns the
+    record."""
     failure: Callable[[AnyRun, BaseException], Record]
     """Returns the record of a run that raised an exception, or whose process died."""
     identity_of: Callable[[AnyRun], Record] = lambda _: {}
-    """Returns the record fields that identify a run. They replace those of a worker, which may have
-    read copies of files."""
+    """Returns the record fields that identify a run. They replace those of a worker, which may name
+    copies of files."""
     chain_of: Callable[[AnyRun], Hashable] = lambda run: run.key
     """Returns the chain of a run; runs of one chain execute one after the other."""
-    start_of: Callable[[AnyRun], Any] = lambda _: None
-    """Returns the start schedule of a run from the records so far, or None."""
+    inputs_of: Callable[[AnyRun], tuple[Any, ...]] = lambda _: ()
+    """Returns further arguments of `measure`, such as a start schedule from the records so far."""
     on_progress: Callable[[Progress], None] | None = None
     """Callback at the beginning of `execute` and after each run."""
     max_attempts: int = MAX_ATTEMPTS
@@ -305,8 +307,15 @@ class RunQueue(Generic[AnyRun]):
             self.claims.clear()
 
     def _submit(self, pool: Executor, run: AnyRun) -> Future[Record]:
+        """Submit a run to the pool; an error in its inputs is that of the run."""
         try:
-            return pool.submit(self.measure, run.to_dict(), self.start_of(run))
+            inputs = self.inputs_of(run)
+        except PoetModelError as error:
+            failed: Future[Record] = Future()
+            failed.set_exception(error)
+            return failed
+        try:
+            return pool.submit(self.measure, run.to_dict(), *inputs)
         except (BrokenExecutor, RuntimeError) as error:
             raise self._lost_error(error) from error
 

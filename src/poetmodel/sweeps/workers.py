@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import json
+import os
 import sys
 import tempfile
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,23 +17,16 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.backends.registry import backend_class, backend_names
 from poetmodel.baselines.lookup import method
 from poetmodel.baselines.own import list_method_files
-from poetmodel.device.io import device_names
 from poetmodel.errors import InputError
-from poetmodel.files import read_bytes, write_bytes
-from poetmodel.graph.catalogue import model_names
+from poetmodel.files import write_bytes
 from poetmodel.process import LocalProcesses
-from poetmodel.user_files import list_files
+from poetmodel.user_files import ROOT_VARIABLE, list_files, make_relative
 from poetmodel.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from poetmodel.sweeps.measurement import Record
-
-Files = dict[str, bytes]
-"""Contents of files of one folder, by name."""
-_MODEL, _DEVICE, _METHOD, _BACKEND = "model", "device", "method", "backend"
-"""Fields of a run that may name a file."""
 
 
 def pool_name(pool: Executor) -> str:
@@ -62,105 +56,102 @@ class ModuleFunction:
         return getattr(importlib.import_module(self.module), self.name)(*arguments)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Isolation:
-    """Settings of the processes that workers start for their runs."""
-
-    grace_s: float | None = None
-    """A run is killed after ``limit_s`` of its fields plus this time [s], and its future raises
-    `TimeLimitError`; each run has a new process. None for processes that are reused, without a
-    time limit."""
-
-
 class ShippingPool(Executor):
-    """An executor that sends runs with the files that they name to a pool of the caller.
+    """An executor that sends runs, with the files of their users' code, to a pool of the caller.
 
-    Closing it leaves `pool` open. Without `isolation`, runs are executed in the workers themselves.
+    Closing it leaves `pool` open. With `has_processes`, each worker executes runs in processes of
+    its own; with `grace_s`, each run in a new one, which is killed after ``limit_s`` of the run's
+    fields plus `grace_s` [s].
     """
 
-    def __init__(self, pool: Executor, isolation: Isolation | None = None) -> None:
+    def __init__(
+        self, pool: Executor, *, has_processes: bool = False, grace_s: float | None = None
+    ) -> None:
         self.pool = pool
-        self._isolation = isolation
+        self._has_processes = has_processes
+        self._grace_s = grace_s
 
     def submit(self, measure: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
-        """Call a function with the fields of a run and its start schedule or None, in a worker."""
-        run_fields, start = arguments
-        files = read_run_files(run_fields)
-        return self.pool.submit(
-            execute_shipped_run, __version__, measure, run_fields, start, files, self._isolation
-        )
+        """Call a function with the fields of a run, and its further inputs, in a worker."""
+        run_fields = arguments[0]
+        limit_s = None if self._grace_s is None else run_fields["limit_s"] + self._grace_s
+        settings = (read_user_files(run_fields), self._has_processes, limit_s)
+        return self.pool.submit(execute_shipped_run, __version__, *settings, measure, *arguments)
 
 
-def read_run_files(run_fields: dict[str, Any]) -> dict[str, Files]:
-    """Read the files that a run names as model, device, method and back end; return them by field.
+@dataclass(frozen=True, slots=True)
+class UserFiles:
+    """Copies of files of a run's method and back end, with the current folder of the caller."""
 
-    Imports the files of method and back end, which include the imported modules of their folders.
+    contents: dict[str, bytes]
+    """Contents of the files, by their absolute paths without the first slash."""
+    folder: str
+    """The current folder, likewise."""
+
+
+def read_user_files(run_fields: dict[str, Any]) -> UserFiles | None:
+    """Read the files of a run's method and back end, and of imported modules beside them.
+
+    Imports method and back end. None for a run that names no such file.
     """
-    files_by_field: dict[str, Files] = {}
-    for field, names in ((_MODEL, model_names()), (_DEVICE, device_names())):
-        name = run_fields.get(field)
-        if name is not None and name not in names and Path(name).is_file():
-            files_by_field[field] = {Path(name).name: read_bytes(name)}
-    backend = run_fields.get(_BACKEND)
+    contents: dict[str, bytes] = {}
+    backend = run_fields.get("backend")
     if backend is not None and backend not in backend_names():
-        files_by_field[_BACKEND] = _read_user_files(list_files(backend_class(backend)), backend)
-    try:
-        found_method = method(run_fields[_METHOD])
-    except (KeyError, InputError):  # runs of bench may have no or an unknown method
-        return files_by_field
-    if method_paths := list_method_files(found_method):
-        files_by_field[_METHOD] = _read_user_files(method_paths, run_fields[_METHOD])
-    return files_by_field
+        contents |= _read_files(list_files(backend_class(backend)), backend)
+    with suppress(KeyError, InputError):  # runs of bench may have no or an unknown method
+        contents |= _read_files(
+            list_method_files(method(run_fields["method"])), run_fields["method"]
+        )
+    return UserFiles(contents, make_relative(Path.cwd())) if contents else None
 
 
-def _read_user_files(paths: Iterable[Path], name: str) -> Files:
-    """Read the files of ``FILE.py:NAME``, which may be a link to one of them."""
-    content_by_name = {path.name: path.read_bytes() for path in paths}
+def _read_files(paths: Iterable[Path], name: str) -> dict[str, bytes]:
+    """Read the files of ``FILE.py:NAME``, which may be a link to one of them; none for no files."""
     file = Path(name.rpartition(":")[0])
-    return {**content_by_name, file.name: file.read_bytes()}
+    contents = {make_relative(file.with_name(path.name)): path.read_bytes() for path in paths}
+    return {**contents, make_relative(file): file.read_bytes()} if contents else {}
 
 
 def execute_shipped_run(
     version: str,
+    files: UserFiles | None,
+    has_processes: bool,  # noqa: FBT001
+    limit_s: float | None,
     measure: Callable[..., Record],
-    run_fields: dict[str, Any],
-    start: Any,
-    files_by_field: dict[str, Files],
-    isolation: Isolation | None,
+    *arguments: Any,
 ) -> Record:
     """Execute a run in a worker that may be on another machine; return its record.
 
-    The run reads the files from temporary folders; the record has the paths of the caller. Raises
+    A run with files of users is executed in a process that finds copies of them. Raises
     `InputError` in a worker with another version of poetmodel, and `TimeLimitError` or
-    `ProcessEndedError` of an isolated run.
+    `ProcessEndedError` of a run with its own process.
     """
     if version != __version__:
         raise InputError(f"the worker has poetmodel {__version__}, expected {version}")
-    folders = {field: _write_files(contents) for field, contents in files_by_field.items()}
-    # The base name of a method or back end contains its :NAME.
-    local_paths = {
-        field: f"{folders[field]}/{Path(run_fields[field]).name}" for field in files_by_field
-    }
-    arguments = (measure, {**run_fields, **local_paths}, start)
-    if isolation is None:
-        record = measure(*arguments[1:])
-    elif isolation.grace_s is None:
-        user_folders = (folders.get(_METHOD), folders.get(_BACKEND))
-        record = _reused_processes(*user_folders).submit(*arguments).result()
-    else:
-        limit_s = run_fields["limit_s"] + isolation.grace_s
+    root = None if files is None else _write_files(files.contents)
+    job = (measure, *arguments)
+    if files is not None and root is not None:
+        job = (_execute_with_files, root, files.folder, *job)
+    if limit_s is not None:
         with LocalProcesses(lambda *_: limit_s) as new_processes:
-            record = new_processes.submit(*arguments).result()
-    record_text = json.dumps(record)
-    for field, path in local_paths.items():
-        record_text = record_text.replace(
-            json.dumps(path)[1:-1], json.dumps(run_fields[field])[1:-1]
-        )
-    return dict(json.loads(record_text))
+            return dict(new_processes.submit(*job).result())
+    if root is None and not has_processes:
+        return measure(*arguments)
+    return dict(_reused_processes(root).submit(*job).result())
 
 
-def _write_files(files: Files) -> str:
-    """Write files to a temporary folder; return the path of the folder.
+def _execute_with_files(
+    root: str, folder: str, measure: Callable[..., Record], *arguments: Any
+) -> Record:
+    """Execute a run in this process with copies of files below `root`, and `folder` there."""
+    os.environ[ROOT_VARIABLE] = root
+    (Path(root) / folder).mkdir(parents=True, exist_ok=True)
+    os.chdir(Path(root) / folder)
+    return measure(*arguments)
+
+
+def _write_files(files: dict[str, bytes]) -> str:
+    """Write files below a temporary folder; return the path of the folder.
 
     Its name is a hash of names and contents; existing files are not written again.
     """
@@ -168,8 +159,8 @@ def _write_files(files: Files) -> str:
     for name, content in sorted(files.items()):
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
     folder = _temporary_folder() / digest.hexdigest()[:16]
-    folder.mkdir(exist_ok=True)
     for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         if not (folder / name).exists():
             write_bytes(folder / name, content)
     return str(folder)
@@ -189,6 +180,6 @@ its object."""
 
 
 @cache
-def _reused_processes(_method_folder: str | None, _backend_folder: str | None) -> LocalProcesses:
-    """Return the processes that this worker reuses for files of users, by their folders."""
+def _reused_processes(_root: str | None) -> LocalProcesses:
+    """Return the processes that this worker reuses for runs with the same files of users."""
     return LocalProcesses()
